@@ -1,0 +1,63 @@
+# Each target works alone from a fresh clone: .venv is made, and made again only when
+# pyproject.toml or constraints.txt change. `make PYTHON=/path/to/python3` picks the Python.
+
+PYTHON ?=
+BIN := .venv/bin
+READY := .venv/ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    search chains for a 768x3072 layer on this machine's device, and write a report"
+	@echo "make test    run every test (those that need a GPU are skipped where there is none)"
+	@echo "make check   format, lint, types, then the tests: before a commit"
+	@echo "make bench   time the kernels and PyTorch's ways on a sample of the paper's patterns"
+	@echo "make clean   remove .venv, caches and build outputs"
+
+demo: $(READY)
+	@$(BIN)/ksopt search --dims 768x3072 --budget 25%
+
+test: $(READY)
+	@$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench: $(READY)
+	@$(BIN)/python -m ksopt.bench
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# A command of that name may exist and still not run (a version manager's placeholder), so each
+# candidate is run. The package is installed without build isolation, because pip would fetch
+# the isolated build's setuptools past the constraints.
+$(READY): pyproject.toml constraints.txt
+	@set -e; \
+	python=; \
+	for candidate in $(PYTHON) $(if $(PYTHON),,python3 python3.13 python3.12 python3.11); do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	        python=$$candidate; break; \
+	    fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "ksopt needs Python 3.11 or newer, and $(if $(PYTHON),$(PYTHON) is not one,none of python3 python3.13 python3.12 python3.11 is one): install it or name it with make PYTHON=/path/to/python3." >&2; \
+	    exit 1; \
+	fi; \
+	if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \
+	    echo "$$python cannot make a virtual environment, because its venv or ensurepip module is missing: install it (on Debian and Ubuntu: apt install python3-venv)." >&2; \
+	    exit 1; \
+	fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    echo "Making .venv with $$("$$python" --version)"; \
+	    "$$python" -m venv --clear .venv; \
+	fi; \
+	echo "Installing ksopt and the pinned packages into .venv (about a minute, and a download of torch the first time)"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    --no-build-isolation --editable '.[dev]'; \
+	touch $@
