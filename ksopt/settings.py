@@ -20,3 +20,20 @@ def cache_dir() -> Path:
 def cxx_compiler() -> str:
     """Name or path of the C++ compiler: ``CXX``, else ``c++``."""
     return os.environ.get("CXX") or "c++"
+
+
+# Every variable that ksopt reads, and what it decides.
+KNOWN = {
+    "KSOPT_CACHE_DIR": "folder for compiled code and measurements",
+    "XDG_CACHE_HOME": "folder above ksopt's cache, where KSOPT_CACHE_DIR is not set",
+    "CXX": "C++ compiler",
+}
+
+
+def in_force() -> dict[str, str]:
+    """Variables that are set now: the known ones, and any other that begins with ``KSOPT_``."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in KNOWN or name.startswith("KSOPT_")
+    }

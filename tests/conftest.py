@@ -1,0 +1,43 @@
+"""What every test shares: private caches, and the rule for tests that need a GPU."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# The machine that runs the tests may be busy: a slow example is not a wrong one.
+hypothesis.settings.register_profile("ksopt", deadline=None)
+hypothesis.settings.load_profile("ksopt")
+
+_caches: Path | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run caches of its own, so that no old artifact can make a test pass."""
+    global _caches
+    _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
+    os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the caches."""
+    if _caches is not None:
+        shutil.rmtree(_caches, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu`` where there is no CUDA device; pytest prints the reason."""
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason=f"needs a CUDA device; torch {torch.__version__} sees none")
+    for item in needing:
+        item.add_marker(skip)
