@@ -1,4 +1,4 @@
-"""The factors of the paper's named families, as (a, b, c, d) tuples from left to right.
+"""The factors of the paper's named families, from left to right.
 
 The public doors are the class methods of `ksopt.pattern.Chain` with the same names.
 
@@ -11,18 +11,18 @@ from math import gcd
 
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.support import Quad
+from ksopt.factor import Pattern
 
 
-def dense(in_features: int, out_features: int) -> list[Quad]:
+def dense(in_features: int, out_features: int) -> tuple[Pattern, ...]:
     """One full matrix."""
     call = f"Chain.dense({in_features!r}, {out_features!r})"
     columns = checked_int(in_features, "in_features", call)
     rows = checked_int(out_features, "out_features", call)
-    return [(1, rows, columns, 1)]
+    return (Pattern(1, rows, columns, 1),)
 
 
-def low_rank(in_features: int, out_features: int, rank: int) -> list[Quad]:
+def low_rank(in_features: int, out_features: int, rank: int) -> tuple[Pattern, ...]:
     """Two full matrices with `rank` features between them."""
     call = f"Chain.low_rank({in_features!r}, {out_features!r}, rank={rank!r})"
     columns = checked_int(in_features, "in_features", call)
@@ -32,23 +32,23 @@ def low_rank(in_features: int, out_features: int, rank: int) -> list[Quad]:
         raise InvalidInputError(
             f"{call}: rank must be at most min(in_features, out_features) = {min(rows, columns)}"
         )
-    return [(1, rows, inner, 1), (1, inner, columns, 1)]
+    return (Pattern(1, rows, inner, 1), Pattern(1, inner, columns, 1))
 
 
-def square_dyadic(n: int) -> list[Quad]:
+def square_dyadic(n: int) -> tuple[Pattern, ...]:
     """The butterfly of the fast Fourier transform: log2(n) factors of 2 x 2 blocks."""
     levels = _log2(n, f"Chain.square_dyadic({n!r})")
-    return [(2**level, 2, 2, 2 ** (levels - 1 - level)) for level in range(levels)]
+    return _butterfly(levels, block=1)
 
 
-def kaleidoscope(n: int) -> list[Quad]:
+def kaleidoscope(n: int) -> tuple[Pattern, ...]:
     """A butterfly followed, to its right, by a transposed one."""
     levels = _log2(n, f"Chain.kaleidoscope({n!r})")
-    butterfly = [(2**level, 2, 2, 2 ** (levels - 1 - level)) for level in range(levels)]
+    butterfly = _butterfly(levels, block=1)
     return butterfly + butterfly[::-1]
 
 
-def block_butterfly(n: int, block: int) -> list[Quad]:
+def block_butterfly(n: int, block: int) -> tuple[Pattern, ...]:
     """A butterfly of n / block levels whose entries are full block x block matrices."""
     call = f"Chain.block_butterfly({n!r}, block={block!r})"
     size = checked_int(n, "n", call, minimum=2)
@@ -63,11 +63,10 @@ def block_butterfly(n: int, block: int) -> list[Quad]:
             f"{call}: n / block must be 2, 4, 8 or a higher power of two; "
             f"for n = {size} block can be {_listed(allowed)}"
         )
-    levels = blocks.bit_length() - 1
-    return [(2**level, 2 * width, 2 * width, 2 ** (levels - 1 - level)) for level in range(levels)]
+    return _butterfly(blocks.bit_length() - 1, width)
 
 
-def monarch(in_features: int, out_features: int, p: int) -> list[Quad]:
+def monarch(in_features: int, out_features: int, p: int) -> tuple[Pattern, ...]:
     """Two factors, the right one block-diagonal with p blocks, the left one so after a shuffle."""
     call = f"Chain.monarch({in_features!r}, {out_features!r}, p={p!r})"
     columns = checked_int(in_features, "in_features", call)
@@ -80,7 +79,18 @@ def monarch(in_features: int, out_features: int, p: int) -> list[Quad]:
             f"{call}: p must divide both in_features and out_features; it can be {_listed(allowed)}"
         )
     inner = min(rows, columns) // blocks
-    return [(1, rows // blocks, inner, blocks), (blocks, inner, columns // blocks, 1)]
+    return (
+        Pattern(1, rows // blocks, inner, blocks),
+        Pattern(blocks, inner, columns // blocks, 1),
+    )
+
+
+def _butterfly(levels: int, block: int) -> tuple[Pattern, ...]:
+    """Factor l of L: 2^(l-1) diagonal blocks, each pairing blocks 2^(L-l) blocks apart."""
+    return tuple(
+        Pattern(2**level, 2 * block, 2 * block, 2 ** (levels - 1 - level))
+        for level in range(levels)
+    )
 
 
 def _log2(n: object, call: str) -> int:

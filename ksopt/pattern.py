@@ -1,12 +1,13 @@
 """Kronecker-sparse patterns and chains of them: what they are, and their exact algebra. No torch.
 
+`Pattern` (one factor) stands in `ksopt.factor`, `Chain` (a product of factors) here.
+
 Source: Gonon, Zheng, Carrivain, Le, "Fast inference with Kronecker-sparse matrices", 2024 (the
 paper).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,182 +16,7 @@ from typing import overload
 from ksopt import families, support
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-
-_BYTES_PER_ELEMENT = {
-    "float16": 2,
-    "fp16": 2,
-    "half": 2,
-    "bfloat16": 2,
-    "bf16": 2,
-    "float32": 4,
-    "fp32": 4,
-    "float": 4,
-    "float64": 8,
-    "fp64": 8,
-    "double": 8,
-}
-# 18 digits: more than any size, less than what int() refuses to convert.
-_PATTERN_TEXT = re.compile(r"\(" + ",".join([r"\s*([+-]?[0-9]{1,18})\s*"] * 4) + r"\)")
-
-
-@dataclass(frozen=True, order=True)
-class Pattern:
-    """Where a Kronecker-sparse matrix K may be nonzero: I_a (x) 1_{b x c} (x) I_d.
-
-    K has M = a*b*d rows (output features) and N = a*c*d columns (input features): a diagonal
-    blocks, each of b x c diagonal matrices of size d x d. Its weights are kept as a tensor of shape
-    (a, b, c, d) with K[i*b*d + k*d + j, i*c*d + l*d + j] = weight[i, k, l, j].
-
-    Args:
-        a: Number of diagonal blocks.
-        b: Outputs of each of the a*d dense b x c sub-matrices.
-        c: Inputs of each of them.
-        d: Stride between the rows, and between the columns, of such a sub-matrix.
-
-    Raises:
-        InvalidInputError: One of them is not an integer of at least 1.
-
-    Source: paper, Definition 2.1.
-
-    Example:
-        >>> pattern = Pattern(2, 3, 4, 5)
-        >>> pattern.shape, pattern.nnz
-        ((30, 40), 120)
-        >>> Pattern(1, 0, 4, 2)
-        Traceback (most recent call last):
-        ksopt.errors.InvalidInputError: Pattern(1, 0, 4, 2): b must be at least 1, got 0
-    """
-
-    a: int
-    b: int
-    c: int
-    d: int
-
-    def __post_init__(self) -> None:
-        given = (self.a, self.b, self.c, self.d)
-        call = f"Pattern({', '.join(map(repr, given))})"
-        for name, value in zip("abcd", given, strict=True):
-            object.__setattr__(self, name, checked_int(value, name, call))
-
-    @classmethod
-    def parse(cls, text: str) -> Pattern:
-        """The pattern that ``text`` names; the inverse of ``str(pattern)``.
-
-        Args:
-            text: ``(a,b,c,d)``; spaces are allowed around the numbers and the parentheses.
-
-        Raises:
-            InvalidInputError: The text is not of that form.
-
-        Example:
-            >>> Pattern.parse(" (1, 768, 192, 2)")
-            Pattern(a=1, b=768, c=192, d=2)
-        """
-        match = _PATTERN_TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
-        if match is None:
-            raise InvalidInputError(
-                f"{text!r} is not a pattern: write (a,b,c,d) with four integers, "
-                "such as (1,768,192,2)"
-            )
-        return cls(*map(int, match.groups()))
-
-    def __str__(self) -> str:
-        return f"({self.a},{self.b},{self.c},{self.d})"
-
-    @property
-    def out_features(self) -> int:
-        """Number of rows M = a*b*d."""
-        return self.a * self.b * self.d
-
-    @property
-    def in_features(self) -> int:
-        """Number of columns N = a*c*d."""
-        return self.a * self.c * self.d
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(M, N), as ``K.shape``."""
-        return (self.out_features, self.in_features)
-
-    @property
-    def weight_shape(self) -> tuple[int, int, int, int]:
-        """(a, b, c, d), the shape of the canonical weight tensor."""
-        return (self.a, self.b, self.c, self.d)
-
-    @property
-    def nnz(self) -> int:
-        """Number of weights a*b*c*d."""
-        return self.a * self.b * self.c * self.d
-
-    @property
-    def sparsity(self) -> float:
-        """Share of the M x N entries that are always zero, 1 - 1/(a*d)."""
-        return (self.a * self.d - 1) / (self.a * self.d)
-
-    @property
-    def rho(self) -> float:
-        """(b + c)/(b*c): the larger, the more of the time goes to moving data.
-
-        Source: paper, eq. (2).
-        """
-        return (self.b + self.c) / (self.b * self.c)
-
-    @property
-    def d_rho(self) -> float:
-        """d*(b + c)/(b*c), the paper's proxy for the energy spent on moving data.
-
-        Source: paper, section 5 and Figure 7.
-        """
-        return self.d * (self.b + self.c) / (self.b * self.c)
-
-    def transpose(self) -> Pattern:
-        """The pattern (a, c, b, d) of the transposed matrix."""
-        return Pattern(self.a, self.c, self.b, self.d)
-
-    @property
-    def T(self) -> Pattern:
-        """Short for `transpose`."""
-        return self.transpose()
-
-    def flops(self, batch: int) -> int:
-        """Floating-point operations of y = x K^T: a multiplication and an addition per weight.
-
-        Args:
-            batch: Number of rows of x, 0 or more.
-
-        Example:
-            >>> Pattern(1, 768, 192, 2).flops(batch=10)
-            5898240
-        """
-        return 2 * checked_int(batch, "batch", f"flops({batch!r})", minimum=0) * self.nnz
-
-    def bytes(self, batch: int, dtype: object) -> int:
-        """Bytes that y = x K^T cannot avoid to move: x, y and the weights, each of them once.
-
-        Args:
-            batch: Number of rows of x, 0 or more.
-            dtype: Type of all three: a name (``"float16"``, ``"bf16"``, ...) or a torch or NumPy
-                dtype.
-
-        Raises:
-            InvalidInputError: The batch is negative or the dtype unknown.
-
-        Example:
-            >>> Pattern(1, 768, 192, 2).bytes(batch=10, dtype="fp16")
-            628224
-        """
-        rows = checked_int(batch, "batch", f"bytes({batch!r}, {dtype!r})", minimum=0)
-        elements = rows * (self.out_features + self.in_features) + self.nnz
-        return elements * _bytes_per_element(dtype)
-
-    def is_chainable(self, right: Pattern) -> bool:
-        """Whether (self, right) is chainable: see `Chain.is_chainable`."""
-        return (
-            self.in_features == right.out_features
-            and right.a % self.a == 0
-            and self.d % right.d == 0
-            and (self.a * self.c) % right.a == 0
-        )
+from ksopt.factor import Pattern
 
 
 @dataclass(frozen=True, order=True)
@@ -382,13 +208,12 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.parse("(1,2,2,4)*(2,2,2,2)").product_support)
             (1,4,4,2)
         """
-        found = support.product_support([pattern.weight_shape for pattern in self.patterns])
-        return None if found is None else Pattern(*found)
+        return support.product_support(self.patterns)
 
     @property
     def is_dense_support(self) -> bool:
         """Whether every output depends on every input."""
-        return support.is_dense([pattern.weight_shape for pattern in self.patterns])
+        return support.is_dense(self.patterns)
 
     @property
     def rank_bound(self) -> int:
@@ -444,7 +269,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.dense(384, 1536))
             (1,1536,384,1)
         """
-        return cls.deformable_butterfly(families.dense(in_features, out_features))
+        return cls(families.dense(in_features, out_features))
 
     @classmethod
     def low_rank(cls, in_features: int, out_features: int, rank: int) -> Chain:
@@ -454,7 +279,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.low_rank(384, 1536, rank=32))
             (1,1536,32,1)*(1,32,384,1)
         """
-        return cls.deformable_butterfly(families.low_rank(in_features, out_features, rank))
+        return cls(families.low_rank(in_features, out_features, rank))
 
     @classmethod
     def square_dyadic(cls, n: int) -> Chain:
@@ -464,7 +289,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.square_dyadic(8))
             (1,2,2,4)*(2,2,2,2)*(4,2,2,1)
         """
-        return cls.deformable_butterfly(families.square_dyadic(n))
+        return cls(families.square_dyadic(n))
 
     @classmethod
     def kaleidoscope(cls, n: int) -> Chain:
@@ -474,7 +299,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.kaleidoscope(4))
             (1,2,2,2)*(2,2,2,1)*(2,2,2,1)*(1,2,2,2)
         """
-        return cls.deformable_butterfly(families.kaleidoscope(n))
+        return cls(families.kaleidoscope(n))
 
     @classmethod
     def block_butterfly(cls, n: int, block: int) -> Chain:
@@ -488,7 +313,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.block_butterfly(768, block=192))
             (1,384,384,2)*(2,384,384,1)
         """
-        return cls.deformable_butterfly(families.block_butterfly(n, block))
+        return cls(families.block_butterfly(n, block))
 
     @classmethod
     def monarch(cls, in_features: int, out_features: int, p: int) -> Chain:
@@ -498,7 +323,7 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
             >>> print(Chain.monarch(384, 1536, p=2))
             (1,768,192,2)*(2,192,192,1)
         """
-        return cls.deformable_butterfly(families.monarch(in_features, out_features, p))
+        return cls(families.monarch(in_features, out_features, p))
 
     @classmethod
     def deformable_butterfly(cls, patterns: Iterable[Pattern | Sequence[int]]) -> Chain:
@@ -517,15 +342,6 @@ def _as_pattern(given: Pattern | Sequence[int]) -> Pattern:
     if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 4:
         raise InvalidInputError(f"{given!r} is not a pattern: give four integers (a, b, c, d)")
     return Pattern(*given)
-
-
-def _bytes_per_element(dtype: object) -> int:
-    name = str(dtype).removeprefix("torch.").lower()
-    if name not in _BYTES_PER_ELEMENT:
-        raise InvalidInputError(
-            f"dtype {dtype!r} is not known: use one of {', '.join(_BYTES_PER_ELEMENT)}"
-        )
-    return _BYTES_PER_ELEMENT[name]
 
 
 __all__ = ["Chain", "Pattern"]
