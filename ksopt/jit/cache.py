@@ -1,0 +1,197 @@
+"""The on-disk cache of compiled code: one folder an artifact, published in one step, verified on use.
+
+Layout: ``<cache>/<ksopt version>/<arch>/<digest>/{<artifact>, key.json}``, private to the user.
+``key.json`` records everything the artifact was made from and its checksum, so that a person can
+see what a file is and a truncated or altered file is rebuilt instead of trusted. A lock per
+artifact lets ten processes that want one kernel compile it once. A cache that cannot be written
+(read-only, full) costs a rebuild per process and one warning, never a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksopt import settings
+
+
+@dataclass(frozen=True)
+class ArtifactKey:
+    """What an artifact is made from.
+
+    Attributes:
+        arch: folder it belongs in, such as ``sm_90a`` or ``host-x86_64``.
+        filename: name of the artifact, such as ``kernel.cubin``.
+        parts: every input of the build by name: sources, flags, compiler version.
+    """
+
+    arch: str
+    filename: str
+    parts: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, arch: str, filename: str, parts: Mapping[str, str]) -> ArtifactKey:
+        """Make a key from a mapping; the order of ``parts`` does not matter."""
+        return cls(arch, filename, tuple(sorted(parts.items())))
+
+    @property
+    def digest(self) -> str:
+        """Name of the artifact's folder: 32 hexadecimal digits of SHA-256 over all parts."""
+        text = json.dumps([self.arch, self.filename, self.parts])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A verified artifact: its bytes, and its file where the cache could hold it."""
+
+    data: bytes
+    path: Path | None
+
+
+def store_root() -> Path:
+    """Folder of this version's artifacts."""
+    from ksopt import __version__
+
+    return settings.cache_dir() / __version__
+
+
+def get(key: ArtifactKey, build: Callable[[], bytes]) -> Artifact:
+    """Return the cached artifact of ``key``, building and publishing it when needed.
+
+    Args:
+        key: everything the artifact depends on.
+        build: makes the artifact's bytes; called at most once per cache and key, however many
+            processes ask, as long as the cache can be written.
+
+    Raises:
+        Whatever ``build`` raises. An unusable cache never raises: it warns once and builds.
+    """
+    folder = store_root() / key.arch / key.digest
+    found = _load(folder, key)
+    if found is not None:
+        return found
+    try:
+        _make_private(folder.parent)
+        with _locked(folder.with_suffix(".lock")):
+            found = _load(folder, key)
+            if found is not None:
+                return found
+            data = build()
+            return Artifact(data, _publish(folder, key, data))
+    except _CacheUnusable as reason:
+        _warn_once(str(reason))
+    return Artifact(build(), None)
+
+
+class _CacheUnusable(Exception):
+    """The cache cannot be read or written safely; the text says why."""
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(
+            f"ksopt: the cache {settings.cache_dir()} cannot be used ({reason}); compiled code is "
+            "not kept, so every process compiles again. Set KSOPT_CACHE_DIR to a writable folder.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _make_private(folder: Path) -> None:
+    """Create ``folder``; refuse a cache that another user could write into."""
+    root = settings.cache_dir()
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (root, folder):
+            status = place.stat()
+            if hasattr(os, "getuid") and status.st_uid != os.getuid():
+                raise _CacheUnusable(f"{place} belongs to another user")
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise _CacheUnusable(f"{place} is writable by other users")
+    except OSError as error:
+        raise _CacheUnusable(_words(error)) from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the artifact's lock; the kernel releases it when its holder dies."""
+    try:
+        import fcntl
+    except ImportError:  # no such lock on this system: publishing is still one atomic step
+        yield
+        return
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _CacheUnusable(_words(error)) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _load(folder: Path, key: ArtifactKey) -> Artifact | None:
+    """The artifact in ``folder`` if it is whole and is what ``key`` says; otherwise None."""
+    try:
+        record = json.loads((folder / "key.json").read_text(encoding="utf-8"))
+        data = (folder / key.filename).read_bytes()
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("parts") != [list(p) for p in key.parts]:
+        return None
+    if record.get("sha256") != hashlib.sha256(data).hexdigest():
+        return None
+    return Artifact(data, folder / key.filename)
+
+
+def _publish(folder: Path, key: ArtifactKey, data: bytes) -> Path | None:
+    """Write aside, then rename into place in one step; called with the artifact's lock held."""
+    record = {
+        "arch": key.arch,
+        "parts": key.parts,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "bytes": len(data),
+    }
+    aside: Path | None = None
+    try:
+        aside = Path(tempfile.mkdtemp(prefix=".aside-", dir=folder.parent))
+        _write(aside / key.filename, data)
+        _write(aside / "key.json", json.dumps(record, indent=1).encode())
+        if folder.exists():  # what is there failed verification: replace it
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    except OSError as error:
+        _warn_once(_words(error))
+        return None
+    finally:
+        if aside is not None and aside.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+    return folder / key.filename
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _words(error: OSError) -> str:
+    return f"{error.strerror or error}: {error.filename}" if error.filename else str(error)

@@ -1,0 +1,89 @@
+"""Load compiled kernels through the CUDA driver, and launch them where the C++ launcher cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+
+from ksopt.errors import UnavailableError
+
+# Libraries stay loaded for the life of the process: launches refer to them by raw handle.
+_libraries: list[Any] = []
+_lock = threading.Lock()
+
+
+def load_kernel(cubin: bytes, name: str, shared_bytes: int, device: int) -> int:
+    """Load a kernel and allow it its dynamic shared memory on ``device``.
+
+    Args:
+        cubin: compiled device code.
+        name: the kernel's ``extern "C"`` name.
+        shared_bytes: dynamic shared memory of a launch, in bytes.
+        device: CUDA device index.
+
+    Returns:
+        The driver's CUkernel handle as an integer; valid on every device of the process.
+
+    Raises:
+        UnavailableError: the driver refuses; the message carries its words.
+    """
+    driver = _driver()
+    with _lock, torch.cuda.device(device):
+        torch.cuda.current_stream(device)  # makes sure that the device's context exists
+        status, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
+        _check(driver, status, "load compiled code")
+        _libraries.append(library)
+        status, kernel = driver.cuLibraryGetKernel(library, name.encode())
+        _check(driver, status, f"find the kernel {name}")
+        if shared_bytes > 48 * 1024:  # more than this only after asking
+            attribute = (
+                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            )
+            (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, device)
+            _check(driver, status, f"give the kernel {shared_bytes} bytes of shared memory")
+        return int(kernel)
+
+
+def launch(
+    kernel: int, blocks: int, threads: int, shared_bytes: int, arguments: ctypes.Structure, device: int
+) -> None:
+    """Launch on the current stream of ``device``; ``arguments`` is passed by value.
+
+    Raises:
+        UnavailableError: the driver refuses; the message carries its words.
+    """
+    driver = _driver()
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream(device).cuda_stream
+        (status,) = driver.cuLaunchKernel(
+            driver.CUfunction(kernel),
+            *(blocks, 1, 1),
+            *(threads, 1, 1),
+            shared_bytes,
+            stream,
+            ctypes.addressof(parameters),
+            0,
+        )
+    _check(driver, status, "launch a kernel")
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise UnavailableError(
+            "The package cuda-bindings is not installed, so no kernel can be loaded. "
+            "A CUDA build of torch brings it; otherwise install cuda-bindings."
+        ) from error
+    return driver
+
+
+def _check(driver: Any, status: Any, doing: str) -> None:
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, words = driver.cuGetErrorString(status)
+        text = words.decode() if isinstance(words, bytes) else str(words)
+        raise UnavailableError(f"The CUDA driver could not {doing}: {text} ({status.name}).")

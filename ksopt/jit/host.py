@@ -1,0 +1,158 @@
+"""Build and load the C++ host library (csrc/host): made by ninja on first use, then cached."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from ksopt import settings
+from ksopt.errors import CompilationError, KsoptError, UnavailableError
+from ksopt.jit.cache import Artifact, ArtifactKey, get
+
+# The oldest torch whose stable ABI the library may use: one binary then serves all later ones.
+_ABI_TARGET = "0x020b000000000000"  # 2.11
+
+
+@functools.cache
+def load() -> str | None:
+    """Build if needed and load the library that registers ``torch.ops.ksopt_host``.
+
+    Returns:
+        None once the library is loaded; otherwise the reason why not, as a sentence. The caller
+        then launches from Python: same results, more host time per call. The reason is also
+        given once as a warning.
+    """
+    try:
+        artifact = build()
+        if artifact.path is not None:
+            torch.ops.load_library(str(artifact.path))
+        else:
+            _load_from_memory(artifact.data)
+        return None
+    except (KsoptError, OSError) as error:
+        reason = f"The C++ launcher is not available: {error}"
+        warnings.warn(
+            f"ksopt: {reason} Kernels are launched from Python, which costs some microseconds a "
+            "call. `ksopt doctor` says how to fix it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return reason
+
+
+def build() -> Artifact:
+    """Compile the host library, or take it from the cache.
+
+    Raises:
+        UnavailableError: no C++ compiler or no ninja on this machine.
+        CompilationError: the compiler failed; carries its output.
+    """
+    compiler = settings.cxx_compiler()
+    source = (resources.files("ksopt.csrc") / "host" / "launcher.cpp").read_text(encoding="utf-8")
+    flags = _flags()
+    parts = {
+        "source": source,
+        "flags": " ".join(flags),
+        "compiler": compiler_version(compiler),
+        "torch": torch.__version__,
+    }
+    key = ArtifactKey.of(f"host-{platform.machine()}", "ksopt_host.so", parts)
+    return get(key, lambda: _compile(compiler, source, flags))
+
+
+def compiler_version(compiler: str) -> str:
+    """First line of ``compiler --version``.
+
+    Raises:
+        UnavailableError: there is no such program, or it does not answer.
+    """
+    if shutil.which(compiler) is None:
+        raise UnavailableError(
+            f"no C++ compiler: {compiler!r} was not found. Install g++ or clang++, or name one in "
+            "the environment variable CXX."
+        )
+    try:
+        done = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(f"the C++ compiler {compiler!r} does not work: {error}") from error
+    return done.stdout.splitlines()[0] if done.stdout else compiler
+
+
+def ninja_program() -> str:
+    """Path of ninja: the Python package's, else the system's.
+
+    Raises:
+        UnavailableError: neither is there.
+    """
+    try:
+        import ninja
+
+        packaged = Path(ninja.BIN_DIR) / "ninja"
+        if packaged.exists():
+            return str(packaged)
+    except ImportError:
+        pass
+    found = shutil.which("ninja")
+    if found is None:
+        raise UnavailableError("ninja was not found. Install the Python package ninja.")
+    return found
+
+
+def _flags() -> list[str]:
+    torch_folder = Path(torch.__file__).parent
+    return [
+        "-O2",
+        "-std=c++17",
+        "-fPIC",
+        "-shared",
+        f"-DTORCH_TARGET_VERSION={_ABI_TARGET}",
+        f"-isystem{torch_folder / 'include'}",
+        f"-L{torch_folder / 'lib'}",
+        "-ltorch_cpu",
+        "-ldl",
+    ]
+
+
+def _compile(compiler: str, source: str, flags: list[str]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="ksopt-build-") as name:
+        folder = Path(name)
+        (folder / "launcher.cpp").write_text(source, encoding="utf-8")
+        quoted = " ".join(_ninja_quote(word) for word in flags)
+        (folder / "build.ninja").write_text(
+            "rule library\n"
+            f"  command = {_ninja_quote(compiler)} $in -o $out {quoted}\n"
+            "build ksopt_host.so: library launcher.cpp\n",
+            encoding="utf-8",
+        )
+        done = subprocess.run(
+            [ninja_program(), "-C", name], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise CompilationError(
+                f"the host library does not compile with {compiler}: {done.stdout[-2000:]}"
+            )
+        return (folder / "ksopt_host.so").read_bytes()
+
+
+def _ninja_quote(word: str) -> str:
+    """Protect a word from ninja's variables and from the shell that ninja starts."""
+    shell = "'" + word.replace("'", "'\\''") + "'" if not word.isidentifier() else word
+    return shell.replace("$", "$$")
+
+
+def _load_from_memory(data: bytes) -> None:
+    """Load a library that the cache could not keep, from a private temporary file."""
+    with tempfile.TemporaryDirectory(prefix="ksopt-host-") as name:
+        path = Path(name) / "ksopt_host.so"
+        path.write_bytes(data)
+        torch.ops.load_library(str(path))  # stays mapped after the file is gone

@@ -1,0 +1,92 @@
+"""The general family (csrc/cuda/general.cuh): right for every problem, the fallback of all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksopt.kernels.launch import Runnable, prepare
+from ksopt.kernels.problem import Geometry, Problem
+
+DTYPES = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
+"""The element types that the kernels take, and what device code calls them."""
+
+_MAX_BLOCKS = 2**31 - 1  # the grid's limit in its first dimension
+
+
+@dataclass(frozen=True)
+class GeneralConfig:
+    """A block's tile.
+
+    Attributes:
+        rows: batch rows.
+        outputs: values of k, the row inside a block of K.
+        step: values of l, the summation index, that are staged at a time.
+    """
+
+    rows: int
+    outputs: int
+    step: int
+
+    @property
+    def threads(self) -> int:
+        """Threads a block: each computes a 4 x 4 square."""
+        return self.rows * self.outputs // 16
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem``; otherwise the reason why not."""
+    if problem.dtype not in DTYPES:
+        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
+    return None
+
+
+def default_config(problem: Problem) -> GeneralConfig:
+    """The tile for ``problem``: no larger than its b and c make use of."""
+    outputs = min(64, max(16, _next_power_of_two(problem.pattern.b)))
+    step = min(16, max(4, _next_power_of_two(problem.pattern.c)))
+    return GeneralConfig(rows=64, outputs=outputs, step=step)
+
+
+def geometry(problem: Problem, config: GeneralConfig) -> Geometry:
+    """How the kernel is launched."""
+    p = problem.pattern
+    return Geometry(
+        threads=config.threads,
+        shared_bytes=0,
+        rows_per_tile=config.rows,
+        tiles_per_row_tile=p.a * -(-p.b // config.outputs) * p.d,
+        max_blocks=_MAX_BLOCKS,
+    )
+
+
+def kernel_name(problem: Problem) -> str:
+    """The kernel's name, as profilers show it."""
+    layout = "batch_last" if problem.batch_last else "batch_first"
+    shape = "_".join(map(str, problem.pattern.weight_shape))
+    return f"ksopt_general_{problem.dtype}_{layout}_{shape}"
+
+
+def source(problem: Problem, config: GeneralConfig) -> str:
+    """The generated file: one instance of the template."""
+    p = problem.pattern
+    last = "true" if problem.batch_last else "false"
+    return (
+        '#include "general.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = GeneralTile<{config.rows}, {config.outputs}, {config.step}>;\n"
+        'extern "C" __global__ void __launch_bounds__(Tile::THREADS)\n'
+        f"{kernel_name(problem)}(const Arguments arguments) {{\n"
+        f"  general_kernel<{DTYPES[problem.dtype]}, Support, Tile, {last}>(arguments);\n"
+        "}\n"
+    )
+
+
+def runnable(problem: Problem, device: int) -> Runnable:
+    """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
+    config = default_config(problem)
+    code = source(problem, config)
+    return prepare(problem, kernel_name(problem), code, geometry(problem, config), device)
+
+
+def _next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()

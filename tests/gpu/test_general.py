@@ -1,0 +1,190 @@
+"""The CUDA kernels against float64, on a stratified sample of the paper's patterns."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from ksopt import baselines
+from ksopt.bench.paper import stratified_sample
+from ksopt.jit import arch, nvrtc
+from ksopt.kernels import dispatch, general
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+pytestmark = pytest.mark.gpu
+
+PATTERNS = stratified_sample(100, seed=0)
+BATCHES = (1, 7, 64, 1000)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+# Two results of one product may round differently (order of summation, split sums), so neither is
+# the truth for the other: both are compared with float64, and ours may be up to twice as far away.
+ALLOWED_RATIO = 2.0
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_ahead():
+    """Compile what the sample needs on all cores; the tests then take it from the cache."""
+    target = arch.of_device(0)
+    problems = [
+        Problem(pattern, name_of(dtype), last)
+        for pattern in PATTERNS
+        for dtype in DTYPES
+        for last in (False, True)
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        sources = [general.source(p, general.default_config(p)) for p in problems]
+        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
+
+
+def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((result.double() - truth).norm() / truth.norm())
+
+
+def poison(elements: int, dtype: torch.dtype) -> None:
+    """Fill memory that the allocator will hand out next with NaN, then free it."""
+    torch.full((elements,), float("nan"), dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_sample_of_the_papers_patterns(pattern):
+    generator = torch.Generator("cuda").manual_seed(sum(pattern.weight_shape))
+    exact_w = torch.rand(pattern.weight_shape, generator=generator, device="cuda") * 2 - 1
+    exact_w /= pattern.c**0.5
+    exact_x = torch.randn(max(BATCHES), pattern.in_features, generator=generator, device="cuda")
+    for dtype in DTYPES:
+        weight, rows = exact_w.to(dtype), exact_x.to(dtype)
+        truth = ks_reference(rows.double(), weight.double())
+        for batch in BATCHES:
+            for last in (False, True):
+                x = rows[:batch].T.contiguous() if last else rows[:batch].contiguous()
+                layout = "batch_last" if last else "batch_first"
+                poison(batch * pattern.out_features, dtype)
+                ours = dispatch.run(x, weight, last)
+                theirs = baselines.bmm(x, weight, layout)
+                expected = truth[:batch].T if last else truth[:batch]
+                assert ours.shape == expected.shape
+                assert ours.is_contiguous()
+                error, allowed = relative_error(ours, expected), relative_error(theirs, expected)
+                assert error <= ALLOWED_RATIO * allowed, (
+                    f"{pattern} {name_of(dtype)} {layout} batch {batch}: {error:.2e} against "
+                    f"PyTorch's {allowed:.2e}"
+                )
+
+
+SMALL = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 17, 33, 1), (5, 2, 2, 3), (1, 65, 1, 9), (3, 1, 70, 2)]
+
+
+@pytest.mark.parametrize("shape", SMALL, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+def test_odd_shapes_strides_and_alignment(shape, dtype, last):
+    pattern = Pattern(*shape)
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def draw(*sizes):
+        return torch.randn(sizes, generator=generator, device="cuda").to(dtype)
+
+    features, rows = pattern.in_features, 13
+    weight = draw(*shape)
+    inputs = {
+        "contiguous": draw(features, rows) if last else draw(rows, features),
+        "every other feature": draw(2 * features, rows)[::2] if last else draw(rows, 2 * features)[:, ::2],
+        "every third row": draw(features, 3 * rows)[:, ::3] if last else draw(3 * rows, features)[::3],
+        "the other layout's memory": draw(rows, features).T if last else draw(features, rows).T,
+        "misaligned": draw(features * rows + 1)[1:].view((features, rows) if last else (rows, features)),
+        "two batch dims": draw(features, 2, 3) if last else draw(2, 3, features),
+        "two batch dims, not collapsible": (
+            draw(features, 3, 2).transpose(1, 2) if last else draw(3, 2, features).transpose(0, 1)
+        ),
+        "no batch dim": draw(features),
+        "empty batch": draw(features, 0) if last else draw(0, features),
+        "one input broadcast": (
+            draw(features, 1).expand(features, rows) if last else draw(1, features).expand(rows, features)
+        ),
+    }  # fmt: skip
+    weights = {
+        "contiguous": weight,
+        "transposed": weight.transpose(1, 2).contiguous().transpose(1, 2),
+        "slice": draw(*(2 * s for s in shape))[::2, ::2, ::2, ::2],
+    }
+    for x_kind, x in inputs.items():
+        for w_kind, w in weights.items():
+            poison(x.numel() // max(pattern.in_features, 1) * pattern.out_features, dtype)
+            layout = "batch_last" if last else "batch_first"
+            truth = ks_reference(x.double(), w.double(), layout)
+            ours = dispatch.run(x, w, last)
+            assert ours.shape == truth.shape, (x_kind, w_kind)
+            # One rounding to the storage type, and fp32 sums of at most 70 terms before it.
+            tolerance = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[name_of(dtype)]
+            torch.testing.assert_close(
+                ours.double(), truth, rtol=tolerance, atol=tolerance * 10, msg=f"{x_kind}, {w_kind}"
+            )
+
+
+def test_float64_is_exact_through_pytorch():
+    x, weight = torch.randn(5, 12, device="cuda").double(), torch.randn(2, 4, 3, 2, device="cuda").double()
+    torch.testing.assert_close(dispatch.run(x, weight, False), ks_reference(x, weight))
+
+
+def test_more_elements_than_32_bits_count():
+    pattern = Pattern(1, 1, 3, 1)
+    rows = 2**31 // 3 + 1000
+    x = torch.empty(rows, 3, dtype=torch.float16, device="cuda")
+    x[:] = torch.tensor([1.0, 2.0, 3.0], device="cuda")
+    x[-1] = 7.0
+    weight = torch.ones(pattern.weight_shape, dtype=torch.float16, device="cuda")
+    y = dispatch.run(x, weight, False)
+    assert y[0].item() == 6.0
+    assert y[-2].item() == 6.0
+    assert y[-1].item() == 21.0
+    assert int((y != 6.0).sum()) == 1
+
+
+def test_cuda_graph_replays_on_new_values():
+    pattern = Pattern(4, 16, 8, 4)
+    x = torch.randn(32, pattern.in_features, device="cuda")
+    weight = torch.randn(pattern.weight_shape, device="cuda")
+    dispatch.run(x, weight, False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = dispatch.run(x, weight, False)
+    x.normal_()
+    weight.normal_()
+    y.fill_(float("nan"))
+    graph.replay()
+    torch.testing.assert_close(y, ks_reference(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_it_runs_on_the_current_stream():
+    pattern = Pattern(2, 64, 64, 4)
+    weight = torch.randn(pattern.weight_shape, device="cuda")
+    stream = torch.cuda.Stream()
+    x = torch.zeros(4096, pattern.in_features, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        x.normal_()  # late, and only on this stream
+        y = dispatch.run(x, weight, False)
+    stream.synchronize()
+    torch.testing.assert_close(y, ks_reference(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_cpp_launcher_results_are_the_same(monkeypatch):
+    from ksopt.jit import host
+
+    pattern = Pattern(2, 16, 24, 3)
+    x = torch.randn(2, 50, pattern.in_features, device="cuda")
+    weight = torch.randn(pattern.weight_shape, device="cuda")
+    problem = Problem(pattern, "float32", False)
+    fast = general.runnable(problem, 0)
+    monkeypatch.setattr(host, "load", lambda: "no compiler")
+    slow = general.runnable(problem, 0)
+    assert torch.equal(fast(x, weight), slow(x, weight))
+    assert slow(x[:0], weight).shape == (0, 50, pattern.out_features)

@@ -1,0 +1,74 @@
+"""The C++ host library: built, cached, and done without."""
+
+import shutil
+import warnings
+
+import pytest
+import torch
+
+from ksopt.errors import CompilationError, UnavailableError
+from ksopt.jit import cache, host
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned", set())
+    host.load.cache_clear()
+    yield
+    host.load.cache_clear()
+
+
+@pytest.fixture
+def compiler():
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler on this machine")
+
+
+@pytest.mark.usefixtures("compiler")
+def test_it_builds_loads_and_is_cached(monkeypatch):
+    first = host.build()
+    assert first.data.startswith(b"\x7fELF")
+    monkeypatch.setattr(host, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert host.build() == first
+    assert host.load() is None
+    plan = torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1)
+    assert torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1) == plan + 1
+
+
+@pytest.mark.usefixtures("compiler")
+def test_it_loads_where_the_cache_cannot_keep_it(monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", "/proc/ksopt-cache")
+    loaded = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert host.load() is None
+    assert len(loaded) == 1
+
+
+def test_a_missing_compiler_is_one_warning_and_a_reason(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UnavailableError, match="no-such-compiler"):
+        host.build()
+    with pytest.warns(RuntimeWarning, match="CXX") as caught:
+        reason = host.load()
+    assert len(caught) == 1
+    assert "no C++ compiler" in reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert host.load() == reason
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_failed_compile_carries_the_compilers_words():
+    with pytest.raises(CompilationError, match="no_such_name"):
+        host._compile("c++", "int f() { return no_such_name; }", ["-shared", "-fPIC"])
+
+
+def test_a_missing_ninja_is_a_sentence(monkeypatch, tmp_path):
+    import ninja
+
+    monkeypatch.setattr(ninja, "BIN_DIR", str(tmp_path))
+    monkeypatch.setattr(host.shutil, "which", lambda _: None)
+    with pytest.raises(UnavailableError, match="Install the Python package ninja"):
+        host.ninja_program()
