@@ -24,7 +24,10 @@ test: $(READY)
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	@# Types are checked in the installed layout, where search/ is ksopt.search and csrc/ ksopt.csrc.
+	@rm -rf build/types && mkdir -p build/types/ksopt
+	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ksopt
 	$(BIN)/python -m pytest
 
 bench: $(READY)

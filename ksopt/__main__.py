@@ -1,0 +1,8 @@
+"""``python -m ksopt`` is the command ``ksopt``."""
+
+import sys
+
+from ksopt.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
