@@ -1,0 +1,47 @@
+"""The examples run as a user would run them, and what they print is right."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *arguments: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_digits(tmp_path: Path) -> None:
+    printed = run("digits.py", "--seeds", "1", "--epochs", "12", folder=tmp_path)
+    row = r"^ *(dense|KS|narrow dense) +([\d,]+) +([\d.]+) %"
+    found = {
+        name: (int(count.replace(",", "")), float(accuracy))
+        for name, count, accuracy in re.findall(row, printed, flags=re.MULTILINE)
+    }
+    assert set(found) == {"dense", "KS", "narrow dense"}, printed
+    # The two hidden Monarch chains (p = 4 and p = 8), their biases, and the dense last layer.
+    assert found["KS"][0] == (4 * 128 * 16 + 4 * 16 * 16) + 2 * 8 * 64 * 64 + 2 * 512 + 5130
+    assert found["dense"][0] == 64 * 512 + 512 * 512 + 2 * 512 + 5130
+    assert 0.97 * found["KS"][0] < found["narrow dense"][0] <= found["KS"][0]
+    # A linear classifier reaches about 95 % on this data: less means that training is broken.
+    assert all(accuracy > 95 for _, accuracy in found.values()), printed
+
+
+def test_compile_model(tmp_path: Path) -> None:
+    printed = run("compile_model.py", "--batch", "16", "--device", "cpu", folder=tmp_path)
+    assert "compiled and eager agree" in printed
+    times = re.findall(r"^(.{18}) +([\d.]+) us", printed, flags=re.MULTILINE)
+    names = [name.strip() for name, _ in times]
+    assert names == ["dense, Inductor", "KS, eager", "KS, backend ksopt"], printed
+    assert all(float(median) > 0 for _, median in times)
