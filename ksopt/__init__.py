@@ -1,3 +1,47 @@
-"""ksopt: Kronecker-sparse linear layers, made fast."""
+"""ksopt: Kronecker-sparse linear layers, made fast.
+
+Importing ksopt is light: torch is imported on the first use of `ks_linear`, `KSLinear` or the
+modules that need it, and no GPU, disk or compiler is touched before a product is computed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ksopt.errors import CompilationError, InvalidInputError, KsoptError, UnavailableError
+from ksopt.pattern import Chain, Pattern
+
+if TYPE_CHECKING:
+    from ksopt.functional import ks_linear
+    from ksopt.nn import KSLinear
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Chain",
+    "CompilationError",
+    "InvalidInputError",
+    "KSLinear",
+    "KsoptError",
+    "Pattern",
+    "UnavailableError",
+    "__version__",
+    "ks_linear",
+]
+
+# Where the names that need torch are; a module's own name gives the module.
+_LAZY = {"ks_linear": "functional", "KSLinear": "nn", "functional": "", "nn": "", "ops": ""}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'ksopt' has no attribute {name!r}")
+    module = importlib.import_module(f"ksopt.{_LAZY[name] or name}")
+    value = getattr(module, name) if _LAZY[name] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from ksopt.errors import InvalidInputError
+
 
 def cache_dir() -> Path:
     """Folder for compiled code and measurements: ``KSOPT_CACHE_DIR``, else the user's cache.
@@ -27,6 +29,7 @@ KNOWN = {
     "KSOPT_CACHE_DIR": "folder for compiled code and measurements",
     "XDG_CACHE_HOME": "folder above ksopt's cache, where KSOPT_CACHE_DIR is not set",
     "CXX": "C++ compiler",
+    "KSOPT_TUNE": "on: measure how to multiply best on this CPU; off: follow a fixed rule",
 }
 
 
@@ -37,3 +40,15 @@ def in_force() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name in KNOWN or name.startswith("KSOPT_")
     }
+
+
+def tuning() -> bool:
+    """Whether the CPU product may be chosen by measuring: ``KSOPT_TUNE``, "on" (default) or "off".
+
+    Raises:
+        InvalidInputError: The variable says something else.
+    """
+    given = os.environ.get("KSOPT_TUNE", "on")
+    if given not in ("on", "off"):
+        raise InvalidInputError(f"KSOPT_TUNE is {given!r}: it must be 'on' or 'off'")
+    return given == "on"

@@ -1,0 +1,195 @@
+"""`KSLinear`: a drop-in for `torch.nn.Linear` whose matrix is a Kronecker-sparse chain."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ksopt.errors import InvalidInputError
+from ksopt.functional import ks_linear
+from ksopt.pattern import Chain
+from ksopt.project import project
+from ksopt.reference import chain_to_dense, is_batch_last
+
+
+class KSLinear(nn.Module):
+    r"""y = x (K_1 K_2 ... K_L)ᵀ + bias.
+
+    Args:
+        in_features: size of each input.
+        out_features: size of each output.
+        chain: the patterns of the factors, or their text: ``"(1,768,192,2)*(2,192,192,1)"``.
+        bias: whether to add a learnable bias.
+        layout: "batch_first" for x [*batch, in_features], "batch_last" for [in_features, *batch].
+        device: where the parameters are.
+        dtype: of the parameters: float32, float16, bfloat16 or float64.
+
+    Attributes:
+        weights: the factors' nonzero entries, left to right: ``weights[l]`` is [a, b, c, d] of
+            K_{l+1}. In a state_dict they are ``weights.0``, ``weights.1``, ...
+        bias: [out_features], or None.
+        chain: the chain; ``in_features``, ``out_features`` and ``layout`` as given.
+
+    Shape:
+        x: [*batch, in_features] -> y: [*batch, out_features], or, in the layout batch_last,
+        [in_features, *batch] -> [out_features, *batch].
+
+    Initialisation. `torch.nn.Linear` draws its N*M weights and its bias from U(-1/√N, 1/√N), so
+    that inputs of mean square σ² give outputs of variance N σ² · 1/(3N) = σ²/3, and the bias adds
+    1/(3N). Here factor l, with independent weights of mean 0 and variance v_l, gives each of its
+    outputs c_l inputs, and so multiplies the mean square by c_l v_l, whatever the correlation of
+    its inputs. With ::
+
+        weights[l] ~ U(-β_l, β_l),   β_l = sqrt(3^(1 - 1/L) / c_l),   v_l = β_l²/3 = 3^(-1/L) / c_l
+
+    each factor multiplies it by 3^(-1/L), and the chain by 1/3, whatever its patterns. For one
+    factor (1, M, N, 1) this is nn.Linear's own rule. The bias is U(-1/√N, 1/√N), as there.
+
+    Raises:
+        InvalidInputError: the chain's features are not those given, or the layout is unknown.
+
+    Source: the paper, section 1; the patterns of `ksopt.pattern.Chain`.
+
+    Example:
+        >>> layer = KSLinear(384, 1536, "(1,768,192,2)*(2,192,192,1)")
+        >>> layer(torch.randn(8, 384)).shape
+        torch.Size([8, 1536])
+    """
+
+    in_features: int
+    out_features: int
+    chain: Chain
+    layout: str
+    weights: nn.ParameterList
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        chain: Chain | str,
+        bias: bool = True,
+        layout: str = "batch_first",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(chain, str):
+            chain = Chain.parse(chain)
+        if not isinstance(chain, Chain):
+            raise InvalidInputError(f"KSLinear: chain is {chain!r}: give a Chain or its text")
+        if chain.shape != (out_features, in_features):
+            raise InvalidInputError(
+                f"KSLinear: the chain {chain} has in_features={chain.in_features} and "
+                f"out_features={chain.out_features}, but the layer is asked for "
+                f"in_features={in_features} and out_features={out_features}"
+            )
+        is_batch_last(layout)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.chain = chain
+        self.layout = layout
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(pattern.weight_shape, device=device, dtype=dtype))
+            for pattern in chain
+        )
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew (see the class for the distribution)."""
+        share = 3.0 ** (1.0 - 1.0 / len(self.chain))
+        for weight, pattern in zip(self.weights, self.chain, strict=True):
+            bound = math.sqrt(share / pattern.c)
+            nn.init.uniform_(weight, -bound, bound)
+        if self.bias is not None:
+            bound = 1.0 / math.sqrt(self.in_features)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[*batch, in_features] -> [*batch, out_features] (features first in batch_last)."""
+        return ks_linear(x, list(self.weights), self.bias, self.layout)
+
+    def to_dense(self) -> Tensor:
+        """The matrix K_1 K_2 ... K_L: [out_features, in_features], as nn.Linear's weight."""
+        return chain_to_dense(list(self.weights))
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        chain: Chain | str,
+        layout: str = "batch_first",
+        tolerance: float | None = None,
+    ) -> KSLinear:
+        """The same map as ``linear``, whose weight is already a product of ``chain``.
+
+        Args:
+            linear: a dense layer; its bias, dtype, device, requires_grad and training mode are
+                kept.
+            chain: a chainable chain of the layer's features.
+            layout: of the new layer.
+            tolerance: the largest ||W - K_1 ... K_L|| / ||W|| (Frobenius norm) that counts as the
+                same. Default: 4 (L + 1) times the dtype's rounding (``torch.finfo(dtype).eps``),
+                which is what storing W and L factors in that dtype can cost, plus 1e-13 for the
+                computation in float64.
+
+        Raises:
+            InvalidInputError: the features differ, the chain is not chainable, or the weight is not
+                a product of the chain; the message tells the relative error.
+
+        Source: Le, Zheng, Riccietti, Gribonval 2024 (arXiv 2411.04506).
+
+        Example:
+            >>> linear = nn.Linear(6, 4, bias=False)
+            >>> _ = linear.weight.data.copy_(torch.outer(torch.arange(4.0), torch.ones(6)))
+            >>> KSLinear.from_linear(linear, "(1,4,1,1)*(1,1,6,1)").chain.nnz
+            10
+        """
+        weight = linear.weight.detach()
+        if weight.is_meta:
+            raise InvalidInputError(
+                "from_linear: the layer is on the meta device, so there are no values to factorize"
+            )
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            chain,
+            bias=linear.bias is not None,
+            layout=layout,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        with torch.no_grad():
+            for own, found in zip(layer.weights, project(weight, layer.chain), strict=True):
+                own.copy_(found)
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+            dense = chain_to_dense([own.to(torch.float64) for own in layer.weights])
+            exact = weight.to(torch.float64)
+            norm = exact.norm().item()
+            error = (dense - exact).norm().item() / (norm if norm > 0 else 1.0)
+        if tolerance is None:
+            tolerance = 4 * (len(layer.chain) + 1) * torch.finfo(weight.dtype).eps + 1e-13
+        if not error <= tolerance:
+            raise InvalidInputError(
+                f"from_linear: the weight is not a product of the chain {layer.chain}: the nearest "
+                f"one found has relative error {error:.3g}, more than the tolerance {tolerance:.3g}"
+            )
+        for own in layer.weights:
+            own.requires_grad_(linear.weight.requires_grad)
+        if layer.bias is not None:
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+        return layer.train(linear.training)
+
+    def extra_repr(self) -> str:
+        """What stands between the parentheses of the module's repr."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"chain={self.chain}, bias={self.bias is not None}, layout={self.layout}"
+        )

@@ -1,0 +1,202 @@
+"""The torch operators of ksopt: the only door to the kernels.
+
+Importing this module registers two operators:
+
+``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
+    y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
+    dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
+
+``ksopt::ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor``
+    The gradient of ks_mm with respect to its weight: the sum over the batch of
+    grad[..., i, k, j] * x[..., i, l, j], as a contiguous [a, b, c, d].
+
+Both work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
+follows autocast, like torch.nn.functional.linear.
+
+Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
+new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
+the gradients below are baked into it: they are the contract of the name. Whoever changes the
+contract changes the name; ``CONTRACT`` counts such changes and goes into the cache key of
+everything that the backend "ksopt" compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksopt.baselines import bmm_weight_grad
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import dispatch
+
+CONTRACT = 1
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+_LIBRARY = torch.library.Library("ksopt", "DEF")
+_LIBRARY.define(
+    "ks_mm(Tensor x, Tensor weight, bool batch_last=False) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.define(
+    "ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def check(x: Tensor, weight: Tensor, batch_last: bool) -> None:
+    """Refuse what ks_mm cannot multiply, in words; eager and fake tensors get the same ones.
+
+    Raises:
+        InvalidInputError: shapes, dtypes or devices that do not fit together.
+    """
+    if weight.dim() != 4:
+        raise InvalidInputError(
+            f"ks_mm: weight has shape {_shape(weight)}, but it must be [a, b, c, d]"
+        )
+    if weight.numel() == 0:
+        raise InvalidInputError(
+            f"ks_mm: weight has shape {_shape(weight)}, but a, b, c and d must be at least 1"
+        )
+    if x.dim() == 0:
+        raise InvalidInputError("ks_mm: x is a scalar, but it must have a dim of features")
+    a, _, c, d = weight.shape
+    features = a * c * d
+    if x.shape[0 if batch_last else -1] != features:
+        dim, layout = ("first", "batch_last") if batch_last else ("last", "batch_first")
+        raise InvalidInputError(
+            f"ks_mm: x has shape {_shape(x)}, but with weight {_shape(weight)} in layout {layout} "
+            f"its {dim} dim must be a*c*d = {features}"
+        )
+    _check_kind(x, weight, "ks_mm", "x", "weight")
+
+
+def _check_kind(first: Tensor, second: Tensor, op: str, one: str, other: str) -> None:
+    if first.dtype != second.dtype:
+        raise InvalidInputError(
+            f"{op}: {one} is {_dtype(first)} and {other} is {_dtype(second)}, but they must have "
+            "one dtype (convert one of them, or run under torch.autocast)"
+        )
+    if first.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise InvalidInputError(f"{op}: {one} is {_dtype(first)}, but it must be one of {allowed}")
+    if first.device != second.device:
+        raise InvalidInputError(
+            f"{op}: {one} is on {first.device} and {other} on {second.device}, but they must be "
+            "on one device"
+        )
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> None:
+    if grad.dim() == 0 or x.dim() != grad.dim():
+        raise InvalidInputError(
+            f"ks_mm_weight_grad: grad has shape {_shape(grad)} and x {_shape(x)}, but both must "
+            "have the same batch dims and one dim of features"
+        )
+    at = 0 if batch_last else -1
+    batches = [t.shape[1:] if batch_last else t.shape[:-1] for t in (grad, x)]
+    if batches[0] != batches[1]:
+        raise InvalidInputError(
+            f"ks_mm_weight_grad: grad has batch dims {list(batches[0])} and x {list(batches[1])}, "
+            "but they must be the same"
+        )
+    for name, tensor in (("grad", grad), ("x", x)):
+        if a < 1 or d < 1 or tensor.shape[at] == 0 or tensor.shape[at] % (a * d) != 0:
+            raise InvalidInputError(
+                f"ks_mm_weight_grad: {name} has {tensor.shape[at]} features, but they must be a "
+                f"multiple of a*d = {a}*{d}"
+            )
+    _check_kind(grad, x, "ks_mm_weight_grad", "grad", "x")
+
+
+def _ks_mm(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    check(x, weight, batch_last)
+    return dispatch.run(x, weight, batch_last)
+
+
+def _ks_mm_fake(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    check(x, weight, batch_last)
+    a, b, _, d = weight.shape
+    if batch_last:
+        return x.new_empty((a * b * d, *x.shape[1:]))
+    return x.new_empty((*x.shape[:-1], a * b * d))
+
+
+def _weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    _check_weight_grad(grad, x, a, d, batch_last)
+    return bmm_weight_grad(grad, x, a, d, batch_last)
+
+
+def _weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    _check_weight_grad(grad, x, a, d, batch_last)
+    at = 0 if batch_last else -1
+    return x.new_empty((a, grad.shape[at] // (a * d), x.shape[at] // (a * d), d))
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("ks_mm", _ks_mm, _key)
+    _LIBRARY.impl("ks_mm_weight_grad", _weight_grad, _key)
+torch.library.register_fake("ksopt::ks_mm", _ks_mm_fake, lib=_LIBRARY)
+torch.library.register_fake("ksopt::ks_mm_weight_grad", _weight_grad_fake, lib=_LIBRARY)
+
+ks_mm: Callable[..., Tensor] = torch.ops.ksopt.ks_mm.default
+ks_mm_weight_grad: Callable[..., Tensor] = torch.ops.ksopt.ks_mm_weight_grad.default
+
+
+# Autograd. The product is linear in x and in weight, so every gradient is one of the two operators
+# again, with the pattern transposed where x is concerned: gradients of any order follow.
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, batch_last = inputs
+    needs_x, needs_weight, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+    ctx.batch_last = batch_last
+    ctx.a, _, _, ctx.d = weight.shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight = ctx.saved_tensors
+    grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last) if weight is not None else None
+    grad_weight = None
+    if x is not None:
+        grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
+    return grad_x, grad_weight, None
+
+
+def _save_weight_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    grad, x, _, _, batch_last = inputs
+    needs_grad, needs_x, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if needs_grad else None, grad if needs_x else None)
+    ctx.batch_last = batch_last
+
+
+def _backward_weight_grad(
+    ctx: Any, grad_weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    x, grad = ctx.saved_tensors
+    grad_grad = ks_mm(x, grad_weight, ctx.batch_last) if x is not None else None
+    grad_x = None
+    if grad is not None:
+        grad_x = ks_mm(grad, grad_weight.transpose(1, 2), ctx.batch_last)
+    return grad_grad, grad_x, None, None, None
+
+
+torch.library.register_autograd("ksopt::ks_mm", _backward, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd(
+    "ksopt::ks_mm_weight_grad",
+    _backward_weight_grad,
+    setup_context=_save_weight_grad,
+    lib=_LIBRARY,
+)
