@@ -7,7 +7,7 @@ Source: paper, Table 1.
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, isqrt
 
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
@@ -49,7 +49,7 @@ def kaleidoscope(n: int) -> tuple[Pattern, ...]:
 
 
 def block_butterfly(n: int, block: int) -> tuple[Pattern, ...]:
-    """A butterfly of n / block levels whose entries are full block x block matrices."""
+    """The factors of a butterfly, their 2 x 2 blocks widened to 2*block x 2*block."""
     call = f"Chain.block_butterfly({n!r}, block={block!r})"
     size = checked_int(n, "n", call, minimum=2)
     width = checked_int(block, "block", call)
@@ -74,9 +74,9 @@ def monarch(in_features: int, out_features: int, p: int) -> tuple[Pattern, ...]:
     blocks = checked_int(p, "p", call)
     common = gcd(rows, columns)
     if common % blocks:
-        allowed = [number for number in range(1, common + 1) if common % number == 0]
         raise InvalidInputError(
-            f"{call}: p must divide both in_features and out_features; it can be {_listed(allowed)}"
+            f"{call}: p must divide both in_features and out_features; "
+            f"it can be {_listed(_divisors(common))}"
         )
     inner = min(rows, columns) // blocks
     return (
@@ -86,7 +86,7 @@ def monarch(in_features: int, out_features: int, p: int) -> tuple[Pattern, ...]:
 
 
 def _butterfly(levels: int, block: int) -> tuple[Pattern, ...]:
-    """Factor l of L: 2^(l-1) diagonal blocks, each pairing blocks 2^(L-l) blocks apart."""
+    """Factor l of L: 2^(l-1) diagonal blocks, in each a stride of 2^(L-l)."""
     return tuple(
         Pattern(2**level, 2 * block, 2 * block, 2 ** (levels - 1 - level))
         for level in range(levels)
@@ -102,6 +102,11 @@ def _log2(n: object, call: str) -> int:
             f"{call}: n must be a power of two; the nearest are {below} and {2 * below}"
         )
     return size.bit_length() - 1
+
+
+def _divisors(number: int) -> list[int]:
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def _listed(numbers: list[int]) -> str:

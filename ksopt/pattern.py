@@ -303,11 +303,14 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
 
     @classmethod
     def block_butterfly(cls, n: int, block: int) -> Chain:
-        """The n x n butterfly of t x t blocks, n = 2^L t: (2^(l-1), 2t, 2t, 2^(L-l)), l = 1 .. L.
+        """Factors (2^(l-1), 2t, 2t, 2^(L-l)) for l = 1 .. L, with n = 2^L t.
+
+        Each factor, its rows and columns reordered alike, is a factor of the butterfly with full
+        t x t blocks for entries. The order differs from factor to factor.
 
         Args:
             n: Number of rows and of columns.
-            block: The size t of a block.
+            block: The size t of a block; 1 gives `square_dyadic`.
 
         Example:
             >>> print(Chain.block_butterfly(768, block=192))
