@@ -142,7 +142,12 @@ class Pattern:
         return self.d * (self.b + self.c) / (self.b * self.c)
 
     def transpose(self) -> Pattern:
-        """The pattern (a, c, b, d) of the transposed matrix."""
+        """The pattern (a, c, b, d) of the transposed matrix.
+
+        Example:
+            >>> print(Pattern(1, 768, 192, 2).transpose())
+            (1,192,768,2)
+        """
         return Pattern(self.a, self.c, self.b, self.d)
 
     @property
@@ -182,7 +187,7 @@ class Pattern:
         return elements * _bytes_per_element(dtype)
 
     def is_chainable(self, right: Pattern) -> bool:
-        """Whether (self, right) is chainable: see `Chain.is_chainable`."""
+        """Whether a chain of this factor and ``right`` is chainable: see `Chain.is_chainable`."""
         return (
             self.in_features == right.out_features
             and right.a % self.a == 0

@@ -92,6 +92,14 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
 
         Raises:
             InvalidInputError: The text is not of that form, or not a valid chain.
+
+        Example:
+            >>> len(Chain.parse("(1,768,192,2) * (6,64,64,1)"))
+            2
+            >>> Chain.parse("(1,768,192,2)*(6,64,64)")
+            Traceback (most recent call last):
+            ksopt.errors.InvalidInputError: Chain.parse('(1,768,192,2)*(6,64,64)'): '(6,64,64)' is \
+not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
         """
         if not isinstance(text, str):
             raise InvalidInputError(f"Chain.parse({text!r}): give a text, such as (1,768,192,2)")
@@ -143,7 +151,12 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
         return (dense - self.nnz) / dense
 
     def transpose(self) -> Chain:
-        """The chain of the transposed product: the transposed factors in reverse order."""
+        """The chain of the transposed product: the transposed factors in reverse order.
+
+        Example:
+            >>> print(Chain.parse("(1,768,192,2)*(6,64,64,1)").transpose())
+            (6,64,64,1)*(1,192,768,2)
+        """
         return Chain(tuple(pattern.transpose() for pattern in reversed(self.patterns)))
 
     @property
@@ -152,13 +165,22 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
         return self.transpose()
 
     def flops(self, batch: int) -> int:
-        """Floating-point operations of y = x W^T, run factor by factor on ``batch`` rows."""
+        """Floating-point operations of y = x W^T, run factor by factor on ``batch`` rows.
+
+        Example:
+            >>> Chain.monarch(384, 1536, p=2).flops(batch=10), Chain.dense(384, 1536).flops(10)
+            (7372800, 11796480)
+        """
         return sum(pattern.flops(batch) for pattern in self.patterns)
 
     def bytes(self, batch: int, dtype: object) -> int:
         """Bytes moved by y = x W^T, run factor by factor: see `Pattern.bytes`.
 
         What stands between two factors is written once and read once.
+
+        Example:
+            >>> Chain.low_rank(384, 1536, rank=32).bytes(batch=10, dtype="fp16")
+            162560
         """
         return sum(pattern.bytes(batch, dtype) for pattern in self.patterns)
 
@@ -169,22 +191,29 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
         For each pair of neighbours: a_l divides a_{l+1}, d_{l+1} divides d_l, and
         r_l = a_l c_l / a_{l+1} = b_{l+1} d_{l+1} / d_l is an integer.
 
-        The third condition does not follow from the others, and without it the two lines below
-        fail. For a chainable pair the product's support is
-        (a_l, b_l d_l / d_{l+1}, a_{l+1} c_{l+1} / a_l, d_{l+1}), and it splits into b_l x c_{l+1}
-        blocks that are free matrices of rank r_l. (1,2,1,2)*(2,1,2,1) has r = 1/2: half of these
-        blocks are zero and the support is not Kronecker-sparse at all. (1,2,3,2)*(2,3,2,1) has
-        r = 3/2: the support is that of the formula, but two of the blocks have rank 1 and two have
-        rank 2.
+        The product of a chainable pair has the support
+        (a_l, b_l d_l / d_{l+1}, a_{l+1} c_{l+1} / a_l, d_{l+1}), which splits into b_l x c_{l+1}
+        blocks, each of them any matrix of rank at most r_l. The third condition does not follow
+        from the first two, and is needed: (1,2,1,2)*(2,1,2,1) has r = 1/2; half of its blocks are
+        zero, and the support is not Kronecker-sparse. (1,2,3,2)*(2,3,2,1) has r = 3/2; the support
+        is that of the formula, but two blocks have rank 1 and two have rank 2.
+
+        The class is not closed under transposition: a chain may fail where its transpose passes.
 
         Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees",
         2024 (arXiv 2411.04506), the definition of chainability.
+
+        Example:
+            >>> Chain.square_dyadic(16).is_chainable, Chain.kaleidoscope(16).is_chainable
+            (True, False)
         """
         return all(left.is_chainable(right) for left, right in pairwise(self.patterns))
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """r_1, ..., r_{L-1} of a chainable chain: the rank of the blocks that each product adds.
+        """r_1, ..., r_{L-1} of a chainable chain, the largest ranks of the blocks of each product.
+
+        The product of factors l and l + 1 splits into such blocks: see `is_chainable`.
 
         Raises:
             InvalidInputError: The chain is not chainable.
@@ -212,7 +241,14 @@ has 12 columns, but factor 2, (2,3,4,1), has 6 rows
 
     @property
     def is_dense_support(self) -> bool:
-        """Whether every output depends on every input."""
+        """Whether every output depends on every input.
+
+        Example:
+            >>> Chain.monarch(384, 1536, p=4).is_dense_support
+            True
+            >>> Chain.monarch(384, 1536, p=32).is_dense_support
+            False
+        """
         return support.is_dense(self.patterns)
 
     @property
