@@ -1,0 +1,68 @@
+"""What the documents show is run: every example of a docstring, and the README's Python."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ksopt
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(ksopt.__path__, "ksopt.")
+    if not module.name.endswith("__main__")
+)
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_docstrings_run(name: str) -> None:
+    failed, _ = doctest.testmod(
+        importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    assert failed == 0
+
+
+def snippets(text: str) -> list[tuple[str, str]]:
+    """Each ```python block, with the ```text block right under it (its output)."""
+    pair = r"^```python\n(.*?)^```\n+```text\n(.*?)^```$"
+    return re.findall(pair, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def without_numbers(text: str) -> list[str]:
+    """The lines with every number masked: times and accuracies differ from run to run."""
+    return [re.sub(r"[\d.,]*\d", "#", " ".join(line.split())) for line in text.splitlines()]
+
+
+def test_every_python_block_of_the_readme_shows_its_output() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(snippets(text)) == text.count("```python") > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "output"), snippets((ROOT / "README.md").read_text(encoding="utf-8"))
+)
+def test_the_readmes_python_prints_what_the_readme_says(
+    code: str, output: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert without_numbers(done.stdout) == without_numbers(output)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    missing = [t for t in targets if not ((ROOT / document).parent / t).exists()]
+    assert missing == []
