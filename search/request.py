@@ -1,0 +1,233 @@
+"""What is asked of a search: sizes, budgets, device, limits. Texts become numbers here."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ksopt.checks import checked_int
+from ksopt.errors import InvalidInputError
+
+LADDER = ("10%", "25%", "50%")
+DTYPES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+LAYOUTS = ("batch_first", "batch_last")
+MOST_FACTORS = 3
+
+_DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")
+_NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([%kKmMgG]?)\s*")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Size of the layer, named as in ``torch.nn.Linear(in_features, out_features)``."""
+
+    in_features: int
+    out_features: int
+
+    def __post_init__(self) -> None:
+        for name in ("in_features", "out_features"):
+            checked_int(getattr(self, name), name, f"Dims({self.in_features!r}, ...)")
+
+    @classmethod
+    def parse(cls, text: str) -> Dims:
+        """The dims that ``INxOUT`` names.
+
+        Raises:
+            InvalidInputError: The text has another form, or a size is 0.
+
+        Example:
+            >>> Dims.parse("768x3072")
+            Dims(in_features=768, out_features=3072)
+            >>> Dims.parse("768")
+            Traceback (most recent call last):
+            ksopt.errors.InvalidInputError: dims '768': write INxOUT, as in nn.Linear(in, out), \
+such as 768x3072
+        """
+        found = _DIMS.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise InvalidInputError(
+                f"dims {text!r}: write INxOUT, as in nn.Linear(in, out), such as 768x3072"
+            )
+        in_features, out_features = int(found[1]), int(found[2])
+        if in_features < 1 or out_features < 1:
+            raise InvalidInputError(f"dims {text!r}: both sizes must be at least 1")
+        return cls(in_features, out_features)
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of the dense layer, bias not counted."""
+        return self.in_features * self.out_features
+
+    def __str__(self) -> str:
+        return f"{self.in_features}x{self.out_features}"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most weights that a chain may have, and the text that said so. Bias is not counted."""
+
+    text: str
+    parameters: int
+
+    @classmethod
+    def parse(cls, text: str, dims: Dims) -> Budget:
+        """Read ``25%`` or ``0.25`` (a share of the dense weights), or ``600k``, ``2.4M`` (a count).
+
+        A number without a unit is a share up to 1 if it has a decimal point, and a count otherwise.
+
+        Raises:
+            InvalidInputError: The text has another form, or asks for no weights, or for more than
+                the dense layer has.
+
+        Example:
+            >>> dims = Dims(768, 3072)
+            >>> [Budget.parse(text, dims).parameters for text in ("25%", "0.25", "600k", "1.2M")]
+            [589824, 589824, 600000, 1200000]
+            >>> Budget.parse("300%", dims)
+            Traceback (most recent call last):
+            ksopt.errors.InvalidInputError: budget '300%' is more than the dense layer's 2,359,296 \
+weights: give at most 100%
+        """
+        found = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            raise InvalidInputError(
+                f"budget {text!r}: write a share of the dense weights (25% or 0.25) "
+                "or a count (600k, 2.4M)"
+            )
+        number, unit = float(found[1]), found[2].lower()
+        dense = dims.dense_parameters
+        if unit == "%" or (not unit and "." in found[1]):
+            share = number / 100 if unit else number
+            if not unit and number > 1:
+                raise InvalidInputError(
+                    f"budget {text!r}: a number with a decimal point is a share of the dense "
+                    f"weights, at most 1.0; for a percentage write {found[1]}%, for a count 600k"
+                )
+            # Rounded, so that 0.29 % of a million is 2,900 whatever binary fractions make of it.
+            count = math.floor(round(share * dense, 6))
+        else:
+            count = math.floor(round(number * _UNITS.get(unit, 1), 6))
+        if number == 0:
+            raise InvalidInputError(f"budget {text!r} allows no weights: give more than 0")
+        if count > dense:
+            raise InvalidInputError(
+                f"budget {text!r} is more than the dense layer's {dense:,} weights: "
+                "give at most 100%"
+            )
+        if count < 1:
+            raise InvalidInputError(
+                f"budget {text!r} of the dense layer's {dense:,} weights is less than one weight"
+            )
+        return cls(text.strip(), count)
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """Everything that decides what a search measures; texts as on the command line.
+
+    Args:
+        dims: ``INxOUT``, or a `Dims`.
+        budgets: One text per step, such as ``("25%",)``; empty means the ladder 10, 25 and 50 %.
+        batch: Rows of the input; None takes 256 on a CPU and 8192 on a GPU.
+        dtype: float32, float16 or bfloat16 (fp32, fp16, bf16).
+        layout: "batch_first" or "batch_last", of input and output.
+        device: "auto" (the first GPU, else the CPU), "cpu", "cuda", "cuda:1", ...
+        max_factors: Most factors of a chain, 1 to 3.
+        trials: Chains to measure in all, those of an earlier run of the same study counted.
+        timeout_s: Seconds after which no new trial starts; None for no limit.
+        seed: Of the sampler and of the random inputs and weights.
+        storage: Optuna storage URL; None keeps a SQLite file in the output folder.
+        out: Output folder; None makes its name from dims, device, dtype and batch.
+        min_rank: Least rank bound of a chain; None asks for full rank, min(in, out), so that no
+            chain is a bottleneck that the dense layer was not.
+        min_use: Least share, 0 to 1, of a step's budget that its chain must use. Without it the
+            smallest chain, which is nearly always the fastest, would be the answer to every step.
+        command: The command line that made this request, for the report.
+
+    Raises:
+        InvalidInputError: A value is not allowed; the sentence says what is.
+
+    Example:
+        >>> SearchRequest("768x3072", budgets=("25%",)).steps
+        (Budget(text='25%', parameters=589824),)
+    """
+
+    dims: Dims | str
+    budgets: tuple[str, ...] = LADDER
+    batch: int | None = None
+    dtype: str = "float32"
+    layout: str = "batch_first"
+    device: str = "auto"
+    max_factors: int = MOST_FACTORS
+    trials: int = 40
+    timeout_s: float | None = None
+    seed: int = 0
+    storage: str | None = None
+    out: Path | str | None = None
+    min_rank: int | None = None
+    min_use: float = 0.5
+    command: str | None = None
+    steps: tuple[Budget, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        dims = self.dims if isinstance(self.dims, Dims) else Dims.parse(self.dims)
+        budgets = (self.budgets,) if isinstance(self.budgets, str) else tuple(self.budgets)
+        budgets = budgets or LADDER
+        steps = {budget.parameters: budget for budget in (Budget.parse(b, dims) for b in budgets)}
+        if self.dtype not in DTYPES:
+            raise InvalidInputError(
+                f"dtype {self.dtype!r} is unknown: it can be float32, float16 or bfloat16"
+            )
+        if self.layout not in LAYOUTS:
+            raise InvalidInputError(
+                f"layout {self.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
+            )
+        for name, least in (("batch", 1), ("trials", 1), ("max_factors", 1), ("min_rank", 1)):
+            if getattr(self, name) is not None:
+                checked_int(getattr(self, name), name, "search", minimum=least)
+        checked_int(self.seed, "seed", "search", minimum=0)
+        if self.max_factors > MOST_FACTORS:
+            raise InvalidInputError(
+                f"factors {self.max_factors}: a search takes chains of at most {MOST_FACTORS}"
+            )
+        full = min(dims.in_features, dims.out_features)
+        if self.min_rank is not None and self.min_rank > full:
+            raise InvalidInputError(
+                f"min_rank {self.min_rank}: a {dims} layer has rank at most min(in, out) = {full}"
+            )
+        if not 0 <= self.min_use <= 1:
+            raise InvalidInputError(
+                f"min_use {self.min_use!r}: give a share of the budget, from 0 to 1"
+            )
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise InvalidInputError(
+                f"timeout {self.timeout_s!r}: give seconds, more than 0, or leave it out"
+            )
+        object.__setattr__(self, "dims", dims)
+        object.__setattr__(self, "budgets", budgets)
+        object.__setattr__(self, "dtype", DTYPES[self.dtype])
+        object.__setattr__(self, "out", None if self.out is None else Path(self.out))
+        # Two texts for one count (25% and 0.25) are one step; steps rise.
+        object.__setattr__(self, "steps", tuple(steps[count] for count in sorted(steps)))
+
+    @property
+    def size(self) -> Dims:
+        """``dims``, read."""
+        assert isinstance(self.dims, Dims)
+        return self.dims
+
+    @property
+    def rank(self) -> int:
+        """The least rank bound in force."""
+        return self.min_rank or min(self.size.in_features, self.size.out_features)

@@ -1,0 +1,157 @@
+"""What a search found, as frozen data: the report, the JSON and the terminal all read this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksopt.bench.device import DeviceRecord
+from ksopt.bench.roofline import Roofline
+from ksopt.bench.timing import Comparison, Measurement
+from ksopt.pattern import Chain
+from ksopt.search.request import Budget, SearchRequest
+
+
+@dataclass(frozen=True)
+class ChainFacts:
+    """What is known of a chain without measuring it.
+
+    Args:
+        chain: The chain.
+        nnz: Its weights, bias not counted.
+        share: nnz over the dense layer's weights.
+        rho: (b + c)/(b c), averaged over the factors with their nnz as weight: features read and
+            written over multiplications (paper, equation 2, for a chain).
+        d_rho: d (b + c)/(b c), averaged likewise (paper, section 5).
+        floor_us: The roofline's floor in microseconds: no run of it factor by factor is faster.
+    """
+
+    chain: Chain
+    nnz: int
+    share: float
+    rho: float
+    d_rho: float
+    floor_us: float
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial of the study: a chain, and what came of it.
+
+    Args:
+        number: The trial's number in the study.
+        state: "complete", "failed" or "lost" (left unfinished by a process that ended).
+        facts: The chain and what is known of it.
+        origin: What chose it: a prior ("monarch", "largest rho", "lowest floor", ...) or a sampler.
+        latency: Its time; None unless complete.
+        dense: The dense layer's, measured in turns with it; None unless complete.
+        error: Its largest error over the dense product's in the same dtype; None if not checked.
+        reason: Why it failed; None if it did not.
+        run: Which run of the study measured it, from 1.
+    """
+
+    number: int
+    state: str
+    facts: ChainFacts
+    origin: str
+    latency: Measurement | None
+    dense: Measurement | None
+    error: float | None
+    reason: str | None
+    run: int
+
+    @property
+    def ratio(self) -> float | None:
+        """Latency over the dense layer's, measured together; below 1 is faster than dense."""
+        if self.latency is None or self.dense is None:
+            return None
+        return self.latency.median_us / self.dense.median_us
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A chain timed again at the end, in turns with the dense layer and the other finalists."""
+
+    facts: ChainFacts
+    latency: Measurement
+    versus_dense: Comparison
+    trial: int
+
+    def efficiency(self) -> float:
+        """The roofline's floor over the measured time, at most about 1."""
+        return self.facts.floor_us / self.latency.median_us
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer for one step of the ladder.
+
+    Args:
+        budget: The step.
+        least: The fewest weights that count as using it.
+        chosen: The fastest finalist; None where no chain could be measured.
+        verdict: "use" (faster than dense), "keep dense" or "no difference".
+        ties: Finalists of the step that are within noise of the chosen one.
+        heuristic: The finalist, or trial, that the largest rho would have chosen, if measured.
+        sentence: The verdict with its evidence, for a person.
+    """
+
+    budget: Budget
+    least: int
+    chosen: Finalist | None
+    verdict: str
+    ties: tuple[Finalist, ...]
+    heuristic: Finalist | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class SpaceRecord:
+    """How many chains there were to choose from.
+
+    Args:
+        candidates: Chains that the study could draw.
+        count: Chains that meet the constraints; a lower bound unless exact.
+        exact: Whether count is exact.
+        complete: Whether the candidates are all of them, or a sample.
+    """
+
+    candidates: int
+    count: int
+    exact: bool
+    complete: bool
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A finished or stopped search.
+
+    Args:
+        request: What was asked, with batch and device as they were resolved.
+        device: What it ran on.
+        runs: The devices and versions of every run of the study, this one last.
+        roofline: The measured ceilings of this run.
+        space: How large the space was.
+        sampler: What chose the trials.
+        dense: The dense layer in the final; None if it was not reached.
+        trials: Every trial of the study, in order.
+        finalists: Those timed again.
+        recommendations: One per step of the ladder.
+        stopped: Why it ended before its trials were done ("timeout", "interrupted"), or None.
+        seconds: How long this run took.
+        folder: Where the report is.
+    """
+
+    request: SearchRequest
+    device: DeviceRecord
+    runs: tuple[DeviceRecord, ...]
+    roofline: Roofline
+    space: SpaceRecord
+    sampler: str
+    dense: Measurement | None
+    trials: tuple[TrialRecord, ...]
+    finalists: tuple[Finalist, ...]
+    recommendations: tuple[Recommendation, ...]
+    stopped: str | None
+    seconds: float
+    folder: Path
