@@ -110,7 +110,8 @@ def _always(product: Product) -> Support:
 
 def _bmm_prepare(weight: Tensor, batch_last: bool) -> Tensor:
     a, b, c, d = weight.shape
-    # -> [a*d, b, c]; a view when d = 1.
+    if d == 1:
+        return weight.squeeze(3)
     return weight.permute(0, 3, 1, 2).reshape(a * d, b, c)
 
 
@@ -119,6 +120,8 @@ def _bmm(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tenso
         return _bmm_batch_last(x, weight, pattern)
     a, b, c, d = pattern.weight_shape
     batch = x.shape[0]
+    if a == 1 and d == 1:
+        return torch.mm(x, weight[0].t())
     if batch == 1:
         # A single row is a single column, and columns need fewer copies.
         return _bmm_batch_last(x.view(-1, 1), weight, pattern).view(1, -1)
@@ -138,6 +141,8 @@ def _bmm(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tenso
 def _bmm_batch_last(x: Tensor, weight: Tensor, pattern: Pattern) -> Tensor:
     a, b, c, d = pattern.weight_shape
     batch = x.shape[1]
+    if a == 1 and d == 1:
+        return torch.mm(weight[0], x)
     if a == 1 or d == 1:
         # The groups are a slices of [c, B], or d of them interleaved row by row: no copy.
         y = x.new_empty(a * b * d, batch)

@@ -77,7 +77,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
     """
     shape = weight.shape
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
-    key = (tuple(shape), x.dtype, batch_last, batch.bit_length(), torch.get_num_threads())
+    key = (shape, x.dtype, batch_last, batch.bit_length(), torch.get_num_threads())
     choice = _choices.get(key)
     if choice is not None:
         return choice.multiply(x, weight, batch_last)
