@@ -104,9 +104,10 @@ not a pattern: write (a,b,c,d) with four integers, such as (1,768,192,2)
         if not isinstance(text, str):
             raise InvalidInputError(f"Chain.parse({text!r}): give a text, such as (1,768,192,2)")
         try:
-            return cls(tuple(Pattern.parse(piece) for piece in text.split("*")))
+            patterns = tuple(Pattern.parse(piece) for piece in text.split("*"))
         except InvalidInputError as error:
             raise InvalidInputError(f"Chain.parse({text!r}): {error}") from None
+        return cls(patterns)
 
     def __str__(self) -> str:
         return "*".join(str(pattern) for pattern in self.patterns)
