@@ -8,28 +8,33 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import ksopt
 from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.search.request import SearchRequest
 
 _SEARCH_EPILOG = """\
 units:
   dims     INxOUT as in nn.Linear(in, out): 768x3072 has 768 inputs and 3072 outputs
-  budget   a share of the dense layer's IN*OUT weights (25%%, 0.25), or a count (600k, 2.4M);
+  budget   a share of the dense layer's IN*OUT weights (25%, 0.25) or a count (600k, 2.4M);
            the bias is not counted
-  times    microseconds in every output, the median of many repeats
+  times    microseconds, the median of many repeats
 
 examples:
   ksopt search --dims 768x3072
-  ksopt search --dims 768x3072 --budget 25%%
-  ksopt search --dims 4096x4096 --budget 10%% 25%% 2M --dtype bfloat16 --batch 8192 --device cuda
-  ksopt search --dims 768x3072 --timeout 600 --out mlp      (again with the same --out: it goes on)
+  ksopt search --dims 768x3072 --budget 25%
+  ksopt search --dims 4096x4096 --budget 10% 25% 2M --dtype bfloat16 --batch 8192 --device cuda
+  ksopt search --dims 768x3072 --timeout 600 --out mlp      # the same again goes on from there
+
+exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
 """
 
 _DOCTOR_EPILOG = """\
-exit code: 0, or 1 when something keeps ksopt from working at all
+exit codes: 0, or 1 when something keeps ksopt from working at all
 """
 
 
@@ -42,47 +47,189 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: for --help, --version and words that argparse refuses.
     """
-    parser = _parser()
-    given = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    given = _parser().parse_args(words)
+    given.words = words
     run: Callable[[argparse.Namespace], int] = given.run
     try:
-        return run(given)
+        code = run(given)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
+        return code
     except InvalidInputError as error:
-        return _fail(given, error, 2)
+        return _fail(error, 2)
     except KsoptError as error:
-        return _fail(given, error, 1)
+        return _fail(error, 1)
     except KeyboardInterrupt:
-        print(f"\nksopt {given.command}: stopped.", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone (`ksopt doctor | head -1`)
+        return _fail("stopped", 130)
+    except BrokenPipeError:  # `ksopt doctor | head -1`: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:  # whatever a user did, a traceback is not an answer
+    except Exception as error:  # a traceback is not an answer, unless it was asked for
         if given.traceback:
             raise
-        text = f"{type(error).__name__}: {error} (--traceback shows where it happened)"
-        return _fail(given, text, 1)
+        return _fail(f"{type(error).__name__}: {error} (--traceback shows where)", 1)
 
 
-def _fail(given: argparse.Namespace, what: object, code: int) -> int:
-    print(f"ksopt {given.command}: {what}", file=sys.stderr)
+def _fail(what: object, code: int) -> int:
+    print(f"ksopt: {what}", file=sys.stderr)
     return code
 
 
+def _search(given: argparse.Namespace) -> int:
+    request = SearchRequest(
+        dims=given.dims,
+        budgets=tuple(given.budget or ()),
+        batch=given.batch,
+        dtype=given.dtype,
+        layout=given.layout,
+        device=given.device,
+        max_factors=given.factors,
+        trials=given.trials,
+        timeout_s=given.timeout,
+        seed=given.seed,
+        storage=given.storage,
+        out=given.out,
+        min_rank=given.min_rank,
+        min_use=given.min_use,
+        command=shlex.join(["ksopt", *given.words]),
+    )
+    from ksopt.search import for_terminal, print_result, run_search, to_json
+
+    # Progress goes to stderr, so that stdout holds the answer alone.
+    with for_terminal() as progress:
+        result = run_search(request, progress=progress)
+    if given.json:
+        print(json.dumps(to_json(result), indent=2))
+    else:
+        print_result(result)
+    return 130 if result.stopped == "interrupted" else 0
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from ksopt.doctor import diagnose, print_diagnosis
+
+    diagnosis = diagnose()
+    if given.json:
+        print(json.dumps(diagnosis.to_json(), indent=2))
+    else:
+        print_diagnosis(diagnosis)
+    return 1 if diagnosis.is_broken else 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a misused argument with one line, not with the whole usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help says what is allowed)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ksopt",
-        description="Kronecker-sparse linear layers: find the patterns that are fast on your device.",
+        description="Kronecker-sparse linear layers: find the patterns that are fast on a device.",
+        epilog="`ksopt COMMAND --help` describes a command.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ksopt {ksopt.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_search(commands)
-    _add_doctor(commands)
+    _add_command(
+        commands,
+        "doctor",
+        _doctor,
+        "Say what ksopt finds on this machine, what will be slow, and how to fix it.",
+        _DOCTOR_EPILOG,
+    )
     return parser
 
 
+def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:
+    command = _add_command(
+        commands,
+        "search",
+        _search,
+        "Measure chains of patterns for a linear layer on this device, and recommend.",
+        _SEARCH_EPILOG,
+    )
+    layer = command.add_argument_group("the layer").add_argument
+    layer("--dims", required=True, metavar="INxOUT", help="its size, such as 768x3072")
+    layer("--batch", type=_integer, metavar="ROWS", help="rows of its input (256, on a GPU 8192)")
+    layer("--dtype", default=SearchRequest.dtype, help="float32 (default), float16 or bfloat16")
+    layer(
+        "--layout",
+        default=SearchRequest.layout,
+        help="batch_first (default): input (rows, features); batch_last: (features, rows)",
+    )
+    layer(
+        "--device",
+        default=SearchRequest.device,
+        help="cpu, cuda, cuda:1, ...; auto (default) is the first GPU, or the CPU without one",
+    )
+
+    chains = command.add_argument_group("the chains").add_argument
+    chains(
+        "--budget",
+        nargs="*",
+        metavar="SIZE",
+        help="the most weights, such as 25%% or 600k; several are steps of a ladder, and none "
+        "given means 10%% 25%% 50%%",
+    )
+    chains(
+        "--min-use",
+        type=_number,
+        default=SearchRequest.min_use,
+        metavar="SHARE",
+        help="least share of a step's budget that its chain must use, 0 to 1 (%(default)s)",
+    )
+    chains(
+        "--min-rank",
+        type=_integer,
+        metavar="RANK",
+        help="least rank that the product can have (full: the smaller of IN and OUT)",
+    )
+    chains(
+        "--factors",
+        type=_integer,
+        default=SearchRequest.max_factors,
+        metavar="MOST",
+        help="most factors, 1 to 3 (%(default)s)",
+    )
+
+    effort = command.add_argument_group("the search").add_argument
+    effort(
+        "--trials",
+        type=_integer,
+        default=SearchRequest.trials,
+        metavar="COUNT",
+        help="chains to measure, those of an earlier run counted (%(default)s)",
+    )
+    effort(
+        "--timeout",
+        type=_number,
+        metavar="SECONDS",
+        help="start no new measurement after so long (no limit)",
+    )
+    effort(
+        "--seed",
+        type=_integer,
+        default=SearchRequest.seed,
+        help="of the sampler, the inputs and the weights (%(default)s)",
+    )
+    effort(
+        "--storage",
+        metavar="URL",
+        help="Optuna storage, such as sqlite:///study.db (a SQLite file in the output folder)",
+    )
+    effort(
+        "--out",
+        metavar="FOLDER",
+        help="where the report goes; a search in the same folder goes on where it stopped "
+        "(ksopt-report-...)",
+    )
+
+
 def _add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[_Parser],
     name: str,
     run: Callable[[argparse.Namespace], int],
     summary: str,
@@ -97,58 +244,20 @@ def _add_command(
         allow_abbrev=False,
     )
     command.set_defaults(run=run)
-    command.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
-    command.add_argument("--traceback", action="store_true", help="do not shorten unexpected errors")
+    command.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+    command.add_argument("--traceback", action="store_true", help="show where an error came from")
     return command
 
 
-def _add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    add = _add_command(
-        commands,
-        "search",
-        _search,
-        "Measure chains of patterns for a linear layer on this device, and recommend.",
-        _SEARCH_EPILOG,
-    ).add_argument
-    whole = _whole_number
-    add("--dims", required=True, metavar="INxOUT", help="size of the layer")
-    add(
-        "--budget",
-        nargs="*",
-        metavar="SIZE",
-        help="most weights that a chain may have; several make a ladder (10%% 25%% 50%%)",
-    )
-    add("--batch", type=whole(1), metavar="ROWS", help="rows of the input")
-    add("--dtype", help="float32, float16 or bfloat16")
-    add("--layout", help="batch_first (rows, features), PyTorch's own, or batch_last")
-    add("--device", help="cpu, cuda, cuda:1, ... (the first GPU if there is one)")
-    add("--factors", type=whole(1), metavar="MOST", help="most factors of a chain")
-    add("--min-rank", type=whole(1), metavar="RANK", help="least rank bound of a chain")
-    add("--trials", type=whole(1), metavar="COUNT", help="most chains to measure, each budget")
-    add("--timeout", type=float, metavar="SECONDS", help="stop measuring after so long")
-    add("--seed", type=whole(0), help="seed of the sampler and of the inputs (0)")
-    add("--storage", metavar="URL", help="Optuna storage (SQLite in the output folder)")
-    add("--out", metavar="FOLDER", help="where the report goes (a new folder ksopt-report-...)")
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
-def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    _add_command(
-        commands,
-        "doctor",
-        _doctor,
-        "Say what ksopt finds on this machine, what will be slow, and how to fix it.",
-        _DOCTOR_EPILOG,
-    )
-
-
-def _whole_number(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}")
-        return value
-
-    return parse
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

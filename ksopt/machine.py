@@ -127,7 +127,7 @@ def examine() -> Facts:
         ksopt=ksopt.__version__,
         python=platform.python_version(),
         system=platform.platform(),
-        cpus=_cpus(),
+        cpus=cpus_allowed(),
         torch_threads=threads,
         torch_problem=problem,
         packages=tuple(Package(name, _installed(name), use) for name, use in PACKAGES.items()),
@@ -142,7 +142,7 @@ def examine() -> Facts:
 
 def _torch_facts() -> tuple[tuple[Device, ...], int | None, str | None, str | None]:
     """Devices, CPU threads, CUDA runtime of the build, and why torch cannot be imported."""
-    cpu = Device("cpu", _cpu_name())
+    cpu = Device("cpu", cpu_name())
     try:
         import torch
     except Exception as error:  # a broken install fails in many ways; each is a fact to report
@@ -172,14 +172,16 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _cpus() -> int:
+def cpus_allowed() -> int:
     """CPUs that this process may use: a container may be given fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's name, as far as the system tells it."""
+    """The CPU's name, as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,0 +1,267 @@
+"""The command line: what it accepts, how it refuses, what it prints where."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ksopt
+from ksopt.cli import main
+
+SMALL = ("search", "--dims", "32x64", "--batch", "16", "--device", "cpu", "--trials", "3")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run words that must be refused as misuse; return the sentence."""
+    try:
+        code = main(words)
+    except SystemExit as leaving:  # argparse's way
+        code = leaving.code  # type: ignore[assignment]
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    assert len(printed.err.splitlines()) == 1, printed.err
+    return printed.err
+
+
+@pytest.mark.parametrize("dims", ["768", "768x", "x768", "768x3072x4", "axb", "0x64", "-8x8", ""])
+def test_malformed_dims(capsys: pytest.CaptureFixture[str], dims: str) -> None:
+    assert re.search(r"INxOUT|at least 1", refused(capsys, "search", f"--dims={dims}"))
+
+
+def test_dims_are_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--dims" in refused(capsys, "search")
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("0%", "more than 0"),
+        ("0", "more than 0"),
+        ("300%", "at most 100%"),
+        ("1.5", "at most 1.0"),
+        ("9999999", "at most 100%"),
+        ("25q", "600k, 2.4M"),
+        ("nan", "600k, 2.4M"),
+        ("", "600k, 2.4M"),
+    ],
+)
+def test_budgets_that_make_no_sense(
+    capsys: pytest.CaptureFixture[str], budget: str, words: str
+) -> None:
+    assert words in refused(capsys, *SMALL, "--budget", budget)
+
+
+def test_one_bad_step_of_a_ladder_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'300%'" in refused(capsys, *SMALL, "--budget", "25%", "300%")
+
+
+def test_a_budget_that_no_chain_meets_names_the_smallest_that_works(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    said = refused(capsys, *SMALL, "--budget", "1%", "--out", str(tmp_path / "report"))
+    smallest = re.search(r"([\d,]+) weights|at least ([\d,]+)", said)
+    assert "1%" in said
+    assert smallest is not None, said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--dtype", "int8"), "float32, float16 or bfloat16"),
+        (("--layout", "sideways"), "batch_last"),
+        (("--device", "toaster"), "toaster"),
+        (("--device", "cuda:99"), "cuda:99"),
+        (("--trials", "-1"), "at least 1"),
+        (("--trials", "0"), "at least 1"),
+        (("--trials", "many"), "not a whole number"),
+        (("--batch", "0"), "at least 1"),
+        (("--batch", "1.5"), "not a whole number"),
+        (("--factors", "0"), "at least 1"),
+        (("--factors", "9"), "at most 3"),
+        (("--seed", "-1"), "at least 0"),
+        (("--timeout", "0"), "more than 0"),
+        (("--timeout", "-5"), "more than 0"),
+        (("--timeout", "nan"), "more than 0"),
+        (("--timeout", "soon"), "not a number"),
+        (("--min-rank", "0"), "at least 1"),
+        (("--min-rank", "33"), "= 32"),
+        (("--min-use", "2"), "from 0 to 1"),
+        (("--storage", "nonsense"), "nonsense"),
+        (("--frobnicate",), "--frobnicate"),
+    ],
+)
+def test_arguments_that_are_not_allowed(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    words: tuple[str, ...],
+    expected: str,
+) -> None:
+    assert expected in refused(capsys, *SMALL, "--out", str(tmp_path / "report"), *words)
+
+
+def test_an_output_folder_that_cannot_be_made(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert "file" in refused(capsys, *SMALL, "--out", str(tmp_path / "file" / "report"))
+    assert "file" in refused(capsys, *SMALL, "--out", str(tmp_path / "file"))
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write into any folder"
+)
+def test_an_output_folder_that_may_not_be_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o500)
+    assert str(tmp_path) in refused(capsys, *SMALL, "--out", str(tmp_path / "report"))
+
+
+def test_unknown_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "serch" in refused(capsys, "serch")
+    assert "COMMAND" in refused(capsys)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["--version"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == f"ksopt {ksopt.__version__}\n"
+    for words in (["--help"], ["search", "--help"], ["doctor", "--help"]):
+        with pytest.raises(SystemExit) as leaving:
+            main(words)
+        assert leaving.value.code == 0
+        assert "usage: ksopt" in capsys.readouterr().out
+
+
+def test_help_needs_no_heavy_package() -> None:
+    script = (
+        "import sys; from ksopt.cli import main\n"
+        "try: main(['search', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'optuna', 'pandas', 'numpy', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_search_prints_a_table_and_where_the_report_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "report"
+    assert main([*SMALL, "--budget", "50%", "--out", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "dense" in printed
+    assert str(folder) in "".join(printed.split("\n"))
+    for name in ("report.md", "report.html", "results.json", "trials.csv"):
+        assert (folder / name).stat().st_size > 0
+
+
+def test_search_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
+    words = [*SMALL, "--budget", "50%", "--out", str(tmp_path / "report"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ksopt", *words], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed == json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("budget", [(), ("--budget",)])
+def test_no_budget_is_the_ladder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, budget: tuple[str, ...]
+) -> None:
+    assert main([*SMALL, "--out", str(tmp_path / "report"), "--json", *budget]) == 0
+    printed = capsys.readouterr().out
+    assert re.findall(r'"text": "(\d+%)"', printed)[:3] == ["10%", "25%", "50%"]
+
+
+def test_ctrl_c_stops_it_with_130_and_no_traceback(tmp_path: Path) -> None:
+    words = ["search", "--dims", "256x256", "--trials", "100000", "--device", "cpu", "--out", "r"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ksopt", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "r").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)  # into the measurements
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+
+
+def test_a_failure_is_one_sentence_unless_the_traceback_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("ksopt.doctor.diagnose", broken)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err.startswith("ksopt: ZeroDivisionError: division by zero")
+    with pytest.raises(ZeroDivisionError):
+        main(["doctor", "--traceback"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ksopt.errors.InvalidInputError("no"), 2),
+        (ksopt.errors.UnavailableError("no"), 1),
+        (ksopt.errors.CompilationError("no"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_error_has_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+) -> None:
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setattr("ksopt.doctor.diagnose", broken)
+    assert main(["doctor"]) == code
+    assert capsys.readouterr().err in ("ksopt: no\n", "ksopt: stopped\n")
+
+
+def test_doctor_prints_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert f"ksopt {ksopt.__version__}" in printed
+    assert torch.__version__ in printed
+
+
+def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["ksopt"] == ksopt.__version__
+
+
+def test_a_reader_that_has_gone_is_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ksopt", "doctor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""
