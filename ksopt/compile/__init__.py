@@ -1,1 +1,1 @@
-
+"""The torch.compile backend: ``torch.compile(model, backend="ksopt")``."""

@@ -1,0 +1,191 @@
+"""Every baseline gives the reference's result, and copies no more than it says."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ksopt.baselines import BASELINES, Product, bmm_weight_grad
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+PATTERNS = [
+    Pattern(1, 1, 1, 1),
+    Pattern(2, 3, 4, 1),
+    Pattern(1, 3, 4, 5),
+    Pattern(3, 4, 2, 5),
+    Pattern(3, 4, 6, 2),
+    Pattern(3, 1, 4, 2),
+    Pattern(3, 4, 1, 2),
+    Pattern(1, 6, 5, 1),
+    Pattern(7, 1, 1, 3),
+    Pattern(2, 8, 8, 16),
+]
+BATCHES = [(), (0,), (1,), (7,), (63,), (2, 3), (0, 3), (2, 1, 3)]
+LAYOUTS = ["batch_first", "batch_last"]
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """Fill every uninitialised tensor with NaN, so that what is not written shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def make_x(pattern, layout, batch, dtype=torch.float64):
+    n = pattern.in_features
+    return torch.randn((n, *batch) if layout == "batch_last" else (*batch, n), dtype=dtype)
+
+
+# bmm_loop names the few cases it is for; all others apply everywhere, if torch can do them at all.
+EVERYWHERE = [
+    (name, pattern, layout)
+    for name, baseline in BASELINES.items()
+    for pattern in PATTERNS
+    for layout in LAYOUTS
+    if name != "bmm_loop"
+    or baseline.supports(Product(pattern, torch.float64, "cpu", layout == "batch_last")).ok
+]
+NAMES_AND_LAYOUTS = [case[::2] for case in EVERYWHERE if case[1] == Pattern(3, 4, 6, 2)]
+
+
+def skip_unless_supported(baseline, pattern, dtype, layout):
+    support = baseline.supports(Product(pattern, dtype, "cpu", layout == "batch_last"))
+    if not support.ok:
+        assert support.reason.endswith(".") or "refuses it: " in support.reason
+        pytest.skip(f"{baseline.name} {pattern}: {support.reason}")
+
+
+@pytest.mark.parametrize(("name", "pattern", "layout"), EVERYWHERE, ids=str)
+def test_equals_the_reference_in_float64(name, pattern, layout):
+    baseline = BASELINES[name]
+    skip_unless_supported(baseline, pattern, torch.float64, layout)
+    weight = torch.randn(pattern.weight_shape, dtype=torch.float64)
+    product = baseline.bind(weight, layout)
+    for batch in BATCHES:
+        x = make_x(pattern, layout, batch)
+        kept = x.clone()
+        y = product(x)
+        expected = ks_reference(x, weight, layout)
+        # 1e-13: sums of at most 8 terms of size 1, in another order.
+        torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)
+        assert y.is_contiguous()
+        assert y.numel() == 0 or y.data_ptr() != x.data_ptr()
+        assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize(("name", "layout"), NAMES_AND_LAYOUTS)
+def test_takes_any_strides(name, layout):
+    pattern = Pattern(3, 4, 6, 2)
+    baseline = BASELINES[name]
+    skip_unless_supported(baseline, pattern, torch.float64, layout)
+    weight = torch.randn(2, 6, 4, 3, dtype=torch.float64).permute(3, 2, 1, 0)
+    product = baseline.bind(weight, layout)
+    x = make_x(pattern, layout, (7,))
+    sliced = torch.randn(*(2 * size + 1 for size in x.shape), dtype=torch.float64)
+    for view in (x.t().contiguous().t(), sliced[1::2, 1::2], x[:1].expand_as(x)):
+        expected = ks_reference(view, weight, layout)
+        torch.testing.assert_close(product(view), expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("name", "layout"), NAMES_AND_LAYOUTS)
+def test_every_dtype_is_right_or_refused_with_a_reason(name, dtype, layout):
+    pattern = Pattern(3, 4, 6, 2)
+    baseline = BASELINES[name]
+    skip_unless_supported(baseline, pattern, dtype, layout)
+    weight = torch.randn(pattern.weight_shape).to(dtype)
+    x = make_x(pattern, layout, (63,), dtype)
+    exact = ks_reference(x.double(), weight.double(), layout)
+    # Sums of 6 terms of size 1: the result's own rounding is the largest error.
+    assert (baseline.bind(weight, layout)(x) - exact).abs().max() < 16 * torch.finfo(dtype).eps
+
+
+def takes_as_it_is(matrices):
+    """Whether torch.bmm hands these strides to the GEMM library (its own rule), or copies first."""
+    (_, rows, columns), (_, down, across) = matrices.shape, matrices.stride()
+    return (across == 1 and down >= columns) or (down == 1 and across >= rows)
+
+
+class CopiesSeen(TorchDispatchMode):
+    """Counts the elements that copying operators write, and those that torch.bmm would copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (
+            torch.ops.aten.clone.default,
+            torch.ops.aten.copy_.default,
+            torch.ops.aten._to_copy.default,
+        ):
+            self.elements += out.numel()
+        if func is torch.ops.aten.bmm.out:
+            for matrices in (*args, out):
+                self.elements += 0 if takes_as_it_is(matrices) else matrices.numel()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "layout", "batch", "copies"),
+    [
+        # bmm: nothing is copied where d = 1, for one sample, and in batch_last where a = 1.
+        ("bmm", Pattern(3, 8, 8, 1), "batch_first", 64, 0),
+        ("bmm", Pattern(3, 8, 8, 1), "batch_last", 64, 0),
+        ("bmm", Pattern(1, 8, 8, 3), "batch_last", 64, 0),
+        ("bmm", Pattern(1, 8, 8, 3), "batch_first", 1, 0),
+        # Otherwise x and y once each, and not even those where c or b is 1.
+        ("bmm", Pattern(3, 8, 4, 2), "batch_first", 64, 64 * (24 + 48)),
+        ("bmm", Pattern(3, 8, 4, 2), "batch_last", 64, 64 * (24 + 48)),
+        ("bmm", Pattern(3, 8, 1, 2), "batch_first", 64, 64 * 48),
+        ("bmm", Pattern(3, 8, 1, 2), "batch_last", 64, 64 * 48),
+        ("bmm", Pattern(3, 1, 8, 2), "batch_last", 64, 64 * 48),
+        ("bmm_loop", Pattern(3, 8, 4, 2), "batch_last", 64, 0),
+        ("bmm_loop", Pattern(2, 8, 4, 3), "batch_last", 64, 0),
+        ("expand", Pattern(3, 8, 4, 2), "batch_first", 64, 0),
+        ("expand", Pattern(3, 8, 4, 2), "batch_last", 64, 0),
+        ("bmm_paper", Pattern(3, 8, 4, 2), "batch_first", 64, 64 * (24 + 48)),
+    ],
+    ids=str,
+)
+def test_copies_no_more_than_it_says(name, pattern, layout, batch, copies):
+    product = BASELINES[name].bind(torch.randn(pattern.weight_shape), layout)
+    x = make_x(pattern, layout, (batch,), torch.float32)
+    with CopiesSeen() as seen:
+        product(x)
+    assert seen.elements == copies
+
+
+def test_bmm_loop_says_when_it_does_not_apply():
+    def reason(pattern, batch_last):
+        return BASELINES["bmm_loop"].supports(Product(pattern, torch.float32, "cpu", batch_last))
+
+    assert "batch_last only" in reason(Pattern(3, 4, 2, 5), False).reason
+    assert "a = 1 or d = 1" in reason(Pattern(3, 4, 2, 1), True).reason
+    assert reason(Pattern(3, 4, 2, 5), True).ok
+
+
+def test_sparse_formats_give_torchs_reason_for_a_dtype_that_they_lack():
+    for name in ("bsr", "sparse"):
+        support = BASELINES[name].supports(Product(Pattern(2, 4, 4, 2), torch.int8, "cpu", False))
+        print(name, support.reason)
+        assert not support.ok
+        assert "refuses it: " in support.reason
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_weight_gradient_is_that_of_the_reference(pattern, layout):
+    for batch in BATCHES:
+        x = make_x(pattern, layout, batch)
+        weight = torch.randn(pattern.weight_shape, dtype=torch.float64, requires_grad=True)
+        y = ks_reference(x, weight, layout)
+        grad = torch.randn_like(y)
+        (expected,) = torch.autograd.grad(y, weight, grad)
+        found = bmm_weight_grad(grad, x, pattern.a, pattern.d, layout == "batch_last")
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        assert found.is_contiguous()
