@@ -1,0 +1,305 @@
+"""The one way that ksopt times things: cold caches, variants in turns, median with p20 and p80.
+
+Variants are called in turns, round by round, in an order that rotates, so that a clock that drops
+or a neighbour that wakes up hurts them all alike. Before each sample the caches are overwritten,
+because a layer in a model finds its input and weights in memory, not in a cache that the previous
+repeat has filled. On CUDA a sample is the time between two events; the overwriting of L2 that runs
+before it also keeps the device busy while the host launches, so that launch latency is not timed
+unless a function's launches take longer than its work. On a CPU it is ``time.perf_counter_ns``.
+
+The spread is part of the result: two functions whose bands overlap have not been told apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ksopt.errors import InvalidInputError
+
+# A sample must dwarf the clock: CUDA events resolve about 0.5 us, perf_counter_ns some 0.05 us.
+_SHORTEST_SAMPLE_US = {"cuda": 10.0, "cpu": 5.0}
+_MOST_CALLS_PER_SAMPLE = 1000
+_LARGEST_FLUSH_BYTES = 2**28
+_MOST_FLUSHES = 50
+_FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How long one call takes, cold.
+
+    Args:
+        median_us: Median over the repeats, microseconds.
+        p20_us: 20th percentile.
+        p80_us: 80th percentile.
+        repeats: Samples taken.
+        calls_per_sample: Calls in one sample: more than 1 only where a call is too short for the
+            clock; then all but the first find warm caches.
+    """
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    repeats: int
+    calls_per_sample: int = 1
+
+    @property
+    def noise(self) -> float:
+        """Width of the band that holds the middle 60 % of the samples, over the median."""
+        return (self.p80_us - self.p20_us) / self.median_us if self.median_us > 0 else 0.0
+
+    @classmethod
+    def of(cls, samples_us: list[float], calls_per_sample: int = 1) -> Measurement:
+        """Summary of samples in microseconds a call.
+
+        Example:
+            >>> Measurement.of([3.0, 1.0, 2.0, 5.0, 4.0]).median_us
+            3.0
+        """
+        ordered = sorted(samples_us)
+        return cls(
+            median_us=_quantile(ordered, 0.5),
+            p20_us=_quantile(ordered, 0.2),
+            p80_us=_quantile(ordered, 0.8),
+            repeats=len(ordered),
+            calls_per_sample=calls_per_sample,
+        )
+
+
+class Comparison(enum.Enum):
+    """How one measurement stands to another; the value is a phrase for a sentence."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    WITHIN_NOISE = "within noise"
+
+
+def compare(this: Measurement, other: Measurement) -> Comparison:
+    """Whether ``this`` is faster or slower than ``other``, or has not been told apart from it.
+
+    They are told apart when each median lies outside the other's band from p20 to p80. That is
+    stricter than a test of the medians, and meant to be: the band is what the next run will show.
+
+    Example:
+        >>> quick, slow = Measurement(10, 9, 11, 50), Measurement(12, 11.5, 13, 50)
+        >>> compare(quick, slow), compare(slow, quick), compare(quick, quick)
+        (<Comparison.FASTER: 'faster'>, <Comparison.SLOWER: 'slower'>, \
+<Comparison.WITHIN_NOISE: 'within noise'>)
+    """
+    if this.median_us < other.p20_us and this.p80_us < other.median_us:
+        return Comparison.FASTER
+    if other.median_us < this.p20_us and other.p80_us < this.median_us:
+        return Comparison.SLOWER
+    return Comparison.WITHIN_NOISE
+
+
+def measure(
+    variants: Mapping[str, Callable[[], object]],
+    device: torch.device | str,
+    *,
+    max_seconds: float = 1.0,
+    min_repeats: int = 10,
+    max_repeats: int = 200,
+    warmup_calls: int = 3,
+    cold: bool = True,
+) -> dict[str, Measurement]:
+    """Time every variant on the device, in turns.
+
+    Args:
+        variants: Functions of no arguments, by name. Each should work on inputs of its own that are
+            fresh and random; what they return is dropped.
+        device: Where they compute: a CPU or CUDA device.
+        max_seconds: About how long the timed rounds may take in all, warm-up not counted.
+        min_repeats: Rounds taken even if that is longer; functions so slow that this would take
+            three times as long as ``max_seconds`` get fewer, at least 3.
+        max_repeats: Rounds after which it stops even if time is left.
+        warmup_calls: Calls of each before timing: compilation, tuning, allocation, clocks.
+        cold: Overwrite the caches before each sample.
+
+    Returns:
+        A Measurement by name, in the order given.
+
+    Raises:
+        InvalidInputError: No variants, limits below 1, or a device that is neither CPU nor CUDA.
+        Exception: Whatever a variant raises.
+
+    Source: DESIGN.md, section 7; FlashInfer's and Triton's benchmarks flush L2 in the same way.
+
+    Example:
+        >>> x = torch.randn(64, 64)
+        >>> found = measure({"mm": lambda: x @ x}, "cpu", max_seconds=0.05)
+        >>> found["mm"].repeats >= 3 and found["mm"].p20_us <= found["mm"].p80_us
+        True
+    """
+    clock = _clock(torch.device(device))
+    if not variants:
+        raise InvalidInputError("measure: no variants were given, there must be at least one")
+    if min(min_repeats, max_repeats, warmup_calls) < 1 or max_seconds <= 0:
+        raise InvalidInputError(
+            f"measure: min_repeats={min_repeats}, max_repeats={max_repeats}, "
+            f"warmup_calls={warmup_calls} must be at least 1 and max_seconds={max_seconds} above 0"
+        )
+    with clock.scope:
+        plans = {
+            name: clock.plan(function, warmup_calls, cold) for name, function in variants.items()
+        }
+        samples = _rounds(clock, variants, plans, max_seconds, min_repeats, max_repeats)
+    return {name: Measurement.of(samples[name], plans[name].calls) for name in variants}
+
+
+def _rounds(
+    clock: _CpuClock | _CudaClock,
+    variants: Mapping[str, Callable[[], object]],
+    plans: Mapping[str, _Plan],
+    max_seconds: float,
+    min_repeats: int,
+    max_repeats: int,
+) -> dict[str, list[float]]:
+    """Microseconds a call of every variant, one a round."""
+    names = list(variants)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    start = time.perf_counter()
+    for rounds in range(1, max_repeats + 1):
+        turn = rounds % len(names)
+        pending = [
+            (name, clock.sample(variants[name], plans[name]))
+            for name in names[turn:] + names[:turn]
+        ]
+        for name, read in pending:
+            samples[name].append(read() / plans[name].calls)
+        spent = time.perf_counter() - start
+        least = min_repeats
+        if spent / rounds * min_repeats > 3 * max_seconds:
+            least = max(_FEWEST_ROUNDS, int(3 * max_seconds * rounds / spent))
+        if spent >= max_seconds and rounds >= least:
+            break
+    return samples
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one function is sampled: calls in a sample, and times the caches are overwritten."""
+
+    calls: int
+    flushes: int
+
+
+class _CpuClock:
+    def __init__(self) -> None:
+        self._scratch = torch.zeros(_flush_bytes(_last_level_cache_bytes()), dtype=torch.uint8)
+        self.scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+
+    def plan(self, function: Callable[[], object], warmup_calls: int, cold: bool) -> _Plan:
+        """Warm the function up, and see how long it takes."""
+        for _ in range(warmup_calls):
+            function()
+        began = time.perf_counter_ns()
+        function()
+        took_us = (time.perf_counter_ns() - began) / 1e3
+        return _Plan(_calls_per_sample(took_us, "cpu"), flushes=int(cold))
+
+    def sample(self, function: Callable[[], object], plan: _Plan) -> Callable[[], float]:
+        """Take a sample; the result tells its microseconds."""
+        for _ in range(plan.flushes):
+            self._scratch.fill_(1)
+        began = time.perf_counter_ns()
+        for _ in range(plan.calls):
+            function()
+        took_us = (time.perf_counter_ns() - began) / 1e3
+        return lambda: took_us
+
+
+class _CudaClock:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.scope = torch.cuda.device(device)
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._scratch = torch.zeros(_flush_bytes(l2_bytes), dtype=torch.uint8, device=device)
+        with self.scope:
+            self._flush_us = self._alone(self._scratch.zero_)
+
+    def plan(self, function: Callable[[], object], warmup_calls: int, cold: bool) -> _Plan:
+        """Warm the function up, and see how long it takes the device and the host."""
+        for _ in range(warmup_calls):
+            function()
+        torch.cuda.synchronize(self._device)
+        began = time.perf_counter_ns()
+        function()
+        host_us = (time.perf_counter_ns() - began) / 1e3
+        calls = _calls_per_sample(self._alone(function), "cuda")
+        # Overwrite for so long that the host has launched the sample before the device is free.
+        launched = math.ceil(2 * host_us * calls / max(self._flush_us, 1.0))
+        return _Plan(calls, flushes=min(max(1, launched), _MOST_FLUSHES) if cold else 0)
+
+    def sample(self, function: Callable[[], object], plan: _Plan) -> Callable[[], float]:
+        """Queue a sample; the result waits for it and tells its microseconds."""
+        for _ in range(plan.flushes):
+            self._scratch.zero_()
+        began, ended = self._events()
+        began.record()
+        for _ in range(plan.calls):
+            function()
+        ended.record()
+
+        def read() -> float:
+            ended.synchronize()
+            return float(began.elapsed_time(ended)) * 1e3
+
+        return read
+
+    def _alone(self, function: Callable[[], object]) -> float:
+        """Microseconds of one call with nothing else on the device."""
+        torch.cuda.synchronize(self._device)
+        return self.sample(function, _Plan(calls=1, flushes=0))()
+
+    @staticmethod
+    def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+@functools.lru_cache(maxsize=4)
+def _clock(device: torch.device) -> _CpuClock | _CudaClock:
+    """The clock of a device, with its scratch memory: made once for the process."""
+    if device.type == "cpu":
+        return _CpuClock()
+    if device.type == "cuda":
+        return _CudaClock(device)
+    raise InvalidInputError(f"measure: device {str(device)!r} must be a CPU or CUDA device")
+
+
+def _calls_per_sample(call_us: float, kind: str) -> int:
+    wanted = math.ceil(_SHORTEST_SAMPLE_US[kind] / max(call_us, 1e-3))
+    return min(max(1, wanted), _MOST_CALLS_PER_SAMPLE)
+
+
+def _flush_bytes(cache_bytes: int) -> int:
+    """Twice the cache, because replacement is not exactly least-recently-used."""
+    return min(max(2 * cache_bytes, 2**25), _LARGEST_FLUSH_BYTES)
+
+
+def _last_level_cache_bytes() -> int:
+    """Size of the largest cache that CPU 0 sees; 32 MiB where the system does not tell."""
+    found = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = file.read_text(encoding="ascii").strip()
+        number, unit = text.rstrip("KMG"), text[-1:]
+        if number.isdigit():
+            found.append(int(number) * {"K": 2**10, "M": 2**20, "G": 2**30}.get(unit, 1))
+    return max(found, default=2**25)
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    """Linear interpolation between order statistics, as numpy's default."""
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
