@@ -10,7 +10,7 @@ multicore architectures", 2009; DESIGN.md, section 2, for what counts as bytes a
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,12 @@ from ksopt.bench import timing
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 
+_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 _COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
 # 8192 cubed fills a GPU. On a CPU it would take half a minute, so the side starts small there and
 # doubles while a product stays below a quarter of a second.
@@ -96,20 +102,18 @@ def measure_roofline(device: torch.device, dtype: str) -> Roofline:
     Raises:
         InvalidInputError: Another dtype, or a device that is neither.
     """
-    kind = getattr(torch, dtype, None)
-    if dtype not in ("float32", "float16", "bfloat16", "float64"):
-        raise InvalidInputError(
-            f"dtype {dtype!r}: a roofline is for float16, bfloat16, float32 or float64"
-        )
+    if dtype not in _DTYPES:
+        raise InvalidInputError(f"dtype {dtype!r}: a roofline is for {', '.join(_DTYPES)}")
+    kind = _DTYPES[dtype]
     copied, bandwidth = _bandwidth(device)
     if device.type == "cpu":
         side, rate = _cpu_rate(kind)
         return Roofline(str(device), dtype, bandwidth, rate, copied, side, f"{dtype} GEMM")
-    rates: Mapping[str, float] = {f"{dtype} GEMM": _gemm_rate(device, kind, _CUDA_SIDE)}
+    with _fp32_precision("ieee"):
+        rates = {f"{dtype} GEMM": _gemm_rate(device, kind, _CUDA_SIDE)}
     if dtype == "float32":
-        with _tf32():
-            third = _gemm_rate(device, kind, _CUDA_SIDE) / 3
-        rates = {**rates, "TF32 GEMM / 3": third}
+        with _fp32_precision("tf32"):
+            rates["TF32 GEMM / 3"] = _gemm_rate(device, kind, _CUDA_SIDE) / 3
     best = max(rates, key=lambda name: rates[name])
     return Roofline(str(device), dtype, bandwidth, rates[best], copied, _CUDA_SIDE, best)
 
@@ -150,11 +154,15 @@ def _cpu_rate(dtype: torch.dtype) -> tuple[int, float]:
 
 
 @contextmanager
-def _tf32() -> Iterator[None]:
-    """TF32 products inside, the user's setting after."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
+def _fp32_precision(name: str) -> Iterator[None]:
+    """FP32 products in full ("ieee") or through TF32 ("tf32") inside, the user's setting after.
+
+    torch's older switches (allow_tf32 and its like) raise where this newer one is in use; this one
+    works beside them, and leaves them as they were.
+    """
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = name
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.backends.cuda.matmul.fp32_precision = before
