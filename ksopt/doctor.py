@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from ksopt import settings
-from ksopt.machine import Facts, examine
+from ksopt import settings, tables
+from ksopt.machine import Device, Facts, examine
 
 _REQUIRED = ("torch", "optuna", "pandas", "rich")
 _OLDEST_TORCH = (2, 11)
@@ -56,6 +56,43 @@ def diagnose() -> Diagnosis:
     """
     facts = examine()
     return Diagnosis(facts, advise(facts))
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Write what was found, then the advice, to stdout."""
+    tables.write(tables.of(("what", "found"), _rows(diagnosis.facts)))
+    print()
+    if not diagnosis.advice:
+        print("Nothing stands in the way.")
+    for advice in diagnosis.advice:
+        print(f"{advice.level}: {advice.text}")
+
+
+def _rows(facts: Facts) -> list[tuple[str, str]]:
+    cuda, compiler, cache = facts.cuda, facts.compiler, facts.cache
+    host = facts.host_library
+    return [
+        ("ksopt", f"{facts.ksopt}, Python {facts.python}, {facts.system}"),
+        *((device.id, _device(device, facts)) for device in facts.devices),
+        *((p.name, p.version or f"missing (used for {p.used_for})") for p in facts.packages),
+        ("CUDA of torch", cuda.torch_runtime or "none: torch is a build without CUDA"),
+        ("NVRTC", cuda.nvrtc or f"none: {cuda.nvrtc_problem}"),
+        ("C++ compiler", f"{compiler.command}: {compiler.version or 'not found, or does not run'}"),
+        ("host library", host.problem or host.path or "builds; the cache cannot keep it"),
+        (
+            "cache",
+            f"{cache.path}: {cache.problem or ('ready' if cache.exists else 'not made yet')}",
+        ),
+        *((f"{name} is set", value) for name, value in facts.settings.items()),
+    ]
+
+
+def _device(device: Device, facts: Facts) -> str:
+    if device.capability is None:
+        threads = f", torch uses {facts.torch_threads} threads" if facts.torch_threads else ""
+        return f"{device.name}, {facts.cpus} CPUs{threads}"
+    major, minor = device.capability
+    return f"{device.name}, compute capability {major}.{minor}, {device.memory_gib} GiB"
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:

@@ -140,6 +140,23 @@ def examine() -> Facts:
     )
 
 
+def cpus_allowed() -> int:
+    """CPUs that this process may use: a container may be given fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The CPU's name, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
 def _torch_facts() -> tuple[tuple[Device, ...], int | None, str | None, str | None]:
     """Devices, CPU threads, CUDA runtime of the build, and why torch cannot be imported."""
     cpu = Device("cpu", cpu_name())
@@ -170,24 +187,6 @@ def _installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def cpus_allowed() -> int:
-    """CPUs that this process may use: a container may be given fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """The processor's name, as far as the system tells it."""
-    """The CPU's name, as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _driver_installed() -> bool:

@@ -244,8 +244,10 @@ def test_each_error_has_its_exit_code(
 def test_doctor_prints_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     printed = capsys.readouterr().out
-    assert f"ksopt {ksopt.__version__}" in printed
-    assert torch.__version__ in printed
+    found = dict(line.split(maxsplit=1) for line in printed.split("\n\n")[0].splitlines())
+    assert found["ksopt"].startswith(ksopt.__version__)
+    assert found["torch"] == torch.__version__
+    assert f"torch uses {torch.get_num_threads()} threads" in found["cpu"]
 
 
 def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
