@@ -112,7 +112,8 @@ def _bmm_prepare(weight: Tensor, batch_last: bool) -> Tensor:
     a, b, c, d = weight.shape
     if d == 1:
         return weight.squeeze(3)
-    return weight.permute(0, 3, 1, 2).reshape(a * d, b, c)
+    # Contiguous, because for a = 1 the reshape alone would be a view that the GEMM cannot read.
+    return weight.permute(0, 3, 1, 2).reshape(a * d, b, c).contiguous()
 
 
 def _bmm(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
@@ -122,6 +123,11 @@ def _bmm(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tenso
     batch = x.shape[0]
     if a == 1 and d == 1:
         return torch.mm(x, weight[0].t())
+    if c == 1:
+        # Nothing to sum: one multiplication for each output, and no copy.
+        y = x.new_empty(batch, a, b, d)
+        torch.mul(x.view(batch, a, 1, d), weight.view(a, d, b).transpose(1, 2), out=y)
+        return y.view(batch, a * b * d)
     if batch == 1:
         # A single row is a single column, and columns need fewer copies.
         return _bmm_batch_last(x.view(-1, 1), weight, pattern).view(1, -1)
@@ -143,6 +149,10 @@ def _bmm_batch_last(x: Tensor, weight: Tensor, pattern: Pattern) -> Tensor:
     batch = x.shape[1]
     if a == 1 and d == 1:
         return torch.mm(weight[0], x)
+    if c == 1:
+        y = x.new_empty(a, b, d, batch)
+        torch.mul(x.view(a, 1, d, batch), weight.view(a, d, b, 1).transpose(1, 2), out=y)
+        return y.view(a * b * d, batch)
     if a == 1 or d == 1:
         # The groups are a slices of [c, B], or d of them interleaved row by row: no copy.
         y = x.new_empty(a * b * d, batch)

@@ -138,11 +138,11 @@ class CopiesSeen(TorchDispatchMode):
         ("bmm", Pattern(3, 8, 8, 1), "batch_last", 64, 0),
         ("bmm", Pattern(1, 8, 8, 3), "batch_last", 64, 0),
         ("bmm", Pattern(1, 8, 8, 3), "batch_first", 1, 0),
-        # Otherwise x and y once each, and not even those where c or b is 1.
+        # Otherwise x and y once each, and not even those where c is 1 or, in batch_last, b is 1.
         ("bmm", Pattern(3, 8, 4, 2), "batch_first", 64, 64 * (24 + 48)),
         ("bmm", Pattern(3, 8, 4, 2), "batch_last", 64, 64 * (24 + 48)),
-        ("bmm", Pattern(3, 8, 1, 2), "batch_first", 64, 64 * 48),
-        ("bmm", Pattern(3, 8, 1, 2), "batch_last", 64, 64 * 48),
+        ("bmm", Pattern(3, 8, 1, 2), "batch_first", 64, 0),
+        ("bmm", Pattern(3, 8, 1, 2), "batch_last", 64, 0),
         ("bmm", Pattern(3, 1, 8, 2), "batch_last", 64, 64 * 48),
         ("bmm_loop", Pattern(3, 8, 4, 2), "batch_last", 64, 0),
         ("bmm_loop", Pattern(2, 8, 4, 3), "batch_last", 64, 0),

@@ -1,0 +1,392 @@
+"""The operators: values, gradients, transforms, messages, and the choice on CPU."""
+
+import threading
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import grad, hessian, jvp, vmap
+
+from ksopt import functional, ops
+from ksopt.baselines import BASELINES
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import cpu
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+SHAPES = [(1, 1, 1, 1), (2, 3, 4, 5), (1, 7, 3, 2), (3, 4, 5, 1), (1, 3, 5, 6), (1, 9, 8, 1)]
+BATCHES = [(), (0,), (1,), (7,), (63,), (2, 3), (0, 3)]
+LAYOUTS = ["batch_first", "batch_last"]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def no_old_choices():
+    cpu.forget()
+    yield
+    cpu.forget()
+
+
+def make_x(shape, layout, batch, dtype=torch.float64):
+    a, _, c, d = shape
+    n = a * c * d
+    return torch.randn((n, *batch) if layout == "batch_last" else (*batch, n)).to(dtype)
+
+
+def ks_mm(x, weight, layout="batch_first"):
+    return torch.ops.ksopt.ks_mm(x, weight, layout == "batch_last")
+
+
+@pytest.mark.parametrize("tune", ["on", "off"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_is_as_accurate_as_pytorch(shape, dtype, layout, tune, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", tune)
+    weight = torch.randn(shape).to(dtype)
+    for batch in BATCHES:
+        x = make_x(shape, layout, batch, dtype)
+        exact = ks_reference(x.double(), weight.double(), layout)
+        pytorch = BASELINES["bmm_paper"].bind(weight, layout)(x)
+        for _ in range(2):  # the second time by what the first one chose
+            y = ks_mm(x, weight, layout)
+            assert y.shape == exact.shape
+            assert y.dtype == dtype
+            assert y.is_contiguous()
+            if y.numel():
+                error, allowed = ((t - exact).abs().max() for t in (y, pytorch))
+                # Twice PyTorch's own error, and one rounding of the largest result where that is 0.
+                assert error <= 2 * allowed + torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_writes_every_element_whatever_the_strides(shape, layout):
+    torch.use_deterministic_algorithms(True)  # also fills new tensors with NaN
+    try:
+        weight = torch.randn(shape[::-1], dtype=torch.float64).permute(3, 2, 1, 0)
+        x = make_x(shape, layout, (7,))
+        sliced = torch.randn(*(2 * size + 1 for size in x.shape), dtype=torch.float64)
+        misaligned = torch.randn(x.numel() + 1, dtype=torch.float64)[1:].view(x.shape)
+        for view in (x, x.t().contiguous().t(), sliced[1::2, 1::2], misaligned):
+            y = ks_mm(view, weight, layout)
+            torch.testing.assert_close(y, ks_reference(view, weight, layout))
+            assert y.untyped_storage().data_ptr() != view.untyped_storage().data_ptr()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(layout, requires_grad):
+    last = layout == "batch_last"
+    for shape in [(2, 3, 4, 5), (3, 4, 5, 1)]:
+        a, b, c, d = shape
+        x = make_x(shape, layout, (7,), torch.float32).requires_grad_(requires_grad)
+        g = make_x((a, c, b, d), layout, (7,), torch.float32).requires_grad_(requires_grad)
+        weight = torch.randn(shape, requires_grad=requires_grad)
+        torch.library.opcheck(torch.ops.ksopt.ks_mm.default, (x, weight, last))
+        torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad.default, (g, x, a, d, last))
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_any_order(layout, batch):
+    shape = (2, 3, 2, 2)
+    x = make_x(shape, layout, batch).requires_grad_()
+    weight = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    for inputs in [(x, weight), (x.detach(), weight), (x, weight.detach())]:
+        assert torch.autograd.gradcheck(
+            lambda x, w: ks_mm(x, w, layout),
+            inputs,
+            check_forward_ad=True,
+            check_batched_grad=True,
+        )
+    assert torch.autograd.gradgradcheck(lambda x, w: ks_mm(x, w, layout), (x, weight))
+
+
+def test_saves_only_what_the_gradients_need():
+    shape = (2, 3, 2, 2)
+    x = make_x(shape, "batch_first", (5,)).requires_grad_()
+    weight = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def saved(x, weight):
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            ks_mm(x, weight)
+        return {tuple(t.shape) for t in kept}
+
+    assert saved(x, weight) == {(5, 8), shape}
+    assert saved(x.detach(), weight) == {(5, 8)}
+    assert saved(x, weight.detach()) == {shape}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transforms_equal_those_of_the_reference(layout):
+    shape = (2, 3, 4, 2)
+    weight = torch.randn(shape, dtype=torch.float64)
+    many = torch.randn(2, 3, 6, 4, 2, dtype=torch.float64)  # six weights, mapped over dim 2
+    x = torch.stack([make_x(shape, layout, (5,)) for _ in range(6)])
+
+    def results(product):
+        def loss(weight, x):
+            return product(x, weight).square().sum()
+
+        yield vmap(lambda x: product(x, weight))(x)
+        yield vmap(lambda x: product(x, weight), in_dims=1, out_dims=1)(x.transpose(0, 1))
+        yield vmap(product, in_dims=(0, 2))(x, many)
+        yield vmap(product, in_dims=(None, 2))(x[0], many)
+        yield vmap(vmap(product, in_dims=(None, 2)), in_dims=(0, None))(x, many)
+        yield grad(loss)(weight, x[0])
+        yield vmap(grad(loss), in_dims=(None, 0))(weight, x)  # gradients for each sample
+        yield grad(lambda w: vmap(lambda x: loss(w, x))(x).sum())(weight)
+        yield hessian(loss)(weight, x[0])
+        yield jvp(loss, (weight, x[0]), (weight + 1, x[0] - 1))[1]
+        yield jvp(grad(loss), (weight, x[0]), (weight + 1, x[0] - 1))[1]
+
+    pairs = zip(
+        results(lambda x, w: ks_mm(x, w, layout)),
+        results(lambda x, w: ks_reference(x, w, layout)),
+        strict=True,
+    )
+    for index, (found, expected) in enumerate(pairs):
+        torch.testing.assert_close(found, expected, msg=lambda text, n=index: f"case {n}: {text}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_the_dtype_in_force(dtype):
+    shape = (2, 3, 4, 5)
+    x = make_x(shape, "batch_first", (7,), torch.float32)
+    weight = torch.randn(shape, requires_grad=True)
+    bias = torch.randn(30, requires_grad=True)
+    expected = ks_mm(x.to(dtype), weight.detach().to(dtype))
+    with torch.autocast("cpu", dtype):
+        assert torch.equal(ks_mm(x, weight), expected)
+        assert torch.equal(ks_mm(x.to(dtype), weight), expected)
+        y = functional.ks_linear(x, [weight], bias)
+        assert y.dtype == dtype
+        double = ks_mm(x.double(), weight.double())
+        assert double.dtype == torch.float64
+        with torch.autocast("cpu", enabled=False):
+            assert ks_mm(x, weight).dtype == torch.float32
+    y.float().sum().backward()
+    assert weight.grad.dtype == torch.float32
+    assert bias.grad.dtype == torch.float32
+    # Autocast for another device leaves these tensors alone, as torch's own operators do.
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+    with torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set() | key,
+        torch._C._dispatch_tls_local_exclude_set(),
+    ):
+        assert ks_mm(x, weight).dtype == torch.float32
+
+
+def test_inference_mode_and_meta():
+    shape = (2, 3, 4, 5)
+    x = make_x(shape, "batch_first", (7,), torch.float32)
+    weight = torch.randn(shape)
+    with torch.inference_mode():
+        y = ks_mm(x.clone(), weight.clone())
+    assert y.is_inference()
+    assert torch.equal(y, ks_mm(x, weight))
+    meta = ks_mm(x.to("meta"), weight.to("meta"))
+    assert meta.shape == (7, 30)
+    assert meta.device.type == "meta"
+
+
+WRONG = {
+    "ks_mm: weight has shape [3, 4], but it must be [a, b, c, d]": lambda t: (t(2, 4), t(3, 4)),
+    "ks_mm: weight has shape [2, 0, 4, 1], but a, b, c and d must be at least 1": lambda t: (
+        t(7, 8),
+        t(2, 0, 4, 1),
+    ),
+    "ks_mm: x is a scalar, but it must have a dim of features": lambda t: (t(()), t(1, 1, 1, 1)),
+    "ks_mm: x has shape [7, 9], but with weight [2, 3, 4, 1] in layout batch_first its last dim "
+    "must be a*c*d = 8": lambda t: (t(7, 9), t(2, 3, 4, 1)),
+    "ks_mm: x has shape [7, 8], but with weight [2, 3, 4, 1] in layout batch_last its first dim "
+    "must be a*c*d = 8": lambda t: (t(7, 8), t(2, 3, 4, 1), True),
+    "ks_mm: x is float32 and weight is float64, but they must have one dtype (convert one of "
+    "them, or run under torch.autocast)": lambda t: (t(7, 8), t(2, 3, 4, 1).double()),
+    "ks_mm: x is int64, but it must be one of float32, float16, bfloat16, float64": lambda t: (
+        t(7, 8).long(),
+        t(2, 3, 4, 1).long(),
+    ),
+    "ks_mm: x is complex64, but it must be one of float32, float16, bfloat16, float64": lambda t: (
+        t(7, 8).to(torch.complex64),
+        t(2, 3, 4, 1).to(torch.complex64),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_inputs_get_one_sentence_in_eager_and_on_fakes(message):
+    make = WRONG[message]
+    with pytest.raises(InvalidInputError) as raised:
+        torch.ops.ksopt.ks_mm(*make(torch.ones))
+    assert str(raised.value) == message
+    with FakeTensorMode(), pytest.raises(InvalidInputError) as raised:
+        torch.ops.ksopt.ks_mm(*make(torch.ones))
+    assert str(raised.value) == message
+
+
+def test_wrong_device_is_named():
+    message = "x is on cpu and weight on meta, but they must be on one device"
+    with pytest.raises(InvalidInputError, match=message):
+        torch.ops.ksopt.ks_mm(torch.ones(7, 8), torch.ones(2, 3, 4, 1, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("grad_shape", "x_shape", "message"),
+    [
+        ((7, 6), (7, 2, 8), "both must have the same batch dims and one dim of features"),
+        ((7, 6), (6, 8), "grad has batch dims [7] and x [6], but they must be the same"),
+        ((7, 7), (7, 8), "grad has 7 features, but they must be a multiple of a*d = 2*1"),
+        ((7, 6), (7, 9), "x has 9 features, but they must be a multiple of a*d = 2*1"),
+    ],
+)
+def test_wrong_inputs_of_the_weight_gradient(grad_shape, x_shape, message):
+    with pytest.raises(InvalidInputError) as raised:
+        ops.ks_mm_weight_grad(torch.ones(grad_shape), torch.ones(x_shape), 2, 1, False)
+    assert message in str(raised.value)
+
+
+def test_ks_linear_runs_right_to_left_and_adds_the_bias_in_both_layouts():
+    weights = [torch.randn(1, 4, 3, 2), torch.randn(2, 3, 5, 1)]
+    bias = torch.randn(8)
+    x = torch.randn(2, 7, 10)
+    expected = ks_reference(ks_reference(x, weights[1]), weights[0]) + bias
+    torch.testing.assert_close(functional.ks_linear(x, weights, bias), expected)
+    y = functional.ks_linear(x.movedim(-1, 0), weights, bias, "batch_last")
+    torch.testing.assert_close(y, expected.movedim(-1, 0))
+    assert y.is_contiguous()
+    torch.testing.assert_close(functional.ks_linear(x[0, 0], weights, bias), expected[0, 0])
+
+
+def test_ks_linear_refuses_what_does_not_fit():
+    x, weight = torch.randn(7, 8), torch.randn(2, 3, 4, 1)
+    for arguments, message in [
+        (([],), "weights is empty"),
+        (([weight], torch.ones(5)), r"bias has shape \[5\], but the chain has 6 outputs"),
+        (([weight], torch.ones(6).double()), "bias is float64 and the product float32"),
+        (([weight], None, "bsf"), "layout 'bsf' is unknown"),
+    ]:
+        with pytest.raises(InvalidInputError, match=message):
+            functional.ks_linear(x, *arguments)
+
+
+def test_the_choice_is_measured_once_and_remembered(monkeypatch):
+    timed = []
+    real = cpu._fastest
+    monkeypatch.setattr(cpu, "_fastest", lambda *args: timed.append(args) or real(*args))
+    shape = (2, 8, 8, 2)
+    weight = torch.randn(shape)
+    for batch in (33, 40, 63):  # one power of two: one choice
+        ks_mm(make_x(shape, "batch_first", (batch,), torch.float32), weight)
+    assert len(timed) == 1
+    threads = torch.get_num_threads()
+    ((problem, name),) = cpu.chosen().items()
+    assert problem == f"(2,8,8,2) float32 batch_first batch<64 threads={threads}"
+    assert name in BASELINES
+    ks_mm(make_x(shape, "batch_first", (64,), torch.float32), weight)
+    ks_mm(make_x(shape, "batch_last", (40,), torch.float32), weight, "batch_last")
+    ks_mm(make_x(shape, "batch_first", (40,), torch.bfloat16), weight.bfloat16())
+    assert len(timed) == 4
+
+
+def test_the_fastest_candidate_is_taken(monkeypatch):
+    """With a clock of our own: each candidate seems to take a time that the test sets."""
+    costs = {"bmm": 3.0, "einsum": 2.0, "expand": 1.0, "dense": 4.0}
+    now = [0.0]
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: now[0])
+    real = cpu._Choice.multiply
+
+    def multiply(self, *args):
+        now[0] += costs[self.baseline.name] * 1e-4
+        return real(self, *args)
+
+    monkeypatch.setattr(cpu._Choice, "multiply", multiply)
+    shape = (2, 8, 8, 2)
+    x = make_x(shape, "batch_first", (40,), torch.float32)
+    for best in costs:
+        cpu.forget()
+        costs[best] = 0.5
+        ks_mm(x, torch.randn(shape))
+        assert set(cpu.chosen().values()) == {best}
+        costs[best] = 5.0
+
+
+def test_timing_stops_in_time(monkeypatch):
+    """Candidates that take a second each are run twice at most, whatever the number of rounds."""
+    runs = []
+    now = [0.0]
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: now[0])
+    real = cpu._Choice.multiply
+
+    def multiply(self, *args):
+        runs.append(self.baseline.name)
+        now[0] += 1.0
+        return real(self, *args)
+
+    monkeypatch.setattr(cpu._Choice, "multiply", multiply)
+    shape = (2, 8, 8, 2)
+    ks_mm(make_x(shape, "batch_first", (40,), torch.float32), torch.randn(shape))
+    assert max(runs.count(name) for name in runs) <= 3  # the product itself, and two
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "batch", "name"),
+    [
+        ((3, 4, 5, 1), "batch_first", 7, "bmm"),
+        ((3, 4, 5, 6), "batch_first", 1, "bmm"),
+        ((1, 4, 5, 6), "batch_last", 7, "bmm"),
+        ((3, 4, 5, 2), "batch_first", 7, "expand"),
+        ((3, 4, 5, 6), "batch_last", 7, "bmm_loop"),
+        ((3, 4, 5, 6), "batch_first", 7, "bmm"),
+        ((9, 4, 5, 16), "batch_last", 7, "bmm"),
+    ],
+)
+def test_the_fixed_rule(shape, layout, batch, name, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    ks_mm(make_x(shape, layout, (batch,), torch.float32), torch.randn(shape), layout)
+    assert list(cpu.chosen().values()) == [name]
+    assert cpu.rule(Pattern(*shape), batch, layout == "batch_last") == name
+
+
+def test_the_tuning_setting_is_checked(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "maybe")
+    with pytest.raises(InvalidInputError, match="KSOPT_TUNE is 'maybe': it must be 'on' or 'off'"):
+        ks_mm(torch.ones(7, 4), torch.ones(1, 4, 4, 1))
+
+
+def test_many_threads_may_meet_a_problem_at_once():
+    shape = (2, 8, 8, 4)
+    weight = torch.randn(shape)
+    x = make_x(shape, "batch_first", (40,), torch.float32)
+    expected = ks_reference(x, weight)
+    start = threading.Barrier(8)
+    failures = []
+
+    def work():
+        start.wait()
+        for _ in range(20):
+            try:
+                torch.testing.assert_close(ks_mm(x, weight), expected)
+            except Exception as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(cpu.chosen()) == 1
+
+
+def test_weights_that_change_are_noticed():
+    shape = (2, 3, 4, 2)
+    weight = torch.randn(shape)
+    x = make_x(shape, "batch_first", (7,), torch.float32)
+    ks_mm(x, weight)
+    weight.data.mul_(2)
+    torch.testing.assert_close(ks_mm(x, weight), ks_reference(x, weight))
