@@ -275,7 +275,7 @@ def _bsr_prepare(weight: Tensor, batch_last: bool) -> Tensor:
         warnings.filterwarnings("ignore", message="Sparse BSR tensor support is in beta")
         return torch.sparse_bsr_tensor(
             crow,
-            col.expand(groups, down, across).reshape(-1),
+            col.expand(groups, down, across).reshape(-1).contiguous(),  # one block: stride 0
             values.transpose(2, 3).reshape(-1, rows, cols),
             size=(groups * b, groups * c),
             check_invariants=True,
@@ -307,7 +307,7 @@ def _sparse_prepare(weight: Tensor, batch_last: bool) -> Tensor:
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(
             torch.arange(a * b * d + 1, device=device) * c,
-            (i + j + along).expand(a, b, d, c).reshape(-1),
+            (i + j + along).expand(a, b, d, c).reshape(-1).contiguous(),
             weight.transpose(2, 3).reshape(-1),
             size=(a * b * d, a * c * d),
             check_invariants=True,

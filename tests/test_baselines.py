@@ -19,6 +19,8 @@ PATTERNS = [
     Pattern(1, 6, 5, 1),
     Pattern(7, 1, 1, 3),
     Pattern(2, 8, 8, 16),
+    Pattern(1, 4, 1, 1),  # one column: the sparse forms have strides of 0 to get rid of
+    Pattern(1, 8, 2, 1),
 ]
 BATCHES = [(), (0,), (1,), (7,), (63,), (2, 3), (0, 3), (2, 1, 3)]
 LAYOUTS = ["batch_first", "batch_last"]
