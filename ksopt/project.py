@@ -27,7 +27,8 @@ def project(matrix: Tensor, chain: Chain) -> list[Tensor]:
         ``matrix`` outside the support of the chain's product are ignored.
 
     Raises:
-        InvalidInputError: the shapes differ, or the chain is not chainable.
+        InvalidInputError: the shapes differ, the chain is not chainable, or the matrix has NaN or
+            infinity in it.
 
     Example:
         >>> [weight.shape for weight in project(torch.ones(4, 6), Chain.low_rank(6, 4, rank=1))]
@@ -38,6 +39,8 @@ def project(matrix: Tensor, chain: Chain) -> list[Tensor]:
             f"the matrix has shape {list(matrix.shape)}, but the chain {chain} has shape "
             f"{list(chain.shape)}"
         )
+    if not matrix.isfinite().all():
+        raise InvalidInputError("the matrix has NaN or infinity in it: there is nothing near it")
     if not chain.is_chainable:
         raise InvalidInputError(
             f"{chain} is not chainable, and only for chainable chains is there an exact way to "

@@ -53,6 +53,7 @@ def test_is_as_accurate_as_pytorch(shape, dtype, layout, tune, monkeypatch):
             assert y.shape == exact.shape
             assert y.dtype == dtype
             assert y.is_contiguous()
+            torch.testing.assert_close(y, ks_mm(x, weight, layout), rtol=0, atol=0)
             if y.numel():
                 error, allowed = ((t - exact).abs().max() for t in (y, pytorch))
                 # Twice PyTorch's own error, and one rounding of the largest result where that is 0.

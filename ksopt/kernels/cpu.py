@@ -1,14 +1,15 @@
 """The product on CPU: whichever of PyTorch's own ways is the fastest for the problem.
 
-The first product of a problem (pattern, dtype, layout, batch to the next power of two, threads)
-is computed once by a fixed rule and then timed against its few rivals; the choice is kept for the
-life of the process. Timing takes at most ``ROUNDS`` runs of each candidate and stops at the end of
-the first round that passes ``BUDGET_S`` seconds, so a first call costs that or about two runs of
-each candidate, whichever is more. Weights change while training, so nothing that depends on their
-values is kept, and every candidate is timed with the preparation of its weight.
+At the first product of a problem (pattern, dtype, layout, batch to the next power of two, threads)
+the few candidates are timed on the tensors at hand; the choice is kept for the life of the process.
+Each candidate is run once to warm up, then in at most ``ROUNDS`` rounds that stop after the first
+one to end past ``BUDGET_S`` seconds: a first call costs that, or two runs of each candidate if they
+are longer. Weights change while training, so nothing that depends on their values is kept, and
+every candidate is timed with the preparation of its weight.
 
-With ``KSOPT_TUNE=off``, under ``torch.use_deterministic_algorithms`` and while another thread is
-timing, nothing is timed and the rule decides:
+Candidates sum in different orders, so two processes that choose differently differ in the last
+bits. With ``KSOPT_TUNE=off``, under ``torch.use_deterministic_algorithms`` and while another thread
+is timing, nothing is timed and a fixed rule decides:
 
 1. bmm, where it copies nothing: d = 1, or one sample, or a = 1 in batch_last;
 2. else expand, for d = 2 in batch_first: twice the flops cost less than the copies;
@@ -83,17 +84,16 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
         return choice.multiply(x, weight, batch_last)
     pattern = Pattern(*shape)
     choice = _Choice(pattern, BASELINES[rule(pattern, batch, batch_last)])
-    y = choice.multiply(x, weight, batch_last)
-    if batch == 0 or torch.are_deterministic_algorithms_enabled():
-        return y
-    if not settings.tuning():
-        _choices[key] = choice
-    elif _timing.acquire(blocking=False):
-        try:
-            _choices[key] = _fastest(choice, x, weight, batch_last)
-        finally:
-            _timing.release()
-    return y
+    if batch > 0 and not torch.are_deterministic_algorithms_enabled():
+        if not settings.tuning():
+            _choices[key] = choice
+        elif _timing.acquire(blocking=False):
+            try:
+                choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
+            finally:
+                _timing.release()
+    # By the choice itself, so that the next product of the same tensors has the same bits.
+    return choice.multiply(x, weight, batch_last)
 
 
 def multiply_by_bmm(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
@@ -143,15 +143,15 @@ def _candidates(pattern: Pattern, dtype: torch.dtype, batch_last: bool) -> list[
     return [BASELINES[name] for name in names if BASELINES[name].supports(product).ok]
 
 
-def _fastest(first: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
-    candidates = _candidates(first.pattern, x.dtype, batch_last)
+def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
+    candidates = _candidates(pattern, x.dtype, batch_last)
     best = {baseline.name: float("inf") for baseline in candidates}
     end = time.perf_counter() + BUDGET_S
-    # Round 0 warms up: the caller has run only the rule's choice so far.
+    # Round 0 warms up, and counts only where a run is so long that warming up does not matter.
     for round_ in range(ROUNDS + 1):
         for baseline in candidates:
             start = time.perf_counter()
-            _Choice(first.pattern, baseline).multiply(x, weight, batch_last)
+            _Choice(pattern, baseline).multiply(x, weight, batch_last)
             taken = time.perf_counter() - start
             if round_ > 0 or taken > BUDGET_S:
                 best[baseline.name] = min(best[baseline.name], taken)
@@ -159,4 +159,4 @@ def _fastest(first: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> _Ch
             break
     # Anything else that runs makes a product slower, never faster: the least time is the truest.
     name = min(best, key=best.__getitem__)
-    return _Choice(first.pattern, BASELINES[name])
+    return _Choice(pattern, BASELINES[name])
