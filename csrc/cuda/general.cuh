@@ -12,8 +12,7 @@
 template <int ROWS_, int OUTPUTS_, int STEP_> struct GeneralTile {
   static constexpr int ROWS = ROWS_, OUTPUTS = OUTPUTS_, STEP = STEP_;
   static constexpr int PER_THREAD = 4;  // a thread's square of outputs
-  static constexpr int THREADS_X = OUTPUTS / PER_THREAD, THREADS_Y = ROWS / PER_THREAD;
-  static constexpr int THREADS = THREADS_X * THREADS_Y;
+  static constexpr int THREADS = ROWS / PER_THREAD * (OUTPUTS / PER_THREAD);
 };
 
 template <typename T, typename P, typename Tile, bool BATCH_LAST>
@@ -28,7 +27,10 @@ __device__ __forceinline__ void general_kernel(const Arguments& arguments) {
   const T* weight = static_cast<const T*>(arguments.weight);
   T* y = static_cast<T*>(arguments.y);
   const int thread = threadIdx.x;
-  const int tx = thread % Tile::THREADS_X, ty = thread / Tile::THREADS_X;
+  // Neighbouring threads compute what lies closest together in y: rows if the batch comes last.
+  constexpr int ROW_THREADS = ROWS / R, OUTPUT_THREADS = OUTPUTS / R;
+  const int first_row = BATCH_LAST ? thread % ROW_THREADS : thread / OUTPUT_THREADS;
+  const int first_output = BATCH_LAST ? thread / ROW_THREADS : thread % OUTPUT_THREADS;
 
   constexpr int OUTPUT_TILES = (P::B + OUTPUTS - 1) / OUTPUTS;
   constexpr int64 TILES_PER_ROW_TILE = int64(P::A) * OUTPUT_TILES * P::D;
@@ -70,8 +72,8 @@ __device__ __forceinline__ void general_kernel(const Arguments& arguments) {
         float xs[R], ws[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          xs[r] = x_tile[l][BATCH_LAST ? tx + r * Tile::THREADS_X : ty + r * Tile::THREADS_Y];
-          ws[r] = w_tile[l][BATCH_LAST ? ty + r * Tile::THREADS_Y : tx + r * Tile::THREADS_X];
+          xs[r] = x_tile[l][first_row + r * ROW_THREADS];
+          ws[r] = w_tile[l][first_output + r * OUTPUT_THREADS];
         }
 #pragma unroll
         for (int r = 0; r < R; ++r)
@@ -89,8 +91,8 @@ __device__ __forceinline__ void general_kernel(const Arguments& arguments) {
     for (int r = 0; r < R; ++r)
 #pragma unroll
       for (int s = 0; s < R; ++s) {
-        const int64 m = row0 + (BATCH_LAST ? tx + r * Tile::THREADS_X : ty + r * Tile::THREADS_Y);
-        const int k = output0 + (BATCH_LAST ? ty + s * Tile::THREADS_Y : tx + s * Tile::THREADS_X);
+        const int64 m = row0 + first_row + r * ROW_THREADS;
+        const int k = output0 + first_output + s * OUTPUT_THREADS;
         if (m < arguments.batch && k < P::B) {
           const int64 feature = (int64(i) * P::B + k) * P::D + j;
           y[m * arguments.y_batch_stride + feature * arguments.y_feature_stride] =

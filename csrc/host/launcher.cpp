@@ -42,6 +42,7 @@ struct Plan {
   int64_t rows_per_tile;       // batch rows that one tile covers
   int64_t tiles_per_row_tile;  // tiles that cover all features of those rows
   int64_t max_blocks;          // blocks loop over tiles beyond this count
+  int64_t fallback = -1;       // plan for operands that are not fit for 16-byte access; -1: none needed
 };
 
 std::vector<Plan> plans;
@@ -88,13 +89,26 @@ bool one_stride(const Tensor& x, int64_t first, int64_t last) {
   return true;
 }
 
+Plan plan_at(int64_t index) {
+  const std::shared_lock lock(plans_mutex);
+  return plans.at(static_cast<size_t>(index));
+}
+
+bool aligned_16(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+// Whether x can be read and `weight` be read in whole 16-byte vectors along its fastest dimension.
+bool fit_for_vectors(const Arguments& arguments, const Tensor& weight, bool batch_last, int64_t element) {
+  const int64_t fast = batch_last ? arguments.x_batch_stride : arguments.x_feature_stride;
+  const int64_t slow = batch_last ? arguments.x_feature_stride : arguments.x_batch_stride;
+  const int64_t slow_y = batch_last ? arguments.y_feature_stride : arguments.y_batch_stride;
+  return fast == 1 && slow * element % 16 == 0 && slow_y * element % 16 == 0 &&
+         aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y) &&
+         weight.is_contiguous();
+}
+
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout.
 Tensor launch(const Tensor& x_given, const Tensor& weight, int64_t plan_index) {
-  Plan plan;
-  {
-    const std::shared_lock lock(plans_mutex);
-    plan = plans.at(static_cast<size_t>(plan_index));
-  }
+  Plan plan = plan_at(plan_index);
   const int64_t dims = x_given.dim();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   const Tensor x = one_stride(x_given, first, last) ? x_given : torch::stable::contiguous(x_given);
@@ -125,6 +139,10 @@ Tensor launch(const Tensor& x_given, const Tensor& weight, int64_t plan_index) {
   arguments.weight_stride_c = weight.stride(2);
   arguments.weight_stride_d = weight.stride(3);
 
+  if (plan.fallback >= 0 &&
+      !fit_for_vectors(arguments, weight, plan.batch_last, static_cast<int64_t>(x.element_size()))) {
+    plan = plan_at(plan.fallback);
+  }
   const int64_t tiles =
       (batch + plan.rows_per_tile - 1) / plan.rows_per_tile * plan.tiles_per_row_tile;
   launch_on_current_stream(plan, arguments, device,
@@ -135,11 +153,11 @@ Tensor launch(const Tensor& x_given, const Tensor& weight, int64_t plan_index) {
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
 int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t threads,
                  int64_t shared_bytes, int64_t rows_per_tile, int64_t tiles_per_row_tile,
-                 int64_t max_blocks) {
+                 int64_t max_blocks, int64_t fallback) {
   const std::unique_lock lock(plans_mutex);
   plans.push_back({reinterpret_cast<void*>(kernel), out_features, batch_last,
                    static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes),
-                   rows_per_tile, tiles_per_row_tile, max_blocks});
+                   rows_per_tile, tiles_per_row_tile, max_blocks, fallback});
   return static_cast<int64_t>(plans.size()) - 1;
 }
 
@@ -149,7 +167,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan) -> Tensor");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
-      "int rows_per_tile, int tiles_per_row_tile, int max_blocks) -> int");
+      "int rows_per_tile, int tiles_per_row_tile, int max_blocks, int fallback) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }

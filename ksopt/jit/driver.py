@@ -39,16 +39,19 @@ def load_kernel(cubin: bytes, name: str, shared_bytes: int, device: int) -> int:
         status, kernel = driver.cuLibraryGetKernel(library, name.encode())
         _check(driver, status, f"find the kernel {name}")
         if shared_bytes > 48 * 1024:  # more than this only after asking
-            attribute = (
-                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            )
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, device)
             _check(driver, status, f"give the kernel {shared_bytes} bytes of shared memory")
         return int(kernel)
 
 
 def launch(
-    kernel: int, blocks: int, threads: int, shared_bytes: int, arguments: ctypes.Structure, device: int
+    kernel: int,
+    blocks: int,
+    threads: int,
+    shared_bytes: int,
+    arguments: ctypes.Structure,
+    device: int,
 ) -> None:
     """Launch on the current stream of ``device``; ``arguments`` is passed by value.
 

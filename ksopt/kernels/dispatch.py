@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ksopt.errors import UnavailableError
 from ksopt.kernels import cpu, general
-from ksopt.kernels.launch import Runnable
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -38,13 +38,13 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
 @functools.cache
 def _cuda_runnable(
     weight_shape: tuple[int, int, int, int], dtype: torch.dtype, batch_last: bool, device: int
-) -> Runnable:
+) -> Callable[[Tensor, Tensor], Tensor]:
     """The choice for one problem on one device, made once for the process."""
     problem = Problem(Pattern(*weight_shape), str(dtype).removeprefix("torch."), batch_last)
     if general.supports(problem) is not None:  # float64: exactness matters more than speed
         return functools.partial(_pytorch, batch_last)
     try:
-        return general.runnable(problem, device)
+        return general.launcher(problem, device)
     except UnavailableError as error:
         _warn_without_kernels(str(error))
         return functools.partial(_pytorch, batch_last)

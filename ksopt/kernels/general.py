@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ksopt.kernels.launch import Runnable, prepare
+from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import Geometry, Problem
 
 DTYPES = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
@@ -81,7 +81,7 @@ def source(problem: Problem, config: GeneralConfig) -> str:
     )
 
 
-def runnable(problem: Problem, device: int) -> Runnable:
+def launcher(problem: Problem, device: int) -> Launcher:
     """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
     config = default_config(problem)
     code = source(problem, config)

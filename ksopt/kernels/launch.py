@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +13,15 @@ from torch import Tensor
 from ksopt.jit import arch, driver, host, nvrtc
 from ksopt.kernels.problem import Geometry, Problem
 
-Runnable = Callable[[Tensor, Tensor], Tensor]
-"""(x, weight) -> y, on the current stream of x's device."""
 
-
-def prepare(problem: Problem, name: str, source: str, geometry: Geometry, device: int) -> Runnable:
+def prepare(
+    problem: Problem,
+    name: str,
+    source: str,
+    geometry: Geometry,
+    device: int,
+    fallback: Launcher | None = None,
+) -> Launcher:
     """Compile (or take from the cache) and load a kernel.
 
     Args:
@@ -26,6 +30,8 @@ def prepare(problem: Problem, name: str, source: str, geometry: Geometry, device
         source: CUDA C++ that defines it, taking one ``Arguments`` by value.
         geometry: how it is launched.
         device: CUDA device index.
+        fallback: takes the calls whose operands are not fit for 16-byte access (strides,
+            alignment); None if the kernel has no such need.
 
     Raises:
         CompilationError, UnavailableError: see :mod:`ksopt.jit`.
@@ -33,26 +39,55 @@ def prepare(problem: Problem, name: str, source: str, geometry: Geometry, device
     code = nvrtc.cubin(source, arch.of_device(device)).data
     kernel = driver.load_kernel(code, name, geometry.shared_bytes, device)
     if host.load() is not None:
-        return _PythonLauncher(problem, geometry, kernel)
-    plan = torch.ops.ksopt_host.add_plan(
-        kernel,
-        problem.pattern.out_features,
-        problem.batch_last,
-        geometry.threads,
-        geometry.shared_bytes,
-        geometry.rows_per_tile,
-        geometry.tiles_per_row_tile,
-        geometry.max_blocks,
-    )
-    # The overload itself, not the packet: it saves the search for an overload on every call.
-    launch = torch.ops.ksopt_host.launch.default
-    return lambda x, weight: launch(x, weight, plan)
+        return _PythonLauncher(problem, geometry, kernel, fallback)
+    return _HostLauncher(problem, geometry, kernel, fallback)
+
+
+class Launcher(abc.ABC):
+    """A loaded kernel: called with (x, weight), returns y, on the current stream of x's device."""
+
+    def __init__(
+        self, problem: Problem, geometry: Geometry, kernel: int, fallback: Launcher | None
+    ) -> None:
+        self.problem = problem
+        self.geometry = geometry
+        self.kernel = kernel
+        self.fallback = fallback
+
+    @abc.abstractmethod
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x: (*batch, N) or (N, *batch); weight: (a, b, c, d)."""
+
+
+class _HostLauncher(Launcher):
+    """Through csrc/host/launcher.cpp."""
+
+    def __init__(
+        self, problem: Problem, geometry: Geometry, kernel: int, fallback: Launcher | None
+    ) -> None:
+        super().__init__(problem, geometry, kernel, fallback)
+        # The overload itself, not the packet: it saves the search for an overload on every call.
+        self._launch = torch.ops.ksopt_host.launch.default
+        self.plan: int = torch.ops.ksopt_host.add_plan(
+            kernel,
+            problem.pattern.out_features,
+            problem.batch_last,
+            geometry.threads,
+            geometry.shared_bytes,
+            geometry.rows_per_tile,
+            geometry.tiles_per_row_tile,
+            geometry.max_blocks,
+            fallback.plan if isinstance(fallback, _HostLauncher) else -1,
+        )
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._launch(x, weight, self.plan)
 
 
 class _Arguments(ctypes.Structure):
     """``Arguments`` of csrc/cuda/problem.cuh."""
 
-    _fields_ = [  # noqa: RUF012 (ctypes wants a plain list)
+    _fields_ = [
         ("x", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
@@ -65,18 +100,13 @@ class _Arguments(ctypes.Structure):
     ]
 
 
-class _PythonLauncher:
-    """The same as csrc/host/launcher.cpp, for machines without a C++ compiler."""
-
-    def __init__(self, problem: Problem, geometry: Geometry, kernel: int) -> None:
-        self._problem = problem
-        self._geometry = geometry
-        self._kernel = kernel
+class _PythonLauncher(Launcher):
+    """The same in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        last = self._problem.batch_last
+        last = self.problem.batch_last
         sizes = x.shape[1:] if last else x.shape[:-1]
-        out_features = self._problem.pattern.out_features
+        out_features = self.problem.pattern.out_features
         rows = math.prod(sizes)
         y = x.new_empty((out_features, *sizes) if last else (*sizes, out_features))
         if rows == 0:
@@ -94,12 +124,26 @@ class _PythonLauncher:
             y_feature_stride=rows if last else 1,
             weight_strides=_strides(weight),
         )
-        g = self._geometry
+        if self.fallback is not None and not _fit_for_vectors(flat, weight, y, last):
+            return self.fallback(x, weight)
+        g = self.geometry
         tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile
         blocks = min(tiles, g.max_blocks)
         device = x.get_device()
-        driver.launch(self._kernel, blocks, g.threads, g.shared_bytes, arguments, device)
+        driver.launch(self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
         return y
+
+
+def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> bool:
+    """``fit_for_vectors`` of csrc/host/launcher.cpp; x is (rows, N) or (N, rows)."""
+    slow_y = y[0].numel() if batch_last else y.shape[-1]
+    return (
+        x.stride(1) == 1
+        and x.stride(0) * x.element_size() % 16 == 0
+        and slow_y * x.element_size() % 16 == 0
+        and all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight, y))
+        and weight.is_contiguous()
+    )
 
 
 def _strides(weight: Tensor) -> Any:

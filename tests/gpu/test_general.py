@@ -5,10 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ksopt import baselines
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import dispatch, general
+from ksopt.kernels import cpu, dispatch, general
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -67,7 +66,7 @@ def test_sample_of_the_papers_patterns(pattern):
                 layout = "batch_last" if last else "batch_first"
                 poison(batch * pattern.out_features, dtype)
                 ours = dispatch.run(x, weight, last)
-                theirs = baselines.bmm(x, weight, layout)
+                theirs = cpu.multiply_by_bmm(x, weight, last)
                 expected = truth[:batch].T if last else truth[:batch]
                 assert ours.shape == expected.shape
                 assert ours.is_contiguous()
@@ -129,7 +128,10 @@ def test_odd_shapes_strides_and_alignment(shape, dtype, last):
 
 
 def test_float64_is_exact_through_pytorch():
-    x, weight = torch.randn(5, 12, device="cuda").double(), torch.randn(2, 4, 3, 2, device="cuda").double()
+    x, weight = (
+        torch.randn(5, 12, device="cuda").double(),
+        torch.randn(2, 4, 3, 2, device="cuda").double(),
+    )
     torch.testing.assert_close(dispatch.run(x, weight, False), ks_reference(x, weight))
 
 
@@ -183,8 +185,8 @@ def test_without_the_cpp_launcher_results_are_the_same(monkeypatch):
     x = torch.randn(2, 50, pattern.in_features, device="cuda")
     weight = torch.randn(pattern.weight_shape, device="cuda")
     problem = Problem(pattern, "float32", False)
-    fast = general.runnable(problem, 0)
+    fast = general.launcher(problem, 0)
     monkeypatch.setattr(host, "load", lambda: "no compiler")
-    slow = general.runnable(problem, 0)
+    slow = general.launcher(problem, 0)
     assert torch.equal(fast(x, weight), slow(x, weight))
     assert slow(x[:0], weight).shape == (0, 50, pattern.out_features)

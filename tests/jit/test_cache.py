@@ -72,7 +72,9 @@ def test_the_order_of_parts_does_not_count():
     assert KEY == ArtifactKey.of("sm_90a", "kernel.cubin", {"flags": "-O3", "source": "code"})
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "no key.json", "half a key.json", "emptied"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "altered", "no key.json", "half a key.json", "emptied"]
+)
 def test_a_corrupt_artifact_is_rebuilt(own_cache, damage):
     get(KEY, lambda: b"binary")
     artifact = only_artifact(own_cache)

@@ -46,7 +46,13 @@ def test_an_edit_of_a_header_rebuilds_what_includes_it_and_nothing_else():
 
 @pytest.mark.parametrize(
     ("major", "minor", "expected"),
-    [(7, 5, "sm_75"), (8, 0, "sm_80"), (9, 0, "sm_90a"), (12, 0, "sm_120a"), (14, 0, "compute_121")],
+    [
+        (7, 5, "sm_75"),
+        (8, 0, "sm_80"),
+        (9, 0, "sm_90a"),
+        (12, 0, "sm_120a"),
+        (14, 0, "compute_121"),
+    ],
 )
 def test_targets(major, minor, expected):
     assert arch.for_capability(major, minor, (75, 80, 86, 89, 90, 100, 120, 121)) == expected

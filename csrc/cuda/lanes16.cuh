@@ -1,0 +1,286 @@
+// 16-bit factors on tensor cores, with j riding in the vector lanes (batch first, sm_80 and up).
+//
+// For fixed (i, j) the product is a matrix product whose operands lie d elements apart; gathering
+// them is what costs PyTorch two passes over memory. Here a 16-byte load of a row of x holds
+// several j at once (8 values of j for one l where 8 divides d; l x j = 2 x 4 for d = 4; ...), and
+// so does the same load of a row of the weight. Loads of a few l, regrouped by byte permutes, are
+// the tensor cores' operand fragments of all those j: no data is moved for the permutation.
+//
+// The order of summation inside a fragment is free as long as both operands agree, so each thread
+// takes whichever l are convenient: thread q of a group of four takes runs q, q + 4, ...
+//
+// A block owns one column: group i, JC values of j, NB outputs k. It keeps the column's weights in
+// shared memory, in fragment order, and walks over tiles of rows; x streams through a ring of
+// stages whose loads run ahead across the ends of tiles, so that storing one tile overlaps with
+// loading the next.
+#pragma once
+
+#include "problem.cuh"
+#include "ptx.cuh"
+
+constexpr int smallest_multiple(int value, int of) { return (value + of - 1) / of * of; }
+
+// How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
+template <int D> struct Lanes {
+  static constexpr bool WIDE = D % 8 == 0;  // a chunk holds one l and 8 of its j
+  static constexpr int J = WIDE ? 8 : D;
+  static constexpr int RUN = WIDE ? 1 : (D % 3 == 0 ? 3 : 1);
+  static constexpr int RUN_L = RUN * 8 / J;
+  static constexpr int L = RUN_L > 4 ? RUN_L : 4;  // l that a thread takes at a time
+  static constexpr int RUNS = L / RUN_L;           // runs that a thread takes at a time
+  static constexpr int CHUNKS = RUNS * RUN;
+  static constexpr int STEPS = L / 4;              // tensor-core steps (16 l) in a unit
+  static constexpr int UNIT = 4 * L;               // l that a warp takes at a time
+  static_assert(RUN * 8 % J == 0, "d must be 1, 2, 3, 4, 6, 12 or a multiple of 8");
+};
+
+template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int MT_, int NT_, int KL_, int STAGES_,
+          int BLOCKS_>
+struct Lanes16Tile {
+  using Fold = Lanes<P::D>;
+  static constexpr int WARPS_J = WARPS_J_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_;
+  static constexpr int MT = MT_, NT = NT_;  // 16-row and 8-output tiles of a warp
+  static constexpr int KL = KL_;            // l in a stage
+  static constexpr int STAGES = STAGES_;
+  static constexpr int BLOCKS = BLOCKS_;    // blocks that should fit on a multiprocessor
+  static constexpr int WARPS = WARPS_J * WARPS_M * WARPS_N, THREADS = 32 * WARPS;
+  static constexpr int JC = WARPS_J * Fold::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
+  static constexpr int UNITS = smallest_multiple(P::C, Fold::UNIT) / Fold::UNIT;
+  static constexpr int STAGES_PER_TILE = (UNITS * Fold::UNIT + KL - 1) / KL;
+  static constexpr int STAGE_CHUNKS = KL * JC / 8;  // of one row
+  // Eight threads that load at a time must meet eight different groups of banks: two rows of four
+  // chunks that are 1, 2 or 3 chunks apart.
+  static constexpr int SPREAD = Fold::WIDE ? WARPS_J : Fold::RUN;
+  static constexpr int CHUNKS_OF_L = Fold::WIDE ? WARPS_J : 1;  // that hold one l, where 8 divides d
+  static constexpr int PITCH = STAGE_CHUNKS + ((SPREAD == 2 ? 1 : 4) - STAGE_CHUNKS % 8 + 8) % 8;
+  static constexpr int WEIGHT_VECTORS = Fold::J * Fold::STEPS / 2;  // 16-byte vectors a fragment
+  static constexpr int WEIGHT_BYTES = WARPS_J * UNITS * (NB / 8) * WEIGHT_VECTORS * 512;
+  static constexpr int STAGE_BYTES = BM * PITCH * 16;
+  static constexpr int SHARED_BYTES = WEIGHT_BYTES + STAGES * STAGE_BYTES;
+  static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
+  static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
+  static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
+  static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % 8 == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(SPREAD <= 3 && Fold::J * Fold::STEPS % 2 == 0, "");
+};
+
+// Regroups what a thread loaded, elements (l, j) in order, into pairs of l for each j.
+template <typename Fold>
+__device__ __forceinline__ uint32 pair_of(const uint32 (&words)[Fold::CHUNKS * 4], int j, int pair) {
+  const int first = 2 * pair * Fold::J + j, second = first + Fold::J;
+  return __byte_perm(words[first / 2], words[second / 2],
+                     (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
+  using Fold = typename Tile::Fold;
+  constexpr int BM = Tile::BM, NB = Tile::NB, KL = Tile::KL, JC = Tile::JC;
+  extern __shared__ __align__(128) unsigned char shared[];
+  uint4* const weights = reinterpret_cast<uint4*>(shared);
+  unsigned char* const ring = shared + Tile::WEIGHT_BYTES;
+
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int warp_j = warp % Tile::WARPS_J;
+  const int warp_n = warp / Tile::WARPS_J % Tile::WARPS_N;
+  const int warp_m = warp / (Tile::WARPS_J * Tile::WARPS_N);
+  const int quarter = lane % 4, row_in_eight = lane / 4;
+
+  // Neighbouring blocks own columns that share bytes of x, and meet the same rows at one time.
+  const int column = blockIdx.x % Tile::COLUMNS;
+  const int j0 = column % (P::D / JC) * JC;
+  const int n0 = column / (P::D / JC) % Tile::OUTPUT_TILES * NB;
+  const int i = column / (P::D / JC) / Tile::OUTPUT_TILES;
+  const int64 walkers = gridDim.x / Tile::COLUMNS, walker = blockIdx.x / Tile::COLUMNS;
+  const int64 row_tiles = (arguments.batch + BM - 1) / BM;
+
+  const uint16* const x = static_cast<const uint16*>(arguments.x) + int64(i) * P::C * P::D + j0;
+  // Where the next load and the next product are: tile, stage of the tile, slot of the ring.
+  int64 load_tile = walker, tile = walker;
+  int load_part = 0, part = 0, load_slot = 0, slot = 0;
+  const auto load_next_stage = [&] {
+    const int64 row0 = load_tile * BM;
+    const int l0 = load_part * KL;
+    unsigned char* const stage = ring + load_slot * Tile::STAGE_BYTES;
+    if (++load_slot == Tile::STAGES) load_slot = 0;
+    if (++load_part == Tile::STAGES_PER_TILE) load_part = 0, load_tile += walkers;
+#pragma unroll 1
+    for (int e = thread; e < BM * Tile::STAGE_CHUNKS; e += Tile::THREADS) {
+      const int m = e / Tile::STAGE_CHUNKS, chunk = e % Tile::STAGE_CHUNKS;
+      int offset;  // elements from the start of l0
+      bool inside = row0 + m < arguments.batch;
+      if (Fold::WIDE) {
+        const int l = chunk / Tile::CHUNKS_OF_L;
+        offset = l * P::D + chunk % Tile::CHUNKS_OF_L * 8;
+        inside = inside && l0 + l < P::C;
+      } else {
+        offset = chunk * 8;
+        inside = inside && l0 * P::D + offset < P::C * P::D;
+      }
+      const int64 row = inside ? row0 + m : 0;
+      copy_async_16(stage + (m * Tile::PITCH + chunk) * 16,
+                    x + row * arguments.x_batch_stride + (inside ? l0 * P::D + offset : 0), inside);
+    }
+  };
+
+#pragma unroll
+  for (int s = 0; s < Tile::STAGES - 1; ++s) {
+    if (load_tile < row_tiles) load_next_stage();
+    commit_copies();
+  }
+
+  // The column's weights, regrouped once.
+  const uint16* const w = static_cast<const uint16*>(arguments.weight) + int64(i) * P::B * P::C * P::D + j0;
+  for (int f = warp; f < Tile::WARPS_J * Tile::UNITS * (NB / 8); f += Tile::WARPS) {
+    const int k = n0 + f % (NB / 8) * 8 + row_in_eight;
+    const int unit = f / (NB / 8) % Tile::UNITS, group = f / (NB / 8) / Tile::UNITS;
+    uint32 words[Fold::CHUNKS * 4];
+#pragma unroll
+    for (int run = 0; run < Fold::RUNS; ++run) {
+      const int l = ((unit * Fold::RUNS + run) * 4 + quarter) * Fold::RUN_L;
+#pragma unroll
+      for (int c = 0; c < Fold::RUN; ++c) {
+        const int offset = l * P::D + (Fold::WIDE ? group * 8 : c * 8);
+        uint4 loaded = make_uint4(0, 0, 0, 0);
+        if (k < P::B && offset < P::C * P::D) {
+          loaded = *reinterpret_cast<const uint4*>(w + int64(k) * P::C * P::D + offset);
+        }
+        const int at = (run * Fold::RUN + c) * 4;
+        words[at] = loaded.x, words[at + 1] = loaded.y, words[at + 2] = loaded.z, words[at + 3] = loaded.w;
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < Tile::WEIGHT_VECTORS; ++v) {
+      // A vector holds two (j, step): the fragment's two registers of each.
+      uint32 packed[4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int j = (2 * v + h) / Fold::STEPS, step = (2 * v + h) % Fold::STEPS;
+        packed[2 * h] = pair_of<Fold>(words, j, 2 * step);
+        packed[2 * h + 1] = pair_of<Fold>(words, j, 2 * step + 1);
+      }
+      weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + lane] =
+          make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    }
+  }
+
+  float sums[Tile::MT][Tile::NT][Fold::J][4];
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int n = 0; n < Tile::NT; ++n)
+#pragma unroll
+      for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+
+  while (tile < row_tiles) {
+    wait_for_copies<Tile::STAGES - 2>();
+    __syncthreads();  // the stage is filled for all, and the one before it is free for all
+    if (load_tile < row_tiles) load_next_stage();
+    commit_copies();
+
+    const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+    if (++slot == Tile::STAGES) slot = 0;
+#pragma unroll 1
+    for (int u = 0; u < KL / Fold::UNIT; ++u) {
+      const int unit = part * (KL / Fold::UNIT) + u;
+      if (Tile::UNITS % (KL / Fold::UNIT) != 0 && unit >= Tile::UNITS) break;
+      uint32 a[Tile::MT][Fold::J][Fold::STEPS][4];
+#pragma unroll
+      for (int m = 0; m < Tile::MT; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = (warp_m * Tile::MT + m) * 16 + half * 8 + row_in_eight;
+          uint32 words[Fold::CHUNKS * 4];
+#pragma unroll
+          for (int run = 0; run < Fold::RUNS; ++run) {
+#pragma unroll
+            for (int c = 0; c < Fold::RUN; ++c) {
+              const int q = (u * Fold::RUNS + run) * 4 + quarter;  // run within the stage
+              const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + warp_j : q * Fold::RUN + c;
+              const uint4 loaded =
+                  *reinterpret_cast<const uint4*>(stage + (row * Tile::PITCH + chunk) * 16);
+              const int at = (run * Fold::RUN + c) * 4;
+              words[at] = loaded.x, words[at + 1] = loaded.y;
+              words[at + 2] = loaded.z, words[at + 3] = loaded.w;
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+            for (int s = 0; s < Fold::STEPS; ++s) {
+              a[m][j][s][half] = pair_of<Fold>(words, j, 2 * s);
+              a[m][j][s][half + 2] = pair_of<Fold>(words, j, 2 * s + 1);
+            }
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n) {
+        const int f = (warp_j * Tile::UNITS + unit) * (NB / 8) + warp_n * Tile::NT + n;
+#pragma unroll
+        for (int v = 0; v < Tile::WEIGHT_VECTORS; ++v) {
+          const uint4 b = weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + lane];
+#pragma unroll
+          for (int m = 0; m < Tile::MT; ++m) {
+            multiply_add<T>(sums[m][n][2 * v / Fold::STEPS], a[m][2 * v / Fold::STEPS][2 * v % Fold::STEPS],
+                            b.x, b.y);
+            multiply_add<T>(sums[m][n][(2 * v + 1) / Fold::STEPS],
+                            a[m][(2 * v + 1) / Fold::STEPS][(2 * v + 1) % Fold::STEPS], b.z, b.w);
+          }
+        }
+      }
+    }
+
+    if (++part < Tile::STAGES_PER_TILE) continue;
+    // The tile is complete. A thread holds, for each row, all its j of outputs n and n + 1.
+    uint16* const y = static_cast<uint16*>(arguments.y) + (int64(i) * P::B + n0) * P::D + j0 + warp_j * 8;
+    const int64 row0 = tile * BM;
+    part = 0, tile += walkers;
+#pragma unroll
+    for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64 row = row0 + (warp_m * Tile::MT + m) * 16 + half * 8 + row_in_eight;
+        uint16* const y_row = y + row * arguments.y_batch_stride;
+#pragma unroll
+        for (int n = 0; n < Tile::NT; ++n) {
+          const int k = (warp_n * Tile::NT + n) * 8 + 2 * quarter;
+          if (row >= arguments.batch || n0 + k >= P::B) continue;
+          // Words in the order of memory: (k, j = 0..), (k + 1, j = 0..).
+          uint32 words[Fold::J];
+#pragma unroll
+          for (int word = 0; word < Fold::J; ++word) {
+            const int e0 = 2 * word, e1 = e0 + 1;
+            words[word] = pack_pair<T>(sums[m][n][e0 % Fold::J][half * 2 + e0 / Fold::J],
+                                       sums[m][n][e1 % Fold::J][half * 2 + e1 / Fold::J]);
+          }
+          if (Fold::WIDE) {
+            *reinterpret_cast<uint4*>(y_row + k * P::D) = make_uint4(words[0], words[1], words[2], words[3]);
+            *reinterpret_cast<uint4*>(y_row + (k + 1) * P::D) =
+                make_uint4(words[4], words[5], words[6], words[7]);
+          } else if (Fold::J % 4 == 0) {
+#pragma unroll
+            for (int v = 0; v < Fold::J / 4; ++v)
+              reinterpret_cast<uint4*>(y_row + k * P::D)[v] =
+                  make_uint4(words[4 * v], words[4 * v + 1], words[4 * v + 2], words[4 * v + 3]);
+          } else if (Fold::J % 2 == 0) {
+#pragma unroll
+            for (int v = 0; v < Fold::J / 2; ++v)
+              reinterpret_cast<uint2*>(y_row + k * P::D)[v] = make_uint2(words[2 * v], words[2 * v + 1]);
+          } else {
+#pragma unroll
+            for (int v = 0; v < Fold::J; ++v) reinterpret_cast<uint32*>(y_row + k * P::D)[v] = words[v];
+          }
+        }
+      }
+#pragma unroll
+    for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n)
+#pragma unroll
+        for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+  }
+}

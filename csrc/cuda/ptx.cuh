@@ -1,0 +1,62 @@
+// The instructions that CUDA C++ has no name for.
+#pragma once
+
+#include "types.cuh"
+
+__device__ __forceinline__ uint32 shared_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes to shared memory in the background, or writes 16 zero bytes if not `inside`.
+__device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool inside) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(inside ? 16 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most `PENDING` of this thread's latest groups of copies are under way.
+template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(PENDING) : "memory");
+}
+
+// sum[16 x 8] += a[16 x 16] b[16 x 8] across a warp, 16-bit factors and fp32 sums.
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
+
+template <>
+__device__ __forceinline__ void multiply_add<Float16>(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
+                                                      uint32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void multiply_add<BFloat16>(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
+                                                       uint32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two fp32 values rounded to 16 bits, the first in the low half.
+template <typename T> __device__ __forceinline__ uint32 pack_pair(float low, float high);
+
+template <> __device__ __forceinline__ uint32 pack_pair<Float16>(float low, float high) {
+  uint32 result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}
+
+template <> __device__ __forceinline__ uint32 pack_pair<BFloat16>(float low, float high) {
+  uint32 result;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+}

@@ -1,0 +1,191 @@
+"""The 16-bit tensor-core family for batch first (csrc/cuda/lanes16.cuh)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+
+from ksopt.kernels import general
+from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.pattern import Pattern
+
+DTYPES = {"float16": "Float16", "bfloat16": "BFloat16"}
+
+SHARED_LIMIT = 227 * 1024
+"""Dynamic shared memory of a block on sm_90, in bytes."""
+
+_REGISTERS = 65536  # of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How d consecutive j lie in 16-byte chunks: ``Lanes`` of lanes16.cuh, same names."""
+
+    j: int
+    run: int
+    run_l: int
+    length: int
+    steps: int
+
+    @property
+    def unit(self) -> int:
+        """Values of l that a warp takes at a time."""
+        return 4 * self.length
+
+    @property
+    def chunks(self) -> int:
+        """16-byte loads of a thread for one row and unit."""
+        return self.length // self.run_l * self.run
+
+
+def fold(d: int) -> Fold:
+    """The fold of ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
+    wide = d % 8 == 0
+    j = 8 if wide else d
+    run = 3 if not wide and d % 3 == 0 else 1
+    run_l = run * 8 // j
+    length = max(4, run_l)
+    return Fold(j, run, run_l, length, length // 4)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Template arguments of ``Lanes16Tile``, in its order and with its meaning."""
+
+    warps_j: int
+    warps_m: int
+    warps_n: int
+    mt: int
+    nt: int
+    kl: int
+    stages: int
+    blocks: int
+    walkers: int
+    """Blocks that share a column's rows, in the largest launch; not a template argument."""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_j * self.warps_m * self.warps_n
+
+    @property
+    def rows(self) -> int:
+        return self.warps_m * self.mt * 16
+
+    @property
+    def outputs(self) -> int:
+        return self.warps_n * self.nt * 8
+
+    def columns(self, p: Pattern) -> int:
+        """Blocks that together cover all outputs of the same rows."""
+        return p.a * (p.d // (self.warps_j * fold(p.d).j)) * -(-p.b // self.outputs)
+
+    def shared_bytes(self, p: Pattern) -> int:
+        """Dynamic shared memory of a block."""
+        f = fold(p.d)
+        units = -(-p.c // f.unit)
+        weights = self.warps_j * units * (self.outputs // 8) * (f.j * f.steps // 2) * 512
+        chunks = self.kl * self.warps_j * f.j // 8
+        spread = self.warps_j if p.d % 8 == 0 else f.run
+        pitch = chunks + ((1 if spread == 2 else 4) - chunks) % 8
+        return weights + self.stages * self.rows * pitch * 16
+
+    def registers(self, p: Pattern) -> int:
+        """Registers a thread, roughly: sums, operands, and what addresses take."""
+        f = fold(p.d)
+        sums = self.mt * self.nt * f.j * 4
+        operands = self.mt * f.j * f.steps * 4 + f.chunks * 4 + 4
+        return sums + operands + 40
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem``; otherwise the reason why not."""
+    p = problem.pattern
+    if problem.dtype not in DTYPES:
+        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
+    if problem.batch_last:
+        return "batch_last has its own kernels"
+    if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
+        return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
+    if p.b % 8 != 0:
+        return f"b = {p.b} is not a multiple of 8"
+    if p.c * p.d % 8 != 0:
+        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
+    if next(configs(problem, 132), None) is None:
+        return "no tile's weights fit in shared memory"
+    return None
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """All tiles worth considering, without order."""
+    p = problem.pattern
+    f = fold(p.d)
+    warps_js = [j for j in (1, 2, 3) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
+    for warps_j, warps_m, warps_n, mt, nt in itertools.product(
+        warps_js, (1, 2, 4), (1, 2, 3, 4), (1, 2), range(1, 9)
+    ):
+        warps = warps_j * warps_m * warps_n
+        outputs = warps_n * nt * 8
+        if not 4 <= warps <= 12 or outputs > p.b + 7 or p.b % outputs:
+            continue
+        for kl, stages, blocks in itertools.product(
+            (16, 32, 48, 64, 96, 128), (3, 4, 6), (1, 2, 3)
+        ):
+            if kl % f.unit or (kl > f.unit and -(-p.c // f.unit) * f.unit % kl):
+                continue
+            columns = p.a * (p.d // (warps_j * f.j)) * (p.b // outputs)
+            walkers = max(1, multiprocessors * blocks // columns)
+            config = Config(warps_j, warps_m, warps_n, mt, nt, kl, stages, blocks, walkers)
+            if config.shared_bytes(p) * blocks > SHARED_LIMIT:
+                continue
+            if config.registers(p) > min(255, _REGISTERS // (config.threads * blocks)):
+                continue
+            yield config
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel is launched."""
+    columns = config.columns(problem.pattern)
+    return Geometry(
+        threads=config.threads,
+        shared_bytes=config.shared_bytes(problem.pattern),
+        rows_per_tile=config.rows,
+        tiles_per_row_tile=columns,
+        max_blocks=config.walkers * columns,
+    )
+
+
+def kernel_name(problem: Problem) -> str:
+    """The kernel's name, as profilers show it."""
+    shape = "_".join(map(str, problem.pattern.weight_shape))
+    return f"ksopt_lanes16_{problem.dtype}_{shape}"
+
+
+def source(problem: Problem, config: Config) -> str:
+    """The generated file: one instance of the template."""
+    p = problem.pattern
+    arguments = ", ".join(map(str, astuple(config)[:-1]))
+    return (
+        '#include "lanes16.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = Lanes16Tile<Support, {arguments}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
+        '"csrc and kernels/lanes16.py disagree");\n'
+        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
+        f"  lanes16_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
+        "}\n"
+    )
+
+
+def launcher(problem: Problem, config: Config, device: int) -> Launcher:
+    """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
+    return prepare(
+        problem,
+        kernel_name(problem),
+        source(problem, config),
+        geometry(problem, config),
+        device,
+        fallback=general.launcher(problem, device),
+    )
