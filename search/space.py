@@ -1,0 +1,227 @@
+"""The chains that a study may draw: all that a request allows, or a sample where they are too many.
+
+What is in the space, and what is not, stands in `ksopt.search.walk`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+from ksopt.search.request import Budget, Dims, SearchRequest
+from ksopt.search.walk import Factors, TooManyError, Walk
+
+# Candidates kept of each number of factors and step: far more than a study measures.
+_MOST_PER_STRATUM = 500
+# Choices in an enumeration before it gives way to random descents: about a second.
+_MOST_VISITS = 100_000
+# Random descents for each number of factors and step, and choices in one before it is given up.
+_MOST_DESCENTS = 1500
+_MOST_VISITS_PER_DESCENT = 500
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the ladder, and the weights that count as using it.
+
+    Args:
+        budget: The step.
+        least: The fewest weights of a chain that the step may recommend.
+        asked: The fewest that the request asked for: more than ``least`` where no chain has that
+            many, and the largest chains below stand in.
+    """
+
+    budget: Budget
+    least: int
+    asked: int
+
+    def holds(self, nnz: int) -> bool:
+        """Whether a chain of so many weights may be recommended for this step."""
+        return self.least <= nnz <= self.budget.parameters
+
+
+@dataclass(frozen=True)
+class Space:
+    """The chains that a study may draw.
+
+    Args:
+        dims: Size of the layer.
+        steps: The steps that some chain meets.
+        unmet: Those that none does.
+        candidates: Chains that one of the steps may recommend, each once, fewest weights first.
+        count: Chains within the largest budget, counted as far as the enumeration went.
+        exact: Whether it went to the end.
+        complete: Whether the candidates are all that the steps may recommend, or a sample.
+    """
+
+    dims: Dims
+    steps: tuple[Step, ...]
+    unmet: tuple[Budget, ...]
+    candidates: tuple[Chain, ...]
+    count: int
+    exact: bool
+    complete: bool
+
+
+def build(request: SearchRequest) -> Space:
+    """The space of a request.
+
+    Chains are enumerated, and those that a step may recommend are kept: up to 500 of each number
+    of factors, drawn uniformly with the request's seed where there are more. Where an enumeration
+    would take more than about a second (three factors of dims with many divisors) they are drawn by
+    random descents through the same tree of choices: every chain can come, but not all are equally
+    likely. No more than what is kept is ever in memory.
+
+    Raises:
+        InvalidInputError: No chain meets any step; the sentence names the smallest budget that
+            works.
+
+    Example:
+        >>> space = build(SearchRequest("64x64", budgets=("50%",), max_factors=2))
+        >>> len(space.candidates), space.exact, str(space.candidates[0])
+        (12, True, '(1,8,8,8)*(8,8,8,1)')
+    """
+    rng = random.Random(request.seed)
+    pools = [_Pool(budget, request.min_use, rng) for budget in request.steps]
+    count, exact = 0, True
+    for factors in range(1, request.max_factors + 1):
+        for pool in pools:
+            pool.open_stratum()
+        walk = Walk(request.size, request.steps[-1].parameters, request.rank, visits=_MOST_VISITS)
+        try:
+            for found in walk.factors(factors):
+                count += 1
+                for pool in pools:
+                    pool.offer(found)
+        except TooManyError:
+            exact = False
+            for pool in pools:
+                # What came so far is the beginning of the tree, not a fair sample of it.
+                pool.open_stratum()
+                pool.draw(request, factors)
+        for pool in pools:
+            pool.close_stratum()
+    steps = tuple(step for pool in pools if (step := pool.step()) is not None)
+    if not steps:
+        raise InvalidInputError(_no_chain(request))
+    kept = dict.fromkeys(found for pool in pools for found in pool.candidates())
+    return Space(
+        dims=request.size,
+        steps=steps,
+        unmet=tuple(pool.budget for pool in pools if pool.step() is None),
+        candidates=tuple(sorted(map(Chain, kept), key=lambda chain: (chain.nnz, chain))),
+        count=count,
+        exact=exact,
+        complete=exact and not any(pool.overflowed for pool in pools),
+    )
+
+
+def smallest(dims: Dims, least_inner: int, max_factors: int) -> tuple[Chain, bool]:
+    """The chain with the fewest weights, and whether it is certain that none has fewer.
+
+    Example:
+        >>> chain, certain = smallest(Dims(64, 64), least_inner=64, max_factors=2)
+        >>> str(chain), chain.nnz, certain
+        ('(1,8,8,8)*(8,8,8,1)', 1024, True)
+    """
+    best, certain = Chain.dense(dims.in_features, dims.out_features), True
+    for factors in range(2, max_factors + 1):
+        walk = Walk(dims, best.nnz - 1, least_inner, visits=10 * _MOST_VISITS)
+        try:
+            for found in walk.factors(factors):
+                best = min(best, Chain(found), key=lambda chain: chain.nnz)
+                walk.most = best.nnz - 1
+        except TooManyError:
+            certain = False
+    return best, certain
+
+
+def _no_chain(request: SearchRequest) -> str:
+    best, certain = smallest(request.size, request.rank, request.max_factors)
+    share = 100 * best.nnz / request.size.dense_parameters
+    # Rounded up: the budget named must work.
+    percent = ceil(share * 100) / 100
+    steps = " or ".join(step.text for step in request.steps)
+    works = "the smallest budget that works is" if certain else "a budget that works is"
+    return (
+        f"budget {steps}: no chain of at most {request.max_factors} factors and rank bound "
+        f"{request.rank} has so few weights for dims {request.size}; {works} {best.nnz} weights "
+        f"({percent:g}% of the dense layer), the chain {best}. A smaller min_rank allows smaller "
+        "chains"
+    )
+
+
+class _Pool:
+    """Collects the candidates of one step, one number of factors after the other."""
+
+    def __init__(self, budget: Budget, min_use: float, rng: random.Random) -> None:
+        self.budget = budget
+        self.overflowed = False
+        self._asked = ceil(min_use * budget.parameters)
+        self._rng = rng
+        self._kept: list[Factors] = []
+        # The largest chains that use less than was asked, should none use as much.
+        self._below: list[Factors] = []
+        self._below_nnz = 0
+        self.open_stratum()
+
+    def open_stratum(self) -> None:
+        self._stratum: list[Factors] = []
+        self._seen = 0
+
+    def close_stratum(self) -> None:
+        self._kept += self._stratum
+        self.overflowed |= self._seen > len(self._stratum)
+        self.open_stratum()
+
+    def offer(self, found: Factors) -> None:
+        """Keep a chain with the same chance as every other of its stratum."""
+        nnz = sum(pattern.nnz for pattern in found)
+        if nnz > self.budget.parameters:
+            return
+        if nnz < self._asked:
+            if nnz > self._below_nnz:
+                self._below, self._below_nnz = [], nnz
+            if nnz == self._below_nnz and len(self._below) < _MOST_PER_STRATUM:
+                self._below.append(found)
+            return
+        self._seen += 1
+        if len(self._stratum) < _MOST_PER_STRATUM:
+            self._stratum.append(found)
+        elif (place := self._rng.randrange(self._seen)) < _MOST_PER_STRATUM:
+            self._stratum[place] = found
+
+    def draw(self, request: SearchRequest, factors: int) -> None:
+        """Offer chains that random descents find, each once."""
+        drawn: set[Factors] = set()
+        for _ in range(_MOST_DESCENTS):
+            walk = Walk(
+                request.size,
+                self.budget.parameters,
+                request.rank,
+                rng=self._rng,
+                visits=_MOST_VISITS_PER_DESCENT,
+            )
+            try:
+                found = next(walk.factors(factors), None)
+            except TooManyError:
+                continue
+            if found is not None and found not in drawn:
+                drawn.add(found)
+                self.offer(found)
+            if len(self._stratum) == _MOST_PER_STRATUM:
+                break
+
+    def candidates(self) -> Iterable[Factors]:
+        return self._kept or self._below
+
+    def step(self) -> Step | None:
+        if self._kept:
+            return Step(self.budget, self._asked, self._asked)
+        if self._below:
+            return Step(self.budget, self._below_nnz, self._asked)
+        return None
