@@ -25,7 +25,7 @@ def dense_block() -> nn.Sequential:
 
 
 def ks_block() -> nn.Sequential:
-    """The block with Monarch chains: an eighth of the multiplications."""
+    """The block with Monarch chains, which have about a tenth of the weights."""
     return nn.Sequential(
         KSLinear(WIDTH, HIDDEN, Chain.monarch(WIDTH, HIDDEN, p=12)),
         nn.GELU(),
