@@ -136,6 +136,12 @@ def _bmm(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tenso
         groups = x.view(batch, a, c).transpose(0, 1)
         torch.bmm(groups, weight.mT, out=y.view(batch, a, b).transpose(0, 1))
         return y
+    if x.is_cpu and a > 1:
+        # MKL multiplies all groups in one call only where the result is contiguous.
+        groups = x.view(batch, a, c, d).permute(1, 3, 0, 2).reshape(a * d, batch, c)
+        y = torch.bmm(groups, weight.mT).view(a, d, batch, b)
+        # For b = 1 the reshape alone would be a transposed view.
+        return y.permute(2, 0, 3, 1).reshape(batch, a * b * d).contiguous()
     # c and d change places inside each row, which keeps both sides of the copy near each other.
     # x: [B, a, c, d] -> [B, a*d, c] -> groups [a*d, B, c]
     groups = x.view(batch, a, c, d).transpose(2, 3).reshape(batch, a * d, c).transpose(0, 1)

@@ -317,7 +317,7 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
 
 
 def test_timing_stops_in_time(monkeypatch):
-    """Candidates that take a second each are run twice at most, whatever the number of rounds."""
+    """Slow candidates are run twice at most, and once if another is more than twice as fast."""
     runs = []
     now = [0.0]
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: now[0])
@@ -325,32 +325,32 @@ def test_timing_stops_in_time(monkeypatch):
 
     def multiply(self, *args):
         runs.append(self.baseline.name)
-        now[0] += 1.0
+        now[0] += {"bmm": 1.0, "einsum": 1.5, "expand": 0.9, "dense": 2.5}[self.baseline.name]
         return real(self, *args)
 
     monkeypatch.setattr(cpu._Choice, "multiply", multiply)
     shape = (2, 8, 8, 2)
     ks_mm(make_x(shape, "batch_first", (40,), torch.float32), torch.randn(shape))
-    assert max(runs.count(name) for name in runs) <= 3  # the product itself, and two
+    assert sorted(runs) == ["bmm"] * 2 + ["dense"] + ["einsum"] * 2 + ["expand"] * 3
+    assert list(cpu.chosen().values()) == ["expand"]  # the third run is the product itself
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout", "batch", "name"),
+    ("shape", "name"),
     [
-        ((3, 4, 5, 1), "batch_first", 7, "bmm"),
-        ((3, 4, 5, 6), "batch_first", 1, "bmm"),
-        ((1, 4, 5, 6), "batch_last", 7, "bmm"),
-        ((3, 4, 5, 2), "batch_first", 7, "expand"),
-        ((3, 4, 5, 6), "batch_last", 7, "bmm_loop"),
-        ((3, 4, 5, 6), "batch_first", 7, "bmm"),
-        ((9, 4, 5, 16), "batch_last", 7, "bmm"),
+        ((3, 4, 5, 1), "bmm"),
+        ((3, 16, 5, 2), "expand"),
+        ((3, 5, 17, 2), "bmm"),
+        ((1, 1, 1, 32), "expand"),
+        ((1, 1, 1, 33), "bmm"),
     ],
 )
-def test_the_fixed_rule(shape, layout, batch, name, monkeypatch):
+def test_the_fixed_rule(shape, name, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "off")
-    ks_mm(make_x(shape, layout, (batch,), torch.float32), torch.randn(shape), layout)
-    assert list(cpu.chosen().values()) == [name]
-    assert cpu.rule(Pattern(*shape), batch, layout == "batch_last") == name
+    for layout in LAYOUTS:
+        ks_mm(make_x(shape, layout, (7,), torch.float32), torch.randn(shape), layout)
+    assert list(cpu.chosen().values()) == [name, name]
+    assert cpu.rule(Pattern(*shape)) == name
 
 
 def test_the_tuning_setting_is_checked(monkeypatch):

@@ -46,6 +46,7 @@ def ksopt(
             inside its own BackendCompilerFailed.
 
     Example:
+        >>> from ksopt.nn import KSLinear
         >>> model = torch.compile(KSLinear(8, 8, "(1,8,8,1)"), backend="ksopt")
     """
     config = inductor_config(mode, options)
