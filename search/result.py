@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 
 from ksopt.bench.device import DeviceRecord
 from ksopt.bench.roofline import Roofline
-from ksopt.bench.timing import Comparison, Measurement
+from ksopt.bench.timing import Comparison, Measurement, compare
 from ksopt.pattern import Chain
 from ksopt.search.request import Budget, SearchRequest
 
@@ -45,7 +46,7 @@ class TrialRecord:
         origin: What chose it: a prior ("monarch", "largest rho", "lowest floor", ...) or a sampler.
         latency: Its time; None unless complete.
         dense: The dense layer's, measured in turns with it; None unless complete.
-        error: Its largest error over the dense product's in the same dtype; None if not checked.
+        error: Relative error of its product against float64; None if not measured.
         reason: Why it failed; None if it did not.
         run: Which run of the study measured it, from 1.
     """
@@ -70,16 +71,48 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A chain timed again at the end, in turns with the dense layer and the other finalists."""
+    """A chain that stands for election: timed again at the end, unless the search was stopped.
+
+    Args:
+        facts: The chain and what is known of it.
+        latency: Its time.
+        dense: The dense layer's, measured in turns with it.
+        trial: Number of the trial that found it.
+        origin: What chose it then.
+        retimed: Whether both times come from the final, in which all finalists took turns.
+    """
 
     facts: ChainFacts
     latency: Measurement
-    versus_dense: Comparison
+    dense: Measurement
     trial: int
+    origin: str
+    retimed: bool
 
+    @property
+    def ratio(self) -> float:
+        """Latency over the dense layer's; below 1 is faster than dense."""
+        return self.latency.median_us / self.dense.median_us
+
+    @property
+    def versus_dense(self) -> Comparison:
+        """Whether it is faster or slower than dense, or has not been told apart from it."""
+        return compare(self.latency, self.dense)
+
+    @property
     def efficiency(self) -> float:
-        """The roofline's floor over the measured time, at most about 1."""
+        """The roofline's floor over the measured time."""
         return self.facts.floor_us / self.latency.median_us
+
+
+class Verdict(enum.Enum):
+    """What to do with the layer."""
+
+    USE = "use the chain"
+    KEEP_DENSE = "keep the dense layer"
+    NO_DIFFERENCE = "no measurable difference"
+    UNKNOWN = "nothing was measured"
+    UNMET = "no chain has so few weights"
 
 
 @dataclass(frozen=True)
@@ -89,17 +122,17 @@ class Recommendation:
     Args:
         budget: The step.
         least: The fewest weights that count as using it.
-        chosen: The fastest finalist; None where no chain could be measured.
-        verdict: "use" (faster than dense), "keep dense" or "no difference".
-        ties: Finalists of the step that are within noise of the chosen one.
-        heuristic: The finalist, or trial, that the largest rho would have chosen, if measured.
+        verdict: What to do.
+        chosen: The fastest finalist of the step; None where none was measured.
+        ties: Its other finalists that are within noise of the chosen one.
+        heuristic: The chain that the largest rho would have chosen, if it was measured.
         sentence: The verdict with its evidence, for a person.
     """
 
     budget: Budget
     least: int
+    verdict: Verdict
     chosen: Finalist | None
-    verdict: str
     ties: tuple[Finalist, ...]
     heuristic: Finalist | None
     sentence: str
@@ -133,11 +166,10 @@ class SearchResult:
         roofline: The measured ceilings of this run.
         space: How large the space was.
         sampler: What chose the trials.
-        dense: The dense layer in the final; None if it was not reached.
         trials: Every trial of the study, in order.
-        finalists: Those timed again.
+        finalists: The best of each step, timed again in turns unless the search was interrupted.
         recommendations: One per step of the ladder.
-        stopped: Why it ended before its trials were done ("timeout", "interrupted"), or None.
+        stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
         seconds: How long this run took.
         folder: Where the report is.
     """
@@ -148,7 +180,6 @@ class SearchResult:
     roofline: Roofline
     space: SpaceRecord
     sampler: str
-    dense: Measurement | None
     trials: tuple[TrialRecord, ...]
     finalists: tuple[Finalist, ...]
     recommendations: tuple[Recommendation, ...]

@@ -12,6 +12,7 @@ from math import ceil
 
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
+from ksopt.search.named import families
 from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.walk import Factors, TooManyError, Walk
 
@@ -74,7 +75,7 @@ def build(request: SearchRequest) -> Space:
     of factors, drawn uniformly with the request's seed where there are more. Where an enumeration
     would take more than about a second (three factors of dims with many divisors) they are drawn by
     random descents through the same tree of choices: every chain can come, but not all are equally
-    likely. No more than what is kept is ever in memory.
+    likely. No more than what is kept is ever in memory. The named families are always kept.
 
     Raises:
         InvalidInputError: No chain meets any step; the sentence names the smallest budget that
@@ -105,6 +106,9 @@ def build(request: SearchRequest) -> Space:
                 pool.draw(request, factors)
         for pool in pools:
             pool.close_stratum()
+    for _, chain in families(request):
+        for pool in pools:
+            pool.add(chain.patterns)
     steps = tuple(step for pool in pools if (step := pool.step()) is not None)
     if not steps:
         raise InvalidInputError(_no_chain(request))
@@ -194,6 +198,12 @@ class _Pool:
             self._stratum.append(found)
         elif (place := self._rng.randrange(self._seen)) < _MOST_PER_STRATUM:
             self._stratum[place] = found
+
+    def add(self, found: Factors) -> None:
+        """Keep a chain for certain, if the step may recommend it."""
+        nnz = sum(pattern.nnz for pattern in found)
+        if self._asked <= nnz <= self.budget.parameters and found not in self._kept:
+            self._kept.append(found)
 
     def draw(self, request: SearchRequest, factors: int) -> None:
         """Offer chains that random descents find, each once."""

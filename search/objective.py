@@ -1,0 +1,164 @@
+"""What a trial measures: a chain's latency beside the dense layer's, and whether it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ksopt.bench import timing
+from ksopt.bench.timing import Measurement
+from ksopt.errors import KsoptError
+from ksopt.functional import ks_linear
+from ksopt.pattern import Chain
+from ksopt.reference import chain_reference
+from ksopt.search.request import SearchRequest
+
+DENSE = "dense"
+# The error allowed over PyTorch's in the same dtype, both against float64: another order of
+# summation can double it. One rounding is allowed on top, where PyTorch's happens to be exact.
+_ERROR_FACTOR = 2.0
+_CHECKED_ROWS = 64
+_TRIAL_SECONDS = 0.5
+_FINAL_SECONDS = 4.0
+
+
+class WrongResultError(KsoptError, RuntimeError):
+    """A chain's product is not what it should be: it gets no time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A chain and the dense layer, timed in turns.
+
+    Args:
+        latency: The chain's.
+        dense: The dense layer's.
+        error: Relative error (Frobenius norm) of the chain's product against float64.
+        error_pytorch: The same of PyTorch's einsum in the chain's dtype.
+    """
+
+    latency: Measurement
+    dense: Measurement
+    error: float
+    error_pytorch: float
+
+
+class Objective:
+    """Measures chains for one layer size, batch, dtype, layout and device.
+
+    The layers have no bias. Inputs and weights are random and new for every chain; the dense layer
+    is `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last.
+
+    Args:
+        request: What to measure, with ``batch`` set.
+        device: Where.
+    """
+
+    def __init__(self, request: SearchRequest, device: torch.device) -> None:
+        assert request.batch is not None
+        self._request = request
+        self._batch = request.batch
+        self._device = device
+        self._dtype: torch.dtype = getattr(torch, request.dtype)
+        self._generator = torch.Generator(device=device).manual_seed(request.seed)
+
+    def measure(self, chain: Chain) -> Outcome:
+        """Check a chain, then time it in turns with the dense layer.
+
+        Raises:
+            WrongResultError: Its product is wrong; nothing was timed.
+            KsoptError, RuntimeError: It does not run here: memory, a kernel that does not compile.
+        """
+        x, weights = self._input(), self._weights(chain)
+        error, error_pytorch = self._check(x, weights)
+        found = self._time({str(chain): self._call(x, weights)}, x, _TRIAL_SECONDS, min_repeats=10)
+        return Outcome(found[str(chain)], found[DENSE], error, error_pytorch)
+
+    def final(self, chains: Sequence[Chain]) -> dict[str, Measurement]:
+        """Time chains against each other and the dense layer, all in turns.
+
+        Returns:
+            A Measurement by the chain's text, and one under "dense".
+        """
+        x = self._input()
+        calls = {str(chain): self._call(x, self._weights(chain)) for chain in chains}
+        return self._time(calls, x, _FINAL_SECONDS, min_repeats=20)
+
+    def _time(
+        self,
+        calls: Mapping[str, Callable[[], object]],
+        x: Tensor,
+        max_seconds: float,
+        min_repeats: int,
+    ) -> dict[str, Measurement]:
+        # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
+        dims = self._request.size
+        w = self._random(dims.out_features, dims.in_features) * dims.in_features**-0.5
+        w = w.to(self._dtype)
+        with torch.inference_mode():
+            return timing.measure(
+                {
+                    **calls,
+                    DENSE: lambda: torch.mm(w, x) if self._is_batch_last() else F.linear(x, w),
+                },
+                self._device,
+                max_seconds=max_seconds,
+                min_repeats=min_repeats,
+            )
+
+    def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:
+        """Errors against float64 of the product and of PyTorch's; raises if the first is too big.
+
+        The whole batch is multiplied and must be finite; rows spread over it are compared.
+        """
+        layout = self._request.layout
+        with torch.inference_mode():
+            y = self._call(x, weights)()
+            assert isinstance(y, Tensor)
+            if not bool(torch.isfinite(y).all()):
+                raise WrongResultError("its product is not finite")
+            rows = torch.linspace(0, self._batch - 1, min(self._batch, _CHECKED_ROWS)).long()
+            axis = 1 if self._is_batch_last() else 0
+            rows = rows.to(self._device).unique()
+            some = x.index_select(axis, rows)
+            truth = chain_reference(some.double(), [w.double() for w in weights], layout)
+            same = chain_reference(some, list(weights), layout)
+            error = _relative_error(y.index_select(axis, rows), truth)
+            error_pytorch = _relative_error(same, truth)
+        allowed = _ERROR_FACTOR * error_pytorch + torch.finfo(self._dtype).eps
+        if not error <= allowed:
+            raise WrongResultError(
+                f"its relative error is {error:.2g}, more than the {allowed:.2g} allowed "
+                f"(twice PyTorch's {error_pytorch:.2g}, plus one rounding)"
+            )
+        return error, error_pytorch
+
+    def _call(self, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], object]:
+        layout = self._request.layout
+        return lambda: ks_linear(x, weights, layout=layout)
+
+    def _input(self) -> Tensor:
+        features = self._request.size.in_features
+        shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
+        return self._random(*shape).to(self._dtype)
+
+    def _weights(self, chain: Chain) -> list[Tensor]:
+        """Weights that keep the variance of what passes through: c products are summed."""
+        return [
+            (self._random(*pattern.weight_shape) * pattern.c**-0.5).to(self._dtype)
+            for pattern in chain
+        ]
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self._device, generator=self._generator)
+
+    def _is_batch_last(self) -> bool:
+        return self._request.layout == "batch_last"
+
+
+def _relative_error(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).norm() / truth.norm().clamp_min(1e-300))

@@ -1,0 +1,50 @@
+"""What to measure first: the paper's families, and the picks of its heuristic and of the roofline.
+
+They are priors. They are enqueued before the sampler learns anything, and each answer of the report
+says how the heuristic's pick did against the chain that was measured to be fastest.
+"""
+
+from __future__ import annotations
+
+from ksopt.bench.roofline import Roofline
+from ksopt.pattern import Chain
+from ksopt.search.named import families
+from ksopt.search.request import SearchRequest
+from ksopt.search.result import ChainFacts
+from ksopt.search.space import Space
+
+HEURISTIC = "largest rho"
+_MOST_FAMILY_PRIORS = 4
+
+
+def facts(chain: Chain, roofline: Roofline, batch: int) -> ChainFacts:
+    """What is known of a chain without measuring it."""
+    nnz = chain.nnz
+    return ChainFacts(
+        chain=chain,
+        nnz=nnz,
+        share=nnz / (chain.in_features * chain.out_features),
+        rho=sum(pattern.nnz * pattern.rho for pattern in chain) / nnz,
+        d_rho=sum(pattern.nnz * pattern.d_rho for pattern in chain) / nnz,
+        floor_us=roofline.chain_floor_us(chain, batch),
+    )
+
+
+def enqueued(space: Space, request: SearchRequest, roofline: Roofline) -> list[tuple[str, Chain]]:
+    """(origin, chain) in the order to measure them, each chain once, all candidates of the space.
+
+    For each step: the largest rho (paper, equation 2), the lowest roofline floor, then the families
+    with the most weights, at most four of them.
+    """
+    assert request.batch is not None
+    picks: dict[Chain, str] = {}
+    known = {chain: facts(chain, roofline, request.batch) for chain in space.candidates}
+    named = {chain: origin for origin, chain in families(request)}
+    for step in space.steps:
+        inside = [chain for chain in space.candidates if step.holds(chain.nnz)]
+        picks.setdefault(max(inside, key=lambda chain: known[chain].rho), HEURISTIC)
+        picks.setdefault(min(inside, key=lambda chain: known[chain].floor_us), "lowest floor")
+        family = sorted((c for c in inside if c in named), key=lambda c: -c.nnz)
+        for chain in family[:_MOST_FAMILY_PRIORS]:
+            picks.setdefault(chain, named[chain])
+    return [(origin, chain) for chain, origin in picks.items()]
