@@ -12,7 +12,8 @@
 // A block owns one column: group i, JC values of j, NB outputs k. It keeps the column's weights in
 // shared memory, in fragment order, and walks over tiles of rows; x streams through a ring of
 // stages whose loads run ahead across the ends of tiles, so that storing one tile overlaps with
-// loading the next.
+// loading the next. Results leave through shared memory: stored from registers they would reach
+// the L2 cache as half sectors, which costs more than everything else together.
 #pragma once
 
 #include "problem.cuh"
@@ -33,6 +34,22 @@ template <int D> struct Lanes {
   static constexpr int UNIT = 4 * L;               // l that a warp takes at a time
   static_assert(RUN * 8 % J == 0, "d must be 1, 2, 3, 4, 6, 12 or a multiple of 8");
 };
+
+// Stores COUNT 4-byte words at an address that is a multiple of their common width.
+template <int COUNT>
+__device__ __forceinline__ void store_words(unsigned char* address, const uint32 (&words)[COUNT]) {
+#pragma unroll
+  for (int w = 0; w < COUNT; w += COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1) {
+    if (COUNT % 4 == 0) {
+      *reinterpret_cast<uint4*>(address + 4 * w) =
+          make_uint4(words[w], words[(w + 1) % COUNT], words[(w + 2) % COUNT], words[(w + 3) % COUNT]);
+    } else if (COUNT % 2 == 0) {
+      *reinterpret_cast<uint2*>(address + 4 * w) = make_uint2(words[w], words[(w + 1) % COUNT]);
+    } else {
+      *reinterpret_cast<uint32*>(address + 4 * w) = words[w];
+    }
+  }
+}
 
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int MT_, int NT_, int KL_, int STAGES_,
           int BLOCKS_>
@@ -56,7 +73,10 @@ struct Lanes16Tile {
   static constexpr int WEIGHT_VECTORS = Fold::J * Fold::STEPS / 2;  // 16-byte vectors a fragment
   static constexpr int WEIGHT_BYTES = WARPS_J * UNITS * (NB / 8) * WEIGHT_VECTORS * 512;
   static constexpr int STAGE_BYTES = BM * PITCH * 16;
-  static constexpr int SHARED_BYTES = WEIGHT_BYTES + STAGES * STAGE_BYTES;
+  static constexpr int OUT_CHUNKS = NB * JC / 8;  // of one row
+  static constexpr int OUT_PITCH = OUT_CHUNKS + ((SPREAD == 2 ? 1 : 4) - OUT_CHUNKS % 8 + 8) % 8;
+  static constexpr int OUT_BYTES = BM * OUT_PITCH * 16;
+  static constexpr int SHARED_BYTES = WEIGHT_BYTES + STAGES * STAGE_BYTES + OUT_BYTES;
   static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
@@ -72,6 +92,12 @@ __device__ __forceinline__ uint32 pair_of(const uint32 (&words)[Fold::CHUNKS * 4
                      (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
 }
 
+// Which of its tile's 8 outputs a column of the tensor cores' operand holds. A thread gets columns
+// 2q and 2q + 1: neighbours where their j make one run of bytes, else spread over all banks.
+template <typename Fold> __device__ __forceinline__ int output_of_column(int column) {
+  return Fold::WIDE ? column / 2 + column % 2 * 4 : column;
+}
+
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
   using Fold = typename Tile::Fold;
@@ -79,6 +105,7 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const weights = reinterpret_cast<uint4*>(shared);
   unsigned char* const ring = shared + Tile::WEIGHT_BYTES;
+  unsigned char* const out = ring + Tile::STAGES * Tile::STAGE_BYTES;
 
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int warp_j = warp % Tile::WARPS_J;
@@ -104,7 +131,7 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
     unsigned char* const stage = ring + load_slot * Tile::STAGE_BYTES;
     if (++load_slot == Tile::STAGES) load_slot = 0;
     if (++load_part == Tile::STAGES_PER_TILE) load_part = 0, load_tile += walkers;
-#pragma unroll 1
+#pragma unroll 2
     for (int e = thread; e < BM * Tile::STAGE_CHUNKS; e += Tile::THREADS) {
       const int m = e / Tile::STAGE_CHUNKS, chunk = e % Tile::STAGE_CHUNKS;
       int offset;  // elements from the start of l0
@@ -132,7 +159,7 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
   // The column's weights, regrouped once.
   const uint16* const w = static_cast<const uint16*>(arguments.weight) + int64(i) * P::B * P::C * P::D + j0;
   for (int f = warp; f < Tile::WARPS_J * Tile::UNITS * (NB / 8); f += Tile::WARPS) {
-    const int k = n0 + f % (NB / 8) * 8 + row_in_eight;
+    const int k = n0 + f % (NB / 8) * 8 + output_of_column<Fold>(row_in_eight);
     const int unit = f / (NB / 8) % Tile::UNITS, group = f / (NB / 8) / Tile::UNITS;
     uint32 words[Fold::CHUNKS * 4];
 #pragma unroll
@@ -233,21 +260,17 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
     }
 
     if (++part < Tile::STAGES_PER_TILE) continue;
-    // The tile is complete. A thread holds, for each row, all its j of outputs n and n + 1.
-    uint16* const y = static_cast<uint16*>(arguments.y) + (int64(i) * P::B + n0) * P::D + j0 + warp_j * 8;
-    const int64 row0 = tile * BM;
-    part = 0, tile += walkers;
+    // The tile is complete: gather it in shared memory, then write whole rows of bytes.
 #pragma unroll
     for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64 row = row0 + (warp_m * Tile::MT + m) * 16 + half * 8 + row_in_eight;
-        uint16* const y_row = y + row * arguments.y_batch_stride;
+        const int row = (warp_m * Tile::MT + m) * 16 + half * 8 + row_in_eight;
+        unsigned char* const out_row = out + row * Tile::OUT_PITCH * 16;
 #pragma unroll
         for (int n = 0; n < Tile::NT; ++n) {
-          const int k = (warp_n * Tile::NT + n) * 8 + 2 * quarter;
-          if (row >= arguments.batch || n0 + k >= P::B) continue;
-          // Words in the order of memory: (k, j = 0..), (k + 1, j = 0..).
+          const int k = (warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(2 * quarter);
+          // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
           uint32 words[Fold::J];
 #pragma unroll
           for (int word = 0; word < Fold::J; ++word) {
@@ -256,31 +279,31 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
                                        sums[m][n][e1 % Fold::J][half * 2 + e1 / Fold::J]);
           }
           if (Fold::WIDE) {
-            *reinterpret_cast<uint4*>(y_row + k * P::D) = make_uint4(words[0], words[1], words[2], words[3]);
-            *reinterpret_cast<uint4*>(y_row + (k + 1) * P::D) =
+            uint4* const chunks = reinterpret_cast<uint4*>(out_row);
+            chunks[k * Tile::CHUNKS_OF_L + warp_j] = make_uint4(words[0], words[1], words[2], words[3]);
+            chunks[(k + 4) * Tile::CHUNKS_OF_L + warp_j] =
                 make_uint4(words[4], words[5], words[6], words[7]);
-          } else if (Fold::J % 4 == 0) {
-#pragma unroll
-            for (int v = 0; v < Fold::J / 4; ++v)
-              reinterpret_cast<uint4*>(y_row + k * P::D)[v] =
-                  make_uint4(words[4 * v], words[4 * v + 1], words[4 * v + 2], words[4 * v + 3]);
-          } else if (Fold::J % 2 == 0) {
-#pragma unroll
-            for (int v = 0; v < Fold::J / 2; ++v)
-              reinterpret_cast<uint2*>(y_row + k * P::D)[v] = make_uint2(words[2 * v], words[2 * v + 1]);
           } else {
-#pragma unroll
-            for (int v = 0; v < Fold::J; ++v) reinterpret_cast<uint32*>(y_row + k * P::D)[v] = words[v];
+            store_words<Fold::J>(out_row + k * P::D * 2, words);
           }
+#pragma unroll
+          for (int j = 0; j < Fold::J; ++j)
+            sums[m][n][j][half * 2] = sums[m][n][j][half * 2 + 1] = 0.0f;
         }
       }
-#pragma unroll
-    for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-      for (int n = 0; n < Tile::NT; ++n)
-#pragma unroll
-        for (int j = 0; j < Fold::J; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+    __syncthreads();
+    uint16* const y = static_cast<uint16*>(arguments.y) + (int64(i) * P::B + n0) * P::D + j0;
+    const int64 row0 = tile * BM;
+    part = 0, tile += walkers;
+#pragma unroll 4
+    for (int e = thread; e < BM * Tile::OUT_CHUNKS; e += Tile::THREADS) {
+      const int m = e / Tile::OUT_CHUNKS, chunk = e % Tile::OUT_CHUNKS;
+      const int offset = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
+                                    : chunk * 8;
+      if (row0 + m < arguments.batch && n0 * P::D + offset < P::B * P::D) {
+        *reinterpret_cast<uint4*>(y + (row0 + m) * arguments.y_batch_stride + offset) =
+            *reinterpret_cast<const uint4*>(out + (m * Tile::OUT_PITCH + chunk) * 16);
+      }
+    }
   }
 }

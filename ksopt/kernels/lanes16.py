@@ -88,8 +88,11 @@ class Config:
         weights = self.warps_j * units * (self.outputs // 8) * (f.j * f.steps // 2) * 512
         chunks = self.kl * self.warps_j * f.j // 8
         spread = self.warps_j if p.d % 8 == 0 else f.run
-        pitch = chunks + ((1 if spread == 2 else 4) - chunks) % 8
-        return weights + self.stages * self.rows * pitch * 16
+        out_chunks = self.outputs * self.warps_j * f.j // 8
+        bank = 1 if spread == 2 else 4
+        pitch = chunks + (bank - chunks) % 8
+        out_pitch = out_chunks + (bank - out_chunks) % 8
+        return weights + self.rows * (self.stages * pitch + out_pitch) * 16
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, operands, and what addresses take."""
