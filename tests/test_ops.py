@@ -88,6 +88,9 @@ def test_opcheck(layout, requires_grad):
         weight = torch.randn(shape, requires_grad=requires_grad)
         torch.library.opcheck(torch.ops.ksopt.ks_mm.default, (x, weight, last))
         torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad.default, (g, x, a, d, last))
+        if not requires_grad:
+            torch.library.opcheck(ops.ks_mm_inner, (x, weight, last))
+            torch.library.opcheck(ops.ks_mm_weight_grad_inner, (g, x, a, d, last))
 
 
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
@@ -224,6 +227,12 @@ def test_wrong_inputs_get_one_sentence_in_eager_and_on_fakes(message):
     make = WRONG[message]
     with pytest.raises(InvalidInputError) as raised:
         torch.ops.ksopt.ks_mm(*make(torch.ones))
+    assert str(raised.value) == message
+    x, weight, *layout = make(torch.ones)
+    if weight.is_floating_point():
+        weight.requires_grad_()
+    with pytest.raises(InvalidInputError) as raised:
+        torch.ops.ksopt.ks_mm(x, weight, *layout)
     assert str(raised.value) == message
     with FakeTensorMode(), pytest.raises(InvalidInputError) as raised:
         torch.ops.ksopt.ks_mm(*make(torch.ones))

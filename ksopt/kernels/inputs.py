@@ -1,0 +1,88 @@
+"""What the operators refuse, in words: eager, fake and meta tensors get the same sentences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ksopt.errors import InvalidInputError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool) -> None:
+    """Refuse what ks_mm cannot multiply, and say why.
+
+    Raises:
+        InvalidInputError: shapes, dtypes or devices that do not fit together.
+    """
+    if weight.dim() != 4:
+        raise InvalidInputError(
+            f"ks_mm: weight has shape {_shape(weight)}, but it must be [a, b, c, d]"
+        )
+    if weight.numel() == 0:
+        raise InvalidInputError(
+            f"ks_mm: weight has shape {_shape(weight)}, but a, b, c and d must be at least 1"
+        )
+    if x.dim() == 0:
+        raise InvalidInputError("ks_mm: x is a scalar, but it must have a dim of features")
+    a, _, c, d = weight.shape
+    features = a * c * d
+    if x.shape[0 if batch_last else -1] != features:
+        dim, layout = ("first", "batch_last") if batch_last else ("last", "batch_first")
+        raise InvalidInputError(
+            f"ks_mm: x has shape {_shape(x)}, but with weight {_shape(weight)} in layout {layout} "
+            f"its {dim} dim must be a*c*d = {features}"
+        )
+    _check_kind(x, weight, "ks_mm", "x", "weight")
+
+
+def _check_kind(first: Tensor, second: Tensor, op: str, one: str, other: str) -> None:
+    if first.dtype != second.dtype:
+        raise InvalidInputError(
+            f"{op}: {one} is {_dtype(first)} and {other} is {_dtype(second)}, but they must have "
+            "one dtype (convert one of them, or run under torch.autocast)"
+        )
+    if first.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise InvalidInputError(f"{op}: {one} is {_dtype(first)}, but it must be one of {allowed}")
+    if first.device != second.device:
+        raise InvalidInputError(
+            f"{op}: {one} is on {first.device} and {other} on {second.device}, but they must be "
+            "on one device"
+        )
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> None:
+    """Refuse what ks_mm_weight_grad cannot multiply.
+
+    Raises:
+        InvalidInputError: shapes, dtypes or devices that do not fit together.
+    """
+    if grad.dim() == 0 or x.dim() != grad.dim():
+        raise InvalidInputError(
+            f"ks_mm_weight_grad: grad has shape {_shape(grad)} and x {_shape(x)}, but both must "
+            "have the same batch dims and one dim of features"
+        )
+    at = 0 if batch_last else -1
+    batches = [t.shape[1:] if batch_last else t.shape[:-1] for t in (grad, x)]
+    if batches[0] != batches[1]:
+        raise InvalidInputError(
+            f"ks_mm_weight_grad: grad has batch dims {list(batches[0])} and x {list(batches[1])}, "
+            "but they must be the same"
+        )
+    for name, tensor in (("grad", grad), ("x", x)):
+        if a < 1 or d < 1 or tensor.shape[at] == 0 or tensor.shape[at] % (a * d) != 0:
+            raise InvalidInputError(
+                f"ks_mm_weight_grad: {name} has {tensor.shape[at]} features, but they must be a "
+                f"multiple of a*d = {a}*{d}"
+            )
+    _check_kind(grad, x, "ks_mm_weight_grad", "grad", "x")
