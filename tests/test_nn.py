@@ -38,6 +38,14 @@ def test_is_a_linear_layer(layout, bias):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+def test_the_dense_matrix_is_differentiable():
+    layer = KSLinear(12, 24, MONARCH, bias=False, dtype=torch.float64)
+    x, y = torch.randn(7, 12, dtype=torch.float64), torch.randn(7, 24, dtype=torch.float64)
+    found = torch.autograd.grad((layer(x) * y).sum(), list(layer.weights))
+    expected = torch.autograd.grad((x @ layer.to_dense().T * y).sum(), list(layer.weights))
+    torch.testing.assert_close(found, expected)
+
+
 def test_chain_may_be_text():
     assert KSLinear(12, 24, str(MONARCH)).chain == MONARCH
 
