@@ -1,4 +1,4 @@
-"""The general family (csrc/cuda/general.cuh): right for every problem, the fallback of all others."""
+"""The general family (csrc/cuda/general.cuh): right for every problem, every other's fallback."""
 
 from __future__ import annotations
 
