@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -47,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: for --help, --version and words that argparse refuses.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    given = _parser().parse_args(words)
-    given.words = words
+    given = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = given.run
     try:
         code = run(given)
@@ -91,17 +88,15 @@ def _search(given: argparse.Namespace) -> int:
         out=given.out,
         min_rank=given.min_rank,
         min_use=given.min_use,
-        command=shlex.join(["ksopt", *given.words]),
     )
     from ksopt.search import for_terminal, print_result, run_search, to_json
 
     # Progress goes to stderr, so that stdout holds the answer alone.
-    with for_terminal() as progress:
-        result = run_search(request, progress=progress)
+    result = run_search(request, for_terminal(sys.stderr))
     if given.json:
-        print(json.dumps(to_json(result), indent=2))
+        sys.stdout.write(to_json(result))
     else:
-        print_result(result)
+        print_result(result, sys.stdout)
     return 130 if result.stopped == "interrupted" else 0
 
 
