@@ -1,4 +1,4 @@
-"""What a person sees while a search runs: a bar on a terminal, a few lines elsewhere, or nothing."""
+"""What a person sees while a search runs: a bar on a terminal, lines elsewhere, or nothing."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,13 +148,12 @@ class SearchRequest:
         trials: Chains to measure in all, those of an earlier run of the same study counted.
         timeout_s: Seconds after which no new trial starts; None for no limit.
         seed: Of the sampler and of the random inputs and weights.
-        storage: Optuna storage URL; None keeps a SQLite file in the output folder.
+        storage: Optuna storage URL; None keeps a SQLite file, study.db, in the output folder.
         out: Output folder; None makes its name from dims, device, dtype and batch.
         min_rank: Least rank bound of a chain; None asks for full rank, min(in, out), so that no
             chain is a bottleneck that the dense layer was not.
         min_use: Least share, 0 to 1, of a step's budget that its chain must use. Without it the
             smallest chain, which is nearly always the fastest, would be the answer to every step.
-        command: The command line that made this request, for the report.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
@@ -177,7 +177,6 @@ class SearchRequest:
     out: Path | str | None = None
     min_rank: int | None = None
     min_use: float = 0.5
-    command: str | None = None
     steps: tuple[Budget, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -231,3 +230,31 @@ class SearchRequest:
     def rank(self) -> int:
         """The least rank bound in force."""
         return self.min_rank or min(self.size.in_features, self.size.out_features)
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this request again.
+
+        Example:
+            >>> SearchRequest("768x3072", budgets=("25%",), batch=256, device="cpu").command
+            'ksopt search --dims 768x3072 --budget 25% --batch 256 --dtype float32 \
+--layout batch_first --device cpu --factors 3 --min-rank 768 --min-use 0.5 --trials 40 --seed 0'
+        """
+        given = {
+            "dims": str(self.size),
+            "budget": " ".join(step.text for step in self.steps),
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "layout": self.layout,
+            "device": self.device,
+            "factors": self.max_factors,
+            "min-rank": self.rank,
+            "min-use": f"{self.min_use:g}",
+            "trials": self.trials,
+            "timeout": None if self.timeout_s is None else f"{self.timeout_s:g}",
+            "seed": self.seed,
+            "storage": None if self.storage is None else shlex.quote(self.storage),
+            "out": None if self.out is None else shlex.quote(str(self.out)),
+        }
+        words = [f"--{name} {value}" for name, value in given.items() if value is not None]
+        return " ".join(["ksopt search", *words])

@@ -1,0 +1,215 @@
+"""The report as sections, written once for the page and for markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksopt import tables
+from ksopt.search import report, words
+from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
+from ksopt.tables import Table
+
+_TRIALS_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report: its paragraphs, then its table, then its code.
+
+    Args:
+        title: Its heading.
+        lead: Plain text that stands out.
+        paragraphs: Plain text.
+        table: A table, if any.
+        code: A block to copy, if any.
+        language: Of the code.
+        plot: Whether the plot stands here, on the page.
+    """
+
+    title: str
+    lead: tuple[str, ...] = ()
+    paragraphs: tuple[str, ...] = ()
+    table: Table | None = None
+    code: str = ""
+    language: str = ""
+    plot: bool = False
+
+
+def title(result: SearchResult) -> str:
+    """The report's title."""
+    size = result.request.size
+    return f"Chains for a {size} linear layer ({words.layer(size)})"
+
+
+def sections(result: SearchResult) -> list[Section]:
+    """The whole report, the answer first."""
+    found = [_answer(result), *_use(result), _plot(result), _finalists(result)]
+    return [*found, _method(result), _trials(result), _device(result), _again(result)]
+
+
+def markdown(result: SearchResult) -> str:
+    """The report as markdown; what report.md holds."""
+    blocks = [f"# {title(result)}"]
+    for section in sections(result):
+        if section.plot:
+            continue
+        blocks.append(f"## {section.title}")
+        # A chain's stars would be read as emphasis.
+        texts = (*section.lead, *section.paragraphs)
+        blocks += [text.replace("*", r"\*") for text in texts]
+        if section.table is not None:
+            blocks.append(section.table.markdown())
+        if section.code:
+            blocks.append(f"```{section.language}\n{section.code}\n```")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _answer(result: SearchResult) -> Section:
+    lead = [answer.sentence for answer in result.recommendations]
+    measured = [a for a in result.recommendations if a.chosen is not None]
+    if len(measured) > 1 and all(a.verdict is Verdict.KEEP_DENSE for a in measured):
+        lead.insert(0, "Keep the dense layer: no chain of any budget is faster here.")
+    if result.stopped == "interrupted":
+        lead.append("The search was interrupted; this is what it had measured.")
+    if result.stopped == "timeout":
+        lead.append("The time was up before all trials were measured.")
+    beside = [text for answer in measured for text in _beside(answer)]
+    return Section("Answer", tuple(lead), tuple(beside), report.answers_table(result))
+
+
+def _beside(answer: Recommendation) -> list[str]:
+    """What else is to be known of a step: ties, and how the heuristic did."""
+    assert answer.chosen is not None
+    found = []
+    if answer.ties:
+        named = ", ".join(f"{tie.facts.chain} ({tie.facts.nnz:,} weights)" for tie in answer.ties)
+        found.append(f"At {answer.budget.text}, within noise of the fastest chain: {named}.")
+    heuristic = answer.heuristic
+    if heuristic is not None:
+        found.append(f"At {answer.budget.text}, {_heuristic(answer.chosen, heuristic)}")
+    return found
+
+
+def _heuristic(chosen: Finalist, heuristic: Finalist) -> str:
+    if heuristic is chosen:
+        return "the fastest chain is also the measured one with the largest rho."
+    return (
+        f"the largest rho of the chains in the final belongs to {heuristic.facts.chain} "
+        f"(rho {heuristic.facts.rho:.4f} against {chosen.facts.rho:.4f}), which takes "
+        f"{words.microseconds(heuristic.latency.median_us)} against "
+        f"{words.microseconds(chosen.latency.median_us)}."
+    )
+
+
+def _use(result: SearchResult) -> list[Section]:
+    used = [a for a in result.recommendations if a.verdict is Verdict.USE]
+    if not used:
+        return []
+    request = result.request
+    options = [] if request.layout == "batch_first" else [f'layout="{request.layout}"']
+    if request.dtype != "float32":
+        options.append(f"dtype=torch.{request.dtype}")
+    if result.device.type != "cpu":
+        options.append(f'device="{result.device.type}"')
+    tail = "".join(f", {option}" for option in options)
+    size = request.size
+    lines = ["import torch", ""] if "torch." in tail else []
+    lines += ["from ksopt.nn import KSLinear", ""]
+    lines.append(f"# in place of torch.nn.Linear({size.in_features}, {size.out_features})")
+    for answer in used:
+        assert answer.chosen is not None
+        chain = answer.chosen.facts.chain
+        lines.append(
+            f'layer = KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
+            f"  # {answer.budget.text}"
+        )
+    text = (
+        "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
+        "fitted: it does not keep the dense layer's weights, and this search says nothing of the "
+        "accuracy that a model reaches with it."
+    )
+    return [Section("Use it", (), (text,), code="\n".join(lines), language="python")]
+
+
+def _plot(result: SearchResult) -> Section:
+    text = (
+        "Circles are chains of two factors, triangles of three, squares of one; rings mark the "
+        "fastest of each budget, the stepped line the chains that no other beats in both. Each "
+        "point is its trial's latency over the dense layer's, timed in turns with it, on the scale "
+        "of the dense layer's latency of the final."
+    )
+    return Section("Latency against weights", (), (text,), plot=True)
+
+
+def _finalists(result: SearchResult) -> Section:
+    if not result.finalists:
+        return Section("Finalists", (), ("No chain was measured.",))
+    if result.finalists[0].retimed:
+        text = (
+            "The best chains of every budget, and the one of the largest rho, timed again in turns "
+            "with each other and with the dense layer, in this run."
+        )
+    else:
+        text = "The search was stopped before the final: these are the times of the trials."
+    text += (
+        " Two times are told apart when each median lies outside the other's band from the 20th to "
+        "the 80th percentile. Efficiency is the roofline's floor over the time; rho is "
+        "(b + c)/(b c), larger where moving data costs more than computing, and d rho the same for "
+        "energy, both averaged over the factors by their weights."
+    )
+    return Section("Finalists", (), (text,), report.finalists_table(result))
+
+
+def _method(result: SearchResult) -> Section:
+    request, space, roof = result.request, result.space, result.roofline
+    count = f"{space.count:,}" if space.exact else f"More than {space.count:,}"
+    kept = "all that use a budget" if space.complete else "a seeded sample of those that use it"
+    used = words.percent(request.min_use)
+    paragraphs = [
+        f"Each chain was timed on random input of {request.batch} rows, {request.dtype}, "
+        f"{request.layout}, without bias, in turns with the dense layer: caches overwritten before "
+        "each repeat, median of all repeats. Its product was first checked against float64; a "
+        "wrong one gets no time.",
+        f"{count} chains of at most {request.max_factors} factors are within the largest budget, "
+        "with every output depending on every input and a rank bound of at least "
+        f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
+        f"when it has at least {used} of its weights; without that rule the smallest chain, which "
+        "is nearly always the fastest, would be the answer to every budget.",
+        f"Sampler: {result.sampler}, after the paper's families, the largest rho and the lowest "
+        f"roofline floor of each budget. {len(result.trials)} trials, "
+        f"{sum(t.state == 'failed' for t in result.trials)} failed; "
+        f"this run took {result.seconds:.0f} s.",
+        f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
+        f"read and written), {roof.rate / 1e12:,.2f} TFLOP/s ({roof.rate_from}, side "
+        f"{roof.gemm_side}), measured in this run. It counts every factor's input, output and "
+        "weights as moved once; on a CPU, whose caches keep what passes from factor to factor, "
+        "efficiency can exceed 1.",
+    ]
+    if len(result.runs) > 1:
+        timed = " Finalists and the dense layer were timed anew, in this one."
+        paragraphs.append(
+            f"The study was resumed: its trials come from {len(result.runs)} runs."
+            + (timed if all(finalist.retimed for finalist in result.finalists) else "")
+        )
+    return Section("How it was measured", (), tuple(paragraphs))
+
+
+def _trials(result: SearchResult) -> Section:
+    ranked = sorted(result.trials, key=lambda t: (t.ratio is None, t.ratio or 0.0))
+    shown = ranked[:_TRIALS_SHOWN]
+    text = "Fastest over dense first; trials.csv has every column."
+    if len(shown) < len(ranked):
+        text = f"The fastest {len(shown)} of {len(ranked)} trials; trials.csv has all."
+    return Section("Trials", (), (text,), report.trials_table(shown))
+
+
+def _device(result: SearchResult) -> Section:
+    return Section("Device", (), (), tables.of(("what", "value"), result.device.rows()))
+
+
+def _again(result: SearchResult) -> Section:
+    text = (
+        "The same command with the same folder goes on with this study, and times the finalists "
+        "anew; with another folder it starts over."
+    )
+    return Section("Do it again", (), (text,), code=result.request.command, language="sh")

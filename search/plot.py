@@ -1,0 +1,196 @@
+"""Latency against weights as an inline SVG: no script, colours from the page's style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import log10
+
+from ksopt.search import words
+from ksopt.search.result import SearchResult, TrialRecord
+
+_FONT = 12
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where data lands on the drawing, in its own pixels; the y axis is logarithmic."""
+
+    width: int
+    height: int
+    left: float
+    right: float
+    top: float
+    bottom: float
+    most_weights: float
+    low_us: float
+    high_us: float
+
+    def x(self, weights: float) -> float:
+        return self.left + (self.right - self.left) * weights / self.most_weights
+
+    def y(self, latency_us: float) -> float:
+        share = log10(latency_us / self.low_us) / log10(self.high_us / self.low_us)
+        return self.bottom + (self.top - self.bottom) * share
+
+
+def pareto_front(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials that no other beats in both weights and latency over dense, fewest weights first."""
+    front: list[TrialRecord] = []
+    measured = [trial for trial in trials if trial.ratio is not None]
+    for trial in sorted(measured, key=lambda t: (t.facts.nnz, t.ratio)):
+        assert trial.ratio is not None
+        if not front or trial.ratio < (front[-1].ratio or 0.0):
+            front.append(trial)
+    return front
+
+
+def latency_plot(result: SearchResult, width: int, height: int) -> str:
+    """The plot as an ``<svg>`` element; nothing if no trial was measured.
+
+    A point is a trial. Its height is its latency over the dense layer's, as measured in turns with
+    it, times the dense layer's latency of the final: so points of several runs share one scale.
+    """
+    measured = [trial for trial in result.trials if trial.ratio is not None]
+    if not measured or not result.finalists:
+        return ""
+    dense_us = result.finalists[0].dense.median_us
+    frame = _frame(result, measured, dense_us, width, height)
+    parts = [
+        *_axes(frame),
+        *_budgets(result, frame),
+        *_dense_line(frame, dense_us),
+        _front(pareto_front(measured), frame, dense_us),
+        *(_point(trial, frame, dense_us) for trial in measured),
+        *_chosen(result, frame, dense_us),
+    ]
+    label = (
+        f"Latency against weights of {len(measured)} chains; the dense layer takes "
+        f"{words.microseconds(dense_us)}"
+    )
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" '
+        f'font-size="{_FONT}">\n' + "\n".join(parts) + "\n</svg>"
+    )
+
+
+def _frame(
+    result: SearchResult, trials: Sequence[TrialRecord], dense_us: float, width: int, height: int
+) -> _Frame:
+    latencies = [dense_us, *(dense_us * (trial.ratio or 1.0) for trial in trials)]
+    most = max(result.request.steps[-1].parameters, *(trial.facts.nnz for trial in trials))
+    return _Frame(
+        width=width,
+        height=height,
+        left=62,
+        right=width - 12,
+        top=26,
+        bottom=height - 44,
+        most_weights=1.06 * most,
+        low_us=min(latencies) / 1.25,
+        high_us=max(latencies) * 1.2,
+    )
+
+
+def _axes(frame: _Frame) -> list[str]:
+    parts = []
+    for tick in _log_ticks(frame.low_us, frame.high_us):
+        y = frame.y(tick)
+        parts.append(f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>')
+        text = words.microseconds(tick).removesuffix(" us").removesuffix(".00").removesuffix(".0")
+        parts.append(_text(frame.left - 6, y + 4, text, "end"))
+    for tick in _linear_ticks(frame.most_weights, 6 if frame.width > 500 else 4):
+        x = frame.x(tick)
+        parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
+        parts.append(_text(x, frame.bottom + 18, _short(tick), "middle"))
+    parts.append(
+        f'<path class="axis" d="M{frame.left:.1f} {frame.top:.1f}V{frame.bottom:.1f}'
+        f'H{frame.right:.1f}"/>'
+    )
+    parts.append(_text((frame.left + frame.right) / 2, frame.height - 8, "weights", "middle"))
+    parts.append(_text(4, 14, "latency, us", "start"))
+    return parts
+
+
+def _budgets(result: SearchResult, frame: _Frame) -> list[str]:
+    parts = []
+    for answer in result.recommendations:
+        x = frame.x(answer.budget.parameters)
+        parts.append(f'<path class="budget" d="M{x:.1f} {frame.top:.1f}V{frame.bottom:.1f}"/>')
+        parts.append(_text(x - 4, frame.top + 10, answer.budget.text, "end", "budget-text"))
+    return parts
+
+
+def _dense_line(frame: _Frame, dense_us: float) -> list[str]:
+    y = frame.y(dense_us)
+    return [
+        f'<path class="dense" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>',
+        _text(
+            frame.left + 6, y - 6, f"dense {words.microseconds(dense_us)}", "start", "dense-text"
+        ),
+    ]
+
+
+def _front(front: Sequence[TrialRecord], frame: _Frame, dense_us: float) -> str:
+    """Steps: between two points of the front, the left one is the best that the weights allow."""
+    steps = ""
+    for trial in front:
+        x, y = frame.x(trial.facts.nnz), frame.y(dense_us * (trial.ratio or 1.0))
+        steps += f"H{x:.1f}V{y:.1f}" if steps else f"M{x:.1f} {y:.1f}"
+    return f'<path class="front" d="{steps}H{frame.right:.1f}"/>'
+
+
+def _point(trial: TrialRecord, frame: _Frame, dense_us: float) -> str:
+    x, y = frame.x(trial.facts.nnz), frame.y(dense_us * (trial.ratio or 1.0))
+    tip = (
+        f"{trial.facts.chain}: {words.weights(trial.facts)}; "
+        f"{words.times(trial.ratio or 1.0)} dense"
+    )
+    title = f"<title>{escape(tip)}</title>"
+    return {
+        1: f'<path class="point" d="M{x - 4:.1f} {y - 4:.1f}h8v8h-8z">{title}</path>',
+        2: f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>',
+        3: f'<path class="point" d="M{x:.1f} {y - 5:.1f}l5 9h-10z">{title}</path>',
+    }[len(trial.facts.chain)]
+
+
+def _chosen(result: SearchResult, frame: _Frame, dense_us: float) -> list[str]:
+    """A ring around each step's fastest chain, at its trial's point."""
+    places = {trial.number: trial for trial in result.trials}
+    parts = []
+    for answer in result.recommendations:
+        if answer.chosen is not None:
+            trial = places[answer.chosen.trial]
+            x, y = frame.x(trial.facts.nnz), frame.y(dense_us * (trial.ratio or 1.0))
+            parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
+    return parts
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten inside; finer where that gives fewer than three."""
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(n / 4 for n in range(4, 40))):
+        powers = range(int(log10(low)) - 2, int(log10(high)) + 2)
+        ticks = [d * 10**p for p in powers for d in digits if low <= d * 10**p <= high]
+        if len(ticks) >= 3:
+            return ticks
+    return ticks
+
+
+def _linear_ticks(most: float, count: int) -> list[float]:
+    rough = most / count
+    unit = 10 ** int(log10(rough)) if rough >= 1 else 1
+    step = next((n * unit for n in (1, 2, 5, 10) if n * unit >= rough), rough)
+    return [i * step for i in range(int(most / step) + 1)]
+
+
+def _short(count: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:g}{unit}"
+    return f"{count:g}"

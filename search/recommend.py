@@ -1,0 +1,125 @@
+"""From measured trials to one answer for each step of the ladder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ksopt.bench.timing import Comparison, Measurement, compare
+from ksopt.search import words
+from ksopt.search.objective import DENSE
+from ksopt.search.request import Budget
+from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
+from ksopt.search.space import Space, Step
+
+_FINALISTS_PER_STEP = 3
+
+
+def elect(trials: Sequence[TrialRecord], steps: Sequence[Step]) -> list[TrialRecord]:
+    """The trials whose chains go into the final: of each step the three best and the largest rho.
+
+    They are ranked by their latency over the dense layer's, measured in turns within the trial, so
+    that trials of different runs and different moods of the machine can be compared.
+    """
+    chosen: dict[int, TrialRecord] = {}
+    for step in steps:
+        for trial in [*_ranked(trials, step)[:_FINALISTS_PER_STEP], *_heuristic(trials, step)]:
+            chosen[trial.number] = trial
+    return [chosen[number] for number in sorted(chosen)]
+
+
+def finalists(
+    elected: Sequence[TrialRecord], final: Mapping[str, Measurement] | None
+) -> tuple[Finalist, ...]:
+    """The elected with their times from the final; from their trials if there was none."""
+    found = []
+    for trial in elected:
+        latency, dense = trial.latency, trial.dense
+        if final is not None:
+            latency, dense = final[str(trial.facts.chain)], final[DENSE]
+        assert latency is not None
+        assert dense is not None
+        found.append(
+            Finalist(trial.facts, latency, dense, trial.number, trial.origin, final is not None)
+        )
+    return tuple(found)
+
+
+def recommend(space: Space, standing: Sequence[Finalist]) -> tuple[Recommendation, ...]:
+    """One recommendation for each step, unmet ones too, in rising order."""
+    answers = [_for_step(step, standing) for step in space.steps]
+    answers += [_unmet(budget, space) for budget in space.unmet]
+    return tuple(sorted(answers, key=lambda answer: answer.budget.parameters))
+
+
+def _ranked(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
+    inside = [t for t in trials if t.ratio is not None and step.holds(t.facts.nnz)]
+    return sorted(inside, key=lambda trial: trial.ratio or 0.0)
+
+
+def _heuristic(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
+    inside = _ranked(trials, step)
+    return [max(inside, key=lambda trial: trial.facts.rho)] if inside else []
+
+
+def _unmet(budget: Budget, space: Space) -> Recommendation:
+    least = min(chain.nnz for chain in space.candidates)
+    sentence = (
+        f"No chain meets the budget of {budget.text} ({budget.parameters:,} weights) under these "
+        f"constraints; the smallest chain of this search has {least:,}."
+    )
+    return Recommendation(budget, 0, Verdict.UNMET, None, (), None, sentence)
+
+
+def _for_step(step: Step, standing: Sequence[Finalist]) -> Recommendation:
+    inside = [f for f in standing if step.holds(f.facts.nnz)]
+    if not inside:
+        sentence = f"No chain for the budget of {step.budget.text} was measured."
+        return Recommendation(step.budget, step.least, Verdict.UNKNOWN, None, (), None, sentence)
+    # In a final all were timed together; without one, only ratios to dense can be compared.
+    chosen = min(inside, key=lambda f: f.latency.median_us if f.retimed else f.ratio)
+    others = [f for f in inside if f is not chosen]
+    verdict = {
+        Comparison.FASTER: Verdict.USE,
+        Comparison.SLOWER: Verdict.KEEP_DENSE,
+        Comparison.WITHIN_NOISE: Verdict.NO_DIFFERENCE,
+    }[chosen.versus_dense]
+    ties = tuple(f for f in others if compare(f.latency, chosen.latency) is Comparison.WITHIN_NOISE)
+    heuristic = max(inside, key=lambda f: f.facts.rho)
+    return Recommendation(
+        step.budget,
+        step.least,
+        verdict,
+        chosen,
+        ties,
+        heuristic,
+        _sentence(step, verdict, chosen),
+    )
+
+
+def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
+    budget = f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
+    evidence = (
+        f"{words.timed(chosen.latency)} against {words.timed(chosen.dense)} for the dense layer"
+    )
+    named = f"{chosen.facts.chain} ({words.weights(chosen.facts)})"
+    if verdict is Verdict.USE:
+        text = f"{budget}, use {named}: {words.times(chosen.ratio)} the dense layer, {evidence}."
+    elif verdict is Verdict.KEEP_DENSE:
+        text = (
+            f"{budget}, keep the dense layer: the fastest chain, {named}, is "
+            f"{words.times(chosen.ratio)} it, {evidence}."
+        )
+    else:
+        text = (
+            f"{budget}, no chain is measurably faster than the dense layer: the fastest, {named}, "
+            f"is within noise of it, {evidence}. Keep the dense layer, unless fewer weights are "
+            "worth having by themselves."
+        )
+    if step.least < step.asked:
+        text += (
+            f" No chain uses {step.asked:,} weights or more within this budget; those of "
+            f"{step.least:,} come closest."
+        )
+    if not chosen.retimed:
+        text += " (From the trials alone: the search was stopped before the final.)"
+    return text

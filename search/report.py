@@ -1,0 +1,310 @@
+"""What a search leaves behind: report.html, report.md, results.json, trials.csv.
+
+results.json has the schema "ksopt.search/1", described in docs/search.md: keys are added in later
+versions, and never removed or given another meaning under the same number. Files are written whole
+or not at all.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+from ksopt import tables
+from ksopt.bench.timing import Measurement
+from ksopt.errors import InvalidInputError
+from ksopt.search import words
+from ksopt.search.result import ChainFacts, Finalist, Recommendation, SearchResult, TrialRecord
+from ksopt.tables import Table
+
+SCHEMA = "ksopt.search/1"
+
+
+def write(result: SearchResult, folder: Path) -> None:
+    """Write the four files into the folder.
+
+    Raises:
+        InvalidInputError: The folder cannot be written.
+    """
+    from ksopt.search import document, page
+
+    texts = {
+        "results.json": to_json(result),
+        "trials.csv": to_csv(result),
+        "report.md": document.markdown(result),
+        "report.html": page.html(result),
+    }
+    try:
+        for name, text in texts.items():
+            _write_whole(folder / name, text)
+    except OSError as error:
+        raise InvalidInputError(
+            f"the report cannot be written to {folder} ({error.strerror}): the study is kept, "
+            "run the search again to write the report"
+        ) from None
+
+
+def to_json(result: SearchResult) -> str:
+    """The result as JSON; what results.json holds."""
+    request = result.request
+    value = {
+        "schema": SCHEMA,
+        "in_features": request.size.in_features,
+        "out_features": request.size.out_features,
+        "dense_parameters": request.size.dense_parameters,
+        "request": {
+            "command": request.command,
+            "dims": str(request.size),
+            "budgets": [asdict(step) for step in request.steps],
+            "batch": request.batch,
+            "dtype": request.dtype,
+            "layout": request.layout,
+            "device": request.device,
+            "max_factors": request.max_factors,
+            "min_rank": request.rank,
+            "min_use": request.min_use,
+            "trials": request.trials,
+            "timeout_s": request.timeout_s,
+            "seed": request.seed,
+        },
+        "recommendations": [_answer(answer) for answer in result.recommendations],
+        "finalists": [_finalist(finalist) for finalist in result.finalists],
+        "trials": [_trial(trial) for trial in result.trials],
+        "space": asdict(result.space),
+        "sampler": result.sampler,
+        "stopped": result.stopped,
+        "seconds": result.seconds,
+        "roofline": asdict(result.roofline),
+        "device": asdict(result.device),
+        "runs": [asdict(run) for run in result.runs],
+        "folder": str(result.folder.resolve()),
+    }
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(result: SearchResult) -> str:
+    """One row a trial; what trials.csv holds."""
+    rows = [_csv_row(trial) for trial in result.trials]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=_CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def print_result(result: SearchResult, stream: TextIO) -> None:
+    """Write the answer to a terminal or a pipe: sentences, a table, where the report is."""
+    for answer in result.recommendations:
+        print(answer.sentence, file=stream)
+    if result.stopped == "interrupted":
+        print("The search was interrupted: these are the chains measured so far.", file=stream)
+    if result.stopped == "timeout":
+        print("The time was up before all trials were measured.", file=stream)
+    print(file=stream)
+    tables.write(answers_table(result), stream)
+    print(f"\nreport: {result.folder.resolve() / 'report.html'}", file=stream)
+
+
+def answers_table(result: SearchResult) -> Table:
+    """The fastest chain of each step beside the dense layer."""
+    rows = []
+    for answer in result.recommendations:
+        cells = [""] * 7
+        if answer.chosen is not None:
+            known = answer.chosen.facts
+            cells = [
+                str(known.chain),
+                f"{known.nnz:,}",
+                words.microseconds(answer.chosen.latency.median_us),
+                words.microseconds(answer.chosen.dense.median_us),
+                f"{1 / answer.chosen.ratio:.2f}x",
+                f"{known.rho:.4f}",
+                f"{answer.chosen.efficiency:.2f}",
+            ]
+        rows.append([answer.budget.text, *cells, answer.verdict.value])
+    heads = ("chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency")
+    size = result.request.size
+    return tables.of(
+        ("budget", *heads, "verdict"),
+        rows,
+        title=f"Fastest chain of each budget for {words.layer(size)}",
+    )
+
+
+def finalists_table(result: SearchResult) -> Table:
+    """Every finalist, and what chose it."""
+    rows = [[*_finalist_cells(f), f.origin] for f in result.finalists]
+    return tables.of((*_FINALIST_HEADS, "chosen by"), rows)
+
+
+def trials_table(trials: list[TrialRecord]) -> Table:
+    """Trials as they were measured, each beside the dense layer in its own turn."""
+    rows = []
+    for trial in trials:
+        known = trial.facts
+        latency, ratio = trial.latency, trial.ratio
+        rows.append(
+            [
+                str(trial.number),
+                str(known.chain),
+                f"{known.nnz:,}",
+                "" if latency is None else words.microseconds(latency.median_us),
+                "" if ratio is None else f"{1 / ratio:.2f}x",
+                f"{known.rho:.4f}",
+                trial.origin,
+                trial.reason or "",
+            ]
+        )
+    heads = (
+        ">trial",
+        "chain",
+        ">weights",
+        ">latency",
+        ">dense / chain",
+        ">rho",
+        "chosen by",
+        "failed because",
+    )
+    if not any(trial.reason for trial in trials):
+        return tables.of(heads[:-1], [row[:-1] for row in rows])
+    return tables.of(heads, rows)
+
+
+_FINALIST_HEADS = (
+    "chain",
+    ">weights",
+    ">of dense",
+    ">latency",
+    ">dense",
+    ">dense / chain",
+    "against dense",
+    ">rho",
+    ">d rho",
+    ">efficiency",
+)
+
+
+def _finalist_cells(finalist: Finalist) -> list[str]:
+    known = finalist.facts
+    return [
+        str(known.chain),
+        f"{known.nnz:,}",
+        words.percent(known.share),
+        words.microseconds(finalist.latency.median_us),
+        words.microseconds(finalist.dense.median_us),
+        f"{1 / finalist.ratio:.2f}x",
+        finalist.versus_dense.value,
+        f"{known.rho:.4f}",
+        f"{known.d_rho:.4f}",
+        f"{finalist.efficiency:.2f}",
+    ]
+
+
+def _facts(known: ChainFacts) -> dict[str, Any]:
+    return {
+        "chain": str(known.chain),
+        "patterns": [list(pattern.weight_shape) for pattern in known.chain],
+        "parameters": known.nnz,
+        "share_of_dense": known.share,
+        "rho": known.rho,
+        "d_rho": known.d_rho,
+        "floor_us": known.floor_us,
+    }
+
+
+def _timing(measurement: Measurement | None) -> dict[str, Any] | None:
+    return None if measurement is None else {**asdict(measurement), "noise": measurement.noise}
+
+
+def _finalist(finalist: Finalist) -> dict[str, Any]:
+    return {
+        **_facts(finalist.facts),
+        "latency": _timing(finalist.latency),
+        "dense": _timing(finalist.dense),
+        "latency_over_dense": finalist.ratio,
+        "against_dense": finalist.versus_dense.value,
+        "efficiency": finalist.efficiency,
+        "trial": finalist.trial,
+        "origin": finalist.origin,
+        "retimed": finalist.retimed,
+    }
+
+
+def _answer(answer: Recommendation) -> dict[str, Any]:
+    return {
+        "budget": asdict(answer.budget),
+        "least_parameters": answer.least,
+        "verdict": answer.verdict.value,
+        "sentence": answer.sentence,
+        "chosen": None if answer.chosen is None else _finalist(answer.chosen),
+        "ties": [str(tie.facts.chain) for tie in answer.ties],
+        "heuristic": None if answer.heuristic is None else _finalist(answer.heuristic),
+    }
+
+
+def _trial(trial: TrialRecord) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "state": trial.state,
+        "origin": trial.origin,
+        "run": trial.run,
+        **_facts(trial.facts),
+        "latency": _timing(trial.latency),
+        "dense": _timing(trial.dense),
+        "latency_over_dense": trial.ratio,
+        "error": trial.error,
+        "reason": trial.reason,
+    }
+
+
+_CSV_COLUMNS = [
+    "number",
+    "state",
+    "origin",
+    "run",
+    "in_features",
+    "out_features",
+    "chain",
+    "parameters",
+    "share_of_dense",
+    "rho",
+    "d_rho",
+    "floor_us",
+    *(f"latency_{field.name}" for field in fields(Measurement)),
+    *(f"dense_{field.name}" for field in fields(Measurement)),
+    "latency_over_dense",
+    "error",
+    "reason",
+]
+
+
+def _csv_row(trial: TrialRecord) -> dict[str, Any]:
+    row = _trial(trial)
+    row |= {
+        "in_features": trial.facts.chain.in_features,
+        "out_features": trial.facts.chain.out_features,
+    }
+    for name in ("latency", "dense"):
+        row |= {f"{name}_{key}": value for key, value in (row[name] or {}).items()}
+    return {column: row.get(column) for column in _CSV_COLUMNS}
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write beside the file, then rename: a reader sees the old file or the new one."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    beside = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        # mkstemp makes files private; a report is to be shared as the folder is.
+        beside.chmod(0o644)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,64 @@
+"""Numbers as a person reads them; one place, so that every output says a thing alike."""
+
+from __future__ import annotations
+
+from ksopt.bench.timing import Measurement
+from ksopt.search.request import Dims
+from ksopt.search.result import ChainFacts
+
+
+def microseconds(value: float) -> str:
+    """Three significant digits, no exponent.
+
+    Example:
+        >>> microseconds(6.8021), microseconds(812.34), microseconds(1644.9)
+        ('6.80 us', '812 us', '1,645 us')
+    """
+    return f"{value:,.2f} us" if value < 10 else f"{value:,.{1 if value < 100 else 0}f} us"
+
+
+def timed(measurement: Measurement) -> str:
+    """A median with its band.
+
+    Example:
+        >>> timed(Measurement(812.0, 801.0, 840.0, 40))
+        '812 us (p20 to p80: 801 to 840)'
+    """
+    low = microseconds(measurement.p20_us).removesuffix(" us")
+    high = microseconds(measurement.p80_us).removesuffix(" us")
+    return f"{microseconds(measurement.median_us)} (p20 to p80: {low} to {high})"
+
+
+def percent(share: float) -> str:
+    """A share of one.
+
+    Example:
+        >>> percent(0.20833), percent(0.5)
+        ('20.8%', '50%')
+    """
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def times(ratio: float) -> str:
+    """Latency ratio chain/dense as a phrase.
+
+    Example:
+        >>> times(0.5), times(1.3)
+        ('2.00 times as fast as', '1.30 times as slow as')
+    """
+    return f"{1 / ratio:.2f} times as fast as" if ratio < 1 else f"{ratio:.2f} times as slow as"
+
+
+def layer(dims: Dims) -> str:
+    """Both sizes with their names.
+
+    Example:
+        >>> layer(Dims(768, 3072))
+        'in_features=768, out_features=3072'
+    """
+    return f"in_features={dims.in_features}, out_features={dims.out_features}"
+
+
+def weights(facts: ChainFacts) -> str:
+    """A chain's weights and their share of the dense layer's."""
+    return f"{facts.nnz:,} weights, {percent(facts.share)} of the dense layer's"
