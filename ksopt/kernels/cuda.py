@@ -146,18 +146,21 @@ def _own(problem: Problem, batch: int, device: int, tiles: int) -> list[Choice]:
         properties = torch.cuda.get_device_properties(device)
         if properties.major >= 8 and lanes16.supports(problem) is None:
             count = properties.multi_processor_count
-            ranked = sorted(
-                lanes16.configs(problem, count),
-                key=lambda config: cost.lanes16_us(problem.pattern, config, batch, count),
-            )
-            own = [
-                *(Choice("lanes16", lanes16.launcher(problem, c, device)) for c in ranked[:tiles]),
-                *own,
-            ]
+            best = ranked_tiles(problem, batch, count)[:tiles]
+            own = [*(Choice("lanes16", lanes16.launcher(problem, c, device)) for c in best), *own]
         return own
     except UnavailableError as error:
         _warn_once(str(error))
         return []
+
+
+def ranked_tiles(problem: Problem, batch: int, multiprocessors: int) -> list[lanes16.Config]:
+    """The tiles of the lanes16 family for a problem, by predicted time."""
+
+    def predicted(config: lanes16.Config) -> float:
+        return cost.lanes16_us(problem.pattern, config, batch, multiprocessors)
+
+    return sorted(lanes16.configs(problem, multiprocessors), key=predicted)
 
 
 def _fastest(candidates: list[Choice], x: Tensor, weight: Tensor) -> Choice:

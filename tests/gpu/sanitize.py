@@ -1,9 +1,11 @@
 """Runs every kernel family once on ten patterns, for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/gpu/sanitize.py
+    compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py
 
-The batch is small and odd, so that every tail is met and the tools' slowness does not matter.
+The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
+and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
+left out because cuda-bindings asks the driver for functions that it may not have.)
 """
 
 import itertools
@@ -13,16 +15,25 @@ import torch
 from ksopt.bench.paper import stratified_sample
 from ksopt.kernels import general, lanes16
 from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
 
-ROWS = 77
+ROWS = 37
+
+
+def smallest(count: int) -> list[Pattern]:
+    """The smallest patterns of the sample, one of each d before a second of any."""
+    ordered = sorted(stratified_sample(100, seed=0), key=lambda p: p.nnz)
+    by_d: dict[int, list[Pattern]] = {}
+    for pattern in ordered:
+        by_d.setdefault(pattern.d, []).append(pattern)
+    turns = itertools.zip_longest(*(by_d[d] for d in sorted(by_d)))
+    return [pattern for turn in turns for pattern in turn if pattern is not None][:count]
 
 
 def main() -> None:
     ran = 0
     dtypes = ("float32", "float16", "bfloat16")
-    for pattern, dtype, last in itertools.product(
-        stratified_sample(10, seed=1), dtypes, (False, True)
-    ):
+    for pattern, dtype, last in itertools.product(smallest(10), dtypes, (False, True)):
         problem = Problem(pattern, dtype, last)
         x = torch.randn(ROWS, pattern.in_features, device="cuda").to(getattr(torch, dtype))
         x = x.T.contiguous() if last else x
@@ -30,7 +41,7 @@ def main() -> None:
         launchers = [general.launcher(problem, 0)]
         if lanes16.supports(problem) is None:
             tiles = list(lanes16.configs(problem, 132))
-            chosen = {tiles[0], tiles[len(tiles) // 2], tiles[-1]}
+            chosen = {tiles[len(tiles) // 3], tiles[-1]}
             launchers += [lanes16.launcher(problem, tile, 0) for tile in chosen]
         for launch in launchers:
             y = launch(x, weight)

@@ -9,7 +9,7 @@ import torch
 
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import cpu, cuda, dispatch, lanes16
+from ksopt.kernels import cpu, cuda, dispatch, general, lanes16
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -32,6 +32,21 @@ def forget():
     cuda.forget()
 
 
+@pytest.fixture(scope="module")
+def compiled_ahead():
+    """Compile what the sample needs on all cores; the tests then take it from the cache."""
+    target, count = arch.of_device(0), torch.cuda.get_device_properties(0).multi_processor_count
+    sources = []
+    for pattern, dtype, last in itertools.product(SAMPLE, DTYPES, (False, True)):
+        problem = Problem(pattern, name_of(dtype), last)
+        sources.append(general.source(problem, general.default_config(problem)))
+        if lanes16.supports(problem) is None:
+            tiles = {cuda.ranked_tiles(problem, batch, count)[0] for batch in BATCHES}
+            sources += [lanes16.source(problem, tile) for tile in tiles]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
+
+
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -52,6 +67,7 @@ def poison(elements: int, dtype: torch.dtype) -> None:
     torch.full((elements,), float("nan"), dtype=dtype, device="cuda")
 
 
+@pytest.mark.usefixtures("compiled_ahead")
 @pytest.mark.parametrize("pattern", SAMPLE, ids=str)
 def test_sample_of_the_papers_patterns(pattern, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "off")  # thousands of problems; what is measured comes below
