@@ -96,19 +96,23 @@ Plan plan_at(int64_t index) {
 
 bool aligned_16(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
-// Whether x can be read and `weight` be read in whole 16-byte vectors along its fastest dimension.
-bool fit_for_vectors(const Arguments& arguments, const Tensor& weight, bool batch_last, int64_t element) {
+// Whether x and y can be accessed in whole 16-byte vectors along their fastest dimension, and a
+// contiguous weight read so.
+bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t element) {
   const int64_t fast = batch_last ? arguments.x_batch_stride : arguments.x_feature_stride;
   const int64_t slow = batch_last ? arguments.x_feature_stride : arguments.x_batch_stride;
   const int64_t slow_y = batch_last ? arguments.y_feature_stride : arguments.y_batch_stride;
   return fast == 1 && slow * element % 16 == 0 && slow_y * element % 16 == 0 &&
-         aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y) &&
-         weight.is_contiguous();
+         aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y);
 }
 
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout.
-Tensor launch(const Tensor& x_given, const Tensor& weight, int64_t plan_index) {
+Tensor launch(const Tensor& x_given, const Tensor& weight_given, int64_t plan_index) {
   Plan plan = plan_at(plan_index);
+  // A transposed weight (every backward pass has one) is small beside x: laying it out anew keeps
+  // the fast kernel.
+  const bool lay_out = plan.fallback >= 0 && !weight_given.is_contiguous();
+  const Tensor weight = lay_out ? torch::stable::contiguous(weight_given) : weight_given;
   const int64_t dims = x_given.dim();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   const Tensor x = one_stride(x_given, first, last) ? x_given : torch::stable::contiguous(x_given);
@@ -140,7 +144,7 @@ Tensor launch(const Tensor& x_given, const Tensor& weight, int64_t plan_index) {
   arguments.weight_stride_d = weight.stride(3);
 
   if (plan.fallback >= 0 &&
-      !fit_for_vectors(arguments, weight, plan.batch_last, static_cast<int64_t>(x.element_size()))) {
+      !fit_for_vectors(arguments, plan.batch_last, static_cast<int64_t>(x.element_size()))) {
     plan = plan_at(plan.fallback);
   }
   const int64_t tiles =

@@ -104,6 +104,8 @@ class _PythonLauncher(Launcher):
     """The same in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.fallback is not None:
+            weight = weight.contiguous()
         last = self.problem.batch_last
         sizes = x.shape[1:] if last else x.shape[:-1]
         out_features = self.problem.pattern.out_features
@@ -142,7 +144,6 @@ def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> 
         and x.stride(0) * x.element_size() % 16 == 0
         and slow_y * x.element_size() % 16 == 0
         and all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight, y))
-        and weight.is_contiguous()
     )
 
 
