@@ -89,15 +89,15 @@ class Table:
             >>> print(Table(("chain",), (("(1,2,3,4)*(4,1,1,3)",),)).html())
             <div class="table"><table>
             <tr><th>chain</th></tr>
-            <tr><td>(1,2,3,4)<wbr>*(4,1,1,3)</td></tr>
+            <tr><td>(1,2,3,4)*<wbr>(4,1,1,3)</td></tr>
             </table></div>
         """
 
         def line(tag: str, cells: Sequence[str]) -> str:
             marks = (
                 f"<{tag}{' class=right' if self.is_right(i) else ''}>"
-                # A chain may be broken before a factor.
-                f"{escape(cell).replace(')*(', ')<wbr>*(')}</{tag}>"
+                # A chain may be broken between factors.
+                f"{escape(cell).replace(')*(', ')*<wbr>(')}</{tag}>"
                 for i, cell in enumerate(cells)
             )
             return f"<tr>{''.join(marks)}</tr>"

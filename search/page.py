@@ -91,4 +91,4 @@ def _section(section: Section, result: SearchResult) -> str:
 
 
 def _breakable(text: str) -> str:
-    return escape(text).replace(")*(", ")<wbr>*(")
+    return escape(text).replace(")*(", ")*<wbr>(")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import log10
+from math import ceil, log10
 
 from ksopt.search import words
 from ksopt.search.result import SearchResult, TrialRecord
@@ -23,12 +23,14 @@ class _Frame:
     right: float
     top: float
     bottom: float
+    least_weights: float
     most_weights: float
     low_us: float
     high_us: float
 
     def x(self, weights: float) -> float:
-        return self.left + (self.right - self.left) * weights / self.most_weights
+        share = (weights - self.least_weights) / (self.most_weights - self.least_weights)
+        return self.left + (self.right - self.left) * share
 
     def y(self, latency_us: float) -> float:
         share = log10(latency_us / self.low_us) / log10(self.high_us / self.low_us)
@@ -80,6 +82,7 @@ def _frame(
 ) -> _Frame:
     latencies = [dense_us, *(dense_us * (trial.ratio or 1.0) for trial in trials)]
     most = max(result.request.steps[-1].parameters, *(trial.facts.nnz for trial in trials))
+    least = min(trial.facts.nnz for trial in trials)
     return _Frame(
         width=width,
         height=height,
@@ -87,6 +90,8 @@ def _frame(
         right=width - 12,
         top=26,
         bottom=height - 44,
+        # From 0, unless that would leave a large part of the drawing empty.
+        least_weights=0.85 * least if least > 0.25 * most else 0.0,
         most_weights=1.06 * most,
         low_us=min(latencies) / 1.25,
         high_us=max(latencies) * 1.2,
@@ -100,7 +105,8 @@ def _axes(frame: _Frame) -> list[str]:
         parts.append(f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>')
         text = words.microseconds(tick).removesuffix(" us").removesuffix(".00").removesuffix(".0")
         parts.append(_text(frame.left - 6, y + 4, text, "end"))
-    for tick in _linear_ticks(frame.most_weights, 6 if frame.width > 500 else 4):
+    count = 6 if frame.width > 500 else 4
+    for tick in _linear_ticks(frame.least_weights, frame.most_weights, count):
         x = frame.x(tick)
         parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
         parts.append(_text(x, frame.bottom + 18, _short(tick), "middle"))
@@ -182,11 +188,11 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return ticks
 
 
-def _linear_ticks(most: float, count: int) -> list[float]:
-    rough = most / count
-    unit = 10 ** int(log10(rough)) if rough >= 1 else 1
-    step = next((n * unit for n in (1, 2, 5, 10) if n * unit >= rough), rough)
-    return [i * step for i in range(int(most / step) + 1)]
+def _linear_ticks(least: float, most: float, count: int) -> list[float]:
+    rough = max((most - least) / count, 1.0)
+    unit = 10 ** int(log10(rough))
+    step = next(n * unit for n in (1, 2, 5, 10) if n * unit >= rough)
+    return [i * step for i in range(ceil(least / step), int(most / step) + 1)]
 
 
 def _short(count: float) -> str:

@@ -41,7 +41,7 @@ def finalists(
         found.append(
             Finalist(trial.facts, latency, dense, trial.number, trial.origin, final is not None)
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda f: f.latency.median_us if f.retimed else f.ratio))
 
 
 def recommend(space: Space, standing: Sequence[Finalist]) -> tuple[Recommendation, ...]:

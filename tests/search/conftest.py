@@ -1,0 +1,35 @@
+"""Searches that take a second: tiny layers, short measurements, the same code."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ksopt.search import SearchRequest, SearchResult, objective, run_search
+
+Search = Callable[..., SearchResult]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objective, "_TRIAL_SECONDS", 0.02)
+    monkeypatch.setattr(objective, "_FINAL_SECONDS", 0.1)
+
+
+@pytest.fixture
+def search(quick: None, tmp_path: Path) -> Search:
+    """Runs a search of a 32x64 layer, with the options given."""
+
+    def run(progress: Any = None, **options: Any) -> SearchResult:
+        given = {
+            "dims": "32x64",
+            "budgets": ("50%",),
+            "batch": 16,
+            "device": "cpu",
+            "trials": 4,
+            "out": tmp_path / "report",
+        }
+        return run_search(SearchRequest(**{**given, **options}), progress)
+
+    return run

@@ -1,0 +1,148 @@
+"""The timing protocol: what it measures, how it compares, how long it takes."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ksopt.bench import device, timing
+from ksopt.bench.timing import Comparison, Measurement, compare, measure
+from ksopt.errors import InvalidInputError
+
+
+def sleeper(seconds: float) -> Callable[[], None]:
+    return lambda: time.sleep(seconds)
+
+
+def test_a_known_time_is_found() -> None:
+    found = measure({"5 ms": sleeper(0.005), "1 ms": sleeper(0.001)}, "cpu", max_seconds=0.3)
+    assert list(found) == ["5 ms", "1 ms"]
+    # sleep never returns early; how late depends on what else the machine does
+    assert 5_000 <= found["5 ms"].median_us < 15_000
+    assert 1_000 <= found["1 ms"].median_us < 5_000
+    assert compare(found["1 ms"], found["5 ms"]) is Comparison.FASTER
+
+
+def test_variants_take_turns_and_each_leads() -> None:
+    order: list[str] = []
+    calls = {name: (lambda name=name: (order.append(name), time.sleep(1e-4))) for name in "abc"}
+    measure(calls, "cpu", max_seconds=0.01, min_repeats=3, max_repeats=3, warmup_calls=1)
+    timed = order[2 * 3 :]  # a warm-up call and a look at how long it takes, of each
+    rounds = ["".join(timed[i : i + 3]) for i in range(0, len(timed), 3)]
+    assert sorted(rounds) == ["abc", "bca", "cab"]
+
+
+def test_a_slow_function_gets_few_repeats() -> None:
+    began = time.monotonic()
+    found = measure({"slow": sleeper(0.1)}, "cpu", max_seconds=0.1, min_repeats=50)
+    assert 3 <= found["slow"].repeats <= 5
+    assert time.monotonic() - began < 3
+
+
+def test_repeats_stop_at_the_most() -> None:
+    found = measure({"none": lambda: None}, "cpu", max_seconds=10, max_repeats=4, min_repeats=1)
+    assert found["none"].repeats == 4
+
+
+def test_what_is_too_short_for_the_clock_is_batched() -> None:
+    found = measure({"pass": lambda: None, "2 ms": sleeper(0.002)}, "cpu", max_seconds=0.05)
+    assert found["pass"].calls_per_sample > 1
+    assert found["2 ms"].calls_per_sample == 1
+    assert found["pass"].median_us < 5
+
+
+def test_caches_are_cold_unless_asked() -> None:
+    x = torch.ones(2**14)  # 64 KiB: in cache at once when warm, and the work of one thread
+    limits = {"max_seconds": 0.5, "min_repeats": 20}
+    cold = measure({"sum": x.sum}, "cpu", **limits)["sum"]
+    warm = measure({"sum": x.sum}, "cpu", cold=False, **limits)["sum"]
+    assert warm.p20_us < cold.p20_us
+
+
+def test_percentiles_are_numpys() -> None:
+    numpy = pytest.importorskip("numpy")
+    samples = torch.rand(37).tolist()
+    found = Measurement.of(samples)
+    wanted = numpy.quantile(samples, [0.5, 0.2, 0.8])
+    assert [found.median_us, found.p20_us, found.p80_us] == pytest.approx(wanted.tolist())
+    assert found.noise == pytest.approx((wanted[2] - wanted[1]) / wanted[0])
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "wanted"),
+    [
+        ((10, 9, 11), (20, 18, 22), Comparison.FASTER),
+        ((20, 18, 22), (10, 9, 11), Comparison.SLOWER),
+        ((10, 9, 11), (10.5, 9, 11), Comparison.WITHIN_NOISE),
+        ((10, 9, 15), (14, 13, 16), Comparison.WITHIN_NOISE),  # its band reaches the other's median
+        ((10, 9, 11), (12, 9.5, 13), Comparison.WITHIN_NOISE),  # the other's band reaches its own
+    ],
+)
+def test_comparison(
+    this: tuple[float, float, float], other: tuple[float, float, float], wanted: Comparison
+) -> None:
+    assert compare(Measurement(*this, 20), Measurement(*other, 20)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("variants", "options", "words"),
+    [
+        ({}, {}, "no variants"),
+        ({"a": lambda: None}, {"max_seconds": 0}, "max_seconds"),
+        ({"a": lambda: None}, {"min_repeats": 0}, "min_repeats"),
+    ],
+)
+def test_misuse(variants: dict, options: dict, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        measure(variants, "cpu", **options)
+
+
+def test_only_cpu_and_cuda_are_timed() -> None:
+    with pytest.raises(InvalidInputError, match="'meta' must be a CPU or CUDA device"):
+        measure({"a": lambda: None}, "meta")
+
+
+def test_what_a_function_raises_comes_through() -> None:
+    def broken() -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        measure({"broken": broken}, "cpu")
+
+
+def test_the_flush_outgrows_the_cache() -> None:
+    cache = timing._last_level_cache_bytes()
+    assert timing._flush_bytes(cache) >= min(2 * cache, timing._LARGEST_FLUSH_BYTES)
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_timed_by_its_own_clock() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    found = measure({"one": lambda: x @ x, "two": lambda: x @ x @ x}, "cuda", max_seconds=0.5)
+    assert found["two"].median_us / found["one"].median_us == pytest.approx(2, rel=0.25)
+
+
+def test_auto_is_the_first_device() -> None:
+    wanted = "cuda:0" if torch.cuda.is_available() else "cpu"
+    assert str(device.resolve("auto")) == wanted
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:99", "", "CPU"])
+def test_an_unknown_device_is_named_with_those_there_are(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"device '{name}' is not available.*has cpu"):
+        device.resolve(name)
+
+
+def test_the_record_is_of_this_machine() -> None:
+    found = device.record("cpu")
+    assert (found.device, found.type, found.torch) == ("cpu", "cpu", torch.__version__)
+    assert found.threads == torch.get_num_threads()
+    assert dict(found.rows())["name"] == found.name
+
+
+def test_a_record_does_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    device._commit.cache_clear()
+    assert device.record("cpu").commit is None
+    device._commit.cache_clear()
