@@ -35,6 +35,27 @@ template <int D> struct Lanes {
   static_assert(RUN * 8 % J == 0, "d must be 1, 2, 3, 4, 6, 12 or a multiple of 8");
 };
 
+// How a block's threads walk over the 16-byte chunks of a tile's rows: WIDTH neighbouring threads
+// take neighbouring chunks of a row, and each thread keeps its chunks and steps from row to row, so
+// that an address costs an addition.
+template <int ROWS, int CHUNKS, int THREADS> struct RowWalk {
+  static constexpr int common(int m, int n) { return n == 0 ? m : common(n, m % n); }
+  static constexpr int SHARED = common(CHUNKS, THREADS);  // keeps all threads busy, if wide enough
+  static constexpr int WIDTH = SHARED < 8 && CHUNKS < THREADS ? CHUNKS : SHARED;
+  static constexpr int PASS_ROWS = THREADS / WIDTH;
+  static constexpr int CHUNK_PASSES = CHUNKS / WIDTH;
+  static_assert(CHUNKS % WIDTH == 0, "a row of chunks is walked in whole passes");
+  // One past the last row of a thread that starts at row m0: threads beyond whole rows have none.
+  __device__ static __forceinline__ int end(int m0) {
+    return THREADS % WIDTH == 0 || m0 < PASS_ROWS ? ROWS : 0;
+  }
+};
+
+// How many of a tile's ROWS rows there are when `left` rows are left.
+template <int ROWS> __device__ __forceinline__ int rows_inside(int64 left) {
+  return left < ROWS ? static_cast<int>(left) : ROWS;
+}
+
 // Stores COUNT 4-byte words at an address that is a multiple of their common width.
 template <int COUNT>
 __device__ __forceinline__ void store_words(unsigned char* address, const uint32 (&words)[COUNT]) {
@@ -79,6 +100,8 @@ struct Lanes16Tile {
   static constexpr int SHARED_BYTES = WEIGHT_BYTES + STAGES * STAGE_BYTES + OUT_BYTES;
   static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
+  // Two units at a time hide the latency of shared memory, if registers allow.
+  static constexpr int UNROLL = MT * NT * Fold::J * 4 <= 64 ? 2 : 1;
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % 8 == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && Fold::J * Fold::STEPS % 2 == 0, "");
@@ -131,22 +154,23 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
     unsigned char* const stage = ring + load_slot * Tile::STAGE_BYTES;
     if (++load_slot == Tile::STAGES) load_slot = 0;
     if (++load_part == Tile::STAGES_PER_TILE) load_part = 0, load_tile += walkers;
-#pragma unroll 2
-    for (int e = thread; e < BM * Tile::STAGE_CHUNKS; e += Tile::THREADS) {
-      const int m = e / Tile::STAGE_CHUNKS, chunk = e % Tile::STAGE_CHUNKS;
-      int offset;  // elements from the start of l0
-      bool inside = row0 + m < arguments.batch;
-      if (Fold::WIDE) {
-        const int l = chunk / Tile::CHUNKS_OF_L;
-        offset = l * P::D + chunk % Tile::CHUNKS_OF_L * 8;
-        inside = inside && l0 + l < P::C;
-      } else {
-        offset = chunk * 8;
-        inside = inside && l0 * P::D + offset < P::C * P::D;
+    const int rows = rows_inside<BM>(arguments.batch - row0);
+    using Walk = RowWalk<BM, Tile::STAGE_CHUNKS, Tile::THREADS>;
+    const int m0 = thread / Walk::WIDTH;
+#pragma unroll
+    for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+      const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
+      const int l = chunk / Tile::CHUNKS_OF_L;  // where a chunk holds one l
+      const int offset = Fold::WIDE ? l * P::D + chunk % Tile::CHUNKS_OF_L * 8 : chunk * 8;
+      const bool inside = Fold::WIDE ? l0 + l < P::C : l0 * P::D + offset < P::C * P::D;
+      const uint16* from = x + (row0 + m0) * arguments.x_batch_stride + (l0 * P::D + offset);
+      unsigned char* to = stage + (m0 * Tile::PITCH + chunk) * 16;
+#pragma unroll
+      for (int m = m0; m < Walk::end(m0); m += Walk::PASS_ROWS) {
+        copy_async_16(to, from, inside && m < rows);
+        from += Walk::PASS_ROWS * arguments.x_batch_stride;
+        to += Walk::PASS_ROWS * Tile::PITCH * 16;
       }
-      const int64 row = inside ? row0 + m : 0;
-      copy_async_16(stage + (m * Tile::PITCH + chunk) * 16,
-                    x + row * arguments.x_batch_stride + (inside ? l0 * P::D + offset : 0), inside);
     }
   };
 
@@ -209,7 +233,7 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
 
     const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
     if (++slot == Tile::STAGES) slot = 0;
-#pragma unroll 1
+#pragma unroll Tile::UNROLL
     for (int u = 0; u < KL / Fold::UNIT; ++u) {
       const int unit = part * (KL / Fold::UNIT) + u;
       if (Tile::UNITS % (KL / Fold::UNIT) != 0 && unit >= Tile::UNITS) break;
@@ -295,14 +319,22 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
     uint16* const y = static_cast<uint16*>(arguments.y) + (int64(i) * P::B + n0) * P::D + j0;
     const int64 row0 = tile * BM;
     part = 0, tile += walkers;
-#pragma unroll 4
-    for (int e = thread; e < BM * Tile::OUT_CHUNKS; e += Tile::THREADS) {
-      const int m = e / Tile::OUT_CHUNKS, chunk = e % Tile::OUT_CHUNKS;
+    const int rows = rows_inside<BM>(arguments.batch - row0);
+    using Walk = RowWalk<BM, Tile::OUT_CHUNKS, Tile::THREADS>;
+    const int m0 = thread / Walk::WIDTH;
+#pragma unroll
+    for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+      const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
       const int offset = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
                                     : chunk * 8;
-      if (row0 + m < arguments.batch && n0 * P::D + offset < P::B * P::D) {
-        *reinterpret_cast<uint4*>(y + (row0 + m) * arguments.y_batch_stride + offset) =
-            *reinterpret_cast<const uint4*>(out + (m * Tile::OUT_PITCH + chunk) * 16);
+      const bool inside = n0 * P::D + offset < P::B * P::D;
+      const unsigned char* from = out + (m0 * Tile::OUT_PITCH + chunk) * 16;
+      uint16* to = y + (row0 + m0) * arguments.y_batch_stride + offset;
+#pragma unroll
+      for (int m = m0; m < Walk::end(m0); m += Walk::PASS_ROWS) {
+        if (inside && m < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+        from += Walk::PASS_ROWS * Tile::OUT_PITCH * 16;
+        to += Walk::PASS_ROWS * arguments.y_batch_stride;
       }
     }
   }

@@ -126,11 +126,11 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     f = fold(p.d)
     warps_js = [j for j in (1, 2, 3) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
     for warps_j, warps_m, warps_n, mt, nt in itertools.product(
-        warps_js, (1, 2, 4), (1, 2, 3, 4), (1, 2), range(1, 9)
+        warps_js, (1, 2, 4), (1, 2, 3, 4, 8), (1, 2), range(1, 9)
     ):
         warps = warps_j * warps_m * warps_n
         outputs = warps_n * nt * 8
-        if not 4 <= warps <= 12 or outputs > p.b + 7 or p.b % outputs:
+        if not 4 <= warps <= 16 or outputs > p.b + 7 or p.b % outputs:
             continue
         for kl, stages, blocks in itertools.product(
             (16, 32, 48, 64, 96, 128), (3, 4, 6), (1, 2, 3)
