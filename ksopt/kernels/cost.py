@@ -1,9 +1,9 @@
 """Predicted time of a tile, so that only the best few need to be compiled and measured.
 
-The constants were fitted to 60 random tiles of each of 18 of the paper's patterns (fp16, batch
-25,088, one H200): the fastest of the three best predicted was a median 0 %, at worst 4 % slower
-than the fastest of the 60 (docs/performance.md). They stand for one multiprocessor, so that a
-device with more of them is predicted faster.
+The constants were fitted to 70 random tiles of each of 18 of the paper's patterns (fp16, batch
+25,088, one H200); ``python -m ksopt.bench.tiles`` measures such tiles and says how much slower the
+fastest of the best predicted is than the fastest of all (docs/performance.md has the numbers).
+They stand for one multiprocessor, so that a device with more of them is predicted faster.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ksopt.kernels.lanes16 import Config, fold
 from ksopt.pattern import Pattern
 
 _DRAM_BYTES_US = 32_300.0  # per multiprocessor and microsecond
-_L2_BYTES_US = 29_500.0
-_SHARED_BYTES_US = 169_000.0
+_L2_BYTES_US = 22_500.0
+_SHARED_BYTES_US = 107_800.0
 _WEIGHT_BYTES_US = 20_000.0  # a block's weights, read and regrouped before it starts
 _TENSOR_STEPS_US = 530.0  # m16n8k16 products
-_STEP_US = 0.84  # a stage's barrier and latency
+_STEP_US = 0.21  # a stage's barrier and latency
 _LAUNCH_US = 4.0
-_FULL_WARPS = 8.4  # with fewer on a multiprocessor, shared memory is not kept busy
+_FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
 
 
 def lanes16_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
