@@ -37,7 +37,8 @@ svg path { fill: none; }
 .grid { stroke: var(--line); stroke-width: .5; } .axis { stroke: var(--soft); }
 .budget { stroke: var(--soft); stroke-dasharray: 3 4; }
 .dense { stroke: var(--dense); stroke-width: 2; stroke-dasharray: 8 4; }
-svg .dense-text { fill: var(--dense); font-weight: 600; }
+svg .dense-text { fill: var(--dense); font-weight: 600; stroke: var(--back); stroke-width: 3;
+  paint-order: stroke; }
 .front { stroke: var(--accent); stroke-width: 1.5; }
 svg .point { fill: var(--accent); fill-opacity: .6; stroke: var(--back); stroke-width: .75; }
 .chosen { fill: none; stroke: var(--ink); stroke-width: 2; }

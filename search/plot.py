@@ -132,9 +132,7 @@ def _dense_line(frame: _Frame, dense_us: float) -> list[str]:
     y = frame.y(dense_us)
     return [
         f'<path class="dense" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>',
-        _text(
-            frame.left + 6, y - 6, f"dense {words.microseconds(dense_us)}", "start", "dense-text"
-        ),
+        _text(frame.right, y - 6, f"dense {words.microseconds(dense_us)}", "end", "dense-text"),
     ]
 
 

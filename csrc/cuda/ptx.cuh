@@ -60,3 +60,40 @@ template <> __device__ __forceinline__ uint32 pack_pair<BFloat16>(float low, flo
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
   return result;
 }
+
+// Copies the first `bytes` (0 to 16) of 16 to shared memory in the background, and writes zeros after.
+__device__ __forceinline__ void copy_async_up_to_16(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(shared)), "l"(global),
+               "r"(bytes)
+               : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements, transposed: lanes 8i to 8i + 7 give the addresses of the
+// rows of matrix i; a lane gets elements (2 (lane % 4), lane / 4) and (2 (lane % 4) + 1, lane / 4).
+__device__ __forceinline__ void load_matrices_transposed(uint32 (&words)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The value's nearest TF32 number: 10 bits of fraction, the rest zero.
+__device__ __forceinline__ uint32 to_tf32(float value) {
+  uint32 result;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(value));
+  return result;
+}
+
+// sum[16 x 8] += a[16 x 8] b[8 x 8] across a warp: the upper 19 bits of fp32 factors, fp32 sums.
+__device__ __forceinline__ void multiply_add_tf32(float (&sum)[4], const uint32 (&a)[4], uint32 b0,
+                                                  uint32 b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};\n"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Waits for the `threads` threads (whole warps) that share `barrier`, 1 to 15.
+__device__ __forceinline__ void wait_at(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");
+}

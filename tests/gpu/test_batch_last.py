@@ -1,11 +1,14 @@
-"""The batch-last tensor-core family against float64: tiles, tails, alignments, strides, offsets."""
+"""The batch-last tensor-core families against float64: tiles, tails, alignments, strides."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from ksopt.kernels import batch_last16, cpu
+from ksopt.jit import arch, nvrtc
+from ksopt.kernels import batch_last16, batch_last16_wgmma, cpu
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -13,14 +16,22 @@ from ksopt.reference import ks_reference
 pytestmark = pytest.mark.gpu
 
 DTYPES = ("float16", "bfloat16")
+FAMILIES = {"mma": batch_last16, "wgmma": batch_last16_wgmma}
 # Both are sums of the same products in fp32, rounded once to the storage type: only the order of
 # summation differs, so ours may be no further from float64 than twice what cuBLAS gives.
 ALLOWED_RATIO = 2.0
 
 
-def tiles(problem, count, seed=0):
-    """Some tiles of the family: random ones, and those with the fewest and most outputs."""
-    every = sorted(batch_last16.configs(problem, 132), key=lambda c: (c.outputs, c.rows))
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    if request.param == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("warpgroup products exist on sm_90 alone")
+    return FAMILIES[request.param]
+
+
+def tiles(family, problem, count, seed=0):
+    """Some tiles of a family: random ones, and those with the fewest and most outputs."""
+    every = sorted(family.configs(problem, 132), key=lambda c: (c.outputs, c.rows))
     chosen = [every[0], every[-1], *random.Random(seed).sample(every, min(count, len(every)))]
     return list(dict.fromkeys(chosen))[:count]
 
@@ -68,22 +79,51 @@ SHAPES = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_ahead():
+    """Compile what most tests need on all cores; they then take it from the cache."""
+    target = arch.of_device(0)
+    problems = [Problem(Pattern(*shape), dtype, True) for shape in SHAPES for dtype in DTYPES]
+    sources = [
+        batch_last16.source(problem, config, shifted)
+        for problem in problems
+        for config in tiles(batch_last16, problem, 3, seed=sum(problem.pattern.weight_shape))
+        for shifted in (False, True)
+    ]
+    if target == "sm_90a":
+        sources += [
+            batch_last16_wgmma.source(problem, config)
+            for problem in problems
+            for config in tiles(
+                batch_last16_wgmma, problem, 3, seed=sum(problem.pattern.weight_shape)
+            )
+        ]
+        sources += [
+            batch_last16.source(problem, replace(config, packed=packed), shifted=True)
+            for problem in problems
+            for config in [batch_last16.default_config(problem, 132)]
+            for packed in (False, True)
+        ]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tiles_and_batches(shape, dtype):
+def test_tiles_and_batches(family, shape, dtype):
     pattern = Pattern(*shape)
     problem = Problem(pattern, dtype, batch_last=True)
     weight = draw(shape, dtype, 1)
-    for config in tiles(problem, 3, seed=sum(shape)):
-        launch = batch_last16.launcher(problem, config, 0)
+    for config in tiles(family, problem, 3, seed=sum(shape)):
+        launch = family.launcher(problem, config, 0)
         for batch in (1, 7, 8, 63, 64, 200, 1000, 3001, 5000):
             x = draw((pattern.in_features, batch), dtype, batch)
             assert_as_good_as_bmm(launch, x, weight, f"{pattern} batch {batch} {config}")
 
 
-@pytest.mark.parametrize("shape", [(2, 48, 50, 3), (1, 64, 64, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 48, 50, 3), (1, 64, 64, 4), (2, 64, 32, 1)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_strides_and_alignments(shape, dtype):
+def test_strides_and_alignments(family, shape, dtype):
     pattern = Pattern(*shape)
     problem = Problem(pattern, dtype, batch_last=True)
     features, batch = pattern.in_features, 328
@@ -110,8 +150,8 @@ def test_strides_and_alignments(shape, dtype):
         "transposed": draw((shape[3], *shape[:3]), dtype, 11).permute(1, 2, 3, 0),
         "misaligned": draw((pattern.nnz + 1,), dtype, 12)[1:].view(shape),
     }
-    for config in tiles(problem, 3):
-        launch = batch_last16.launcher(problem, config, 0)
+    for config in tiles(family, problem, 3):
+        launch = family.launcher(problem, config, 0)
         for x_words, x in inputs.items():
             for w_words, weight in weights.items():
                 assert_as_good_as_bmm(launch, x, weight, f"{x_words}, {w_words}, {config}")
@@ -119,7 +159,7 @@ def test_strides_and_alignments(shape, dtype):
 
 @pytest.mark.parametrize("batch", [64, 61])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_beside_the_operands_reaches_the_result(dtype, batch):
+def test_nothing_beside_the_operands_reaches_the_result(family, dtype, batch):
     # c is no multiple of 16, so the last step of a sum reaches past the rows of its column.
     pattern = Pattern(2, 16, 20, 3)
     problem = Problem(pattern, dtype, batch_last=True)
@@ -131,19 +171,19 @@ def test_nothing_beside_the_operands_reaches_the_result(dtype, batch):
     x.copy_(draw(x.shape, dtype, 1))
     weight.copy_(draw(weight.shape, dtype, 2))
     for w in (weight, weight.contiguous()):
-        for config in tiles(problem, 4):
-            launch = batch_last16.launcher(problem, config, 0)
+        for config in tiles(family, problem, 4):
+            launch = family.launcher(problem, config, 0)
             assert_as_good_as_bmm(launch, x, w, f"{config}")
 
 
-def test_an_empty_batch():
+def test_an_empty_batch(family):
     problem = Problem(Pattern(1, 16, 16, 2), "float16", batch_last=True)
-    launch = batch_last16.launcher(problem, tiles(problem, 1)[0], 0)
+    launch = family.launcher(problem, tiles(family, problem, 1)[0], 0)
     assert launch(draw((32, 0), "float16", 1), draw((1, 16, 16, 2), "float16", 2)).shape == (32, 0)
 
 
 @pytest.mark.parametrize("more", [1000, 1001], ids=["aligned", "shifted"])
-def test_more_elements_than_32_bits_count(more):
+def test_more_elements_than_32_bits_count(family, more):
     pattern = Pattern(1, 16, 3, 1)
     problem = Problem(pattern, "float16", batch_last=True)
     rows = 2**27 + more  # times 16 outputs
@@ -151,7 +191,7 @@ def test_more_elements_than_32_bits_count(more):
     x[:] = torch.tensor([[1.0], [2.0], [3.0]], device="cuda")
     x[:, -1] = 7.0
     weight = torch.ones(pattern.weight_shape, dtype=torch.float16, device="cuda")
-    y = batch_last16.launcher(problem, tiles(problem, 2)[-1], 0)(x, weight)
+    y = family.launcher(problem, tiles(family, problem, 2)[-1], 0)(x, weight)
     assert y.numel() > 2**31
     assert bool((y[:, -1] == 21.0).all())
     assert bool((y[:, :-1] == 6.0).all())

@@ -1,20 +1,26 @@
 """Searches that take a second: tiny layers, short measurements, the same code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ksopt.bench import timing
 from ksopt.search import SearchRequest, SearchResult, objective, run_search
 
 Search = Callable[..., SearchResult]
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(objective, "_TRIAL_SECONDS", 0.02)
     monkeypatch.setattr(objective, "_FINAL_SECONDS", 0.1)
+    # Overwriting a large cache between repeats is most of the time of a tiny layer's trial.
+    monkeypatch.setattr(timing, "_flush_bytes", lambda cache_bytes: 2**16)
+    timing._clock.cache_clear()
+    yield
+    timing._clock.cache_clear()
 
 
 @pytest.fixture

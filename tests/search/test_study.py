@@ -23,9 +23,12 @@ Search = Callable[..., SearchResult]
 
 # Runs a search in a process of its own, with short measurements.
 SCRIPT = """
-import sys, json
+import sys
+from ksopt.bench import roofline, timing
 from ksopt.search import SearchRequest, objective, run_search
 objective._TRIAL_SECONDS, objective._FINAL_SECONDS = 0.02, 0.1
+timing._flush_bytes = lambda cache_bytes: 2**16
+roofline._CPU_SIDES = (256,)
 out, trials = sys.argv[1], int(sys.argv[2])
 class Print:
     def note(self, text): print(text, flush=True)

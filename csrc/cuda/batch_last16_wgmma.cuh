@@ -1,0 +1,174 @@
+// 16-bit factors on Hopper's warpgroup tensor cores, batch last (sm_90a, aligned rows).
+//
+// The same walk as batch_last16.cuh, for blocks b x c so large that the older tensor-core
+// instructions and their trips through registers hold it back. Here the tensor cores read both
+// operands from shared memory. Rows of x are 128-byte swizzled on the way in, because they lie
+// across the summation; the weights are written once a column, as matrices of 128 bytes.
+#pragma once
+
+#include "batch_last16.cuh"
+#include "wgmma.cuh"
+
+template <typename P, int WARPGROUPS_, int MT_, int BM_, int KL_, int STAGES_, int BLOCKS_, bool PACKED_>
+struct BatchLast16WgmmaTile {
+  static constexpr int WARPGROUPS = WARPGROUPS_;
+  static constexpr int MT = MT_;          // tiles of 64 outputs of a warpgroup
+  static constexpr int BM = BM_;          // columns, all of them for every warpgroup
+  static constexpr int KL = KL_;          // l in a stage
+  static constexpr int STAGES = STAGES_;
+  static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
+  static constexpr bool PACKED = PACKED_, SHIFTED = false;
+  static constexpr int WARPS = 4 * WARPGROUPS, THREADS = 32 * WARPS;
+  static constexpr int NB = WARPGROUPS * MT * 64;
+  static constexpr int STEPS = (P::C + 15) / 16;  // tensor-core steps over l
+  static constexpr int STEPS_PER_STAGE = KL / 16, STAGES_PER_TILE = STEPS / STEPS_PER_STAGE;
+  static constexpr int CHUNKS = BM / 8;           // 16-byte chunks of a row of a stage
+  static constexpr int PANEL_BYTES = KL * 128;    // 64 columns of a stage
+  static constexpr int STAGE_BYTES = BM / 64 * PANEL_BYTES;
+  static constexpr int WEIGHT_BYTES = STEPS * 2 * NB * 16;
+  static constexpr int NT = 8, OUT_PITCH = NT + 1;  // a warp writes 64 columns at a time
+  static constexpr int OUT_BYTES = 16 * OUT_PITCH * 16;
+  static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES + WEIGHT_BYTES + WARPS * OUT_BYTES;
+  static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB, COLUMNS = P::A * P::D;
+  static_assert(KL % 16 == 0 && STEPS % STEPS_PER_STAGE == 0, "a tile is a number of whole stages");
+  static_assert(BM % 64 == 0 && THREADS % CHUNKS == 0, "");
+  static_assert(STAGES >= 3, "one stage fills while two are used");
+};
+
+// Starts the copy of rows [l0, l0 + KL) and columns [m0, m0 + BM) of a column's x, swizzled.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_swizzled_stage(const Arguments& arguments, unsigned char* stage,
+                                                    const uint16* column, int l0, int64 m0) {
+  constexpr int ROWS = Tile::THREADS / Tile::CHUNKS;
+  const int64 row_stride = arguments.x_feature_stride * P::D;
+  const int chunk = threadIdx.x % Tile::CHUNKS, first_row = threadIdx.x / Tile::CHUNKS;
+  const bool inside = m0 + chunk * 8 < arguments.batch;
+  const uint16* from = column + (l0 + first_row) * row_stride + (inside ? m0 + chunk * 8 : 0);
+  unsigned char* const to = stage + chunk / 8 * Tile::PANEL_BYTES;
+#pragma unroll
+  for (int row0 = 0; row0 < Tile::KL; row0 += ROWS) {
+    const int row = row0 + first_row;
+    if (Tile::KL % ROWS == 0 || row < Tile::KL) {
+      const bool exists = P::C % 16 == 0 || l0 + row < P::C;
+      copy_async_16(to + row * 128 + (chunk % 8 ^ row % 8) * 16, exists ? from : column, inside && exists);
+    }
+    from += ROWS * row_stride;
+  }
+}
+
+// The weights of one column and NB outputs, as 8 x 8 matrices of 128 bytes, outputs fastest.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_weight_matrices(const Arguments& arguments, unsigned char* weights,
+                                                     int i, int j, int n0) {
+  const ColumnWeights<P, Tile::PACKED, true> w(arguments, i, j);
+#pragma unroll 2
+  for (int e = threadIdx.x; e < Tile::STEPS * 2 * Tile::NB; e += Tile::THREADS) {
+    // Packed, lanes take neighbouring chunks of a row; else each output lies far from the next.
+    const int chunk = Tile::PACKED ? e % (Tile::STEPS * 2) : e / Tile::NB;
+    const int output = Tile::PACKED ? e / (Tile::STEPS * 2) : e % Tile::NB;
+    uint4 words = make_uint4(0, 0, 0, 0);
+    if (n0 + output < P::B && chunk * 8 < P::C) {
+      if (Tile::PACKED && P::C % 8 == 0) {
+        words = *reinterpret_cast<const uint4*>(w.at(n0 + output, chunk * 8));
+      } else {
+        words = make_uint4(w.pair(n0 + output, chunk * 8), w.pair(n0 + output, chunk * 8 + 2),
+                           w.pair(n0 + output, chunk * 8 + 4), w.pair(n0 + output, chunk * 8 + 6));
+      }
+    }
+    *reinterpret_cast<uint4*>(weights + (chunk * Tile::NB + output) * 16) = words;
+  }
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void batch_last16_wgmma_kernel(const Arguments& arguments) {
+  constexpr int BM = Tile::BM, KL = Tile::KL, MT = Tile::MT, NB = Tile::NB;
+  extern __shared__ __align__(1024) unsigned char shared[];  // swizzling goes by address
+  unsigned char* const ring = shared;
+  unsigned char* const weights = ring + Tile::STAGES * Tile::STAGE_BYTES;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
+  unsigned char* const out = weights + Tile::WEIGHT_BYTES + warp * Tile::OUT_BYTES;
+
+  // Neighbouring blocks share x, then neighbouring groups share sectors of the weight.
+  const int n0 = static_cast<int>(blockIdx.x % Tile::OUTPUT_TILES) * NB;
+  const int64 group = blockIdx.x / Tile::OUTPUT_TILES, groups = gridDim.x / Tile::OUTPUT_TILES;
+  const int64 tiles = (arguments.batch + BM - 1) / BM;
+  const int64 items = tiles * Tile::COLUMNS;
+  const int64 begin = items * group / groups, end = items * (group + 1) / groups;
+
+  // Where the next load and the next product are: item, stage of its tile, slot of the ring.
+  ColumnWalk loaded{static_cast<int>(begin / tiles), begin % tiles}, at = loaded;
+  int64 to_load = end - begin, to_do = to_load;
+  int load_part = 0, load_slot = 0, slot = 0;
+  const auto load_next_stage = [&] {
+    load_swizzled_stage<P, Tile>(arguments, ring + load_slot * Tile::STAGE_BYTES,
+                                 column_of_x<P>(arguments, loaded.column), load_part * KL, loaded.tile * BM);
+    if (++load_slot == Tile::STAGES) load_slot = 0;
+    if (++load_part == Tile::STAGES_PER_TILE) load_part = 0, --to_load, loaded.advance(tiles);
+  };
+
+#pragma unroll
+  for (int s = 0; s < Tile::STAGES - 2; ++s) {
+    if (to_load > 0) load_next_stage();
+    commit_copies();
+  }
+
+  float sums[MT][BM / 2];
+  int column_of_weights = -1;
+  while (to_do > 0) {
+    if (at.column != column_of_weights) {
+      __syncthreads();  // the weights before them are no longer in use
+      column_of_weights = at.column;
+      load_weight_matrices<P, Tile>(arguments, weights, at.column / P::D, at.column % P::D, n0);
+    }
+#pragma unroll 1
+    for (int part = 0; part < Tile::STAGES_PER_TILE; ++part) {
+      wait_for_copies<Tile::STAGES - 3>();
+      fence_for_tensor_cores();
+      __syncthreads();  // the stage is filled for all, and the one before the last is free for all
+
+      const uint32 stage = shared_address(ring + slot * Tile::STAGE_BYTES);
+      if (++slot == Tile::STAGES) slot = 0;
+      const uint32 fragments =
+          shared_address(weights) + (part * Tile::STEPS_PER_STAGE * 2 * NB + warpgroup * MT * 64) * 16;
+      begin_products();
+#pragma unroll
+      for (int step = 0; step < Tile::STEPS_PER_STAGE; ++step) {
+        const uint64 b = describe_swizzled_rows(stage + step * 16 * 128, Tile::PANEL_BYTES);
+#pragma unroll
+        for (int mt = 0; mt < MT; ++mt) {
+          const uint64 a = describe_plain(fragments + (step * 2 * NB + mt * 64) * 16, NB * 16, 128);
+          multiply_warpgroup<T, BM>(sums[mt], a, b, part + step);
+        }
+      }
+      commit_products();
+      if (to_load > 0) load_next_stage();
+      commit_copies();
+      wait_for_products<1>();
+    }
+
+    // The tile is complete.
+    wait_for_products<0>();
+    const int64 m0 = at.tile * BM;
+    const int64 row_stride = arguments.y_feature_stride * P::D;
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt) {
+      const int k0 = n0 + (warpgroup * MT + mt) * 64 + warp % 4 * 16;
+      const int64 feature = (int64(at.column / P::D) * P::B + k0) * P::D + at.column % P::D;
+      uint16* const y = static_cast<uint16*>(arguments.y) + feature * arguments.y_feature_stride + m0;
+      uint32* const words = reinterpret_cast<uint32*>(out) + lane / 4 * Tile::OUT_PITCH * 4 + lane % 4;
+#pragma unroll
+      for (int m = 0; m < BM; m += 64) {
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const float* const four = &sums[mt][m / 2 + n * 4];
+          words[n * 4] = pack_pair<T>(four[0], four[1]);
+          words[8 * Tile::OUT_PITCH * 4 + n * 4] = pack_pair<T>(four[2], four[3]);
+        }
+        __syncwarp();
+        store_rows<Tile>(out, y + m, row_stride, P::B - k0, arguments.batch - m0 - m);
+      }
+    }
+    --to_do, at.advance(tiles);
+  }
+}

@@ -1,0 +1,132 @@
+"""From measured numbers to an answer: made-up times, so that every case comes."""
+
+from ksopt.bench.timing import Measurement
+from ksopt.pattern import Chain
+from ksopt.search.plot import pareto_front
+from ksopt.search.recommend import elect, finalists, recommend
+from ksopt.search.request import Budget, Dims
+from ksopt.search.result import ChainFacts, TrialRecord, Verdict
+from ksopt.search.space import Space, Step
+
+SMALL = Chain.parse("(1,8,8,8)*(8,8,8,1)")
+MIDDLE = Chain.parse("(1,16,16,4)*(4,16,16,1)")
+MIRROR = Chain.parse("(4,16,16,1)*(1,16,16,4)")
+ODD = Chain.parse("(1,8,8,8)*(8,8,16,1)*(1,128,64,1)")
+
+
+def time_of(us: float) -> Measurement:
+    return Measurement(us, 0.95 * us, 1.05 * us, 50)
+
+
+def trial(
+    number: int, chain: Chain, us: float, dense_us: float = 100.0, nnz: int | None = None
+) -> TrialRecord:
+    facts = ChainFacts(chain, nnz or chain.nnz, 0.25, rho=1 / us, d_rho=1.0, floor_us=us / 2)
+    return TrialRecord(
+        number, "complete", facts, "TPE", time_of(us), time_of(dense_us), 1e-7, None, 1
+    )
+
+
+def failed(number: int, chain: Chain) -> TrialRecord:
+    facts = ChainFacts(chain, chain.nnz, 0.25, rho=9.0, d_rho=1.0, floor_us=1.0)
+    return TrialRecord(number, "failed", facts, "TPE", None, None, None, "wrong", 1)
+
+
+def space(*steps: Step, unmet: tuple[Budget, ...] = ()) -> Space:
+    return Space(Dims(64, 64), steps, unmet, (SMALL, MIDDLE, MIRROR), 3, True, True)
+
+
+def step(parameters: int, least: int, asked: int | None = None) -> Step:
+    return Step(Budget(f"{parameters}", parameters), least, asked or least)
+
+
+LADDER = (step(1024, 512), step(2048, 1100))
+
+
+def test_the_fastest_of_each_step_is_used() -> None:
+    trials = [trial(0, SMALL, 20), trial(1, MIDDLE, 50), trial(2, MIRROR, 40)]
+    elected = elect(trials, LADDER)
+    final = {"dense": time_of(100), str(SMALL): time_of(25), str(MIDDLE): time_of(40)}
+    final[str(MIRROR)] = time_of(60)  # the final turns the trials' order around, and counts
+    answers = recommend(space(*LADDER), finalists(elected, final))
+    assert [str(a.chosen.facts.chain) for a in answers if a.chosen] == [str(SMALL), str(MIDDLE)]
+    assert [a.verdict for a in answers] == [Verdict.USE, Verdict.USE]
+    assert "4.00 times as fast as the dense layer" in answers[0].sentence
+    assert "25.0 us" in answers[0].sentence
+    assert "100 us" in answers[0].sentence
+
+
+def test_dense_wins() -> None:
+    standing = finalists(elect([trial(0, SMALL, 150)], LADDER[:1]), None)
+    answer = recommend(space(*LADDER[:1]), standing)[0]
+    assert answer.verdict is Verdict.KEEP_DENSE
+    assert "keep the dense layer" in answer.sentence
+    assert "1.50 times as slow as" in answer.sentence
+    assert str(SMALL) in answer.sentence
+
+
+def test_within_noise_is_said() -> None:
+    standing = finalists(elect([trial(0, SMALL, 98)], LADDER[:1]), None)
+    answer = recommend(space(*LADDER[:1]), standing)[0]
+    assert answer.verdict is Verdict.NO_DIFFERENCE
+    assert "within noise" in answer.sentence
+    assert "use " not in answer.sentence
+
+
+def test_ties_are_named() -> None:
+    trials = [trial(0, MIDDLE, 40), trial(1, MIRROR, 41)]
+    final = {"dense": time_of(100), str(MIDDLE): time_of(40), str(MIRROR): time_of(41)}
+    answer = recommend(space(LADDER[1]), finalists(elect(trials, LADDER[1:]), final))[0]
+    assert answer.chosen is not None
+    assert answer.chosen.facts.chain == MIDDLE
+    assert [tie.facts.chain for tie in answer.ties] == [MIRROR]
+
+
+def test_trials_of_different_runs_are_ranked_by_their_ratio_to_dense() -> None:
+    """60 us on a slow day (dense 300) beats 40 on a fast one (dense 100)."""
+    trials = [trial(0, MIDDLE, 40), trial(1, MIRROR, 60, dense_us=300)]
+    answer = recommend(space(LADDER[1]), finalists(elect(trials, LADDER[1:]), None))[0]
+    assert answer.chosen is not None
+    assert answer.chosen.facts.chain == MIRROR
+
+
+def test_the_three_best_and_the_largest_rho_are_elected() -> None:
+    trials = [trial(n, SMALL, us) for n, us in enumerate((50, 10, 30, 20, 40))]
+    assert [t.number for t in elect(trials, LADDER[:1])] == [1, 2, 3]  # rho is 1/us here: 1 again
+    slow = trial(5, SMALL, 60)
+    large = TrialRecord(**{**vars(slow), "facts": ChainFacts(SMALL, 1024, 0.25, 7.0, 1.0, 1.0)})
+    assert [t.number for t in elect([*trials, large], LADDER[:1])] == [1, 2, 3, 5]
+
+
+def test_failures_are_never_elected() -> None:
+    assert elect([failed(0, SMALL)], LADDER) == []
+    answers = recommend(space(*LADDER), ())
+    assert [a.verdict for a in answers] == [Verdict.UNKNOWN] * 2
+
+
+def test_a_chain_outside_every_step_is_never_elected() -> None:
+    assert elect([trial(0, ODD, 10, nnz=9999)], LADDER) == []
+
+
+def test_an_unmet_step_says_what_would_work() -> None:
+    answers = recommend(space(*LADDER, unmet=(Budget("1%", 40),)), ())
+    assert [a.budget.text for a in answers] == ["1%", "1024", "2048"]
+    assert answers[0].verdict is Verdict.UNMET
+    assert "1,024" in answers[0].sentence
+
+
+def test_a_step_that_nothing_uses_enough_says_so() -> None:
+    standing = finalists([trial(0, SMALL, 10)], None)
+    answer = recommend(space(step(2000, 1024, asked=1500)), standing)[0]
+    assert "No chain uses 1,500 weights or more" in answer.sentence
+
+
+def test_the_front_is_what_nothing_beats_in_both() -> None:
+    trials = [
+        trial(0, SMALL, 50, nnz=100),
+        trial(1, SMALL, 60, nnz=200),
+        trial(2, SMALL, 30, nnz=300),
+        trial(3, SMALL, 40, nnz=100),
+        failed(4, SMALL),
+    ]
+    assert [t.number for t in pareto_front(trials)] == [3, 2]
