@@ -202,12 +202,16 @@ def _advise_host(facts: Facts) -> list[Advice]:
 
 
 def _advise_settings(facts: Facts) -> list[Advice]:
+    found = []
+    if facts.settings.get("KSOPT_TUNE") == "off":
+        text = "KSOPT_TUNE is off, so nothing is measured to choose a kernel: unset it, or set on."
+        found.append(Advice("slow", text))
     known = ", ".join(name for name in settings.KNOWN if name.startswith("KSOPT_"))
-    return [
-        Advice("note", f"{name} is set, but ksopt reads no such variable; it reads {known}.")
-        for name in facts.settings
-        if name not in settings.KNOWN
-    ]
+    for name in facts.settings:
+        if name not in settings.KNOWN:
+            text = f"{name} is set, but ksopt reads no such variable; it reads {known}."
+            found.append(Advice("note", text))
+    return found
 
 
 def _release(version: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ KNOWN = {
     "KSOPT_CACHE_DIR": "folder for compiled code and measurements",
     "XDG_CACHE_HOME": "folder above ksopt's cache, where KSOPT_CACHE_DIR is not set",
     "CXX": "C++ compiler",
-    "KSOPT_TUNE": "on: measure how to multiply best on this CPU; off: follow a fixed rule",
+    "KSOPT_TUNE": "on: measure how to multiply best on this device; off: follow a fixed rule",
 }
 
 

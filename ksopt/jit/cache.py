@@ -1,4 +1,4 @@
-"""The on-disk cache of compiled code: one folder an artifact, published in one step, verified on use.
+"""The on-disk cache of compiled code: one folder an artifact, published at once, verified on use.
 
 Layout: ``<cache>/<ksopt version>/<arch>/<digest>/{<artifact>, key.json}``, private to the user.
 ``key.json`` records everything the artifact was made from and its checksum, so that a person can
