@@ -91,8 +91,8 @@ def _search(given: argparse.Namespace) -> int:
     )
     from ksopt.search import for_terminal, print_result, run_search, to_json
 
-    # Progress goes to stderr, so that stdout holds the answer alone.
-    result = run_search(request, for_terminal(sys.stderr))
+    # Progress goes to stderr, so that stdout holds the answer alone; a program wants none of it.
+    result = run_search(request, for_terminal(sys.stderr, quiet=given.json))
     if given.json:
         sys.stdout.write(to_json(result))
     else:

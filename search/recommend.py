@@ -12,6 +12,8 @@ from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
 from ksopt.search.space import Space, Step
 
 _FINALISTS_PER_STEP = 3
+# Spread over the median at which a reader is warned.
+_BUSY_NOISE = 0.5
 
 
 def elect(trials: Sequence[TrialRecord], steps: Sequence[Step]) -> list[TrialRecord]:
@@ -119,6 +121,12 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
         text += (
             f" No chain uses {step.asked:,} weights or more within this budget; those of "
             f"{step.least:,} come closest."
+        )
+    noise = max(chosen.latency.noise, chosen.dense.noise)
+    if noise > _BUSY_NOISE:
+        text += (
+            f" The middle 60% of the times spread over {words.percent(noise)} of their median: "
+            "something else was using the machine, so measure again when it is idle."
         )
     if not chosen.retimed:
         text += " (From the trials alone: the search was stopped before the final.)"

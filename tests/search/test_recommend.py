@@ -73,6 +73,16 @@ def test_within_noise_is_said() -> None:
     assert "use " not in answer.sentence
 
 
+def test_a_busy_machine_is_told_of() -> None:
+    final = {"dense": Measurement(100, 90, 180, 50), str(SMALL): time_of(25)}
+    standing = finalists([trial(0, SMALL, 20)], final)
+    answer = recommend(space(*LADDER[:1]), standing)[0]
+    assert "spread over 90% of their median" in answer.sentence
+    assert "idle" in answer.sentence
+    calm = finalists([trial(0, SMALL, 20)], {"dense": time_of(100), str(SMALL): time_of(25)})
+    assert "idle" not in recommend(space(*LADDER[:1]), calm)[0].sentence
+
+
 def test_ties_are_named() -> None:
     trials = [trial(0, MIDDLE, 40), trial(1, MIRROR, 41)]
     final = {"dense": time_of(100), str(MIDDLE): time_of(40), str(MIRROR): time_of(41)}

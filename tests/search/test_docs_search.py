@@ -1,0 +1,50 @@
+"""docs/search.md runs as it stands, and prints what it says."""
+
+import doctest
+import json
+import re
+from pathlib import Path
+
+from ksopt.cli import _parser
+from ksopt.search import report
+from ksopt.search.result import Verdict
+
+PAGE = Path(__file__).parents[2] / "docs" / "search.md"
+
+
+def test_the_page_runs_as_it_stands(quick: None) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(code, {}, PAGE.name, str(PAGE), 0)
+    assert len(test.examples) >= 9
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_the_options_are_the_command_lines() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.split("## What to ask")[1].split("\n\n")[1]
+    named = set(re.findall(r"`(--[a-z-]+)`", table))
+    usage = _parser()._subparsers._group_actions[0].choices["search"].format_help()
+    assert named == set(re.findall(r"(--[a-z-]+)", usage.split("examples:")[0])) - {
+        "--help",
+        "--json",
+        "--traceback",
+    }
+
+
+def test_the_keys_and_verdicts_are_there(quick: None, tmp_path: Path) -> None:
+    from ksopt.search import SearchRequest, run_search
+
+    text = PAGE.read_text(encoding="utf-8").split("## results.json")[1]
+    named = set(re.findall(r"`([a-z_0-9]+)`", text))
+    request = SearchRequest(
+        "32x64", budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path / "report"
+    )
+    found = json.loads(report.to_json(run_search(request)))
+    parts = [found, found["recommendations"][0], found["finalists"][0], found["trials"][0]]
+    keys = {key for part in [*parts, found["trials"][0]["latency"], found["space"]] for key in part}
+    assert keys - {"schema"} <= named
+    for verdict in Verdict:
+        assert f'"{verdict.value}"' in text.replace("\n", " ")
