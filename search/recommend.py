@@ -104,7 +104,13 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
         f"{words.timed(chosen.latency)} against {words.timed(chosen.dense)} for the dense layer"
     )
     named = f"{chosen.facts.chain} ({words.weights(chosen.facts)})"
-    if verdict is Verdict.USE:
+    noise = max(chosen.latency.noise, chosen.dense.noise)
+    if verdict is Verdict.NO_DIFFERENCE and noise > _BUSY_NOISE:
+        text = (
+            f"{budget}, the times are too noisy to tell the fastest chain, {named}, from the dense "
+            f"layer: {evidence}."
+        )
+    elif verdict is Verdict.USE:
         text = f"{budget}, use {named}: {words.times(chosen.ratio)} the dense layer, {evidence}."
     elif verdict is Verdict.KEEP_DENSE:
         text = (
@@ -122,10 +128,9 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
             f" No chain uses {step.asked:,} weights or more within this budget; those of "
             f"{step.least:,} come closest."
         )
-    noise = max(chosen.latency.noise, chosen.dense.noise)
     if noise > _BUSY_NOISE:
         text += (
-            f" The middle 60% of the times spread over {words.percent(noise)} of their median: "
+            f" The middle 60% of the times spread over {100 * noise:.0f}% of their median: "
             "something else was using the machine, so measure again when it is idle."
         )
     if not chosen.retimed:

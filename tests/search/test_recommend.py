@@ -79,6 +79,11 @@ def test_a_busy_machine_is_told_of() -> None:
     answer = recommend(space(*LADDER[:1]), standing)[0]
     assert "spread over 90% of their median" in answer.sentence
     assert "idle" in answer.sentence
+    final = {"dense": Measurement(100, 20, 180, 50), str(SMALL): time_of(25)}
+    answer = recommend(space(*LADDER[:1]), finalists([trial(0, SMALL, 20)], final))[0]
+    assert answer.verdict is Verdict.NO_DIFFERENCE
+    assert "too noisy to tell" in answer.sentence
+    assert "eep the dense layer" not in answer.sentence
     calm = finalists([trial(0, SMALL, 20)], {"dense": time_of(100), str(SMALL): time_of(25)})
     assert "idle" not in recommend(space(*LADDER[:1]), calm)[0].sentence
 
