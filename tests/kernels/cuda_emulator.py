@@ -1,0 +1,379 @@
+"""Runs the real device code of csrc/cuda on the CPU, and checks every access to memory.
+
+The headers are copied and their two constructs that are not C++ are rewritten: inline PTX becomes
+calls of emulator/instructions.hpp, shared memory becomes calls of emulator/runtime.hpp. The rest is
+compiled as it stands, and launched through the library's own Python launcher. What counts as an
+error is listed in emulator/runtime.cpp.
+
+To emulate another family: give `Emulator.build` the generated sources of its kernels, and write the PTX
+instructions that it uses, and that are not there yet, into emulator/instructions.hpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from torch import Tensor
+
+from ksopt import settings
+from ksopt.jit import driver, nvrtc
+from ksopt.kernels.launch import _PythonLauncher
+from ksopt.kernels.problem import Geometry, Problem
+
+_HERE = Path(__file__).parent / "emulator"
+_RUNTIME_COMMAND = [
+    settings.cxx_compiler(),
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-U_FORTIFY_SOURCE",  # its checks take a jump to another stack for an error
+]
+_DEVICE_COMMAND = [
+    settings.cxx_compiler(),
+    "-std=c++20",
+    "-O1",
+    "-g1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fsanitize=thread,alignment,bounds",
+    "-fno-tree-loop-distribute-patterns",  # no memcpy instead of the loads and stores to be checked
+    "-Wno-unknown-pragmas",
+]
+
+
+class EmulationError(AssertionError):
+    """Device code did what it must not; the message says what, and where."""
+
+
+class TranslationError(ValueError):
+    """Device code uses a construct that the emulator does not know."""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One kernel to compile.
+
+    Attributes:
+        problem: what it computes.
+        source: the generated file, as the kernel's family writes it.
+        geometry: how it is launched.
+    """
+
+    problem: Problem
+    source: str
+    geometry: Geometry
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("begin", ctypes.c_size_t), ("end", ctypes.c_size_t)]
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Address and bytes from the first to the last element; what lies between counts as inside."""
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.data_ptr(), reach * tensor.element_size()
+
+
+class _Apart:
+    """A copy of some bytes, as aligned as they are, far from all other operands: what a kernel
+    reads or writes beside it is nobody's."""
+
+    _GAP, _LINE = 1 << 20, 256
+
+    def __init__(self, address: int, size: int) -> None:
+        self._memory = (ctypes.c_char * (size + 2 * self._GAP + self._LINE))()
+        middle = ctypes.addressof(self._memory) + self._GAP
+        self.at = middle + (address - middle) % self._LINE
+        self.bytes = size
+        self.range = _Range(self.at, self.at + size)
+        ctypes.memmove(self.at, address, size)
+
+
+class EmulatedKernel:
+    """A compiled instance: called with (x, weight) on the CPU, it returns y."""
+
+    def __init__(self, library: Path, loaded: ctypes.CDLL, index: int, instance: Instance) -> None:
+        self._library = library
+        self._loaded = loaded
+        self._index = index
+        self.instance = instance
+
+    def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
+        """Compute y through ``ksopt.kernels.launch``.
+
+        Args:
+            x: (*batch, N), or (N, *batch) for batch last; on the CPU.
+            weight: (a, b, c, d).
+            seed: order in which blocks and threads run; 0 is ascending.
+
+        Raises:
+            EmulationError: an access or a wait was wrong.
+        """
+        y_row_bytes = self.instance.problem.pattern.out_features * x.element_size()
+
+        def launch(kernel, blocks, threads, shared_bytes, arguments, device) -> None:
+            given_y = arguments.y
+            near_x, near_weight = _Apart(*_extent(x)), _Apart(*_extent(weight))
+            near_y = _Apart(given_y, arguments.batch * y_row_bytes)
+            assert (arguments.x, arguments.weight) == (x.data_ptr(), weight.data_ptr()), (
+                "the launcher laid x or weight out anew: give the emulator what needs no copy"
+            )
+            arguments.x, arguments.weight, arguments.y = near_x.at, near_weight.at, near_y.at
+            message = ctypes.create_string_buffer(2048)
+            status = self._loaded.emulate_launch(
+                kernel,
+                ctypes.byref(arguments),
+                ctypes.c_size_t(ctypes.sizeof(arguments)),
+                blocks,
+                threads,
+                ctypes.c_size_t(shared_bytes),
+                seed,
+                ctypes.byref(near_x.range),
+                ctypes.byref(near_weight.range),
+                ctypes.byref(near_y.range),
+                message,
+                ctypes.c_size_t(len(message)),
+            )
+            if status != 0:
+                raise EmulationError(self._with_places(message.value.decode()))
+            ctypes.memmove(given_y, near_y.at, near_y.bytes)
+
+        launcher = _PythonLauncher(self.instance.problem, self.instance.geometry, self._index, None)
+        with mock.patch.object(driver, "launch", launch):
+            return launcher(x, weight)
+
+    def launched_as(self, geometry: Geometry) -> EmulatedKernel:
+        """The same kernel with another launch, for example with fewer blocks."""
+        instance = replace(self.instance, geometry=geometry)
+        return EmulatedKernel(self._library, self._loaded, self._index, instance)
+
+    def _with_places(self, message: str) -> str:
+        """Replace addresses in the library by file and line, where addr2line is installed."""
+
+        def place(found: re.Match[str]) -> str:
+            try:
+                done = subprocess.run(
+                    ["addr2line", "-s", "-e", str(self._library), found[1]],
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=True,
+                )
+            except (OSError, subprocess.SubprocessError):
+                return found[1]
+            return done.stdout.strip()
+
+        return re.sub(r"\{\+(0x[0-9a-f]+)\}", place, message)
+
+
+class Emulator:
+    """Builds kernels for the CPU.
+
+    Args:
+        folder: for files; each build gets a folder inside.
+        jobs: compilers that run at a time; a build of several kernels is spread over them.
+    """
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        self._folder = folder
+        self._jobs = jobs
+        self._builds = 0
+        self._runtime = folder / "runtime.o"
+        _run([*_RUNTIME_COMMAND, "-c", str(_HERE / "runtime.cpp"), "-o", str(self._runtime)])
+
+    def build(
+        self,
+        instances: Sequence[Instance],
+        edit: Callable[[str, str], str] = lambda name, text: text,
+    ) -> list[EmulatedKernel]:
+        """Compile kernels; several may have one name.
+
+        Args:
+            instances: the kernels.
+            edit: makes a header's text another one, given its file name: to prove that the
+                emulator finds faults.
+
+        Raises:
+            TranslationError: a header or source uses what the emulator does not know.
+            RuntimeError: it does not compile; carries the compiler's words.
+        """
+        folder = self._folder / str(self._builds)
+        self._builds += 1
+        folder.mkdir()
+        # Only what the sources include: another family's header may use what is not emulated.
+        headers = nvrtc._reachable_headers("\n".join(instance.source for instance in instances))
+        for header, body in headers.items():
+            text = translate(edit(header, body), header)
+            (folder / header).write_text(text, encoding="utf-8")
+        jobs = min(self._jobs, len(instances))
+        shares = [instances[job::jobs] for job in range(jobs)]
+        with ThreadPoolExecutor(jobs) as pool:
+            built = list(pool.map(partial(self._build_share, folder), range(jobs), shares))
+        return [built[at % jobs][at // jobs] for at in range(len(instances))]
+
+    def _build_share(
+        self, folder: Path, job: int, instances: Sequence[Instance]
+    ) -> list[EmulatedKernel]:
+        unit, library = folder / f"kernels{job}.cpp", folder / f"kernels{job}.so"
+        unit.write_text(_unit(instances), encoding="utf-8")
+        made = unit.with_suffix(".o")
+        _run([*_DEVICE_COMMAND, f"-I{_HERE}", "-c", str(unit), "-o", str(made)])
+        # The sanitizers' libraries are left out: their calls come to runtime.cpp.
+        _run(
+            [settings.cxx_compiler(), "-shared", str(made), str(self._runtime), "-o", str(library)]
+        )
+        loaded = ctypes.CDLL(str(library))
+        return [EmulatedKernel(library, loaded, at, one) for at, one in enumerate(instances)]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:8000]}")
+
+
+def _unit(instances: Sequence[Instance]) -> str:
+    """The file that instantiates every kernel, each in a namespace of its own."""
+    includes: dict[str, None] = {}
+    bodies, table = [], []
+    for index, instance in enumerate(instances):
+        includes |= dict.fromkeys(re.findall(r"^#include .*$", instance.source, re.MULTILINE))
+        body = re.sub(r"^#include .*$", "", instance.source, flags=re.MULTILINE)
+        found = re.search(r'extern "C" __global__[^{]*?(\w+)\(const', body)
+        if found is None:
+            raise TranslationError('the source has no extern "C" __global__ kernel')
+        body = translate(body, f"kernel {index}").replace('extern "C" ', "static ")
+        bodies.append(f"namespace instance_{index} {{\n{body}}}\n")
+        table.append(
+            f'    {{"{found[1]}", [](const void* arguments) {{\n'
+            f"       instance_{index}::{found[1]}(*static_cast<const Arguments*>(arguments));\n"
+            "     }},\n"
+        )
+    return (
+        '#include "device.hpp"\n'
+        + "".join(line + "\n" for line in includes)
+        + "".join(bodies)
+        + 'extern "C" const emulate::Kernel emulated_kernels[] = {\n'
+        + "".join(table)
+        + "};\n"
+        + f'extern "C" const int emulated_kernel_count = {len(instances)};\n'
+    )
+
+
+def translate(text: str, name: str) -> str:
+    """Rewrite inline PTX and shared memory as C++, keeping every line where it is.
+
+    Raises:
+        TranslationError: a statement has a form that is not known.
+    """
+    text = re.sub(
+        r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w: ]+?)\s+(\w+)\[\]\s*;",
+        r"\1* const \2 = static_cast<\1*>(emulate::dynamic_shared());",
+        text,
+    )
+    text = re.sub(
+        r"__shared__\s+(?:__align__\((\d+)\)\s+)?([\w:<>, ]+?)\s+(\w+)((?:\[[^;]*?\])*)\s*;",
+        lambda m: (
+            f"auto& {m[3]} = *static_cast<std::remove_reference_t<{m[2]}{m[4]}>*>("
+            f"emulate::static_shared(sizeof({m[2]}{m[4]}), {m[1] or f'alignof({m[2]})'}));"
+        ),
+        text,
+    )
+    if re.search(r"__shared__", re.sub(r"//.*", "", text)):
+        raise TranslationError(f"{name}: a declaration of shared memory has an unknown form")
+    return _translate_assembly(text, name)
+
+
+def _translate_assembly(text: str, name: str) -> str:
+    pieces, at = [], 0
+    for begin in re.finditer(r'\basm\b\s*(?:volatile)?\s*\((?=\s*")', text):
+        end = _closing(text, begin.end())
+        statement = text[begin.start() : end]
+        calls = _calls(text[begin.end() : end - 1], name)
+        pieces += [text[at : begin.start()], calls, "\n" * statement.count("\n")]
+        at = end
+        while text[at] in " \n":
+            at += 1
+        if text[at] != ";":
+            raise TranslationError(f"{name}: an asm statement does not end with ';'")
+        at += 1
+    return "".join(pieces) + text[at:]
+
+
+def _calls(statement: str, name: str) -> str:
+    """The calls for one statement's instructions, given what is between its parentheses."""
+    sections = _split(statement, ":")
+    template = "".join(_strings(sections[0])).replace("\\n", "").replace("\\t", "")
+    operands = []
+    for section in sections[1:3]:
+        for operand in _split(section, ",") if section.strip() else []:
+            found = re.fullmatch(r'\s*"[=+]?\w"\s*\((.*)\)\s*', operand, re.DOTALL)
+            if found is None:
+                raise TranslationError(f"{name}: operand {operand.strip()!r} has an unknown form")
+            operands.append(" ".join(found[1].split()))
+    calls = []
+    for instruction in filter(None, (part.strip() for part in template.split(";"))):
+        mnemonic, _, rest = instruction.partition(" ")
+        function = re.sub(r"[^A-Za-z0-9_]+", "_", mnemonic)
+        # What is not known is an error where it runs: other kernels can be emulated all the same.
+        if not re.fullmatch(r"[a-z][\w.:]*", mnemonic):
+            return f'emulate::fail("{name}: predicates and PTX declarations are not emulated");'
+        if function not in _known_instructions():
+            return f'emulate::fail("{name}: {mnemonic} is not in emulator/instructions.hpp");'
+        given = [word.strip(" []{}") for word in rest.split(",")] if rest.strip() else []
+        values = [operands[int(word[1:])] if word.startswith("%") else word for word in given]
+        calls.append(f"emulate::ptx::{function}({', '.join(values)});")
+    return " ".join(calls)
+
+
+@functools.cache
+def _known_instructions() -> frozenset[str]:
+    text = (_HERE / "instructions.hpp").read_text(encoding="utf-8")
+    return frozenset(re.findall(r"(?:INSTRUCTION void |^[A-Z_0-9]+\()(\w+)", text, re.MULTILINE))
+
+
+def _strings(text: str) -> list[str]:
+    return re.findall(r'"((?:[^"\\]|\\.)*)"', text)
+
+
+def _closing(text: str, start: int) -> int:
+    """Index after the parenthesis that closes one opened before ``start``."""
+    depth, at = 1, start
+    while depth:
+        if text[at] == '"':
+            at = _after_string(text, at)
+            continue
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        at += 1
+    return at
+
+
+def _after_string(text: str, at: int) -> int:
+    found = re.compile(r'"(?:[^"\\]|\\.)*"').match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at ``separator`` where it is in no string and in no parentheses."""
+    parts, depth, at, start = [], 0, 0, 0
+    while at < len(text):
+        if text[at] == '"':
+            at = _after_string(text, at)
+            continue
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[at], 0)
+        if text[at] == separator and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+        at += 1
+    return [*parts, text[start:]]

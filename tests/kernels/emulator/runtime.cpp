@@ -1,0 +1,540 @@
+// Runs a kernel on the CPU, one block after another, and checks every access to memory.
+//
+// Each CUDA thread is a fiber. It runs until it waits (at a barrier, or for the lanes of its warp),
+// in an order drawn from a seed. Device code is compiled with -fsanitize=thread, without that
+// sanitizer's library: the calls that the compiler puts before each load and store come here, and
+// shadow memory knows of each two bytes of shared memory who wrote and read them, and vector clocks
+// say whether barriers put that before what happens now. So these are errors, whatever the order of
+// execution and whatever the result:
+//   - an access outside x, weight, y and the shared arrays, a write to x or weight, a read of y;
+//   - a byte of y written twice, or not at all;
+//   - two threads at one shared address without a barrier between, one of them writing;
+//   - a read of shared memory that nothing wrote in this block;
+//   - an access to bytes that a background copy is yet to bring;
+//   - a vector access that is not aligned, an index beyond an array's bound (-fsanitize=alignment,
+//     bounds);
+//   - threads that wait for each other for ever.
+#include "runtime.hpp"
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+extern "C" {
+extern const char __ehdr_start __attribute__((visibility("hidden")));  // the library's own image
+extern const char _end __attribute__((visibility("hidden")));
+}
+
+namespace emulate {
+namespace {
+
+constexpr std::size_t STACK_BYTES = 128 * 1024;
+constexpr std::size_t SHARED_LIMIT = 512 * 1024;  // room for red zones too
+constexpr std::size_t RED_ZONE = 256;
+constexpr std::size_t GRANULE = 2;  // bytes that share a record: the smallest element's
+constexpr int NOBODY = -1;
+
+using Address = std::uintptr_t;
+
+struct Range {
+  Address begin, end;
+  bool holds(Address address, std::size_t bytes) const {
+    return begin <= address && address + bytes <= end;
+  }
+};
+
+// Who touched something, and when by the thread's own clock, which every barrier advances.
+struct Access {
+  int thread;
+  std::uint32_t clock;
+};
+
+// What happened to one granule of shared memory. Several reads that no barrier orders are kept in
+// `concurrent_reads`; a read that comes after all others stands for them.
+struct Record {
+  Access write, read;
+  Address write_site, read_site;
+  int concurrent;  // index into concurrent_reads; NOBODY: only `read`
+  bool allocated, written;
+  std::uint16_t copies;  // on their way to it
+};
+
+struct Copy {
+  std::uint32_t shared;
+  const char* source;
+  unsigned bytes, source_bytes;
+  Address site;
+};
+
+enum class State { READY, AT_BARRIER, AT_WARP, DONE };
+
+// A context starts the fiber; later switches are jumps, which make no system call.
+struct Fiber {
+  ucontext_t context;
+  jmp_buf resumed;
+  bool begun;
+  std::unique_ptr<char[]> stack;
+  State state;
+  std::size_t shared_cursor;
+  std::vector<Copy> uncommitted;
+  std::deque<std::vector<Copy>> groups;
+};
+
+struct Warp {
+  const char* name;  // of the operation that its lanes wait for
+  int arrived;
+  void* operands[32];
+};
+
+struct Barrier {
+  unsigned count;  // threads that it takes
+  std::vector<int> arrived;
+};
+
+struct Launch {
+  const Kernel* kernel;
+  const void* arguments;
+  unsigned blocks, threads, block;
+  std::size_t dynamic_bytes;
+  Range argument_range, x, weight, y;
+  std::string error;
+};
+
+Launch launch;
+jmp_buf scheduler;
+std::vector<Fiber> fibers;
+std::vector<Warp> warps;
+std::vector<int> ready;
+std::vector<Record> records;
+std::vector<std::uint8_t> written_y;
+alignas(1024) char shared[SHARED_LIMIT];
+int current = NOBODY;
+std::vector<std::vector<Access>> concurrent_reads;
+std::vector<std::vector<std::uint32_t>> clocks;  // [t][u]: what t knows of u's clock
+Barrier barriers[16];
+std::size_t shared_end;  // of all arrays and red zones so far
+std::mt19937 random_order;
+bool shuffled;
+
+// A place in the code, for cuda_emulator.py to replace by file and line.
+std::string place(Address site) {
+  char text[32];
+  std::snprintf(text, sizeof text, "{+%#zx}", site - reinterpret_cast<Address>(&__ehdr_start) - 1);
+  return text;
+}
+
+// Called on a fiber, which is then never resumed: back to where the scheduler left off.
+[[noreturn]] void stop(const std::string& what) {
+  launch.error = what + " (block " + std::to_string(launch.block) + ", thread " +
+                 std::to_string(current) + ")";
+  _longjmp(scheduler, 1);
+}
+
+void leave(State state) {
+  Fiber& fiber = fibers[current];
+  fiber.state = state;
+  if (_setjmp(fiber.resumed) == 0) _longjmp(scheduler, 1);
+}
+
+// Runs a fiber until it leaves or stops.
+__attribute__((noinline)) void resume(Fiber& fiber) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.begun) _longjmp(fiber.resumed, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
+}
+
+void wake(int thread) {
+  fibers[thread].state = State::READY;
+  ready.push_back(thread);
+}
+
+void enter() {
+  launch.kernel->run(launch.arguments);
+  Fiber& fiber = fibers[current];
+  for (const auto& group : fiber.groups) {
+    if (!group.empty()) stop("the thread ended before a copy it began at " + place(group[0].site));
+  }
+  if (!fiber.uncommitted.empty()) {
+    stop("the thread ended with a copy that it never committed, begun at " + place(fiber.uncommitted[0].site));
+  }
+  leave(State::DONE);
+}
+
+std::string accessed(bool write, Address address, std::size_t bytes, const char* where, Address begin, Address site) {
+  return std::string(write ? "write" : "read") + " of " + std::to_string(bytes) + " bytes at byte " +
+         std::to_string(static_cast<long long>(address - begin)) + " of " + where + " at " + place(site);
+}
+
+// Whether the current thread did it, or barriers put it before what the current thread does now.
+bool ordered(const Access& access) {
+  return access.thread == NOBODY || access.thread == current ||
+         clocks[current][access.thread] >= access.clock;
+}
+
+// All of `threads` meet: each learns what any of them knew.
+void meet(const std::vector<int>& threads) {
+  std::vector<std::uint32_t> known = clocks[threads[0]];
+  for (const int t : threads) {
+    for (std::size_t u = 0; u < known.size(); ++u) known[u] = std::max(known[u], clocks[t][u]);
+  }
+  for (const int t : threads) {
+    clocks[t] = known;
+    ++clocks[t][t];
+  }
+}
+
+std::string racing(const std::string& what, const char* before, int thread, Address site) {
+  return "race: " + what + ", which thread " + std::to_string(thread) + " " + before + " at " + place(site) +
+         " with no barrier between";
+}
+
+void check_shared(bool write, Address address, std::size_t bytes, Address site) {
+  const Address base = reinterpret_cast<Address>(shared);
+  const auto what = [&] { return accessed(write, address, bytes, "shared memory", base, site); };
+  const std::size_t first = (address - base) / GRANULE, last = (address - base + bytes - 1) / GRANULE;
+  const Access now{current, clocks[current][current]};
+  for (std::size_t g = first; g <= last; ++g) {
+    Record& r = records[g];
+    if (!r.allocated) stop("outside the block's shared memory: " + what());
+    if (r.copies) stop("a background copy to it is under way: " + what());
+    if (!ordered(r.write)) stop(racing(what(), "wrote", r.write.thread, r.write_site));
+    if (write) {
+      if (!ordered(r.read)) stop(racing(what(), "had read", r.read.thread, r.read_site));
+      if (r.concurrent != NOBODY) {
+        for (const Access& read : concurrent_reads[r.concurrent]) {
+          if (!ordered(read)) stop(racing(what(), "had read", read.thread, r.read_site));
+        }
+      }
+      r.write = now, r.write_site = site, r.written = true;
+      r.read = {NOBODY, 0}, r.concurrent = NOBODY;
+      continue;
+    }
+    if (!r.written) stop("nothing wrote there before: " + what());
+    if (!ordered(r.read) && r.concurrent == NOBODY) {
+      r.concurrent = static_cast<int>(concurrent_reads.size());
+      concurrent_reads.emplace_back();
+    }
+    if (r.concurrent != NOBODY) {
+      std::vector<Access>& reads = concurrent_reads[r.concurrent];
+      reads.push_back(r.read);
+      std::erase_if(reads, ordered);
+      if (reads.empty()) r.concurrent = NOBODY;
+    }
+    r.read = now, r.read_site = site;
+  }
+}
+
+void check(bool write, const void* pointer, std::size_t bytes, Address site) {
+  if (current == NOBODY || bytes == 0) return;
+  const Address address = reinterpret_cast<Address>(pointer);
+  const Address stack = reinterpret_cast<Address>(fibers[current].stack.get());
+  if (stack <= address && address + bytes <= stack + STACK_BYTES) return;
+  const Address base = reinterpret_cast<Address>(shared);
+  if (base <= address && address + bytes <= base + SHARED_LIMIT) {
+    check_shared(write, address, bytes, site);
+    return;
+  }
+  if (launch.x.holds(address, bytes) || launch.weight.holds(address, bytes)) {
+    const bool is_x = launch.x.holds(address, bytes);
+    if (write) {
+      stop("only read there: " +
+           accessed(true, address, bytes, is_x ? "x" : "weight", (is_x ? launch.x : launch.weight).begin, site));
+    }
+    return;
+  }
+  if (launch.y.holds(address, bytes)) {
+    if (!write) stop("only write there: " + accessed(false, address, bytes, "y", launch.y.begin, site));
+    for (std::size_t i = address - launch.y.begin, end = i + bytes; i < end; ++i) {
+      if (written_y[i]) stop("written twice: " + accessed(true, address, bytes, "y", launch.y.begin, site));
+      written_y[i] = 1;
+    }
+    return;
+  }
+  const Range image{reinterpret_cast<Address>(&__ehdr_start), reinterpret_cast<Address>(&_end)};
+  if (!write && (launch.argument_range.holds(address, bytes) || image.holds(address, bytes))) return;
+  // Say beside which tensor it lies: the nearest one.
+  const char* name = "x";
+  Address begin = launch.x.begin;
+  const auto distance = [&](const Range& r) { return address < r.begin ? r.begin - address : address - r.end; };
+  std::uintptr_t nearest = distance(launch.x);
+  if (distance(launch.weight) < nearest) name = "weight", begin = launch.weight.begin, nearest = distance(launch.weight);
+  if (distance(launch.y) < nearest) name = "y", begin = launch.y.begin;
+  stop("outside x, weight and y: " + accessed(write, address, bytes, name, begin, site));
+}
+
+void land(const Copy& copy) {
+  const Address site = copy.site;
+  for (std::size_t g = copy.shared / GRANULE; g < (copy.shared + copy.bytes) / GRANULE; ++g) {
+    --records[g].copies;
+  }
+  check(true, shared + copy.shared, copy.bytes, site);
+  std::memset(shared + copy.shared, 0, copy.bytes);
+  if (copy.source_bytes) {
+    check(false, copy.source, copy.source_bytes, site);
+    std::memcpy(shared + copy.shared, copy.source, copy.source_bytes);
+  }
+}
+
+std::string who_waits() {
+  std::string text = "threads wait for each other for ever:";
+  const struct {
+    State state;
+    const char* words;
+  } kinds[] = {{State::AT_BARRIER, " at a barrier of the block"}, {State::AT_WARP, " for the lanes of its warp"},
+               {State::DONE, " has ended"}};
+  for (const auto& kind : kinds) {
+    for (unsigned t = 0; t < launch.threads; ++t) {
+      if (fibers[t].state != kind.state) continue;
+      text += " thread " + std::to_string(t) + (kind.state == State::DONE ? "" : " waits") + kind.words + ";";
+      break;
+    }
+  }
+  text.back() = '.';
+  return text;
+}
+
+void run_block() {
+  Record untouched{};
+  untouched.write.thread = untouched.read.thread = untouched.concurrent = NOBODY;
+  std::fill_n(records.begin(), shared_end / GRANULE, untouched);
+  std::memset(shared, 0xff, shared_end);  // NaN in every element type
+  for (std::size_t g = 0; g < launch.dynamic_bytes / GRANULE; ++g) records[g].allocated = true;
+  shared_end = launch.dynamic_bytes;
+  warps.assign((launch.threads + 31) / 32, Warp{});
+  concurrent_reads.clear();
+  clocks.assign(launch.threads, std::vector<std::uint32_t>(launch.threads, 0));
+  for (unsigned t = 0; t < launch.threads; ++t) clocks[t][t] = 1;
+  for (Barrier& barrier : barriers) barrier.arrived.clear();
+  ready.clear();
+  for (unsigned t = 0; t < launch.threads; ++t) {
+    Fiber& fiber = fibers[t];
+    fiber.shared_cursor = (launch.dynamic_bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
+    fiber.uncommitted.clear(), fiber.groups.clear();
+    fiber.begun = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
+    wake(static_cast<int>(t));
+  }
+  std::size_t done = 0;
+  std::vector<int> turn;
+  while (done < launch.threads) {
+    if (ready.empty()) {
+      launch.error = who_waits();
+      return;
+    }
+    turn.swap(ready);
+    ready.clear();
+    if (shuffled) std::shuffle(turn.begin(), turn.end(), random_order);
+    for (const int thread : turn) {
+      current = thread;
+      resume(fibers[thread]);
+      current = NOBODY;
+      if (!launch.error.empty()) return;
+      if (fibers[thread].state == State::DONE) ++done;
+    }
+  }
+}
+
+}  // namespace
+
+Index3 thread_index() { return {static_cast<unsigned>(current), 0, 0}; }
+Index3 block_index() { return {launch.block, 0, 0}; }
+Index3 grid_size() { return {launch.blocks, 1, 1}; }
+Index3 block_size() { return {launch.threads, 1, 1}; }
+
+void* dynamic_shared() { return shared; }
+
+void* static_shared(std::size_t bytes, std::size_t alignment) {
+  std::size_t& cursor = fibers[current].shared_cursor;
+  cursor = (cursor + alignment - 1) / alignment * alignment;
+  const std::size_t at = cursor;
+  cursor = (cursor + bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
+  if (cursor > SHARED_LIMIT) stop("the block's shared arrays are larger than any GPU's");
+  shared_end = std::max(shared_end, cursor);
+  for (std::size_t g = at / GRANULE; g < (at + bytes) / GRANULE; ++g) records[g].allocated = true;
+  return shared + at;
+}
+
+std::uint32_t shared_offset(const void* address) {
+  const std::ptrdiff_t offset = static_cast<const char*>(address) - shared;
+  if (offset < 0 || offset >= static_cast<std::ptrdiff_t>(SHARED_LIMIT)) {
+    stop("an address outside shared memory is used as one in it");
+  }
+  return static_cast<std::uint32_t>(offset);
+}
+
+void block_barrier() { named_barrier(0, launch.threads); }
+
+void named_barrier(unsigned name, unsigned count) {
+  if (name >= std::size(barriers)) fail("barrier %u: a block has barriers 0 to 15", name);
+  Barrier& barrier = barriers[name];
+  if (barrier.arrived.empty()) barrier.count = count;
+  if (barrier.count != count) {
+    fail("barrier %u is to take %u threads for one and %u for another", name, barrier.count, count);
+  }
+  barrier.arrived.push_back(current);
+  if (barrier.arrived.size() < count) return leave(State::AT_BARRIER);
+  meet(barrier.arrived);
+  for (const int t : barrier.arrived) {
+    if (t != current) wake(t);
+  }
+  barrier.arrived.clear();
+}
+
+void warp_collective(const char* name, void* operands, void (*execute)(void* const (&lanes)[32])) {
+  Warp& warp = warps[current / 32];
+  if (warp.arrived == 0) warp.name = name;
+  if (std::strcmp(warp.name, name) != 0) {
+    stop("the lanes of a warp part: one is at " + std::string(warp.name) + ", another at " + name);
+  }
+  warp.operands[current % 32] = operands;
+  if (++warp.arrived < 32) return leave(State::AT_WARP);
+  warp.arrived = 0;
+  execute(warp.operands);
+  for (int t = current / 32 * 32; t < current / 32 * 32 + 32; ++t) {
+    if (t != current) wake(t);
+  }
+}
+
+void warp_barrier() {
+  static const auto execute = [](void* const (&)[32]) {
+    std::vector<int> lanes(32);
+    for (int t = 0; t < 32; ++t) lanes[t] = current / 32 * 32 + t;
+    meet(lanes);
+  };
+  warp_collective("__syncwarp", nullptr, execute);
+}
+
+void copy_async(std::uint32_t to, const void* from, unsigned bytes, unsigned source_bytes,
+                const void* caller) {
+  const Address site = reinterpret_cast<Address>(caller);
+  if (to % bytes != 0) stop("a background copy's shared address is not a multiple of its size");
+  if (source_bytes && reinterpret_cast<Address>(from) % bytes != 0) {
+    stop("a background copy's global address is not a multiple of its size");
+  }
+  // From here until it is waited for, the copy may write at any time.
+  check(true, shared + to, bytes, site);
+  if (source_bytes) check(false, from, source_bytes, site);
+  for (std::size_t g = to / GRANULE; g < (to + bytes) / GRANULE; ++g) ++records[g].copies;
+  std::memset(shared + to, 0xff, bytes);
+  fibers[current].uncommitted.push_back({to, static_cast<const char*>(from), bytes, source_bytes, site});
+}
+
+const void* read_shared(std::uint32_t from, std::size_t bytes, const void* caller) {
+  if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
+  check(false, shared + from, bytes, reinterpret_cast<Address>(caller));
+  return shared + from;
+}
+
+void commit_copies() {
+  Fiber& fiber = fibers[current];
+  fiber.groups.push_back(std::move(fiber.uncommitted));
+  fiber.uncommitted.clear();
+}
+
+void wait_for_copies(unsigned pending) {
+  Fiber& fiber = fibers[current];
+  while (fiber.groups.size() > pending) {
+    for (const Copy& copy : fiber.groups.front()) land(copy);
+    fiber.groups.pop_front();
+  }
+}
+
+void fail(const char* format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  stop(text);
+}
+
+}  // namespace emulate
+
+// A range is [begin, end) in bytes. Returns 0, or 1 with a sentence in `message`.
+extern "C" __attribute__((visibility("default"))) int emulate_launch(
+    int kernel, const void* arguments, std::size_t argument_bytes, unsigned blocks, unsigned threads,
+    std::size_t shared_bytes, unsigned seed, const emulate::Range* x, const emulate::Range* weight,
+    const emulate::Range* y, char* message, std::size_t message_bytes) {
+  using namespace emulate;
+  const Address at = reinterpret_cast<Address>(arguments);
+  launch = {&emulated_kernels[kernel], arguments, blocks, threads, 0, shared_bytes,
+            {at, at + argument_bytes}, *x, *weight, *y, ""};
+  while (fibers.size() < threads) fibers.emplace_back().stack = std::make_unique<char[]>(STACK_BYTES);
+  if (shared_bytes > SHARED_LIMIT - 2 * RED_ZONE) {
+    std::snprintf(message, message_bytes, "%zu bytes of shared memory are more than any GPU has", shared_bytes);
+    return 1;
+  }
+  records.resize(SHARED_LIMIT / GRANULE);
+  shared_end = SHARED_LIMIT;
+  written_y.assign(y->end - y->begin, 0);
+  std::memset(reinterpret_cast<void*>(y->begin), 0xff, y->end - y->begin);
+  random_order.seed(seed);
+  shuffled = seed != 0;
+  std::vector<unsigned> order(blocks);
+  for (unsigned b = 0; b < blocks; ++b) order[b] = b;
+  if (shuffled) std::shuffle(order.begin(), order.end(), random_order);
+
+  for (const unsigned block : order) {
+    launch.block = block;
+    run_block();
+    if (!launch.error.empty()) break;
+  }
+  if (launch.error.empty()) {
+    const auto missing = std::find(written_y.begin(), written_y.end(), 0);
+    if (missing != written_y.end()) {
+      launch.error = "byte " + std::to_string(missing - written_y.begin()) + " of y was never written";
+    }
+  }
+  if (launch.error.empty()) return 0;
+  std::snprintf(message, message_bytes, "%s", launch.error.c_str());
+  return 1;
+}
+
+// What the compiler calls before each access of device code.
+#define SITE reinterpret_cast<std::uintptr_t>(__builtin_return_address(0))
+#define HOOKS(bytes)                                                                        \
+  void __tsan_read##bytes(void* p) { emulate::check(false, p, bytes, SITE); }               \
+  void __tsan_write##bytes(void* p) { emulate::check(true, p, bytes, SITE); }               \
+  void __tsan_unaligned_read##bytes(void* p) { emulate::check(false, p, bytes, SITE); }     \
+  void __tsan_unaligned_write##bytes(void* p) { emulate::check(true, p, bytes, SITE); }
+extern "C" {
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+void __tsan_read_range(void* p, std::size_t bytes) { emulate::check(false, p, bytes, SITE); }
+void __tsan_write_range(void* p, std::size_t bytes) { emulate::check(true, p, bytes, SITE); }
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_init() {}
+
+// Of -fsanitize=alignment,bounds. Each description begins with file, line and column.
+struct Source {
+  const char* file;
+  std::uint32_t line, column;
+};
+void __ubsan_handle_type_mismatch_v1(const Source* source, std::uintptr_t address) {
+  emulate::fail("misaligned access, or one through a null pointer, at %s:%u: address ends in %#zx",
+                source->file, source->line, address % 256);
+}
+void __ubsan_handle_out_of_bounds(const Source* source, std::uintptr_t index) {
+  emulate::fail("index %td is beyond its array's bound at %s:%u", static_cast<std::ptrdiff_t>(index),
+                source->file, source->line);
+}
+}

@@ -1,0 +1,53 @@
+// What emulated device code and emulated instructions may ask of the emulator (runtime.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace emulate {
+
+struct Index3 {
+  unsigned x, y, z;
+};
+
+Index3 thread_index();
+Index3 block_index();
+Index3 grid_size();
+Index3 block_size();
+
+// Addresses in the block's shared memory. The n-th call of each thread is the n-th array.
+void* dynamic_shared();
+void* static_shared(std::size_t bytes, std::size_t alignment);
+std::uint32_t shared_offset(const void* address);
+
+void block_barrier();
+void named_barrier(unsigned name, unsigned count);  // of `count` threads; 0 is __syncthreads's
+void warp_barrier();
+
+// Waits for all 32 lanes of the warp to call with the same name, then runs `execute` once on what
+// they brought. The operands may lie on each lane's stack: no lane goes on before.
+void warp_collective(const char* name, void* operands, void (*execute)(void* const (&lanes)[32]));
+
+// Copies to shared memory whose bytes land when they are waited for, and not before. What lies
+// beyond `source_bytes` becomes zero. `caller` is the place in device code that errors name.
+void copy_async(std::uint32_t shared, const void* global, unsigned bytes, unsigned source_bytes,
+                const void* caller);
+void commit_copies();
+void wait_for_copies(unsigned pending);
+
+// Where `bytes` bytes of shared memory lie, checked as a read by this thread.
+const void* read_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
+
+// Ends the launch with a sentence. Emulated instructions call it for operands they do not take.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
+
+struct Kernel {
+  const char* name;
+  void (*run)(const void* arguments);
+};
+
+}  // namespace emulate
+
+// The table of kernels, defined by the generated file.
+extern "C" const emulate::Kernel emulated_kernels[];
+extern "C" const int emulated_kernel_count;
