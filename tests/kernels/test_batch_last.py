@@ -1,0 +1,65 @@
+"""The batch-last families without a GPU: what they take, their tiles, and that they compile."""
+
+import pytest
+
+from ksopt.jit import nvrtc
+from ksopt.kernels import batch_last16, batch_last16_wgmma
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
+
+SHAPES = [(4, 64, 64, 16), (1, 192, 48, 3), (2, 17, 33, 5), (1, 1024, 256, 1), (1, 1, 1, 1)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
+
+
+def problem_of(shape, dtype="float16", batch_last=True):
+    return Problem(Pattern(*shape), dtype, batch_last)
+
+
+@pytest.mark.parametrize("family", [batch_last16, batch_last16_wgmma])
+def test_what_is_not_supported_has_a_reason(family):
+    assert family.supports(problem_of((4, 64, 64, 16))) is None
+    assert "float32" in family.supports(problem_of((4, 64, 64, 16), "float32"))
+    assert "batch_first" in family.supports(problem_of((4, 64, 64, 16), batch_last=False))
+    assert "c = 100000" in family.supports(problem_of((1, 64, 100_000, 1)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("family", [batch_last16, batch_last16_wgmma])
+def test_every_tile_fits_and_covers_the_outputs(family, shape):
+    problem = problem_of(shape)
+    count = 0
+    for config in family.configs(problem, 132):
+        count += 1
+        geometry = family.geometry(problem, config)
+        assert geometry.shared_bytes * config.blocks <= 227 * 1024
+        assert geometry.threads <= 1024
+        assert geometry.threads * config.blocks <= 2048
+        assert config.output_tiles(problem.pattern) * config.outputs >= problem.pattern.b
+        # Every block of a group must be in the launch, however small the batch.
+        assert geometry.max_blocks % config.output_tiles(problem.pattern) == 0
+        assert geometry.tiles_per_row_tile % config.output_tiles(problem.pattern) == 0
+    assert count > 0
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("dtype", list(batch_last16.DTYPES))
+@pytest.mark.parametrize("shifted", [False, True], ids=["aligned", "shifted"])
+def test_it_compiles_for_every_target(target, dtype, shifted):
+    problem = problem_of((2, 48, 50, 6), dtype)
+    config = batch_last16.default_config(problem, 132)
+    code = nvrtc.cubin(batch_last16.source(problem, config, shifted), target).data
+    assert batch_last16.kernel_name(problem).encode() in code
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_hopper_s_own_kernel_compiles(shape):
+    # The source asserts that device code and Python agree on the shared memory of a block.
+    problem = problem_of(shape)
+    every = list(batch_last16_wgmma.configs(problem, 132))
+    for config in (every[0], every[-1]):
+        code = nvrtc.cubin(batch_last16_wgmma.source(problem, config), "sm_90a").data
+        assert batch_last16_wgmma.kernel_name(problem).encode() in code
