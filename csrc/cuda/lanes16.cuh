@@ -121,25 +121,198 @@ template <typename Fold> __device__ __forceinline__ int output_of_column(int col
   return Fold::WIDE ? column / 2 + column % 2 * 4 : column;
 }
 
+// A warp's place in its block, and a lane's in the tensor cores' operands.
+template <typename Tile> struct Place {
+  int lane, warp_j, warp_n, warp_m, quarter, row_in_eight;
+  __device__ __forceinline__ explicit Place(int thread) {
+    const int warp = thread / 32;
+    lane = thread % 32, quarter = lane % 4, row_in_eight = lane / 4;
+    warp_j = warp % Tile::WARPS_J;
+    warp_n = warp / Tile::WARPS_J % Tile::WARPS_N;
+    warp_m = warp / (Tile::WARPS_J * Tile::WARPS_N);
+  }
+};
+
+// The sums of a warp: 16-row tiles, 8-output tiles, j, and a lane's two rows of two outputs.
+template <typename Tile> using Sums = float[Tile::MT][Tile::NT][Tile::Fold::J][4];
+
+template <typename Tile> __device__ __forceinline__ void clear(Sums<Tile>& sums) {
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int n = 0; n < Tile::NT; ++n)
+#pragma unroll
+      for (int j = 0; j < Tile::Fold::J; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+}
+
+__device__ __forceinline__ void put_chunk(uint32* words, const uint4& chunk) {
+  words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;
+}
+
+// Regroups a column's weights into shared memory, in fragment order. `w` is the weight at (i, 0, 0, j0).
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_weights(uint4* weights, const uint16* w, int n0, int thread) {
+  using Fold = typename Tile::Fold;
+  constexpr int OUTPUTS = Tile::NB / 8;
+  const int lane = thread % 32, quarter = lane % 4, row_in_eight = lane / 4;
+  for (int f = thread / 32; f < Tile::WARPS_J * Tile::UNITS * OUTPUTS; f += Tile::WARPS) {
+    const int k = n0 + f % OUTPUTS * 8 + output_of_column<Fold>(row_in_eight);
+    const int unit = f / OUTPUTS % Tile::UNITS, group = f / OUTPUTS / Tile::UNITS;
+    uint32 words[Fold::CHUNKS * 4];
+#pragma unroll
+    for (int run = 0; run < Fold::RUNS; ++run) {
+      const int l = ((unit * Fold::RUNS + run) * 4 + quarter) * Fold::RUN_L;
+#pragma unroll
+      for (int c = 0; c < Fold::RUN; ++c) {
+        const int offset = l * P::D + (Fold::WIDE ? group * 8 : c * 8);
+        uint4 loaded = make_uint4(0, 0, 0, 0);
+        if (k < P::B && offset < P::C * P::D) {
+          loaded = *reinterpret_cast<const uint4*>(w + int64(k) * P::C * P::D + offset);
+        }
+        put_chunk(words + (run * Fold::RUN + c) * 4, loaded);
+      }
+    }
+#pragma unroll
+    for (int v = 0; v < Tile::WEIGHT_VECTORS; ++v) {
+      // A vector holds two (j, step): the fragment's two registers of each.
+      uint32 packed[4];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int j = (2 * v + h) / Fold::STEPS, step = (2 * v + h) % Fold::STEPS;
+        packed[2 * h] = pair_of<Fold>(words, j, 2 * step);
+        packed[2 * h + 1] = pair_of<Fold>(words, j, 2 * step + 1);
+      }
+      weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + lane] =
+          make_uint4(packed[0], packed[1], packed[2], packed[3]);
+    }
+  }
+}
+
+// Adds one unit of l to the sums. `chunk_at(row, run, c)` is where chunk c of the lane's run lies.
+template <typename T, typename Tile, typename ChunkAt>
+__device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const uint4* weights, int unit,
+                                              const Place<Tile>& place, const ChunkAt& chunk_at) {
+  using Fold = typename Tile::Fold;
+  uint32 a[Tile::MT][Fold::J][Fold::STEPS][4];
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (place.warp_m * Tile::MT + m) * 16 + half * 8 + place.row_in_eight;
+      uint32 words[Fold::CHUNKS * 4];
+#pragma unroll
+      for (int run = 0; run < Fold::RUNS; ++run) {
+#pragma unroll
+        for (int c = 0; c < Fold::RUN; ++c) {
+          put_chunk(words + (run * Fold::RUN + c) * 4,
+                    *reinterpret_cast<const uint4*>(chunk_at(row, run, c)));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+        for (int s = 0; s < Fold::STEPS; ++s) {
+          a[m][j][s][half] = pair_of<Fold>(words, j, 2 * s);
+          a[m][j][s][half + 2] = pair_of<Fold>(words, j, 2 * s + 1);
+        }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < Tile::NT; ++n) {
+    const int f = (place.warp_j * Tile::UNITS + unit) * (Tile::NB / 8) + place.warp_n * Tile::NT + n;
+#pragma unroll
+    for (int v = 0; v < Tile::WEIGHT_VECTORS; ++v) {
+      const uint4 b = weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + place.lane];
+#pragma unroll
+      for (int m = 0; m < Tile::MT; ++m) {
+        multiply_add<T>(sums[m][n][2 * v / Fold::STEPS], a[m][2 * v / Fold::STEPS][2 * v % Fold::STEPS],
+                        b.x, b.y);
+        multiply_add<T>(sums[m][n][(2 * v + 1) / Fold::STEPS],
+                        a[m][(2 * v + 1) / Fold::STEPS][(2 * v + 1) % Fold::STEPS], b.z, b.w);
+      }
+    }
+  }
+}
+
+// Rounds a warp's sums into the block's tile of results in shared memory, and clears them.
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void gather_results(unsigned char* out, Sums<Tile>& sums,
+                                               const Place<Tile>& place) {
+  using Fold = typename Tile::Fold;
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (place.warp_m * Tile::MT + m) * 16 + half * 8 + place.row_in_eight;
+      unsigned char* const out_row = out + row * Tile::OUT_PITCH * 16;
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n) {
+        const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(2 * place.quarter);
+        // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
+        uint32 words[Fold::J];
+#pragma unroll
+        for (int word = 0; word < Fold::J; ++word) {
+          const int e0 = 2 * word, e1 = e0 + 1;
+          words[word] = pack_pair<T>(sums[m][n][e0 % Fold::J][half * 2 + e0 / Fold::J],
+                                     sums[m][n][e1 % Fold::J][half * 2 + e1 / Fold::J]);
+        }
+        if (Fold::WIDE) {
+          uint4* const chunks = reinterpret_cast<uint4*>(out_row);
+          chunks[k * Tile::CHUNKS_OF_L + place.warp_j] =
+              make_uint4(words[0], words[1], words[2], words[3]);
+          chunks[(k + 4) * Tile::CHUNKS_OF_L + place.warp_j] =
+              make_uint4(words[4], words[5], words[6], words[7]);
+        } else {
+          store_words<Fold::J>(out_row + k * P::D * 2, words);
+        }
+#pragma unroll
+        for (int j = 0; j < Fold::J; ++j) sums[m][n][j][half * 2] = sums[m][n][j][half * 2 + 1] = 0.0f;
+      }
+    }
+}
+
+// Writes the gathered tile to y, whole rows of bytes at a time. `y` is y at (0, i, n0, j0).
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_results(const unsigned char* out, uint16* y, int64 row0, int n0,
+                                              int thread, const Arguments& arguments) {
+  using Walk = RowWalk<Tile::BM, Tile::OUT_CHUNKS, Tile::THREADS>;
+  const int rows = rows_inside<Tile::BM>(arguments.batch - row0);
+  const int m0 = thread / Walk::WIDTH;
+#pragma unroll
+  for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+    const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
+    const int offset = Tile::Fold::WIDE
+                           ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
+                           : chunk * 8;
+    const bool inside = n0 * P::D + offset < P::B * P::D;
+    const unsigned char* from = out + (m0 * Tile::OUT_PITCH + chunk) * 16;
+    uint16* to = y + (row0 + m0) * arguments.y_batch_stride + offset;
+#pragma unroll
+    for (int m = m0; m < Walk::end(m0); m += Walk::PASS_ROWS) {
+      if (inside && m < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      from += Walk::PASS_ROWS * Tile::OUT_PITCH * 16;
+      to += Walk::PASS_ROWS * arguments.y_batch_stride;
+    }
+  }
+}
+
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
   using Fold = typename Tile::Fold;
-  constexpr int BM = Tile::BM, NB = Tile::NB, KL = Tile::KL, JC = Tile::JC;
+  constexpr int BM = Tile::BM, KL = Tile::KL, JC = Tile::JC;
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const weights = reinterpret_cast<uint4*>(shared);
   unsigned char* const ring = shared + Tile::WEIGHT_BYTES;
   unsigned char* const out = ring + Tile::STAGES * Tile::STAGE_BYTES;
-
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-  const int warp_j = warp % Tile::WARPS_J;
-  const int warp_n = warp / Tile::WARPS_J % Tile::WARPS_N;
-  const int warp_m = warp / (Tile::WARPS_J * Tile::WARPS_N);
-  const int quarter = lane % 4, row_in_eight = lane / 4;
+  const int thread = threadIdx.x;
+  const Place<Tile> place(thread);
 
   // Neighbouring blocks own columns that share bytes of x, and meet the same rows at one time.
   const int column = blockIdx.x % Tile::COLUMNS;
   const int j0 = column % (P::D / JC) * JC;
-  const int n0 = column / (P::D / JC) % Tile::OUTPUT_TILES * NB;
+  const int n0 = column / (P::D / JC) % Tile::OUTPUT_TILES * Tile::NB;
   const int i = column / (P::D / JC) / Tile::OUTPUT_TILES;
   const int64 walkers = gridDim.x / Tile::COLUMNS, walker = blockIdx.x / Tile::COLUMNS;
   const int64 row_tiles = (arguments.batch + BM - 1) / BM;
@@ -180,50 +353,12 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
     commit_copies();
   }
 
-  // The column's weights, regrouped once.
-  const uint16* const w = static_cast<const uint16*>(arguments.weight) + int64(i) * P::B * P::C * P::D + j0;
-  for (int f = warp; f < Tile::WARPS_J * Tile::UNITS * (NB / 8); f += Tile::WARPS) {
-    const int k = n0 + f % (NB / 8) * 8 + output_of_column<Fold>(row_in_eight);
-    const int unit = f / (NB / 8) % Tile::UNITS, group = f / (NB / 8) / Tile::UNITS;
-    uint32 words[Fold::CHUNKS * 4];
-#pragma unroll
-    for (int run = 0; run < Fold::RUNS; ++run) {
-      const int l = ((unit * Fold::RUNS + run) * 4 + quarter) * Fold::RUN_L;
-#pragma unroll
-      for (int c = 0; c < Fold::RUN; ++c) {
-        const int offset = l * P::D + (Fold::WIDE ? group * 8 : c * 8);
-        uint4 loaded = make_uint4(0, 0, 0, 0);
-        if (k < P::B && offset < P::C * P::D) {
-          loaded = *reinterpret_cast<const uint4*>(w + int64(k) * P::C * P::D + offset);
-        }
-        const int at = (run * Fold::RUN + c) * 4;
-        words[at] = loaded.x, words[at + 1] = loaded.y, words[at + 2] = loaded.z, words[at + 3] = loaded.w;
-      }
-    }
-#pragma unroll
-    for (int v = 0; v < Tile::WEIGHT_VECTORS; ++v) {
-      // A vector holds two (j, step): the fragment's two registers of each.
-      uint32 packed[4];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int j = (2 * v + h) / Fold::STEPS, step = (2 * v + h) % Fold::STEPS;
-        packed[2 * h] = pair_of<Fold>(words, j, 2 * step);
-        packed[2 * h + 1] = pair_of<Fold>(words, j, 2 * step + 1);
-      }
-      weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + lane] =
-          make_uint4(packed[0], packed[1], packed[2], packed[3]);
-    }
-  }
-
-  float sums[Tile::MT][Tile::NT][Fold::J][4];
-#pragma unroll
-  for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-    for (int n = 0; n < Tile::NT; ++n)
-#pragma unroll
-      for (int j = 0; j < Fold::J; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+  const int64 group = int64(i) * P::B * P::D;
+  load_weights<P, Tile>(weights, static_cast<const uint16*>(arguments.weight) + group * P::C + j0, n0,
+                        thread);
+  uint16* const y = static_cast<uint16*>(arguments.y) + group + n0 * P::D + j0;
+  Sums<Tile> sums;
+  clear<Tile>(sums);
 
   while (tile < row_tiles) {
     wait_for_copies<Tile::STAGES - 2>();
@@ -237,105 +372,18 @@ __device__ __forceinline__ void lanes16_kernel(const Arguments& arguments) {
     for (int u = 0; u < KL / Fold::UNIT; ++u) {
       const int unit = part * (KL / Fold::UNIT) + u;
       if (Tile::UNITS % (KL / Fold::UNIT) != 0 && unit >= Tile::UNITS) break;
-      uint32 a[Tile::MT][Fold::J][Fold::STEPS][4];
-#pragma unroll
-      for (int m = 0; m < Tile::MT; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = (warp_m * Tile::MT + m) * 16 + half * 8 + row_in_eight;
-          uint32 words[Fold::CHUNKS * 4];
-#pragma unroll
-          for (int run = 0; run < Fold::RUNS; ++run) {
-#pragma unroll
-            for (int c = 0; c < Fold::RUN; ++c) {
-              const int q = (u * Fold::RUNS + run) * 4 + quarter;  // run within the stage
-              const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + warp_j : q * Fold::RUN + c;
-              const uint4 loaded =
-                  *reinterpret_cast<const uint4*>(stage + (row * Tile::PITCH + chunk) * 16);
-              const int at = (run * Fold::RUN + c) * 4;
-              words[at] = loaded.x, words[at + 1] = loaded.y;
-              words[at + 2] = loaded.z, words[at + 3] = loaded.w;
-            }
-          }
-#pragma unroll
-          for (int j = 0; j < Fold::J; ++j)
-#pragma unroll
-            for (int s = 0; s < Fold::STEPS; ++s) {
-              a[m][j][s][half] = pair_of<Fold>(words, j, 2 * s);
-              a[m][j][s][half + 2] = pair_of<Fold>(words, j, 2 * s + 1);
-            }
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < Tile::NT; ++n) {
-        const int f = (warp_j * Tile::UNITS + unit) * (NB / 8) + warp_n * Tile::NT + n;
-#pragma unroll
-        for (int v = 0; v < Tile::WEIGHT_VECTORS; ++v) {
-          const uint4 b = weights[(f * Tile::WEIGHT_VECTORS + v) * 32 + lane];
-#pragma unroll
-          for (int m = 0; m < Tile::MT; ++m) {
-            multiply_add<T>(sums[m][n][2 * v / Fold::STEPS], a[m][2 * v / Fold::STEPS][2 * v % Fold::STEPS],
-                            b.x, b.y);
-            multiply_add<T>(sums[m][n][(2 * v + 1) / Fold::STEPS],
-                            a[m][(2 * v + 1) / Fold::STEPS][(2 * v + 1) % Fold::STEPS], b.z, b.w);
-          }
-        }
-      }
+      multiply_unit<T, Tile>(sums, weights, unit, place, [&](int row, int run, int c) {
+        const int q = (u * Fold::RUNS + run) * 4 + place.quarter;  // run within the stage
+        const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + place.warp_j : q * Fold::RUN + c;
+        return stage + (row * Tile::PITCH + chunk) * 16;
+      });
     }
 
     if (++part < Tile::STAGES_PER_TILE) continue;
     // The tile is complete: gather it in shared memory, then write whole rows of bytes.
-#pragma unroll
-    for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = (warp_m * Tile::MT + m) * 16 + half * 8 + row_in_eight;
-        unsigned char* const out_row = out + row * Tile::OUT_PITCH * 16;
-#pragma unroll
-        for (int n = 0; n < Tile::NT; ++n) {
-          const int k = (warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(2 * quarter);
-          // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
-          uint32 words[Fold::J];
-#pragma unroll
-          for (int word = 0; word < Fold::J; ++word) {
-            const int e0 = 2 * word, e1 = e0 + 1;
-            words[word] = pack_pair<T>(sums[m][n][e0 % Fold::J][half * 2 + e0 / Fold::J],
-                                       sums[m][n][e1 % Fold::J][half * 2 + e1 / Fold::J]);
-          }
-          if (Fold::WIDE) {
-            uint4* const chunks = reinterpret_cast<uint4*>(out_row);
-            chunks[k * Tile::CHUNKS_OF_L + warp_j] = make_uint4(words[0], words[1], words[2], words[3]);
-            chunks[(k + 4) * Tile::CHUNKS_OF_L + warp_j] =
-                make_uint4(words[4], words[5], words[6], words[7]);
-          } else {
-            store_words<Fold::J>(out_row + k * P::D * 2, words);
-          }
-#pragma unroll
-          for (int j = 0; j < Fold::J; ++j)
-            sums[m][n][j][half * 2] = sums[m][n][j][half * 2 + 1] = 0.0f;
-        }
-      }
+    gather_results<T, P, Tile>(out, sums, place);
     __syncthreads();
-    uint16* const y = static_cast<uint16*>(arguments.y) + (int64(i) * P::B + n0) * P::D + j0;
-    const int64 row0 = tile * BM;
+    write_results<P, Tile>(out, y, tile * BM, n0, thread, arguments);
     part = 0, tile += walkers;
-    const int rows = rows_inside<BM>(arguments.batch - row0);
-    using Walk = RowWalk<BM, Tile::OUT_CHUNKS, Tile::THREADS>;
-    const int m0 = thread / Walk::WIDTH;
-#pragma unroll
-    for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
-      const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
-      const int offset = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
-                                    : chunk * 8;
-      const bool inside = n0 * P::D + offset < P::B * P::D;
-      const unsigned char* from = out + (m0 * Tile::OUT_PITCH + chunk) * 16;
-      uint16* to = y + (row0 + m0) * arguments.y_batch_stride + offset;
-#pragma unroll
-      for (int m = m0; m < Walk::end(m0); m += Walk::PASS_ROWS) {
-        if (inside && m < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        from += Walk::PASS_ROWS * Tile::OUT_PITCH * 16;
-        to += Walk::PASS_ROWS * arguments.y_batch_stride;
-      }
-    }
   }
 }
