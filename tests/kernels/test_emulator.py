@@ -44,17 +44,20 @@ FAULTS = {
         "tile[t] = x[t]; __syncthreads(); y[t] = tile[t + 1 & 63]; tile[t] = 0;",
         "race: write .* had read",
     ),
-    "two writers": ("tile[t / 2] = x[t]; __syncthreads(); y[t] = tile[t / 2];", "race: write .* wrote"),
+    "two writers": (
+        "tile[t / 2] = x[t]; __syncthreads(); y[t] = tile[t / 2];",
+        "race: write .* wrote",
+    ),
     "a warp without its barrier": (
         "tile[t] = x[t]; __syncthreads(); float v = tile[t ^ 1]; tile[t] = v; y[t] = v;",
         "race: read .* wrote",
     ),
     "some of a barrier's threads": (
-        'asm volatile("bar.sync %0, %1;" :: "r"(t / 32), "r"(t / 32 + 40)); y[t] = x[t];',
+        "wait_at(1 + t / 32, 40); y[t] = x[t];",
         "for ever",
     ),
     "a barrier of another warp": (
-        'tile[t] = x[t]; asm volatile("bar.sync %0, %1;" :: "r"(t / 32), "r"(32)); y[t] = tile[t % 32];',
+        "tile[t] = x[t]; wait_at(1 + t / 32, 32); y[t] = tile[t % 32];",
         "race: read",
     ),
     "a warp's barrier for two warps": (
@@ -107,10 +110,17 @@ FAULTS = {
 GOOD = {
     "x": "y[t] = x[t];",
     "shared": "tile[t] = x[t]; __syncthreads(); y[t] = tile[63 - t];",
-    "warp": "tile[t] = x[t]; __syncwarp(); float v = tile[t ^ 1]; __syncwarp(); tile[t] = v; y[t] = v;",
-    "named": 'tile[t] = x[t]; asm volatile("bar.sync %0, %1;" :: "r"(1 + t / 32), "r"(32)); y[t] = tile[t ^ 31];',
+    "warp": (
+        "tile[t] = x[t]; __syncwarp();"
+        "float v = tile[t ^ 1]; __syncwarp();"
+        "tile[t] = v; y[t] = v;"
+    ),
+    "named": "tile[t] = x[t]; wait_at(1 + t / 32, 32); y[t] = tile[t ^ 31];",
     "copy": COPY + "wait_for_copies<0>(); __syncthreads(); y[t] = tile[4 * (63 - t) + t % 4];",
-    "no copy": "copy_async_16(tile + 4 * t, nullptr, false); commit_copies(); wait_for_copies<0>(); y[t] = tile[4 * t];",
+    "no copy": (
+        "copy_async_16(tile + 4 * t, nullptr, false); commit_copies(); wait_for_copies<0>();"
+        "y[t] = tile[4 * t];"
+    ),
 }  # fmt: skip
 
 
@@ -265,13 +275,16 @@ MUTATIONS = {
     "lanes16: one stage less to wait for": (
         WIDE, "lanes16.cuh", without(WAIT, 0, "wait_for_copies<Tile::STAGES - 1>();"), "under way"),
     "lanes16: the tail of the batch": (
-        WIDE, "lanes16.cuh", without(r"arguments\.batch - row0", 0, "BM"), "outside"),
+        WIDE, "lanes16.cuh", without(r"arguments\.batch - row0", 1, "BM"), "outside"),
     "lanes16: two outputs changed": (
-        WIDE, "lanes16.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"), "are wrong|race"),
+        WIDE, "lanes16.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
+        "are wrong|race"),
     "ptx: the halves of a pair": (
-        WIDE, "ptx.cuh", without(r'"f"\(high\), "f"\(low\)', 0, '"f"(low), "f"(high)'), "are wrong"),
+        WIDE, "ptx.cuh", without(r'"f"\(high\), "f"\(low\)', 0, '"f"(low), "f"(high)'),
+        "are wrong"),
     "ptx: two fragments": (
-        WIDE, "ptx.cuh", without(r'"r"\(a\[1\]\), "r"\(a\[2\]\)', 0, '"r"(a[2]), "r"(a[1])'), "are wrong"),
+        WIDE, "ptx.cuh", without(r'"r"\(a\[1\]\), "r"\(a\[2\]\)', 0, '"r"(a[2]), "r"(a[1])'),
+        "are wrong"),
 }  # fmt: skip
 
 
