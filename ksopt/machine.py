@@ -183,6 +183,8 @@ def _nvrtc() -> tuple[str | None, str | None]:
 
 
 def _installed(package: str) -> str | None:
+    if package == "torch" and "torch" in sys.modules:
+        return str(sys.modules["torch"].__version__)  # its metadata may leave out the build
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
