@@ -4,11 +4,21 @@ import os
 import sys
 
 import pytest
+import torch
 from cuda_emulator import Emulator
 
 from ksopt import settings
 from ksopt.errors import UnavailableError
 from ksopt.jit import host
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The references here are tiny: PyTorch's other threads would only keep a core busy waiting."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ calls of emulator/instructions.hpp, shared memory becomes calls of emulator/runt
 compiled as it stands, and launched through the library's own Python launcher. What counts as an
 error is listed in emulator/runtime.cpp.
 
-To emulate another family: give `Emulator.build` the generated sources of its kernels, and write the PTX
-instructions that it uses, and that are not there yet, into emulator/instructions.hpp.
+To emulate another family: give `Emulator.build` the generated sources of its kernels, and write
+the PTX instructions that it uses, and that are not there yet, into emulator/instructions.hpp.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from torch import Tensor
@@ -121,7 +122,9 @@ class EmulatedKernel:
         """
         y_row_bytes = self.instance.problem.pattern.out_features * x.element_size()
 
-        def launch(kernel, blocks, threads, shared_bytes, arguments, device) -> None:
+        def launch(
+            kernel: int, blocks: int, threads: int, shared_bytes: int, arguments: Any, device: int
+        ) -> None:
             given_y = arguments.y
             near_x, near_weight = _Apart(*_extent(x)), _Apart(*_extent(weight))
             near_y = _Apart(given_y, arguments.batch * y_row_bytes)

@@ -13,7 +13,7 @@ from ksopt.pattern import Pattern
 FOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 48)
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 H200_MULTIPROCESSORS = 132
-# Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide, technical specifications).
+# Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide).
 REGISTERS, SHARED_BYTES, THREADS = 65536, 227 * 1024, 2048
 
 

@@ -120,9 +120,9 @@ std::vector<std::uint8_t> written_y;
 alignas(1024) char shared[SHARED_LIMIT];
 int current = NOBODY;
 std::vector<std::vector<Access>> concurrent_reads;
-std::vector<std::vector<std::uint32_t>> clocks;  // [t][u]: what t knows of u's clock
+std::vector<std::uint32_t> clocks;  // [t * threads + u]: what t knows of u's clock
 Barrier barriers[16];
-std::size_t shared_end;  // of all arrays and red zones so far
+std::size_t shared_end = SHARED_LIMIT;  // of what this block, or the last, may have touched
 std::mt19937 random_order;
 bool shuffled;
 
@@ -176,21 +176,24 @@ std::string accessed(bool write, Address address, std::size_t bytes, const char*
          std::to_string(static_cast<long long>(address - begin)) + " of " + where + " at " + place(site);
 }
 
+std::uint32_t* clocks_of(int thread) { return &clocks[thread * launch.threads]; }
+
 // Whether the current thread did it, or barriers put it before what the current thread does now.
 bool ordered(const Access& access) {
   return access.thread == NOBODY || access.thread == current ||
-         clocks[current][access.thread] >= access.clock;
+         clocks_of(current)[access.thread] >= access.clock;
 }
 
 // All of `threads` meet: each learns what any of them knew.
 void meet(const std::vector<int>& threads) {
-  std::vector<std::uint32_t> known = clocks[threads[0]];
+  static std::vector<std::uint32_t> known;
+  known.assign(launch.threads, 0);
   for (const int t : threads) {
-    for (std::size_t u = 0; u < known.size(); ++u) known[u] = std::max(known[u], clocks[t][u]);
+    for (unsigned u = 0; u < launch.threads; ++u) known[u] = std::max(known[u], clocks_of(t)[u]);
   }
   for (const int t : threads) {
-    clocks[t] = known;
-    ++clocks[t][t];
+    std::copy(known.begin(), known.end(), clocks_of(t));
+    ++clocks_of(t)[t];
   }
 }
 
@@ -203,7 +206,7 @@ void check_shared(bool write, Address address, std::size_t bytes, Address site) 
   const Address base = reinterpret_cast<Address>(shared);
   const auto what = [&] { return accessed(write, address, bytes, "shared memory", base, site); };
   const std::size_t first = (address - base) / GRANULE, last = (address - base + bytes - 1) / GRANULE;
-  const Access now{current, clocks[current][current]};
+  const Access now{current, clocks_of(current)[current]};
   for (std::size_t g = first; g <= last; ++g) {
     Record& r = records[g];
     if (!r.allocated) stop("outside the block's shared memory: " + what());
@@ -313,8 +316,8 @@ void run_block() {
   shared_end = launch.dynamic_bytes;
   warps.assign((launch.threads + 31) / 32, Warp{});
   concurrent_reads.clear();
-  clocks.assign(launch.threads, std::vector<std::uint32_t>(launch.threads, 0));
-  for (unsigned t = 0; t < launch.threads; ++t) clocks[t][t] = 1;
+  clocks.assign(std::size_t(launch.threads) * launch.threads, 0);
+  for (unsigned t = 0; t < launch.threads; ++t) clocks_of(t)[t] = 1;
   for (Barrier& barrier : barriers) barrier.arrived.clear();
   ready.clear();
   for (unsigned t = 0; t < launch.threads; ++t) {
@@ -480,7 +483,6 @@ extern "C" __attribute__((visibility("default"))) int emulate_launch(
     return 1;
   }
   records.resize(SHARED_LIMIT / GRANULE);
-  shared_end = SHARED_LIMIT;
   written_y.assign(y->end - y->begin, 0);
   std::memset(reinterpret_cast<void*>(y->begin), 0xff, y->end - y->begin);
   random_order.seed(seed);
