@@ -1,7 +1,5 @@
 """The roofline: its arithmetic, and ceilings that this machine can reach."""
 
-import time
-
 import pytest
 import torch
 
@@ -37,9 +35,7 @@ def test_the_ceilings_are_measured_once() -> None:
     assert first.bandwidth > 1e8
     assert first.rate > 1e8
     assert first.gemm_side in roofline._CPU_SIDES
-    began = time.perf_counter()
     assert measure_roofline(CPU, "float32") is first
-    assert time.perf_counter() - began < 0.1
 
 
 def test_an_unknown_dtype_is_refused() -> None:
