@@ -59,7 +59,18 @@ def cases() -> Iterator[tuple[Problem, lanes16.Config]]:
             yield problem, config
 
 
+# The template takes more than `configs` gives it: outputs that do not divide b, stages that do not
+# divide c.
+UNEVEN = [
+    ((2, 40, 40, 8), (1, 2, 3, 1, 1, 32, 3, 1, 2)),
+    ((2, 40, 18, 16), (2, 2, 1, 1, 2, 48, 4, 1, 2)),
+    ((2, 40, 72, 3), (1, 2, 2, 1, 2, 64, 3, 1, 2)),
+    ((2, 40, 20, 2), (1, 2, 3, 2, 1, 48, 3, 1, 2)),
+]
 CASES = list(cases())
+CASES += [
+    (Problem(Pattern(*shape), "float16", False), lanes16.Config(*tile)) for shape, tile in UNEVEN
+]
 
 
 def instance(problem: Problem, config: lanes16.Config) -> Instance:
