@@ -8,9 +8,8 @@
 // split in registers into its nearest TF32 number, `big`, and what is left, `small`:
 // x w = big big + big small + small big, with an error below fp32's own rounding. Tensor cores also
 // truncate their sums, always toward zero, which adds up; so they sum 8 values of l only, and
-// ordinary additions, which round to nearest, do the rest. An infinity or a value that has no TF32
-// number splits into NaN: results that are not finite are computed once more by ordinary fp32
-// arithmetic. With one product instead of three (PRODUCTS = 1) this is plain TF32.
+// ordinary additions, which round to nearest, do the rest. An infinity and a value beyond 2^114
+// split into NaN: results that are not finite are computed once more by ordinary fp32 arithmetic. With one product instead of three (PRODUCTS = 1) this is plain TF32.
 //
 // A block computes tiles of BM rows x NB outputs k x JC values of j; x streams through a ring of
 // stages whose loads run ahead across the ends of tiles. Weights are either RESIDENT, kept for a
@@ -19,11 +18,6 @@
 
 #include "problem.cuh"
 #include "ptx.cuh"
-
-// A number as a type, for arguments of generic lambdas.
-template <int VALUE> struct Constant {
-  static constexpr int value = VALUE;
-};
 
 // How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
 template <int D> struct Lanes {
@@ -164,8 +158,14 @@ __device__ __forceinline__ void load_unit(float (&values)[Tile::Fold::CHUNKS * 4
 template <int PRODUCTS> struct Split {
   uint32 big, small;
   __device__ __forceinline__ explicit Split(float value) {
-    big = to_tf32(value);
-    small = PRODUCTS == 1 ? 0 : __float_as_uint(value - __uint_as_float(big));
+    if (PRODUCTS == 1) {
+      big = to_tf32(value), small = 0;
+    } else {
+      // Adding 2^13 times the value pushes its last 13 bits out, rounded to nearest. Two fused
+      // operations do it, where the conversion instruction is a sequence of slower ones.
+      const float rounded = fmaf(value, -8192.0f, value * 8193.0f);
+      big = __float_as_uint(rounded), small = __float_as_uint(value - rounded);
+    }
   }
 };
 
@@ -272,15 +272,151 @@ __device__ __forceinline__ void stage_slice(unsigned char* slice,
   }
 }
 
+template <typename Tile>
+__device__ __forceinline__ void clear(float (&sums)[Tile::MT][Tile::NT][Tile::Fold::J][4]) {
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int n = 0; n < Tile::NT; ++n)
+#pragma unroll
+      for (int j = 0; j < Tile::Fold::J; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+}
+
+// Writes a finished tile in whole rows of bytes. `slice` belongs to the warps that share its rows and
+// outputs, which differ in their j; they wait for each other at `barrier`.
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_tile(const Arguments& arguments, int64 tile, unsigned char* slice,
+                                           const float (&sums)[Tile::MT][Tile::NT][Tile::Fold::J][4],
+                                           int warp_m, int warp_n, int warp_j, int barrier) {
+  using Fold = typename Tile::Fold;
+  constexpr int GROUP_IN = P::C * P::D, GROUP_OUT = P::B * P::D;  // features of one i
+  constexpr int SHARERS = 32 * Tile::WARPS_J, ROUNDS = 16 * Tile::SLICE_CHUNKS / SHARERS;
+  constexpr int SLICES_N = Tile::NT / Tile::SLICE_N, CHUNKS = Tile::MT * SLICES_N * ROUNDS;
+  static_assert(CHUNKS <= 64, "a thread writes too many chunks for one mask");
+  const int lane = threadIdx.x % 32, sharer = warp_j * 32 + lane;
+  const Column column = column_at<P, Tile>(tile % Tile::COLUMNS);
+  const int64 row0 = tile / Tile::COLUMNS * Tile::BM;
+  const auto wait_for_slice = [&] {
+    if (Tile::WARPS_J == 1) {
+      __syncwarp();
+    } else {
+      wait_at(barrier, SHARERS);
+    }
+  };
+  // Chunk e of the slice of tiles (m, n): its row, and k*d + j of its first element.
+  const auto row_of = [&](int m, int e) { return row0 + (warp_m * Tile::MT + m) * 16 + e / Tile::SLICE_CHUNKS; };
+  const auto first_of = [&](int n, int e) {
+    const int chunk = e % Tile::SLICE_CHUNKS;
+    return (column.n0 + (warp_n * Tile::NT + n) * 8) * P::D + column.j0 +
+           (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4);
+  };
+  float* const y = static_cast<float*>(arguments.y) + column.i * GROUP_OUT;
+  const auto result_at = [&](int64 row, int first) -> float4& {
+    return *reinterpret_cast<float4*>(y + row * arguments.y_batch_stride + first);
+  };
+
+  unsigned long long not_finite = 0;  // a bit for each chunk of this thread
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int s = 0; s < SLICES_N; ++s) {
+      const int n = s * Tile::SLICE_N;
+      stage_slice<Tile>(slice, sums[m], n, lane, warp_j);
+      wait_for_slice();
+#pragma unroll
+      for (int round = 0; round < ROUNDS; ++round) {
+        const int e = sharer + round * SHARERS;
+        const float4 result = *reinterpret_cast<const float4*>(
+            slice + (e / Tile::SLICE_CHUNKS * Tile::SLICE_PITCH + e % Tile::SLICE_CHUNKS) * 16);
+        if (row_of(m, e) >= arguments.batch) continue;
+        if (Tile::PRODUCTS == 1 || all_finite(result)) {
+          result_at(row_of(m, e), first_of(n, e)) = result;
+        } else {
+          not_finite |= 1ull << ((m * SLICES_N + s) * ROUNDS + round);
+        }
+      }
+      wait_for_slice();
+    }
+  if (not_finite == 0) return;
+  const float* const x = static_cast<const float*>(arguments.x) + column.i * GROUP_IN;
+  const float* const w = static_cast<const float*>(arguments.weight) + int64(column.i) * P::B * GROUP_IN;
+#pragma unroll 1
+  for (int at = 0; at < CHUNKS; ++at) {
+    if ((not_finite >> at & 1) == 0) continue;
+    const int e = sharer + at % ROUNDS * SHARERS;
+    const int first = first_of(at / ROUNDS % SLICES_N * Tile::SLICE_N, e);
+    const int64 row = row_of(at / ROUNDS / SLICES_N, e);
+    result_at(row, first) = plain_product<P>(x + row * arguments.x_batch_stride, w, first);
+  }
+}
+
+// Where the weights of a column begin, and how far apart its outputs lie.
+template <typename P, typename Tile> struct WeightRows {
+  const float* first;
+  __device__ __forceinline__ WeightRows(const Arguments& arguments, const Column& column)
+      : first(static_cast<const float*>(arguments.weight) +
+              int64(column.i * P::B + column.n0) * (P::C * P::D) + column.j0) {}
+  // Rows are kept in the order of the tensor cores' columns.
+  __device__ __forceinline__ const float* operator()(int row) const {
+    return first + (row - row % 8 + output_of_column<typename Tile::Fold>(row % 8)) * (P::C * P::D);
+  }
+};
+
+// Fills the ring's stages, tile after tile, ahead of the products.
+//
+// Tiles are numbered with columns running fastest: blocks that run together share rows of x. The
+// grid is a multiple of the columns where weights are resident.
+template <typename P, typename Tile> struct Loader {
+  const Arguments& arguments;
+  unsigned char* const ring;
+  const int64 tiles;
+  int64 tile = blockIdx.x, row0 = 0;
+  int part = 0, slot = 0;
+  Column column = {0, 0, 0};
+
+  __device__ __forceinline__ Loader(const Arguments& given, unsigned char* at)
+      : arguments(given), ring(at), tiles((given.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS) {
+    locate();
+  }
+
+  __device__ __forceinline__ void locate() {
+    row0 = tile / Tile::COLUMNS * Tile::BM;
+    column = column_at<P, Tile>(tile % Tile::COLUMNS);
+  }
+
+  // Starts the copies of the next stage, if there is one.
+  __device__ __forceinline__ void next() {
+    if (tile < tiles) {
+      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      const float* const group =
+          static_cast<const float*>(arguments.x) + column.i * (P::C * P::D) + column.j0;
+      const int64 last = arguments.batch - 1;
+      // Rows beyond the batch repeat the last one; their results are not stored.
+      load_rows<P, Tile, Tile::BM, Tile::KL, Tile::PITCH>(stage, part * Tile::KL, [&](int m) {
+        return group + (row0 + m < last ? row0 + m : last) * arguments.x_batch_stride;
+      });
+      if (!Tile::RESIDENT) {
+        load_rows<P, Tile, Tile::NB, Tile::KL, Tile::WEIGHT_PITCH>(
+            stage + Tile::BM * Tile::PITCH * 16, part * Tile::KL, WeightRows<P, Tile>(arguments, column));
+      }
+      if (++slot == Tile::STAGES) slot = 0;
+      if (++part == Tile::STAGES_PER_TILE) {
+        part = 0, tile += gridDim.x;
+        locate();
+      }
+    }
+    commit_copies();
+  }
+};
+
 template <typename P, typename Tile>
 __device__ __forceinline__ void lanes32_kernel(const Arguments& arguments) {
   using Fold = typename Tile::Fold;
-  constexpr int BM = Tile::BM, NB = Tile::NB, KL = Tile::KL;
-  constexpr int GROUP_IN = P::C * P::D, GROUP_OUT = P::B * P::D;  // features of one i
   extern __shared__ __align__(128) unsigned char shared[];
   unsigned char* const ring = shared + (Tile::RESIDENT ? Tile::WEIGHT_BYTES : 0);
-
-  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_j = warp % Tile::WARPS_J;
   const int warp_n = warp / Tile::WARPS_J % Tile::WARPS_N;
   const int warp_m = warp / (Tile::WARPS_J * Tile::WARPS_N);
@@ -288,65 +424,29 @@ __device__ __forceinline__ void lanes32_kernel(const Arguments& arguments) {
   unsigned char* const slice =
       ring + Tile::STAGES * Tile::STAGE_BYTES + warp / Tile::WARPS_J * Tile::SLICE_BYTES;
 
-  // Tiles are numbered with columns running fastest: blocks that run together share rows of x.
-  // The grid is a multiple of the columns where weights are resident.
-  const int64 tiles = (arguments.batch + BM - 1) / BM * Tile::COLUMNS;
-  const float* const x = static_cast<const float*>(arguments.x);
-  const float* const weight = static_cast<const float*>(arguments.weight);
-  const int64 last_row = arguments.batch - 1, stride = arguments.x_batch_stride;
-
-  const auto load_weights = [&](auto length, auto pitch, unsigned char* to, const Column& column, int l0) {
-    const float* const w = weight + int64(column.i * P::B + column.n0) * GROUP_IN + column.j0;
-    load_rows<P, Tile, NB, decltype(length)::value, decltype(pitch)::value>(to, l0, [&](int row) {
-      return w + (row - row % 8 + output_of_column<Fold>(row % 8)) * GROUP_IN;
-    });
-  };
-
-  int64 load_tile = blockIdx.x, tile = blockIdx.x;
-  int load_part = 0, part = 0, load_slot = 0, slot = 0;
-  Column load_column = column_at<P, Tile>(load_tile % Tile::COLUMNS);
-  int64 load_row0 = load_tile / Tile::COLUMNS * BM;
-  const auto load_next_stage = [&] {
-    unsigned char* const stage = ring + load_slot * Tile::STAGE_BYTES;
-    const float* const group = x + load_column.i * GROUP_IN + load_column.j0;
-    // Rows beyond the batch repeat the last one; their results are not stored.
-    load_rows<P, Tile, BM, KL, Tile::PITCH>(stage, load_part * KL, [&](int m) {
-      return group + (load_row0 + m < last_row ? load_row0 + m : last_row) * stride;
-    });
-    if (!Tile::RESIDENT) {
-      load_weights(Constant<KL>(), Constant<Tile::WEIGHT_PITCH>(), stage + BM * Tile::PITCH * 16,
-                   load_column, load_part * KL);
-    }
-    if (++load_slot == Tile::STAGES) load_slot = 0;
-    if (++load_part < Tile::STAGES_PER_TILE) return;
-    load_part = 0, load_tile += gridDim.x;
-    load_row0 = load_tile / Tile::COLUMNS * BM;
-    if (!Tile::RESIDENT) load_column = column_at<P, Tile>(load_tile % Tile::COLUMNS);
-  };
-
+  Loader<P, Tile> loader(arguments, ring);
   if (Tile::RESIDENT) {  // waited for together with the first stage
-    load_weights(Constant<Tile::UNITS * Fold::UNIT>(), Constant<Tile::WEIGHT_PITCH>(), shared, load_column, 0);
+    load_rows<P, Tile, Tile::NB, Tile::UNITS * Fold::UNIT, Tile::WEIGHT_PITCH>(
+        shared, 0, WeightRows<P, Tile>(arguments, loader.column));
   }
 #pragma unroll
-  for (int s = 0; s < Tile::STAGES - 1; ++s) {
-    if (load_tile < tiles) load_next_stage();
-    commit_copies();
-  }
+  for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
 
   float sums[Tile::MT][Tile::NT][Fold::J][4] = {};
-  while (tile < tiles) {
+  int64 tile = blockIdx.x;
+  int part = 0, slot = 0;
+  while (tile < loader.tiles) {
     wait_for_copies<Tile::STAGES - 2>();
     __syncthreads();  // the stage is filled for all, and the one before it is free for all
-    if (load_tile < tiles) load_next_stage();
-    commit_copies();
+    loader.next();
 
     const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
     if (++slot == Tile::STAGES) slot = 0;
-    const unsigned char* const weights = Tile::RESIDENT ? shared : stage + BM * Tile::PITCH * 16;
+    const unsigned char* const weights = Tile::RESIDENT ? shared : stage + Tile::BM * Tile::PITCH * 16;
     const unsigned char* const x_row = stage + (warp_m * Tile::MT * 16 + row_in_eight) * Tile::PITCH * 16;
     const unsigned char* const w_row =
         weights + (warp_n * Tile::NT * 8 + row_in_eight) * Tile::WEIGHT_PITCH * 16;
-    constexpr int STAGE_UNITS = KL / Fold::UNIT;
+    constexpr int STAGE_UNITS = Tile::KL / Fold::UNIT;
 #pragma unroll 1
     for (int u = 0; u < STAGE_UNITS; ++u) {
       const int unit = part * STAGE_UNITS + u;
@@ -355,74 +455,8 @@ __device__ __forceinline__ void lanes32_kernel(const Arguments& arguments) {
     }
     if (++part < Tile::STAGES_PER_TILE) continue;
 
-    // The tile is complete: write it in whole rows of bytes.
-    const Column column = column_at<P, Tile>(tile % Tile::COLUMNS);
-    const int64 row0 = tile / Tile::COLUMNS * BM;
+    write_tile<P, Tile>(arguments, tile, slice, sums, warp_m, warp_n, warp_j, 1 + warp / Tile::WARPS_J);
     part = 0, tile += gridDim.x;
-    const auto wait_for_slice = [&] {
-      if (Tile::WARPS_J == 1) {
-        __syncwarp();
-      } else {
-        wait_at(1 + warp / Tile::WARPS_J, 32 * Tile::WARPS_J);
-      }
-    };
-    // The slice of tiles (m, n) has 16 x SLICE_CHUNKS chunks, which its warps share out.
-    constexpr int SHARERS = 32 * Tile::WARPS_J, ROUNDS = 16 * Tile::SLICE_CHUNKS / SHARERS;
-    const int sharer = warp_j * 32 + lane;
-    const auto row_of = [&](int m, int e) {
-      return row0 + (warp_m * Tile::MT + m) * 16 + e / Tile::SLICE_CHUNKS;
-    };
-    const auto first_of = [&](int n, int e) {  // k*d + j of the chunk's first element
-      const int chunk = e % Tile::SLICE_CHUNKS;
-      return (column.n0 + (warp_n * Tile::NT + n) * 8) * P::D + column.j0 +
-             (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4);
-    };
-    float* const y = static_cast<float*>(arguments.y) + column.i * GROUP_OUT;
-    const auto result_at = [&](int64 row, int first) -> float4& {
-      return *reinterpret_cast<float4*>(y + row * arguments.y_batch_stride + first);
-    };
-    constexpr int SLICES_N = Tile::NT / Tile::SLICE_N, CHUNKS = Tile::MT * SLICES_N * ROUNDS;
-    static_assert(CHUNKS <= 64, "a thread writes too many chunks for one mask");
-    unsigned long long not_finite = 0;  // a bit for each chunk of this thread
-#pragma unroll
-    for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-      for (int s = 0; s < SLICES_N; ++s) {
-        const int n = s * Tile::SLICE_N;
-        stage_slice<Tile>(slice, sums[m], n, lane, warp_j);
-        wait_for_slice();
-#pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-          const int e = sharer + round * SHARERS;
-          const float4 result = *reinterpret_cast<const float4*>(
-              slice + (e / Tile::SLICE_CHUNKS * Tile::SLICE_PITCH + e % Tile::SLICE_CHUNKS) * 16);
-          if (row_of(m, e) > last_row) continue;
-          if (Tile::PRODUCTS == 1 || all_finite(result)) {
-            result_at(row_of(m, e), first_of(n, e)) = result;
-          } else {
-            not_finite |= 1ull << ((m * SLICES_N + s) * ROUNDS + round);
-          }
-        }
-        wait_for_slice();
-      }
-    if (not_finite != 0) {
-#pragma unroll 1
-      for (int at = 0; at < CHUNKS; ++at) {
-        if ((not_finite >> at & 1) == 0) continue;
-        const int e = sharer + at % ROUNDS * SHARERS;
-        const int first = first_of(at / ROUNDS % SLICES_N * Tile::SLICE_N, e);
-        const int64 row = row_of(at / ROUNDS / SLICES_N, e);
-        result_at(row, first) = plain_product<P>(x + row * stride + column.i * GROUP_IN,
-                                                 weight + int64(column.i) * P::B * GROUP_IN, first);
-      }
-    }
-#pragma unroll
-    for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-      for (int n = 0; n < Tile::NT; ++n)
-#pragma unroll
-        for (int j = 0; j < Fold::J; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
+    clear<Tile>(sums);
   }
 }

@@ -90,12 +90,11 @@ class Config:
         f = fold(p.d)
         width = self.warps_j * f.j
         spread = self.warps_j if p.d % 4 == 0 else f.run
-        stage = _row_pitch(self.kl * width // 4, spread)
-        whole = _row_pitch(-(-p.c // f.unit) * f.unit * width // 4, spread)
+        stage = row_pitch(self.kl * width // 4, spread)
+        whole = row_pitch(-(-p.c // f.unit) * f.unit * width // 4, spread)
         rows = self.stages * stage * (self.rows + (0 if self.resident else self.outputs))
         rows += whole * self.outputs if self.resident else 0
-        slice_n = next(n for n in _slice_tiles(f) if self.nt % n == 0)
-        slices = self.warps_m * self.warps_n * 16 * _row_pitch(slice_n * 2 * width, spread)
+        slices = self.warps_m * self.warps_n * slice_chunks(f, self.warps_j, self.nt, spread)
         return (rows + slices) * 16
 
     def registers(self, p: Pattern) -> int:
@@ -212,10 +211,13 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
     )
 
 
-def _row_pitch(chunks: int, spread: int) -> int:
+def row_pitch(chunks: int, spread: int) -> int:
+    """``row_pitch`` of lanes32.cuh."""
     return chunks + ((1 if spread == 2 else 4) - chunks) % 8
 
 
-def _slice_tiles(f: Fold) -> tuple[int, ...]:
-    """How many output tiles may leave together, the best first."""
-    return (4, 2, 1) if f.j == 1 else (2, 1) if f.j < 4 else (1,)
+def slice_chunks(f: Fold, warps_j: int, nt: int, spread: int) -> int:
+    """16-byte chunks of the buffer through which a warp's results leave."""
+    preferred = (4, 2, 1) if f.j == 1 else (2, 1) if f.j < 4 else (1,)
+    slice_n = next(n for n in preferred if nt % n == 0)
+    return 16 * row_pitch(slice_n * 2 * warps_j * f.j, spread)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ksopt.kernels import cpu, lanes32
+from ksopt.kernels import cpu, lanes32, lanes32_wgmma
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -26,12 +26,21 @@ def problem_of(shape: tuple[int, int, int, int]) -> Problem:
     return Problem(Pattern(*shape), "float32", batch_last=False)
 
 
-def chosen(shape: tuple[int, int, int, int]) -> list[lanes32.Config]:
-    candidates = list(lanes32.configs(problem_of(shape), 132))
+Config = lanes32.Config | lanes32_wgmma.Config
+
+
+def chosen(shape: tuple[int, int, int, int]) -> list[Config]:
+    """Tiles of both families, or of the first alone where there are no warpgroup products."""
     draw = random.Random(str(shape))
-    streamed = [c for c in candidates if not c.resident]
-    resident = [c for c in candidates if c.resident] or streamed
-    return draw.sample(resident, CONFIGS_EACH // 2) + draw.sample(streamed, CONFIGS_EACH // 2)
+    configs: list[Config] = []
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    for family in (lanes32, lanes32_wgmma) if hopper else (lanes32,):
+        candidates = list(family.configs(problem_of(shape), 132))
+        streamed = [c for c in candidates if not c.resident]
+        resident = [c for c in candidates if c.resident] or streamed
+        configs += draw.sample(resident, CONFIGS_EACH // 2)
+        configs += draw.sample(streamed, CONFIGS_EACH // 2)
+    return configs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,8 +53,9 @@ def compiled_ahead():
         list(pool.map(lambda job: launcher_of(*job), jobs))
 
 
-def launcher_of(shape, config, exact=True):
-    return lanes32.launcher(problem_of(shape), config, 0, exact)
+def launcher_of(shape, config: Config, exact=True):
+    family = lanes32 if isinstance(config, lanes32.Config) else lanes32_wgmma
+    return family.launcher(problem_of(shape), config, 0, exact)
 
 
 def operands(shape: tuple[int, int, int, int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:
