@@ -77,6 +77,11 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   return result;
 }
 
+// The low 32 bits of high:low shifted right by `shift` modulo 32.
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((std::uint64_t(high) << 32 | low) >> (shift & 31));
+}
+
 // A generic address becomes an offset; only addresses in shared memory have one.
 inline std::size_t __cvta_generic_to_shared(const void* address) {
   return emulate::shared_offset(address);
