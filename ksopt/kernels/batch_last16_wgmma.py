@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import torch
 
-from ksopt.kernels import batch_last16
-from ksopt.kernels.batch_last16 import DTYPES, PackingLauncher, fits, steps_of
+from ksopt.kernels import batch_last, batch_last16
+from ksopt.kernels.batch_last import Load, PackingLauncher, fits, steps_of
+from ksopt.kernels.batch_last16 import DTYPES
 from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
+
+_COLUMNS_US = 2_320.0  # columns of products with 64 x 16 weights, in a microsecond
 
 
 @dataclass(frozen=True)
 class Config:
     """Template arguments of ``BatchLast16WgmmaTile``, in its order and with its meaning."""
 
+    teams: int
     warpgroups: int
     mt: int
     rows: int
@@ -26,27 +30,21 @@ class Config:
     kl: int
     stages: int
     blocks: int
-    packed: bool
-    """Whether the launcher lays the weight out as [a, d, b, c] first."""
     groups: int
     """Groups of blocks that share the work, in the largest launch; not a template argument."""
 
     @property
     def threads(self) -> int:
-        return 128 * self.warpgroups
+        return 128 * self.teams * self.warpgroups
 
     @property
     def outputs(self) -> int:
         return self.warpgroups * self.mt * 64
 
-    def output_tiles(self, p: Pattern) -> int:
-        """Blocks of a group: together they cover all outputs of their (i, j)."""
-        return -(-p.b // self.outputs)
-
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        ring = self.stages * self.kl * self.rows * 2
-        weights = steps_of(p) * 2 * self.outputs * 16
+        ring = self.teams * self.stages * self.kl * self.rows * 2
+        weights = steps_of(p, 2) * 2 * self.outputs * 16
         return ring + weights + self.threads // 32 * 16 * 9 * 16
 
     def registers(self) -> int:
@@ -68,9 +66,11 @@ def supports(problem: Problem) -> str | None:
 def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     p = problem.pattern
-    steps = steps_of(p)
+    steps = steps_of(p, 2)
     outputs64 = -(-p.b // 64)
-    for warpgroups, mt, rows in itertools.product((1, 2, 3, 4, 6), (1, 2, 3), (64, 128, 192, 256)):
+    for teams, warpgroups, mt, rows in itertools.product(
+        (1, 2, 3, 4), (1, 2, 3, 4, 6), (1, 2, 3, 4, 6), (64, 128, 192, 256)
+    ):
         outputs = warpgroups * mt
         tiles = -(-outputs64 // outputs)
         # Outputs that do not exist are computed too: few of them, or none where b is small.
@@ -80,24 +80,36 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
             if steps % kl:
                 continue
             groups = max(1, multiprocessors * blocks // tiles)
-            config = Config(warpgroups, mt, rows, kl * 16, stages, blocks, True, groups)
+            config = Config(teams, warpgroups, mt, rows, kl * 16, stages, blocks, groups)
             if fits(config.shared_bytes(p), config.registers(), config.threads, blocks):
                 yield config
-                if p.d > 1:  # with d = 1 the canonical weight is packed already
-                    yield replace(config, packed=False)
+
+
+def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
+    """Predicted time of a tile in microseconds, for ``batch`` rows."""
+    c = config
+    products = steps_of(p, 2) * c.outputs // 64  # of 64 x rows results
+    walkers = c.teams * c.blocks
+    load = Load(
+        element_bytes=2,
+        rows=c.rows,
+        outputs=c.outputs,
+        groups=c.groups,
+        blocks=c.blocks,
+        walkers=walkers,
+        warps=c.threads // 32 * c.blocks,
+        stages_per_tile=steps_of(p, 2) * 16 // c.kl,
+        in_flight=(c.stages - 2) * c.kl * c.rows * 2 * walkers,
+        operand_bytes=products * (64 + c.rows) * 32,
+        tensor_us=products * c.rows / _COLUMNS_US,
+    )
+    return batch_last.predicted_us(p, load, batch, multiprocessors)
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:
     """How the kernel is launched."""
-    p = problem.pattern
-    tiles = config.output_tiles(p)
-    return Geometry(
-        threads=config.threads,
-        shared_bytes=config.shared_bytes(p),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=p.a * p.d * tiles,
-        max_blocks=config.groups * tiles,
-    )
+    p, c = problem.pattern, config
+    return batch_last.geometry(p, c.threads, c.shared_bytes(p), c.rows, c.outputs, c.groups)
 
 
 def kernel_name(problem: Problem) -> str:
@@ -109,7 +121,7 @@ def kernel_name(problem: Problem) -> str:
 def source(problem: Problem, config: Config) -> str:
     """The generated file: one instance of the template."""
     p = problem.pattern
-    arguments = ", ".join(str(value).lower() for value in astuple(config)[:-1])
+    arguments = ", ".join(map(str, astuple(config)[:-1]))
     return (
         '#include "batch_last16_wgmma.cuh"\n'
         f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
@@ -130,20 +142,12 @@ def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     older = batch_last16.default_config(problem, multiprocessors)
-    older = replace(older, packed=config.packed)
-    shifted = prepare(
-        problem,
-        batch_last16.kernel_name(problem),
-        batch_last16.source(problem, older, shifted=True),
-        batch_last16.geometry(problem, older),
-        device,
-    )
     launch = prepare(
         problem,
         kernel_name(problem),
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=shifted,
+        fallback=batch_last16.shifted_launcher(problem, older, device),
     )
-    return PackingLauncher(launch) if config.packed else launch
+    return PackingLauncher(launch)

@@ -1,32 +1,46 @@
 """The batch-last tensor-core families against float64: tiles, tails, alignments, strides."""
 
+import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
 
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import batch_last16, batch_last16_wgmma, cpu
+from ksopt.kernels import batch_last16, batch_last16_wgmma, batch_last32, cpu
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
 
-DTYPES = ("float16", "bfloat16")
-FAMILIES = {"mma": batch_last16, "wgmma": batch_last16_wgmma}
+CASES = {
+    "float16": (batch_last16, "float16"),
+    "bfloat16": (batch_last16, "bfloat16"),
+    "float16, Hopper": (batch_last16_wgmma, "float16"),
+    "bfloat16, Hopper": (batch_last16_wgmma, "bfloat16"),
+    "float32": (batch_last32, "float32"),
+}
 # Both are sums of the same products in fp32, rounded once to the storage type: only the order of
 # summation differs, so ours may be no further from float64 than twice what cuBLAS gives.
 ALLOWED_RATIO = 2.0
+# Three TF32 products drop what is below 2^-22 of a product; where c is small, cuBLAS's fp32 sums
+# are more exact than that, and ours need not be.
+ALLOWED_ERROR = {"float16": 0.0, "bfloat16": 0.0, "float32": 2.5e-7}
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request):
-    if request.param == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
+def skip_unless_it_runs_here(family):
+    if family is batch_last16_wgmma and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("warpgroup products exist on sm_90 alone")
-    return FAMILIES[request.param]
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    """A family and a dtype that it takes."""
+    family, dtype = CASES[request.param]
+    skip_unless_it_runs_here(family)
+    return family, dtype
 
 
 def tiles(family, problem, count, seed=0):
@@ -51,14 +65,16 @@ def relative_error(result, truth):
 
 
 def assert_as_good_as_bmm(launch, x, weight, words):
+    dtype = str(x.dtype).removeprefix("torch.")
     truth = ks_reference(x.double(), weight.double(), "batch_last")
     theirs = relative_error(cpu.multiply_by_bmm(x, weight, True), truth)
-    poison(truth.numel(), str(x.dtype).removeprefix("torch."))
+    poison(truth.numel(), dtype)
     y = launch(x, weight)
     assert y.shape == truth.shape, words
     assert y.is_contiguous(), words
     error = relative_error(y, truth)
-    assert error <= ALLOWED_RATIO * theirs, f"{words}: {error:.2e} against bmm's {theirs:.2e}"
+    allowed = max(ALLOWED_RATIO * theirs, ALLOWED_ERROR[dtype])
+    assert error <= allowed, f"{words}: {error:.2e} against bmm's {theirs:.2e}"
 
 
 SHAPES = [
@@ -83,34 +99,25 @@ SHAPES = [
 def compiled_ahead():
     """Compile what most tests need on all cores; they then take it from the cache."""
     target = arch.of_device(0)
-    problems = [Problem(Pattern(*shape), dtype, True) for shape in SHAPES for dtype in DTYPES]
-    sources = [
-        batch_last16.source(problem, config, shifted)
-        for problem in problems
-        for config in tiles(batch_last16, problem, 3, seed=sum(problem.pattern.weight_shape))
-        for shifted in (False, True)
-    ]
-    if target == "sm_90a":
-        sources += [
-            batch_last16_wgmma.source(problem, config)
-            for problem in problems
-            for config in tiles(
-                batch_last16_wgmma, problem, 3, seed=sum(problem.pattern.weight_shape)
-            )
-        ]
-        sources += [
-            batch_last16.source(problem, replace(config, packed=packed), shifted=True)
-            for problem in problems
-            for config in [batch_last16.default_config(problem, 132)]
-            for packed in (False, True)
-        ]
+    sources = []
+    for shape, (family, dtype) in itertools.product(SHAPES, CASES.values()):
+        if family is batch_last16_wgmma and target != "sm_90a":
+            continue
+        problem = Problem(Pattern(*shape), dtype, batch_last=True)
+        for config in tiles(family, problem, 3, seed=sum(shape)):
+            sources.append(family.source(problem, config))
+            if family is not batch_last16_wgmma:
+                sources.append(family.source(problem, config, shifted=True))
+        if family is batch_last16:
+            default = family.default_config(problem, 132)
+            sources.append(family.source(problem, default, shifted=True))
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_tiles_and_batches(family, shape, dtype):
+def test_tiles_and_batches(case, shape):
+    family, dtype = case
     pattern = Pattern(*shape)
     problem = Problem(pattern, dtype, batch_last=True)
     weight = draw(shape, dtype, 1)
@@ -122,8 +129,8 @@ def test_tiles_and_batches(family, shape, dtype):
 
 
 @pytest.mark.parametrize("shape", [(2, 48, 50, 3), (1, 64, 64, 4), (2, 64, 32, 1)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_strides_and_alignments(family, shape, dtype):
+def test_strides_and_alignments(case, shape):
+    family, dtype = case
     pattern = Pattern(*shape)
     problem = Problem(pattern, dtype, batch_last=True)
     features, batch = pattern.in_features, 328
@@ -158,8 +165,8 @@ def test_strides_and_alignments(family, shape, dtype):
 
 
 @pytest.mark.parametrize("batch", [64, 61])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_beside_the_operands_reaches_the_result(family, dtype, batch):
+def test_nothing_beside_the_operands_reaches_the_result(case, batch):
+    family, dtype = case
     # c is no multiple of 16, so the last step of a sum reaches past the rows of its column.
     pattern = Pattern(2, 16, 20, 3)
     problem = Problem(pattern, dtype, batch_last=True)
@@ -176,22 +183,56 @@ def test_nothing_beside_the_operands_reaches_the_result(family, dtype, batch):
             assert_as_good_as_bmm(launch, x, w, f"{config}")
 
 
-def test_an_empty_batch(family):
-    problem = Problem(Pattern(1, 16, 16, 2), "float16", batch_last=True)
+def test_an_empty_batch(case):
+    family, dtype = case
+    problem = Problem(Pattern(1, 16, 16, 2), dtype, batch_last=True)
     launch = family.launcher(problem, tiles(family, problem, 1)[0], 0)
-    assert launch(draw((32, 0), "float16", 1), draw((1, 16, 16, 2), "float16", 2)).shape == (32, 0)
+    assert launch(draw((32, 0), dtype, 1), draw((1, 16, 16, 2), dtype, 2)).shape == (32, 0)
 
 
 @pytest.mark.parametrize("more", [1000, 1001], ids=["aligned", "shifted"])
-def test_more_elements_than_32_bits_count(family, more):
+@pytest.mark.parametrize("name", ["float16", "float16, Hopper", "float32"])
+def test_more_elements_than_32_bits_count(name, more):
+    family, dtype = CASES[name]
+    skip_unless_it_runs_here(family)
     pattern = Pattern(1, 16, 3, 1)
-    problem = Problem(pattern, "float16", batch_last=True)
+    problem = Problem(pattern, dtype, batch_last=True)
     rows = 2**27 + more  # times 16 outputs
-    x = torch.empty(3, rows, dtype=torch.float16, device="cuda")
+    x = torch.empty(3, rows, dtype=getattr(torch, dtype), device="cuda")
     x[:] = torch.tensor([[1.0], [2.0], [3.0]], device="cuda")
     x[:, -1] = 7.0
-    weight = torch.ones(pattern.weight_shape, dtype=torch.float16, device="cuda")
+    weight = torch.ones(pattern.weight_shape, dtype=x.dtype, device="cuda")
     y = family.launcher(problem, tiles(family, problem, 2)[-1], 0)(x, weight)
     assert y.numel() > 2**31
     assert bool((y[:, -1] == 21.0).all())
     assert bool((y[:, :-1] == 6.0).all())
+
+
+@pytest.mark.parametrize("batch", [64, 63])
+def test_fp32_values_that_tf32_cannot_split(batch):
+    pattern = Pattern(2, 20, 24, 3)
+    problem = Problem(pattern, "float32", batch_last=True)
+    x = draw((pattern.in_features, batch), "float32", 1)
+    x[5, 3] = float("inf")
+    x[40, 4] = float("-inf")
+    x[70, 5] = float("nan")
+    x[100, 6] = 3e38
+    weight = draw(pattern.weight_shape, "float32", 2).clamp(-1, 1)
+    weight[1, 2, 3, 1] = 0.0
+    weight[0, 7, 4, 0] = float("inf")
+    truth = ks_reference(x.double(), weight.double(), "batch_last").float()
+    for config in tiles(batch_last32, problem, 3):
+        y = batch_last32.launcher(problem, config, 0)(x, weight)
+        torch.testing.assert_close(y, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_tf32_is_as_exact_as_tf32():
+    pattern = Pattern(2, 64, 64, 3)
+    problem = Problem(pattern, "float32", batch_last=True)
+    x = draw((pattern.in_features, 1000), "float32", 1)
+    weight = draw(pattern.weight_shape, "float32", 2)
+    truth = ks_reference(x.double(), weight.double(), "batch_last")
+    for config in tiles(batch_last32, problem, 2):
+        y = batch_last32.launcher(problem, config, 0, exact=False)(x, weight)
+        # Each factor is rounded to 11 bits: an error of 2^-12 at most, of either sign.
+        assert relative_error(y, truth) < 2**-11

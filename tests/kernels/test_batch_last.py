@@ -3,7 +3,8 @@
 import pytest
 
 from ksopt.jit import nvrtc
-from ksopt.kernels import batch_last16, batch_last16_wgmma
+from ksopt.kernels import batch_last16, batch_last16_wgmma, batch_last32
+from ksopt.kernels.batch_last import output_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -19,18 +20,27 @@ def problem_of(shape, dtype="float16", batch_last=True):
     return Problem(Pattern(*shape), dtype, batch_last)
 
 
-@pytest.mark.parametrize("family", [batch_last16, batch_last16_wgmma])
-def test_what_is_not_supported_has_a_reason(family):
-    assert family.supports(problem_of((4, 64, 64, 16))) is None
-    assert "float32" in family.supports(problem_of((4, 64, 64, 16), "float32"))
-    assert "batch_first" in family.supports(problem_of((4, 64, 64, 16), batch_last=False))
-    assert "c = 100000" in family.supports(problem_of((1, 64, 100_000, 1)))
+FAMILIES = {
+    "mma": (batch_last16, "bfloat16", "float32"),
+    "wgmma": (batch_last16_wgmma, "float16", "float32"),
+    "fp32": (batch_last32, "float32", "float16"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_not_supported_has_a_reason(name):
+    family, dtype, other = FAMILIES[name]
+    assert family.supports(problem_of((4, 64, 64, 16), dtype)) is None
+    assert other in family.supports(problem_of((4, 64, 64, 16), other))
+    assert "batch_first" in family.supports(problem_of((4, 64, 64, 16), dtype, batch_last=False))
+    assert "c = 100000" in family.supports(problem_of((1, 64, 100_000, 1), dtype))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("family", [batch_last16, batch_last16_wgmma])
-def test_every_tile_fits_and_covers_the_outputs(family, shape):
-    problem = problem_of(shape)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_tile_fits_and_covers_the_outputs(name, shape):
+    family, dtype, _ = FAMILIES[name]
+    problem = problem_of(shape, dtype)
     count = 0
     for config in family.configs(problem, 132):
         count += 1
@@ -38,21 +48,23 @@ def test_every_tile_fits_and_covers_the_outputs(family, shape):
         assert geometry.shared_bytes * config.blocks <= 227 * 1024
         assert geometry.threads <= 1024
         assert geometry.threads * config.blocks <= 2048
-        assert config.output_tiles(problem.pattern) * config.outputs >= problem.pattern.b
+        together = output_tiles(problem.pattern, config.outputs)
+        assert together * config.outputs >= problem.pattern.b
         # Every block of a group must be in the launch, however small the batch.
-        assert geometry.max_blocks % config.output_tiles(problem.pattern) == 0
-        assert geometry.tiles_per_row_tile % config.output_tiles(problem.pattern) == 0
+        assert geometry.max_blocks % together == 0
+        assert geometry.tiles_per_row_tile % together == 0
     assert count > 0
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
-@pytest.mark.parametrize("dtype", list(batch_last16.DTYPES))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("shifted", [False, True], ids=["aligned", "shifted"])
 def test_it_compiles_for_every_target(target, dtype, shifted):
+    family = batch_last32 if dtype == "float32" else batch_last16
     problem = problem_of((2, 48, 50, 6), dtype)
-    config = batch_last16.default_config(problem, 132)
-    code = nvrtc.cubin(batch_last16.source(problem, config, shifted), target).data
-    assert batch_last16.kernel_name(problem).encode() in code
+    config = family.default_config(problem, 132)
+    code = nvrtc.cubin(family.source(problem, config, shifted=shifted), target).data
+    assert family.kernel_name(problem).encode() in code
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

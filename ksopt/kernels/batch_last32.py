@@ -1,0 +1,93 @@
+"""The fp32 tensor-core family for batch last (csrc/cuda/batch_last32.cuh)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ksopt.kernels import batch_last
+from ksopt.kernels.batch_last import Config, PackingLauncher
+from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.pattern import Pattern
+
+DTYPES = ("float32",)
+
+_STEPS_US = {True: 250.0, False: 530.0}  # of a multiprocessor, exact or not
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem``; otherwise the reason why not."""
+    if problem.dtype not in DTYPES:
+        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
+    if not problem.batch_last:
+        return "batch_first has its own kernels"
+    if next(configs(problem, 132), None) is None:
+        return f"the weights of 16 outputs (c = {problem.pattern.c}) do not fit in shared memory"
+    return None
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """All tiles worth considering, without order."""
+    return batch_last.configs(problem.pattern, 4, multiprocessors)
+
+
+def predicted_us(
+    p: Pattern, config: Config, batch: int, multiprocessors: int, exact: bool = True
+) -> float:
+    """Predicted time of a tile in microseconds, for ``batch`` rows."""
+    return batch_last.predicted_of(p, config, batch, multiprocessors, _STEPS_US[exact])
+
+
+def default_config(problem: Problem, multiprocessors: int) -> Config:
+    """The tile that is predicted to be the fastest for large batches."""
+    return min(
+        configs(problem, multiprocessors),
+        key=lambda config: predicted_us(problem.pattern, config, 2**15, multiprocessors),
+    )
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel is launched."""
+    p, c = problem.pattern, config
+    return batch_last.geometry(p, c.threads, c.shared_bytes(p), c.rows, c.outputs, c.groups)
+
+
+def kernel_name(problem: Problem, exact: bool = True) -> str:
+    """The kernel's name, as profilers show it."""
+    shape = "_".join(map(str, problem.pattern.weight_shape))
+    return f"ksopt_batch_last32_{'fp32' if exact else 'tf32'}_{shape}"
+
+
+def source(problem: Problem, config: Config, exact: bool = True, shifted: bool = False) -> str:
+    """The generated file: one instance of the template.
+
+    Args:
+        problem: what is computed.
+        config: the tile.
+        exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
+        shifted: whether rows of x and y may start anywhere, and columns of x lie apart.
+    """
+    p = problem.pattern
+    arguments = ", ".join(map(str, (*config.template, 3 if exact else 1, str(shifted).lower())))
+    return (
+        '#include "batch_last32.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = BatchLast32Tile<Support, {arguments}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
+        '"csrc and kernels/batch_last.py disagree");\n'
+        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
+        "  batch_last32_kernel<Support, Tile>(arguments);\n"
+        "}\n"
+    )
+
+
+def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
+    """Compile and load the kernels for ``problem`` on CUDA device ``device``.
+
+    There are two: one for rows of x and y that start at multiples of 16 bytes, one for all else.
+    """
+    name, shape = kernel_name(problem, exact), geometry(problem, config)
+    shifted = prepare(problem, name, source(problem, config, exact, shifted=True), shape, device)
+    code = source(problem, config, exact)
+    return PackingLauncher(prepare(problem, name, code, shape, device, fallback=shifted))
