@@ -51,6 +51,7 @@ struct Lanes32Tile {
   static constexpr bool RESIDENT = RESIDENT_;
   static constexpr int PRODUCTS = PRODUCTS_;
   static constexpr int WARPS = WARPS_J * WARPS_M * WARPS_N, THREADS = 32 * WARPS;
+  static constexpr int LOADERS = THREADS;   // threads that copy to shared memory, the block's first
   static constexpr int JC = WARPS_J * Fold::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
   static constexpr int UNITS = (P::C + Fold::UNIT - 1) / Fold::UNIT;
   static constexpr int STAGES_PER_TILE = (P::C + KL - 1) / KL;
@@ -71,7 +72,7 @@ struct Lanes32Tile {
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
-  static_assert(WARPS_J <= 3 && WARPS_M * WARPS_N <= 15, "");
+  static_assert(WARPS_J == 1 || (WARPS_J == 2 && WARPS_M * WARPS_N <= 14), "there are 16 barriers");
 };
 
 // Which of its tile's 8 outputs a column of the tensor cores' operand holds. A thread gets columns
@@ -97,14 +98,14 @@ template <typename P, typename Tile, int ROWS, int LENGTH, int PITCH, typename R
 __device__ __forceinline__ void load_rows(unsigned char* shared, int l0, Row row) {
   using Fold = typename Tile::Fold;
   constexpr int CHUNKS = LENGTH * Tile::JC / 4, COUNT = ROWS * CHUNKS;
-  constexpr int ROUNDS = (COUNT + Tile::THREADS - 1) / Tile::THREADS;
-  constexpr bool SAME_CHUNK = Tile::THREADS % CHUNKS == 0;  // in all rounds of a thread
+  constexpr int ROUNDS = (COUNT + Tile::LOADERS - 1) / Tile::LOADERS;
+  constexpr bool SAME_CHUNK = Tile::LOADERS % CHUNKS == 0;  // in all rounds of a thread
   const int thread = threadIdx.x;
 #pragma unroll(ROUNDS <= 12 ? ROUNDS : 4)
   for (int round = 0; round < ROUNDS; ++round) {
-    const int e = thread + round * Tile::THREADS;
-    if (COUNT % Tile::THREADS != 0 && e >= COUNT) break;
-    const int m = SAME_CHUNK ? thread / CHUNKS + round * (Tile::THREADS / CHUNKS) : e / CHUNKS;
+    const int e = thread + round * Tile::LOADERS;
+    if (COUNT % Tile::LOADERS != 0 && e >= COUNT) break;
+    const int m = SAME_CHUNK ? thread / CHUNKS + round * (Tile::LOADERS / CHUNKS) : e / CHUNKS;
     const int chunk = SAME_CHUNK ? thread % CHUNKS : e % CHUNKS;
     const int l = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L : 0;
     const int within = Fold::WIDE ? chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4;

@@ -4,12 +4,13 @@
 // in shared memory already split, so that the tensor cores read them there themselves. For each j
 // and half of the split, four l of all NB outputs are one matrix, 16 bytes an output.
 //
-// Resident weights are split once a block. Streamed ones arrive in rows with x, and are split one
-// stage ahead of the products: by one half of the warpgroups before their own products and by the
-// other half after theirs, so that the tensor cores always have somebody's products to work on.
+// The first warpgroup of a block copies x and the weights to shared memory and splits the weights;
+// the others do nothing but multiply and store, two or three of them, so that the tensor cores always
+// have somebody's products to work on. They hand stages to each other through pairs of barriers.
 #pragma once
 
 #include "lanes32.cuh"
+#include "pipeline.cuh"
 #include "wgmma_tf32.cuh"
 
 template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int NT_, int KL_, int STAGES_, bool RESIDENT_,
@@ -18,18 +19,31 @@ struct Lanes32WgmmaTile
     : Lanes32Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_> {
   using Base = Lanes32Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_>;
   using Fold = typename Base::Fold;
+  static constexpr int MULTIPLIERS = 128 * WARPGROUPS_J_ * WARPGROUPS_M_, LOADERS = 128;
+  static constexpr int THREADS = LOADERS + MULTIPLIERS;
+  // In groups of 128 threads x 1 register: what the block starts with, what a loader needs.
+  static constexpr int REGISTERS = MULTIPLIERS == 384 ? 4 * 128 : 3 * 168;
+  static constexpr int LOADER_REGISTERS =
+      Fold::RUN == 3 ? (MULTIPLIERS == 384 ? 80 : 88) : MULTIPLIERS == 384 ? 56 : 40;
+  static constexpr int MULTIPLIER_REGISTERS = (REGISTERS - LOADER_REGISTERS) / (MULTIPLIERS / 128);
+  static_assert(MULTIPLIER_REGISTERS % 8 == 0, "");
   static constexpr int PENDING = PENDING_;  // products of a j under way while the next are started: 0 or 1
   static constexpr int HALVES = PRODUCTS_ == 1 ? 1 : 2;  // of a split
   static constexpr int WEIGHT_PITCH = Base::STAGE_CHUNKS | 1;  // outputs in neighbouring banks
-  static constexpr int STAGE_BYTES =
-      Base::BM * Base::PITCH * 16 + (RESIDENT_ ? 0 : Base::NB * WEIGHT_PITCH * 16);
   static constexpr int MATRIX_BYTES = Base::NB * 16;
   static constexpr int LAYER_BYTES = Base::JC * HALVES * MATRIX_BYTES;  // 4 l
-  static constexpr int STAGE_LAYERS = KL_ / 4, STAGE_UNITS = KL_ / Fold::UNIT;
-  static constexpr int LAYERS = RESIDENT_ ? Base::UNITS * Fold::L : 2 * STAGE_LAYERS;
-  static constexpr int SHARED_BYTES =
-      LAYERS * LAYER_BYTES + STAGES_ * STAGE_BYTES + Base::WARPS_M * Base::SLICE_BYTES;
-  static_assert(STAGES_ >= (RESIDENT_ ? 2 : 3), "");
+  static constexpr int STAGE_UNITS = KL_ / Fold::UNIT;
+  static constexpr int LAYERS = RESIDENT_ ? Base::UNITS * Fold::L : KL_ / 4;  // in a stage if streamed
+  // A stage: rows of x; if streamed, rows of the weight and what they are split into.
+  static constexpr int RAW_AT = Base::BM * Base::PITCH * 16;
+  static constexpr int LAYERS_AT = RAW_AT + Base::NB * WEIGHT_PITCH * 16;
+  static constexpr int STAGE_BYTES = RESIDENT_ ? RAW_AT : LAYERS_AT + LAYERS * LAYER_BYTES;
+  static constexpr int BARRIER_BYTES = 128;
+  static constexpr int RING_AT = BARRIER_BYTES + (RESIDENT_ ? LAYERS * LAYER_BYTES : 0);
+  static constexpr int SHARED_BYTES = RING_AT + STAGES_ * STAGE_BYTES + Base::WARPS_M * Base::SLICE_BYTES;
+  static constexpr int AHEAD = STAGES_ - 2;  // stages whose copies are under way
+  static_assert(STAGES_ >= 3 && STAGES_ * 16 <= BARRIER_BYTES, "");
+  static_assert(MULTIPLIERS == 256 || MULTIPLIERS == 384, "");
 };
 
 // Splits the weights of `units` units, and writes them as the tensor cores read them. A chunk is
@@ -40,7 +54,7 @@ __device__ __forceinline__ void write_matrices(unsigned char* layers, int units,
   constexpr int J = Fold::J;
   const int tasks = units * Fold::RUNS * Tile::WARPS_J * Tile::NB;
 #pragma unroll 1
-  for (int task = threadIdx.x; task < tasks; task += Tile::THREADS) {
+  for (int task = threadIdx.x; task < tasks; task += Tile::LOADERS) {
     const int n = task % Tile::NB, group_j = task / Tile::NB % Tile::WARPS_J;
     const int runs = task / (Tile::NB * Tile::WARPS_J);  // of four threads' l each
     float values[4][Fold::RUN * 4];
@@ -124,71 +138,102 @@ __device__ __forceinline__ void multiply_unit_by_warpgroup(
   }
 }
 
+// The job of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring.
 template <typename P, typename Tile>
-__device__ __forceinline__ void lanes32_wgmma_kernel(const Arguments& arguments) {
+__device__ __forceinline__ void load_and_split(const Arguments& arguments, unsigned char* layers,
+                                               unsigned char* ring, PhaseBarrier* full,
+                                               PhaseBarrier* empty) {
   using Fold = typename Tile::Fold;
-  extern __shared__ __align__(128) unsigned char shared[];
-  unsigned char* const ring = shared + Tile::LAYERS * Tile::LAYER_BYTES;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warpgroup = warp / 4;
+  Loader<P, Tile> loader(arguments, ring);
+  const WeightRows<P, Tile> rows(arguments, loader.column);
+  int loaded = 0, published = 0;  // stages
+  const auto publish = [&] {
+    const int slot = published % Tile::STAGES;
+    if constexpr (!Tile::RESIDENT) {
+      wait_at(15, Tile::LOADERS);  // the rows were copied by all loaders
+      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      write_matrices<Tile>(stage + Tile::LAYERS_AT, Tile::STAGE_UNITS, [&](int n, int chunk) {
+        return *reinterpret_cast<const float4*>(stage + Tile::RAW_AT + (n * Tile::WEIGHT_PITCH + chunk) * 16);
+      });
+    } else if (published == 0) {
+      write_matrices<Tile>(layers, Tile::UNITS, [&](int n, int chunk) {
+        const int offset = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4
+                                      : chunk * 4;
+        return offset < P::C * P::D ? *reinterpret_cast<const float4*>(rows(n) + offset)
+                                    : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      });
+    }
+    full[slot].arrive();
+    ++published;
+  };
+  for (; loader.tile < loader.tiles; ++loaded) {
+    empty[loaded % Tile::STAGES].wait(loaded / Tile::STAGES % 2 ^ 1);
+    loader.next();
+    if (loaded < Tile::AHEAD) continue;
+    wait_for_copies<Tile::AHEAD>();
+    publish();
+  }
+  wait_for_copies<0>();
+  while (published < loaded) publish();
+}
+
+template <typename P, typename Tile>
+__device__ __forceinline__ void multiply_and_store(const Arguments& arguments, unsigned char* layers,
+                                                   unsigned char* ring, PhaseBarrier* full,
+                                                   PhaseBarrier* empty) {
+  using Fold = typename Tile::Fold;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 - Tile::LOADERS / 32, warpgroup = warp / 4;
   const int warp_j = warpgroup % Tile::WARPS_J;
   const int warp_m = warpgroup / Tile::WARPS_J * 4 + warp % 4;
   const int quarter = lane % 4, row_in_eight = lane / 4;
   unsigned char* const slice = ring + Tile::STAGES * Tile::STAGE_BYTES + warp_m * Tile::SLICE_BYTES;
-  const uint32 layers =
-      shared_address(shared) + warp_j * Fold::J * Tile::HALVES * Tile::MATRIX_BYTES;
-
-  Loader<P, Tile> loader(arguments, ring);
-#pragma unroll
-  for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
-  // Splits the weights in the ring's slot `from` into buffer `to`.
-  const auto split_stage = [&](int from, int to) {
-    const unsigned char* const rows = ring + from * Tile::STAGE_BYTES + Tile::BM * Tile::PITCH * 16;
-    write_matrices<Tile>(shared + to * Tile::STAGE_LAYERS * Tile::LAYER_BYTES, Tile::STAGE_UNITS,
-                         [&](int n, int chunk) {
-                           return *reinterpret_cast<const float4*>(
-                               rows + (n * Tile::WEIGHT_PITCH + chunk) * 16);
-                         });
-  };
-  if constexpr (Tile::RESIDENT) {
-    const WeightRows<P, Tile> rows(arguments, loader.column);
-    write_matrices<Tile>(shared, Tile::UNITS, [&](int n, int chunk) {
-      const int offset = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4
-                                    : chunk * 4;
-      return offset < P::C * P::D ? *reinterpret_cast<const float4*>(rows(n) + offset)
-                                  : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    });
-  } else {
-    wait_for_copies<Tile::STAGES - 2>();
-    __syncthreads();
-    split_stage(0, 0);
-  }
+  const int first_matrix = warp_j * Fold::J * Tile::HALVES * Tile::MATRIX_BYTES;
+  const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
 
   float sums[1][Tile::NT][Fold::J][4] = {};
-  int64 tile = blockIdx.x;
-  int part = 0, slot = 0, buffer = 0;
-  while (tile < loader.tiles) {
-    // The stage, split, is there for all, and so is the next one in rows; the one before is free.
-    wait_for_copies<Tile::STAGES - (Tile::RESIDENT ? 2 : 3)>();
-    __syncthreads();
-    loader.next();
-    const unsigned char* const x_row =
-        ring + slot * Tile::STAGE_BYTES + (warp_m * 16 + row_in_eight) * Tile::PITCH * 16;
-    if (++slot == Tile::STAGES) slot = 0;
-
-    if (!Tile::RESIDENT && warpgroup % 2 == 0) split_stage(slot, buffer ^ 1);
+  int slot = 0, parity = 0;
+  for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int part = 0; part < Tile::STAGES_PER_TILE; ++part) {
+      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      const unsigned char* const x_row = stage + (warp_m * 16 + row_in_eight) * Tile::PITCH * 16;
+      const uint32 matrices = shared_address(Tile::RESIDENT ? layers : stage + Tile::LAYERS_AT) + first_matrix;
+      full[slot].wait(parity);
 #pragma unroll 1
-    for (int u = 0; u < Tile::STAGE_UNITS; ++u) {
-      const int unit = part * Tile::STAGE_UNITS + u;
-      if (Tile::UNITS % Tile::STAGE_UNITS != 0 && unit >= Tile::UNITS) break;
-      const int layer = Tile::RESIDENT ? unit * Fold::L : buffer * Tile::STAGE_LAYERS + u * Fold::L;
-      multiply_unit_by_warpgroup<Tile>(sums, x_row, u, layers + layer * Tile::LAYER_BYTES, quarter, warp_j);
+      for (int u = 0; u < Tile::STAGE_UNITS; ++u) {
+        const int unit = part * Tile::STAGE_UNITS + u;
+        if (Tile::UNITS % Tile::STAGE_UNITS != 0 && unit >= Tile::UNITS) break;
+        const int layer = (Tile::RESIDENT ? unit : u) * Fold::L;
+        multiply_unit_by_warpgroup<Tile>(sums, x_row, u, matrices + layer * Tile::LAYER_BYTES, quarter,
+                                         warp_j);
+      }
+      __syncwarp();
+      if (lane == 0) empty[slot].arrive();
+      if (++slot == Tile::STAGES) slot = 0, parity ^= 1;
     }
-    if (!Tile::RESIDENT && warpgroup % 2 != 0) split_stage(slot, buffer ^ 1);
-    buffer ^= 1;
-    if (++part < Tile::STAGES_PER_TILE) continue;
-
     write_tile<P, Tile>(arguments, tile, slice, sums, warp_m, 0, warp_j, 1 + warp_m);
-    part = 0, tile += gridDim.x;
     clear<Tile>(sums);
+  }
+}
+
+template <typename P, typename Tile>
+__device__ __forceinline__ void lanes32_wgmma_kernel(const Arguments& arguments) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  PhaseBarrier* const full = reinterpret_cast<PhaseBarrier*>(shared);
+  PhaseBarrier* const empty = full + Tile::STAGES;
+  unsigned char* const layers = shared + Tile::BARRIER_BYTES;
+  unsigned char* const ring = shared + Tile::RING_AT;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Tile::STAGES; ++s) {
+      full[s].init(Tile::LOADERS);
+      empty[s].init(Tile::MULTIPLIERS / 32);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < Tile::LOADERS) {
+    give_up_registers<Tile::LOADER_REGISTERS>();
+    load_and_split<P, Tile>(arguments, layers, ring, full, empty);
+  } else {
+    take_registers<Tile::MULTIPLIER_REGISTERS>();
+    multiply_and_store<P, Tile>(arguments, layers, ring, full, empty);
   }
 }

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import general, lanes32
-from ksopt.kernels.lanes32 import SHARED_LIMIT, fold, row_pitch, slice_chunks
+from ksopt.kernels.lanes32 import SHARED_LIMIT, Fold, fold, row_pitch, slice_chunks
 from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
-
-_REGISTERS = 65536  # of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class Config:
 
     @property
     def threads(self) -> int:
-        return 128 * self.warpgroups_j * self.warpgroups_m
+        """Threads a block, with the warpgroup that loads."""
+        return 128 * (1 + self.warpgroups_j * self.warpgroups_m)
 
     @property
     def rows(self) -> int:
@@ -52,12 +51,14 @@ class Config:
         spread = self.warpgroups_j if p.d % 4 == 0 else f.run
         chunks = self.kl * width // 4
         stage = self.rows * row_pitch(chunks, spread)
-        if not self.resident:
-            stage += self.outputs * (chunks | 1)
-        layers = -(-p.c // f.unit) * f.length if self.resident else 2 * self.kl // 4
+        layers = -(-p.c // f.unit) * f.length if self.resident else self.kl // 4
         weights = layers * width * (2 if exact else 1) * self.outputs
+        if not self.resident:
+            stage += self.outputs * (chunks | 1) + weights
         slices = 4 * self.warpgroups_m * slice_chunks(f, self.warpgroups_j, self.nt, spread)
-        return (weights + self.stages * stage + slices) * 16
+        barriers = 8
+        total = barriers + (weights if self.resident else 0) + self.stages * stage + slices
+        return total * 16
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, parts of them, operands, addresses."""
@@ -77,20 +78,20 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     f = fold(p.d)
     warpgroups_js = [j for j in (1, 2) if p.d % (4 * j) == 0] if p.d % 4 == 0 else [1]
     for warpgroups_j, warpgroups_m, nt in itertools.product(
-        warpgroups_js, (1, 2, 3, 4), (1, 2, 3, 4, 6, 8, 12, 16)
+        warpgroups_js, (1, 2, 3), (1, 2, 3, 4, 6, 8, 12, 16)
     ):
-        if not 2 <= warpgroups_j * warpgroups_m <= 4 or p.b % (nt * 8):
+        if warpgroups_j * warpgroups_m not in (2, 3) or p.b % (nt * 8):
             continue
         for kl, stages, resident, pending in itertools.product(
-            (8, 16, 32, 64), (2, 3, 4), (False, True), (0, 1)
+            (8, 16, 32, 64), (3, 4, 5, 6), (False, True), (0, 1)
         ):
-            if kl % f.unit or kl > max(f.unit, p.c) or stages < (2 if resident else 3):
+            if kl % f.unit or kl > max(f.unit, p.c):
                 continue
             config = Config(warpgroups_j, warpgroups_m, nt, kl, stages, resident, pending, 0)
             columns = config.columns(p)
             walkers = max(1, multiprocessors // columns)
             config = replace(config, max_blocks=walkers * columns if resident else multiprocessors)
-            fits = config.registers(p) <= min(255, _REGISTERS // config.threads)
+            fits = config.registers(p) <= _registers(f, warpgroups_j * warpgroups_m)
             if fits and config.shared_bytes(p) <= SHARED_LIMIT:
                 yield config
 
@@ -145,3 +146,10 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
         device,
         fallback=general.launcher(problem, device),
     )
+
+
+def _registers(f: Fold, multipliers: int) -> int:
+    """``MULTIPLIER_REGISTERS`` of lanes32_wgmma.cuh."""
+    if multipliers == 3:
+        return (512 - (80 if f.run == 3 else 56)) // 3
+    return (504 - (88 if f.run == 3 else 40)) // 2

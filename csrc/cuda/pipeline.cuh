@@ -1,0 +1,40 @@
+// How warps with different jobs hand stages to each other (sm_90a).
+#pragma once
+
+#include "ptx.cuh"
+
+// A barrier in shared memory that completes a phase each time `arrivals` threads have arrived.
+struct PhaseBarrier {
+  unsigned long long state;
+
+  __device__ __forceinline__ void init(int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(shared_address(&state)), "r"(arrivals)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(&state)) : "memory");
+  }
+
+  // Waits for the phase of this parity: the first phase is 0, and "the one before it", 1, is over.
+  __device__ __forceinline__ void wait(int parity) {
+    uint32 over = 0;
+    while (over == 0) {
+      asm volatile(
+          "{\n.reg .pred p;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n}\n"
+          : "=r"(over)
+          : "r"(shared_address(&state)), "r"(parity)
+          : "memory");
+    }
+  }
+};
+
+// Changes the registers that each thread of this warpgroup may use; a multiple of 8.
+template <int COUNT> __device__ __forceinline__ void give_up_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
