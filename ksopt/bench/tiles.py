@@ -1,7 +1,8 @@
 """``python -m ksopt.bench.tiles``: random lanes16 tiles, checked, timed and predicted.
 
-What the cost model (ksopt.kernels.cost) was fitted to, and how its ranking is judged: for each
-pattern, how much slower the fastest of its best few predicted tiles is than the fastest of all.
+What the cost model (``predicted_us`` of ksopt.kernels.lanes16) was fitted to, and how its ranking
+is judged: for each pattern, how much slower the fastest of its best few predicted tiles is than the
+fastest of all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ksopt.bench.roofline import Roofline, measure_roofline
 from ksopt.bench.timing import measure
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import cost, cpu, cuda, lanes16
+from ksopt.kernels import cpu, cuda, lanes16
+from ksopt.kernels.families import FAMILIES, Machine, ranked_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -37,6 +39,7 @@ PATTERNS = (
     *("(1,96,96,3)", "(1,96,384,6)", "(1,128,128,12)", "(1,64,64,24)", "(4,384,96,4)"),
     *("(1,256,256,4)", "(1,256,256,32)", "(1,128,128,1)"),
 )
+_FAMILY = next(family for family in FAMILIES if family.module is lanes16)
 BEST_PREDICTED = (1, cuda.TILES)
 _CHECKED_ROWS = 300
 _ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds differently
@@ -60,13 +63,12 @@ def time_tiles(pattern: Pattern, count: int, batch: int, roofline: Roofline) -> 
         KsoptError: a tile gives a wrong result.
     """
     problem = Problem(pattern, "float16", False)
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    ranked = cuda.ranked_tiles(problem, batch, processors)
+    ranked = ranked_tiles(_FAMILY, problem, batch, Machine.of_device(0))
     drawn = random.Random(str(pattern)).sample(ranked, min(count, len(ranked)))
     tiles = list(dict.fromkeys([*ranked[: max(BEST_PREDICTED)], *drawn]))
     target = arch.of_device(0)
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda t: nvrtc.cubin(lanes16.source(problem, t), target), tiles))
+        list(pool.map(lambda tile: nvrtc.cubin(tile.source(), target), tiles))
 
     x = torch.randn(batch, pattern.in_features, device="cuda").half()
     weight = (torch.randn(pattern.weight_shape, device="cuda") / pattern.c**0.5).half()
@@ -75,14 +77,13 @@ def time_tiles(pattern: Pattern, count: int, batch: int, roofline: Roofline) -> 
     floor_us = roofline.floor_us(pattern.bytes(batch, "float16"), pattern.flops(batch))
     rows = []
     for tile in tiles:
-        launch = lanes16.launcher(problem, tile, 0)
+        launch = tile.launcher(0)
         torch.full((batch, pattern.out_features), float("nan"), device="cuda").half()
         error = _error(launch(x, weight), truth)
         if not error <= allowed:
-            raise KsoptError(f"{pattern} {tile}: error {error:.2e}, allowed {allowed:.2e}")
+            raise KsoptError(f"{pattern} {tile.config}: error {error:.2e}, allowed {allowed:.2e}")
         found = measure({"tile": partial(launch, x, weight)}, "cuda", max_seconds=0.02)["tile"]
-        predicted = cost.lanes16_us(pattern, tile, batch, processors)
-        rows.append(Row(pattern, tile, floor_us, found.median_us, predicted))
+        rows.append(Row(pattern, tile.config, floor_us, found.median_us, tile.predicted_us))
     return rows
 
 

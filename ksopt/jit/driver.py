@@ -45,6 +45,19 @@ def load_kernel(cubin: bytes, name: str, shared_bytes: int, device: int) -> int:
         return int(kernel)
 
 
+def shared_bytes(device: int) -> int:
+    """Shared memory of a multiprocessor of CUDA device ``device``, in bytes.
+
+    Raises:
+        UnavailableError: the driver or its bindings are missing.
+    """
+    driver = _driver()
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    status, found = driver.cuDeviceGetAttribute(attribute, device)
+    _check(driver, status, "tell the device's shared memory")
+    return int(found)
+
+
 def launch(
     kernel: int,
     blocks: int,

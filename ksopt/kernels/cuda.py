@@ -1,8 +1,9 @@
 """The product on a CUDA device: the fastest of ksopt's kernels and PyTorch's own ways.
 
 The first product of a problem (pattern, dtype, layout, batch to the next power of two, device)
-times the tiles that the cost model ranks best against PyTorch's ways, and keeps the choice for
-the life of the process: so nothing is slower than PyTorch by more than the noise of a few runs.
+times the tiles that the families' cost models rank best against PyTorch's ways, and keeps the
+choice for the life of the process: so nothing is slower than PyTorch by more than the noise of a
+few runs.
 PyTorch's ways are timed with the preparation of their weights, which may change while training.
 
 Nothing is timed with ``KSOPT_TUNE=off``, under ``torch.use_deterministic_algorithms``, while a
@@ -12,6 +13,7 @@ ranked best, else bmm.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import warnings
@@ -24,7 +26,8 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.baselines import BASELINES, Product
 from ksopt.errors import UnavailableError
-from ksopt.kernels import cost, general, lanes16
+from ksopt.kernels import general
+from ksopt.kernels.families import FAMILIES, Machine, Tile, ranked_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -33,7 +36,7 @@ BUDGET_S = 0.5
 
 ROUNDS = 7
 TILES = 3
-"""How many of the tiles that the cost model ranks best are compiled and timed."""
+"""How many of a family's tiles that its cost model ranks best are compiled and timed."""
 
 # Dropped after the first timed round: what takes more than this many times the fastest.
 _HOPELESS = 2.0
@@ -47,7 +50,7 @@ class Choice:
     """A way to multiply, and why it was taken.
 
     Attributes:
-        name: ``lanes16``, ``general`` or the name of a baseline.
+        name: a kernel family's name, ``general`` or the name of a baseline.
         call: (x, weight) -> y.
         times_us: measured time of every candidate in microseconds; empty if none was timed.
     """
@@ -87,30 +90,35 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
 def forget() -> None:
     """Forget every choice, so that the next product of each problem is chosen anew."""
     _choices.clear()
+    _rule.cache_clear()
 
 
 def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Choice:
-    shape, dtype, batch_last, _, device = key
+    shape, dtype, batch_last, bits, device = key
     problem = Problem(Pattern(*shape), str(dtype).removeprefix("torch."), batch_last)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if batch == 0 or deterministic or torch.cuda.is_current_stream_capturing():
-        return _rule(problem, batch, device)
-    if not settings.tuning():
-        return _choices.setdefault(key, _rule(problem, batch, device))
-    if not _timing.acquire(blocking=False):
-        return _rule(problem, batch, device)
+    if (
+        batch == 0
+        or not settings.tuning()
+        or torch.are_deterministic_algorithms_enabled()
+        or torch.cuda.is_current_stream_capturing()
+        or not _timing.acquire(blocking=False)
+    ):
+        return _rule(problem, bits, device)
     try:
         if key not in _choices:
             with torch.cuda.device(device):
-                _choices[key] = _fastest(_candidates(problem, batch, device), x, weight)
+                candidates = _candidates(problem, batch, device)
+                _choices[key] = _fastest(candidates, x, weight)
         return _choices[key]
     finally:
         _timing.release()
 
 
-def _rule(problem: Problem, batch: int, device: int) -> Choice:
-    own = _own(problem, batch, device, tiles=1)
-    return own[0] if own and own[0].name != "general" else _pytorch(problem, "bmm")
+@functools.cache
+def _rule(problem: Problem, bits: int, device: int) -> Choice:
+    """The choice without timing, for batches below 2 ** bits."""
+    best = _tiles(problem, max(1, 2**bits - 1), device, 1)
+    return next(iter(_built(best, device)), _pytorch(problem, "bmm"))
 
 
 def _candidates(problem: Problem, batch: int, device: int) -> list[Choice]:
@@ -125,7 +133,13 @@ def _candidates(problem: Problem, batch: int, device: int) -> list[Choice]:
     dtype = getattr(torch, problem.dtype)
     product = Product(p, dtype, "cuda", problem.batch_last)
     pytorch = [_pytorch(problem, n) for n in names if BASELINES[n].supports(product).ok]
-    return [*_own(problem, batch, device, TILES), *pytorch]
+    own = _built(_tiles(problem, batch, device, TILES), device)
+    if general.supports(problem) is None:
+        try:
+            own.append(Choice("general", general.launcher(problem, device)))
+        except UnavailableError as error:
+            _warn_once(str(error))
+    return [*own, *pytorch]
 
 
 def _pytorch(problem: Problem, name: str) -> Choice:
@@ -137,30 +151,27 @@ def _pytorch(problem: Problem, name: str) -> Choice:
     return Choice(name, call)
 
 
-def _own(problem: Problem, batch: int, device: int, tiles: int) -> list[Choice]:
-    """ksopt's kernels for the problem, the most promising first; none where none can be built."""
+def _tiles(problem: Problem, batch: int, device: int, count: int) -> list[Tile]:
+    """The ``count`` best predicted tiles of each family, best first; none without a driver."""
     try:
-        if general.supports(problem) is not None:
-            return []
-        own = [Choice("general", general.launcher(problem, device))]
-        properties = torch.cuda.get_device_properties(device)
-        if properties.major >= 8 and lanes16.supports(problem) is None:
-            count = properties.multi_processor_count
-            best = ranked_tiles(problem, batch, count)[:tiles]
-            own = [*(Choice("lanes16", lanes16.launcher(problem, c, device)) for c in best), *own]
-        return own
+        machine = Machine.of_device(device)
     except UnavailableError as error:
         _warn_once(str(error))
         return []
+    ranked = (ranked_tiles(family, problem, batch, machine) for family in FAMILIES)
+    best = [tile for tiles in ranked for tile in tiles[:count]]
+    return sorted(best, key=lambda tile: tile.predicted_us)
 
 
-def ranked_tiles(problem: Problem, batch: int, multiprocessors: int) -> list[lanes16.Config]:
-    """The tiles of the lanes16 family for a problem, by predicted time."""
-
-    def predicted(config: lanes16.Config) -> float:
-        return cost.lanes16_us(problem.pattern, config, batch, multiprocessors)
-
-    return sorted(lanes16.configs(problem, multiprocessors), key=predicted)
+def _built(tiles: list[Tile], device: int) -> list[Choice]:
+    """The tiles that can be built here; what stands in the way of others is a warning, once."""
+    choices = []
+    for tile in tiles:
+        try:
+            choices.append(Choice(tile.family.name, tile.launcher(device)))
+        except UnavailableError as error:
+            _warn_once(str(error))
+    return choices
 
 
 def _fastest(candidates: list[Choice], x: Tensor, weight: Tensor) -> Choice:

@@ -10,6 +10,7 @@ import torch
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import cpu, cuda, dispatch, general, lanes16
+from ksopt.kernels.families import FAMILIES, Machine, ranked_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -35,16 +36,16 @@ def forget():
 @pytest.fixture(scope="module")
 def compiled_ahead():
     """Compile what the sample needs on all cores; the tests then take it from the cache."""
-    target, count = arch.of_device(0), torch.cuda.get_device_properties(0).multi_processor_count
+    target, machine = arch.of_device(0), Machine.of_device(0)
     sources = []
     for pattern, dtype, last in itertools.product(SAMPLE, DTYPES, (False, True)):
         problem = Problem(pattern, name_of(dtype), last)
         sources.append(general.source(problem, general.default_config(problem)))
-        if lanes16.supports(problem) is None:
-            tiles = {cuda.ranked_tiles(problem, batch, count)[0] for batch in BATCHES}
-            sources += [lanes16.source(problem, tile) for tile in tiles]
+        for family, batch in itertools.product(FAMILIES, BATCHES):
+            best = ranked_tiles(family, problem, batch, machine)[:1]
+            sources += [tile.source() for tile in best]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
+        list(pool.map(lambda source: nvrtc.cubin(source, target), dict.fromkeys(sources)))
 
 
 def name_of(dtype: torch.dtype) -> str:
