@@ -159,29 +159,34 @@ template <typename Tile, typename Element>
 __device__ __forceinline__ void store_rows(const unsigned char* out, Element* y, int64 row_stride, int rows,
                                            int64 columns) {
   constexpr int EACH = 16 / sizeof(Element), COLUMNS = Tile::OUT_CHUNKS * EACH;
-  constexpr int GRANULES = Tile::SHIFTED ? Tile::OUT_CHUNKS + 1 : Tile::OUT_CHUNKS;
+  constexpr int ROW_BYTES = Tile::OUT_PITCH * 16;
+  const int lane = threadIdx.x % 32, end = static_cast<int>(columns < COLUMNS ? columns : COLUMNS);
 #pragma unroll
-  for (int e = threadIdx.x % 32; e < 16 * GRANULES; e += 32) {
-    const int row = e / GRANULES, granule = e % GRANULES;
+  for (int e = lane; e < 16 * Tile::OUT_CHUNKS; e += 32) {
+    const int row = e / Tile::OUT_CHUNKS;
     if (row >= rows) break;
     Element* const to = y + row * row_stride;
-    const unsigned char* const from = out + row * Tile::OUT_PITCH * 16;
-    if (!Tile::SHIFTED) {
-      if (granule * EACH < columns) {
-        *reinterpret_cast<uint4*>(to + granule * EACH) = *reinterpret_cast<const uint4*>(from + granule * 16);
-      }
-      continue;
+    // The elements before the first multiple of 16 bytes.
+    const int head = Tile::SHIFTED ? (EACH - misalignment(to)) % EACH : 0;
+    const int first = head + e % Tile::OUT_CHUNKS * EACH;
+    if (Tile::SHIFTED ? first + EACH <= end : first < end) {
+      const unsigned char* const from = out + row * ROW_BYTES;
+      *reinterpret_cast<uint4*>(to + first) =
+          Tile::SHIFTED ? load_shifted<Element>(from, first)
+                        : *reinterpret_cast<const uint4*>(from + first * sizeof(Element));
     }
-    // A granule is 16 aligned bytes of y; those at the ends of the run are shared with other warps.
-    const int first = granule * EACH - misalignment(to);
-    const int64 end = columns < COLUMNS ? columns : COLUMNS;
-    if (first >= 0 && first + EACH <= end) {
-      *reinterpret_cast<uint4*>(to + first) = load_shifted<Element>(from, first);
-    } else {
-      for (int m = first < 0 ? 0 : first; m < first + EACH && m < end; ++m) {
-        to[m] = reinterpret_cast<const Element*>(from)[m];
-      }
-    }
+  }
+  if (!Tile::SHIFTED) return;
+  // What is left at both ends of a row, neighbours by neighbouring lanes.
+#pragma unroll 4
+  for (int e = lane; e < 16 * 2 * EACH; e += 32) {
+    const int row = e / (2 * EACH), i = e % (2 * EACH);
+    if (row >= rows) break;
+    Element* const to = y + row * row_stride;
+    const int head = (EACH - misalignment(to)) % EACH;
+    const int tail = head + (end > head ? (end - head) / EACH * EACH : 0);
+    const int m = i < EACH ? i : tail + i - EACH;
+    if (m < end && (i >= EACH || m < head)) to[m] = reinterpret_cast<const Element*>(out + row * ROW_BYTES)[m];
   }
 }
 

@@ -150,29 +150,25 @@ struct Math32 {
   static __device__ __forceinline__ void repair(const Arguments& arguments, unsigned char* out, int column,
                                                 int k0, int64 m0) {
     if (Tile::PRODUCTS == 1) return;
-    constexpr int COLUMNS = Tile::NT * 8;
-    bool all_finite = true;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int e = lane; e < 16 * Tile::OUT_CHUNKS; e += 32) {
-      const uint4 loaded = reinterpret_cast<const uint4*>(
-          out)[e / Tile::OUT_CHUNKS * Tile::OUT_PITCH + e % Tile::OUT_CHUNKS];
-      all_finite = all_finite && is_finite(loaded.x) && is_finite(loaded.y) && is_finite(loaded.z) &&
-                   is_finite(loaded.w);
-    }
-    if (__all_sync(0xffffffffu, all_finite)) return;
     const float* const x = reinterpret_cast<const float*>(column_of_x<P, uint32>(arguments, column));
     const float* const w = reinterpret_cast<const float*>(column_of_weight<P, uint32>(arguments, column));
-    for (int e = lane; e < 16 * COLUMNS; e += 32) {
-      const int row = e / COLUMNS, m = e % COLUMNS;
-      float* const result = reinterpret_cast<float*>(out + row * Tile::OUT_PITCH * 16) + m;
-      if (is_finite(__float_as_uint(*result)) || k0 + row >= P::B || m0 + m >= arguments.batch) continue;
-      float sum = 0.0f;
-      for (int l = 0; l < P::C; ++l) {
-        sum = fmaf(w[(k0 + row) * P::C + l],
-                   x[l * P::D * arguments.x_feature_stride + (m0 + m) * arguments.x_batch_stride], sum);
+#pragma unroll 1
+    for (int e = threadIdx.x % 32; e < 16 * Tile::OUT_CHUNKS; e += 32) {
+      const int row = e / Tile::OUT_CHUNKS, chunk = e % Tile::OUT_CHUNKS;
+      uint32* const results = reinterpret_cast<uint32*>(out) + (row * Tile::OUT_PITCH + chunk) * 4;
+      const uint4 four = *reinterpret_cast<const uint4*>(results);
+      if (is_finite(four.x) && is_finite(four.y) && is_finite(four.z) && is_finite(four.w)) continue;
+#pragma unroll 1
+      for (int t = 0; t < 4; ++t) {
+        const int64 m = m0 + chunk * 4 + t;
+        if (is_finite(results[t]) || k0 + row >= P::B || m >= arguments.batch) continue;
+        float sum = 0.0f;
+        for (int l = 0; l < P::C; ++l) {
+          sum = fmaf(w[(k0 + row) * P::C + l],
+                     x[l * P::D * arguments.x_feature_stride + m * arguments.x_batch_stride], sum);
+        }
+        results[t] = __float_as_uint(sum);
       }
-      *result = sum;
     }
     __syncwarp();
   }

@@ -19,9 +19,9 @@ SHARED_LIMIT = 227 * 1024
 _REGISTERS = 65536  # of a multiprocessor
 _BLOCK_OVERHEAD_BYTES = 1024  # shared memory that the system takes for each block
 
-# Rates of one multiprocessor of an H200, in bytes and microseconds, fitted to 1,200 random tiles of
-# 22 of the paper's patterns (fp16, batch 25,088): the fastest of the three best predicted was a
-# mean 1 %, at worst 10 % slower than the fastest of a pattern's tiles (docs/performance.md).
+# Rates of one multiprocessor of an H200, in bytes and microseconds, fitted to 1,740 random tiles of
+# 22 of the paper's patterns (fp16 and fp32, batch 25,088): the fastest of a family's three best
+# predicted was a mean 2 %, at worst 25 % slower than the fastest of its tiles.
 _DRAM_BYTES_US = 30_000.0
 _L2_BYTES_US = 59_500.0
 _SHARED_BYTES_US = 123_500.0
@@ -30,7 +30,8 @@ _COLUMN_US = 1.0  # latency of a change of column
 _LATENCY_US = 1.3  # from a load's issue to its data, under load
 _STAGE_US = 0.23  # a stage's barriers
 _LAUNCH_US = 5.0
-_FULL_WARPS = 3.4  # with fewer on a multiprocessor, shared memory is not kept busy
+_OVERLAP = 4.0
+_FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,9 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
     )
     busy = items * tiles / (multiprocessors * load.walkers) / rounds
     x_tile, y_tile = load.rows * p.c * size, load.rows * load.outputs * size
-    # For one tile, while the multiprocessor's other walkers work too.
-    streaming = max(
+    # For one tile, while the multiprocessor's other walkers work too. What comes close to the
+    # slowest of these adds to it: they do not overlap perfectly.
+    demands = (
         (x_tile / tiles + y_tile) / _DRAM_BYTES_US,
         (x_tile + y_tile) / _L2_BYTES_US,
         x_tile * _LATENCY_US / load.in_flight,
@@ -205,6 +207,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
         / (_SHARED_BYTES_US * min(1.0, load.warps / _FULL_WARPS)),
         load.tensor_us,
     )
+    streaming = sum(demand**_OVERLAP for demand in demands) ** (1 / _OVERLAP)
     alone = load.stages_per_tile * _STAGE_US / load.walkers
     tile_us = math.hypot(streaming, alone) / min(1.0, max(busy, 0.05))
     columns = -(-p.a * p.d // groups) + (1 if p.a * p.d % groups else 0)
@@ -214,7 +217,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
 
 
 def predicted_of(
-    p: Pattern, config: Config, batch: int, multiprocessors: int, steps_us: float
+    p: Pattern, config: Config, batch: int, multiprocessors: int, steps_us: float, extra: float
 ) -> float:
     """`predicted_us` of a tile whose warps all share a ring.
 
@@ -224,8 +227,11 @@ def predicted_of(
         batch: rows of x.
         multiprocessors: of the device.
         steps_us: tensor-core steps (16 x 8 results) of a multiprocessor in a microsecond.
+        extra: what preparing the operands of a warp's steps costs, in steps.
     """
     size = config.element_bytes
+    warps = config.threads // 32 * config.blocks
+    step_us = (1 + extra / (config.mt * config.nt)) / steps_us / min(1.0, (warps / 8) ** 0.4)
     steps = steps_of(p, size) * config.rows / 8 * config.outputs / 16
     return predicted_us(
         p,
@@ -236,12 +242,12 @@ def predicted_of(
             groups=config.groups,
             blocks=config.blocks,
             walkers=config.blocks,
-            warps=config.threads // 32 * config.blocks,
+            warps=warps,
             stages_per_tile=steps_of(p, size) * (32 // size) // config.kl,
             in_flight=(config.stages - 1) * config.kl * config.rows * size * config.blocks,
             # Fragments of the weight and of x.
             operand_bytes=steps * (512 / config.nt + 256 / config.mt),
-            tensor_us=steps / steps_us,
+            tensor_us=steps * step_us,
         ),
         batch,
         multiprocessors,

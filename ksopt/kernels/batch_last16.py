@@ -13,6 +13,7 @@ from ksopt.pattern import Pattern
 DTYPES = {"float16": "Float16", "bfloat16": "BFloat16"}
 
 _STEPS_US = 560.0  # m16n8k16 products of a multiprocessor in a microsecond
+_EXTRA = 0.5  # and what a warp's loads of operands cost, in products
 
 
 def supports(problem: Problem) -> str | None:
@@ -33,7 +34,7 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
 
 def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
     """Predicted time of a tile in microseconds, for ``batch`` rows."""
-    return batch_last.predicted_of(p, config, batch, multiprocessors, _STEPS_US)
+    return batch_last.predicted_of(p, config, batch, multiprocessors, _STEPS_US, _EXTRA)
 
 
 def default_config(problem: Problem, multiprocessors: int) -> Config:

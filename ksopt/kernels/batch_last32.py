@@ -12,7 +12,8 @@ from ksopt.pattern import Pattern
 
 DTYPES = ("float32",)
 
-_STEPS_US = {True: 250.0, False: 530.0}  # of a multiprocessor, exact or not
+_STEPS_US = {True: 215.0, False: 430.0}  # of a multiprocessor, exact or not
+_EXTRA = 3.0  # what a warp's loads and splits of operands cost, in steps
 
 
 def supports(problem: Problem) -> str | None:
@@ -35,7 +36,7 @@ def predicted_us(
     p: Pattern, config: Config, batch: int, multiprocessors: int, exact: bool = True
 ) -> float:
     """Predicted time of a tile in microseconds, for ``batch`` rows."""
-    return batch_last.predicted_of(p, config, batch, multiprocessors, _STEPS_US[exact])
+    return batch_last.predicted_of(p, config, batch, multiprocessors, _STEPS_US[exact], _EXTRA)
 
 
 def default_config(problem: Problem, multiprocessors: int) -> Config:
