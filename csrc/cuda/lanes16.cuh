@@ -18,6 +18,7 @@
 
 #include "problem.cuh"
 #include "ptx.cuh"
+#include "rows.cuh"
 
 constexpr int smallest_multiple(int value, int of) { return (value + of - 1) / of * of; }
 
@@ -34,27 +35,6 @@ template <int D> struct Lanes {
   static constexpr int UNIT = 4 * L;               // l that a warp takes at a time
   static_assert(RUN * 8 % J == 0, "d must be 1, 2, 3, 4, 6, 12 or a multiple of 8");
 };
-
-// How a block's threads walk over the 16-byte chunks of a tile's rows: WIDTH neighbouring threads
-// take neighbouring chunks of a row, and each thread keeps its chunks and steps from row to row, so
-// that an address costs an addition.
-template <int ROWS, int CHUNKS, int THREADS> struct RowWalk {
-  static constexpr int common(int m, int n) { return n == 0 ? m : common(n, m % n); }
-  static constexpr int SHARED = common(CHUNKS, THREADS);  // keeps all threads busy, if wide enough
-  static constexpr int WIDTH = SHARED < 8 && CHUNKS < THREADS ? CHUNKS : SHARED;
-  static constexpr int PASS_ROWS = THREADS / WIDTH;
-  static constexpr int CHUNK_PASSES = CHUNKS / WIDTH;
-  static_assert(CHUNKS % WIDTH == 0, "a row of chunks is walked in whole passes");
-  // One past the last row of a thread that starts at row m0: threads beyond whole rows have none.
-  __device__ static __forceinline__ int end(int m0) {
-    return THREADS % WIDTH == 0 || m0 < PASS_ROWS ? ROWS : 0;
-  }
-};
-
-// How many of a tile's ROWS rows there are when `left` rows are left.
-template <int ROWS> __device__ __forceinline__ int rows_inside(int64 left) {
-  return left < ROWS ? static_cast<int>(left) : ROWS;
-}
 
 // Stores COUNT 4-byte words at an address that is a multiple of their common width.
 template <int COUNT>
@@ -115,12 +95,6 @@ __device__ __forceinline__ uint32 pair_of(const uint32 (&words)[Fold::CHUNKS * 4
                      (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));
 }
 
-// Which of its tile's 8 outputs a column of the tensor cores' operand holds. A thread gets columns
-// 2q and 2q + 1: neighbours where their j make one run of bytes, else spread over all banks.
-template <typename Fold> __device__ __forceinline__ int output_of_column(int column) {
-  return Fold::WIDE ? column / 2 + column % 2 * 4 : column;
-}
-
 // A warp's place in its block, and a lane's in the tensor cores' operands.
 template <typename Tile> struct Place {
   int lane, warp_j, warp_n, warp_m, quarter, row_in_eight;
@@ -132,20 +106,6 @@ template <typename Tile> struct Place {
     warp_m = warp / (Tile::WARPS_J * Tile::WARPS_N);
   }
 };
-
-// The sums of a warp: 16-row tiles, 8-output tiles, j, and a lane's two rows of two outputs.
-template <typename Tile> using Sums = float[Tile::MT][Tile::NT][Tile::Fold::J][4];
-
-template <typename Tile> __device__ __forceinline__ void clear(Sums<Tile>& sums) {
-#pragma unroll
-  for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-    for (int n = 0; n < Tile::NT; ++n)
-#pragma unroll
-      for (int j = 0; j < Tile::Fold::J; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
-}
 
 __device__ __forceinline__ void put_chunk(uint32* words, const uint4& chunk) {
   words[0] = chunk.x, words[1] = chunk.y, words[2] = chunk.z, words[3] = chunk.w;

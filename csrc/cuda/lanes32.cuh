@@ -18,6 +18,7 @@
 
 #include "problem.cuh"
 #include "ptx.cuh"
+#include "rows.cuh"
 
 // How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
 template <int D> struct Lanes {
@@ -32,12 +33,6 @@ template <int D> struct Lanes {
   static constexpr int UNIT = 4 * L;               // l that a warp takes at a time
   static_assert(RUN * 4 % J == 0, "d must be 1, 2, 3, 6 or a multiple of 4");
 };
-
-// Chunks from row to row such that eight threads that touch two rows meet all groups of banks;
-// `spread` is the distance in chunks between neighbours in a row.
-constexpr int row_pitch(int chunks, int spread) {
-  return chunks + ((spread == 2 ? 1 : 4) - chunks % 8 + 8) % 8;
-}
 
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int MT_, int NT_, int KL_, int STAGES_,
           int BLOCKS_, bool RESIDENT_, int PRODUCTS_>
@@ -75,12 +70,6 @@ struct Lanes32Tile {
   static_assert(WARPS_J == 1 || (WARPS_J == 2 && WARPS_M * WARPS_N <= 14), "there are 16 barriers");
 };
 
-// Which of its tile's 8 outputs a column of the tensor cores' operand holds. A thread gets columns
-// 2q and 2q + 1: neighbours where their j make one run of bytes, else spread over all banks.
-template <typename Fold> __device__ __forceinline__ int output_of_column(int column) {
-  return Fold::WIDE ? column / 2 + column % 2 * 4 : column;
-}
-
 // What a block computes beside rows: group i, first j, first output k.
 struct Column {
   int i, j0, n0;
@@ -93,25 +82,33 @@ template <typename P, typename Tile> __device__ __forceinline__ Column column_at
           index / OF_J % Tile::OUTPUT_TILES * Tile::NB};
 }
 
-// Copies LENGTH values of l from l0 on, of ROWS rows that row(m) points to, to shared memory.
-template <typename P, typename Tile, int ROWS, int LENGTH, int PITCH, typename Row>
-__device__ __forceinline__ void load_rows(unsigned char* shared, int l0, Row row) {
+// The column of the tensor cores' operand that output k of a tile's 8 belongs to.
+template <typename Fold> __device__ __forceinline__ int column_of_output(int k) {
+  return Fold::WIDE ? k % 4 * 2 + k / 4 : k;
+}
+
+// Copies LENGTH values of l from l0 on, of ROWS rows that are `stride` elements apart, to shared
+// memory; zeros instead of rows beyond the first `rows`. Rows of the weight, IN_COLUMNS, are kept in
+// the order of the tensor cores' columns.
+template <typename P, typename Tile, int ROWS, int LENGTH, int PITCH, bool IN_COLUMNS>
+__device__ __forceinline__ void load_rows(unsigned char* shared, const float* from, int64 stride, int rows,
+                                          int l0) {
   using Fold = typename Tile::Fold;
-  constexpr int CHUNKS = LENGTH * Tile::JC / 4, COUNT = ROWS * CHUNKS;
-  constexpr int ROUNDS = (COUNT + Tile::LOADERS - 1) / Tile::LOADERS;
-  constexpr bool SAME_CHUNK = Tile::LOADERS % CHUNKS == 0;  // in all rounds of a thread
-  const int thread = threadIdx.x;
-#pragma unroll(ROUNDS <= 12 ? ROUNDS : 4)
-  for (int round = 0; round < ROUNDS; ++round) {
-    const int e = thread + round * Tile::LOADERS;
-    if (COUNT % Tile::LOADERS != 0 && e >= COUNT) break;
-    const int m = SAME_CHUNK ? thread / CHUNKS + round * (Tile::LOADERS / CHUNKS) : e / CHUNKS;
-    const int chunk = SAME_CHUNK ? thread % CHUNKS : e % CHUNKS;
-    const int l = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L : 0;
-    const int within = Fold::WIDE ? chunk % Tile::CHUNKS_OF_L * 4 : chunk * 4;
-    const int offset = (l0 + l) * P::D + within;
+  using Walk = RowWalk<ROWS, LENGTH * Tile::JC / 4, Tile::LOADERS>;
+  const int first_row = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
+#pragma unroll
+  for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+    const int chunk = first_chunk + pass * Walk::WIDTH;
+    const int offset = l0 * P::D + (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4
+                                               : chunk * 4);
     const bool inside = P::C % LENGTH == 0 || offset < P::C * P::D;
-    copy_async_16(shared + (m * PITCH + chunk) * 16, row(m) + (inside ? offset : 0), inside);
+    const float* source = from + first_row * stride + (inside ? offset : 0);
+#pragma unroll 8
+    for (int m = first_row; m < Walk::end(first_row); m += Walk::PASS_ROWS) {
+      const int place = IN_COLUMNS ? m - m % 8 + column_of_output<Fold>(m % 8) : m;
+      copy_async_16(shared + (place * PITCH + chunk) * 16, source, inside && m < rows);
+      source += Walk::PASS_ROWS * stride;
+    }
   }
 }
 
@@ -172,8 +169,7 @@ template <int PRODUCTS> struct Split {
 
 // sums += x w over the unit's l, for MT x NT tiles of all J.
 template <typename Tile>
-__device__ __forceinline__ void multiply_unit(float (&sums)[Tile::MT][Tile::NT][Tile::Fold::J][4],
-                                              const unsigned char* x_row, int x_unit,
+__device__ __forceinline__ void multiply_unit(Sums<Tile>& sums, const unsigned char* x_row, int x_unit,
                                               const unsigned char* w_row, int w_unit, int quarter,
                                               int warp_j) {
   using Fold = typename Tile::Fold;
@@ -273,23 +269,11 @@ __device__ __forceinline__ void stage_slice(unsigned char* slice,
   }
 }
 
-template <typename Tile>
-__device__ __forceinline__ void clear(float (&sums)[Tile::MT][Tile::NT][Tile::Fold::J][4]) {
-#pragma unroll
-  for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-    for (int n = 0; n < Tile::NT; ++n)
-#pragma unroll
-      for (int j = 0; j < Tile::Fold::J; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[m][n][j][e] = 0.0f;
-}
-
 // Writes a finished tile in whole rows of bytes. `slice` belongs to the warps that share its rows and
 // outputs, which differ in their j; they wait for each other at `barrier`.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 tile, unsigned char* slice,
-                                           const float (&sums)[Tile::MT][Tile::NT][Tile::Fold::J][4],
+                                           const Sums<Tile>& sums,
                                            int warp_m, int warp_n, int warp_j, int barrier) {
   using Fold = typename Tile::Fold;
   constexpr int GROUP_IN = P::C * P::D, GROUP_OUT = P::B * P::D;  // features of one i
@@ -353,17 +337,12 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
   }
 }
 
-// Where the weights of a column begin, and how far apart its outputs lie.
-template <typename P, typename Tile> struct WeightRows {
-  const float* first;
-  __device__ __forceinline__ WeightRows(const Arguments& arguments, const Column& column)
-      : first(static_cast<const float*>(arguments.weight) +
-              int64(column.i * P::B + column.n0) * (P::C * P::D) + column.j0) {}
-  // Rows are kept in the order of the tensor cores' columns.
-  __device__ __forceinline__ const float* operator()(int row) const {
-    return first + (row - row % 8 + output_of_column<typename Tile::Fold>(row % 8)) * (P::C * P::D);
-  }
-};
+// Where the weights of a column begin; its outputs lie C * D elements apart.
+template <typename P>
+__device__ __forceinline__ const float* weights_of(const Arguments& arguments, const Column& column) {
+  return static_cast<const float*>(arguments.weight) +
+         int64(column.i * P::B + column.n0) * (P::C * P::D) + column.j0;
+}
 
 // Fills the ring's stages, tile after tile, ahead of the products.
 //
@@ -393,14 +372,13 @@ template <typename P, typename Tile> struct Loader {
       unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
       const float* const group =
           static_cast<const float*>(arguments.x) + column.i * (P::C * P::D) + column.j0;
-      const int64 last = arguments.batch - 1;
-      // Rows beyond the batch repeat the last one; their results are not stored.
-      load_rows<P, Tile, Tile::BM, Tile::KL, Tile::PITCH>(stage, part * Tile::KL, [&](int m) {
-        return group + (row0 + m < last ? row0 + m : last) * arguments.x_batch_stride;
-      });
+      load_rows<P, Tile, Tile::BM, Tile::KL, Tile::PITCH, false>(
+          stage, group + row0 * arguments.x_batch_stride, arguments.x_batch_stride,
+          rows_inside<Tile::BM>(arguments.batch - row0), part * Tile::KL);
       if (!Tile::RESIDENT) {
-        load_rows<P, Tile, Tile::NB, Tile::KL, Tile::WEIGHT_PITCH>(
-            stage + Tile::BM * Tile::PITCH * 16, part * Tile::KL, WeightRows<P, Tile>(arguments, column));
+        load_rows<P, Tile, Tile::NB, Tile::KL, Tile::WEIGHT_PITCH, true>(
+            stage + Tile::BM * Tile::PITCH * 16, weights_of<P>(arguments, column), P::C * P::D, Tile::NB,
+            part * Tile::KL);
       }
       if (++slot == Tile::STAGES) slot = 0;
       if (++part == Tile::STAGES_PER_TILE) {
@@ -427,13 +405,13 @@ __device__ __forceinline__ void lanes32_kernel(const Arguments& arguments) {
 
   Loader<P, Tile> loader(arguments, ring);
   if (Tile::RESIDENT) {  // waited for together with the first stage
-    load_rows<P, Tile, Tile::NB, Tile::UNITS * Fold::UNIT, Tile::WEIGHT_PITCH>(
-        shared, 0, WeightRows<P, Tile>(arguments, loader.column));
+    load_rows<P, Tile, Tile::NB, Tile::UNITS * Fold::UNIT, Tile::WEIGHT_PITCH, true>(
+        shared, weights_of<P>(arguments, loader.column), P::C * P::D, Tile::NB, 0);
   }
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
 
-  float sums[Tile::MT][Tile::NT][Fold::J][4] = {};
+  Sums<Tile> sums = {};
   int64 tile = blockIdx.x;
   int part = 0, slot = 0;
   while (tile < loader.tiles) {

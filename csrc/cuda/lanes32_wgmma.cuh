@@ -46,15 +46,18 @@ struct Lanes32WgmmaTile
   static_assert(MULTIPLIERS == 256 || MULTIPLIERS == 384, "");
 };
 
-// Splits the weights of `units` units, and writes them as the tensor cores read them. A chunk is
+// Splits the weights of UNITS units, and writes them as the tensor cores read them. A chunk is
 // asked for by output and by number, as in a stage of rows, for warpgroups of j number `group_j`.
-template <typename Tile, typename ChunkAt>
-__device__ __forceinline__ void write_matrices(unsigned char* layers, int units, ChunkAt chunk_at) {
+template <typename Tile, int UNITS, typename ChunkAt>
+__device__ __forceinline__ void write_matrices(unsigned char* layers, ChunkAt chunk_at) {
   using Fold = typename Tile::Fold;
   constexpr int J = Fold::J;
-  const int tasks = units * Fold::RUNS * Tile::WARPS_J * Tile::NB;
-#pragma unroll 1
-  for (int task = threadIdx.x; task < tasks; task += Tile::LOADERS) {
+  constexpr int TASKS = UNITS * Fold::RUNS * Tile::WARPS_J * Tile::NB;
+  constexpr int ROUNDS = (TASKS + Tile::LOADERS - 1) / Tile::LOADERS;
+#pragma unroll(ROUNDS <= 4 ? ROUNDS : 1)
+  for (int round = 0; round < ROUNDS; ++round) {
+    const int task = threadIdx.x + round * Tile::LOADERS;
+    if (TASKS % Tile::LOADERS != 0 && task >= TASKS) break;
     const int n = task % Tile::NB, group_j = task / Tile::NB % Tile::WARPS_J;
     const int runs = task / (Tile::NB * Tile::WARPS_J);  // of four threads' l each
     float values[4][Fold::RUN * 4];
@@ -92,7 +95,7 @@ __device__ __forceinline__ void write_matrices(unsigned char* layers, int units,
 // sums += x w over a unit's l, for 64 rows and all NB outputs. `layers`: address of its weights.
 template <typename Tile>
 __device__ __forceinline__ void multiply_unit_by_warpgroup(
-    float (&sums)[1][Tile::NT][Tile::Fold::J][4], const unsigned char* x_row, int x_unit, uint32 layers,
+    Sums<Tile>& sums, const unsigned char* x_row, int x_unit, uint32 layers,
     int quarter, int warp_j) {
   using Fold = typename Tile::Fold;
   constexpr int J = Fold::J, GROUPS = J * Fold::STEPS;
@@ -145,21 +148,22 @@ __device__ __forceinline__ void load_and_split(const Arguments& arguments, unsig
                                                PhaseBarrier* empty) {
   using Fold = typename Tile::Fold;
   Loader<P, Tile> loader(arguments, ring);
-  const WeightRows<P, Tile> rows(arguments, loader.column);
+  const float* const weights = weights_of<P>(arguments, loader.column);
   int loaded = 0, published = 0;  // stages
   const auto publish = [&] {
     const int slot = published % Tile::STAGES;
     if constexpr (!Tile::RESIDENT) {
       wait_at(15, Tile::LOADERS);  // the rows were copied by all loaders
       unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
-      write_matrices<Tile>(stage + Tile::LAYERS_AT, Tile::STAGE_UNITS, [&](int n, int chunk) {
+      write_matrices<Tile, Tile::STAGE_UNITS>(stage + Tile::LAYERS_AT, [&](int n, int chunk) {
         return *reinterpret_cast<const float4*>(stage + Tile::RAW_AT + (n * Tile::WEIGHT_PITCH + chunk) * 16);
       });
     } else if (published == 0) {
-      write_matrices<Tile>(layers, Tile::UNITS, [&](int n, int chunk) {
+      write_matrices<Tile, Tile::UNITS>(layers, [&](int n, int chunk) {
         const int offset = Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 4
                                       : chunk * 4;
-        return offset < P::C * P::D ? *reinterpret_cast<const float4*>(rows(n) + offset)
+        const int output = n - n % 8 + output_of_column<Fold>(n % 8);
+        return offset < P::C * P::D ? *reinterpret_cast<const float4*>(weights + output * (P::C * P::D) + offset)
                                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       });
     }
@@ -190,7 +194,7 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
   const int first_matrix = warp_j * Fold::J * Tile::HALVES * Tile::MATRIX_BYTES;
   const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
 
-  float sums[1][Tile::NT][Fold::J][4] = {};
+  Sums<Tile> sums = {};
   int slot = 0, parity = 0;
   for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     for (int part = 0; part < Tile::STAGES_PER_TILE; ++part) {

@@ -13,7 +13,8 @@ struct PhaseBarrier {
   }
 
   __device__ __forceinline__ void arrive() {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(&state)) : "memory");
+    unsigned long long phase;
+    asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];\n" : "=l"(phase) : "r"(shared_address(&state)) : "memory");
   }
 
   // Waits for the phase of this parity: the first phase is 0, and "the one before it", 1, is over.

@@ -9,7 +9,9 @@
 // Tells the compiler that values come from here: products write registers behind its back.
 template <int COUNT> __device__ __forceinline__ void appear(float (&values)[COUNT]) {
 #pragma unroll
-  for (int v = 0; v < COUNT; ++v) asm volatile("" : "+f"(values[v])::"memory");
+  for (int v = 0; v < COUNT; ++v) {
+    asm volatile("" : "+f"(values[v])::"memory");
+  }
 }
 
 // sums[64 x N] (+)= a[64 x 8] b[8 x N]; the sums before it count only if `accumulate`.

@@ -64,7 +64,7 @@ class Config:
         """Registers a thread, roughly: sums, parts of them, operands, addresses."""
         f = fold(p.d)
         sums = self.nt * f.j * 4 + (self.pending + 1) * self.nt * 4
-        return sums + f.chunks * 8 + 8 * (self.pending + 1) + 24
+        return sums + f.chunks * 8 + 8 * (self.pending + 1) + 8
 
 
 def supports(problem: Problem) -> str | None:

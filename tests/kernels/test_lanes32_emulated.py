@@ -33,7 +33,7 @@ SHAPES = [
 ]
 BATCHES = (1, 7, 17)
 CONFIGS_EACH = 2
-OF_TEMPLATE = ("warps_m", "warps_n", "mt", "nt", "kl", "stages", "resident")
+OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "mt", "nt", "kl", "stages", "resident")
 
 
 def cases() -> Iterator[tuple[Problem, lanes32.Config]]:
@@ -46,20 +46,15 @@ def cases() -> Iterator[tuple[Problem, lanes32.Config]]:
 
     for shape in SHAPES:
         problem = Problem(Pattern(*shape), "float32", batch_last=False)
-        candidates = [
-            config for config in lanes32.configs(problem, multiprocessors=4) if config.warps_j == 1
-        ]
-        for _ in range(CONFIGS_EACH):
-            sample = draw.sample(candidates, min(len(candidates), 30))
+        candidates = list(lanes32.configs(problem, multiprocessors=4))
+        for turn in range(CONFIGS_EACH):
+            # Where several warps may share the j, one turn each.
+            width = 1 + turn if problem.pattern.d % 8 == 0 else 1
+            fitting = [config for config in candidates if config.warps_j == width]
+            sample = draw.sample(fitting, min(len(fitting), 30))
             config = max(sample, key=lambda config: len(values(config) - seen))
             seen |= values(config)
             yield problem, config
-        if problem.pattern.d % 8 == 0:
-            # The emulator knows no barrier of two warps in a larger block, so these are the block.
-            yield (
-                problem,
-                replace(config, warps_j=2, warps_m=1, warps_n=1, nt=2 if shape[1] % 16 == 0 else 1),
-            )
 
 
 CASES = list(cases())

@@ -240,4 +240,69 @@ INSTRUCTION void mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32(
   warp_collective("mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32", &own, multiply_tf32);
 }
 
+// Warpgroup products --------------------------------------------------------------------------
+//
+// A warp's rows depend on no other warp, so its lanes act alone. Products are done at once; that
+// their operands and sums may not be touched before the wait is not checked, nor are the fences.
+
+INSTRUCTION void wgmma_fence_sync_aligned() {}
+INSTRUCTION void wgmma_commit_group_sync_aligned() {}
+INSTRUCTION void wgmma_wait_group_sync_aligned(int) {}
+INSTRUCTION void fence_proxy_async_shared_cta() {}
+INSTRUCTION void setmaxnreg_inc_sync_aligned_u32(int) {}
+INSTRUCTION void setmaxnreg_dec_sync_aligned_u32(int) {}
+
+struct WarpgroupOperands {
+  float* sums;
+  uint32_t a[4];
+  std::uint64_t b;
+  bool accumulate;
+  const void* caller;
+};
+
+template <int N> INSTRUCTION void multiply_rows_tf32(void* const (&lanes)[32]) {
+  double a[16][8], b[8][N];
+  for (int lane = 0; lane < 32; ++lane) {
+    const WarpgroupOperands& own = *static_cast<const WarpgroupOperands*>(lanes[lane]);
+    for (int r = 0; r < 4; ++r) a[lane / 4 + r % 2 * 8][lane % 4 + r / 2 * 4] = float_of(own.a[r] & ~0x1fffu);
+  }
+  const WarpgroupOperands& first = *static_cast<const WarpgroupOperands*>(lanes[0]);
+  // 8 columns x 4 of the summation are 128 bytes in one run.
+  const uint32_t address = uint32_t(first.b & 0x3fff) << 4, next_sum = uint32_t(first.b >> 16 & 0x3fff) << 4,
+                 next_column = uint32_t(first.b >> 32 & 0x3fff) << 4;
+  if (first.b >> 62) fail("only operands that are not swizzled are emulated");
+  for (int n = 0; n < N; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      uint32_t words[4];
+      std::memcpy(words, read_shared(address + half * next_sum + n / 8 * next_column + n % 8 * 16, 16, first.caller), 16);
+      for (int k = 0; k < 4; ++k) b[half * 4 + k][n] = float_of(words[k] & ~0x1fffu);
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const WarpgroupOperands& own = *static_cast<const WarpgroupOperands*>(lanes[lane]);
+    for (int e = 0; e < N / 2; ++e) {
+      const int row = lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+      double sum = own.accumulate ? own.sums[e] : 0.0;
+      for (int k = 0; k < 8; ++k) sum += a[row][k] * b[k][column];
+      own.sums[e] = float(sum);
+    }
+  }
+}
+
+// Sums of 64 x N: what wgmma.mma_async.sync.aligned.m64nNk8.f32.tf32.tf32 does with a in registers.
+template <int N>
+INSTRUCTION void multiply_warpgroup_tf32(float (&sums)[N / 2], const uint32_t (&a)[4], std::uint64_t b,
+                                         int accumulate) {
+  WarpgroupOperands own{sums, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, __builtin_return_address(0)};
+  warp_collective("wgmma", &own, multiply_rows_tf32<N>);
+}
+
+// Phase barriers ------------------------------------------------------------------------------
+
+INSTRUCTION void mbarrier_init_shared_cta_b64(uint32_t at, int count) { set_up_phase_barrier(at, unsigned(count)); }
+INSTRUCTION void mbarrier_arrive_shared_cta_b64(unsigned long long& token, uint32_t at) {
+  token = 0;
+  arrive_at_phase_barrier(at);
+}
+
 }  // namespace emulate::ptx

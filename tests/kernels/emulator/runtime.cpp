@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <iterator>
 #include <memory>
 #include <random>
@@ -101,6 +102,12 @@ struct Barrier {
   std::vector<int> arrived;
 };
 
+struct PhaseBarrier {
+  unsigned count, missing, phase;
+  std::vector<std::uint32_t> arriving, known;  // clocks: of this phase so far, of the last one
+  std::vector<int> waiting;
+};
+
 struct Launch {
   const Kernel* kernel;
   const void* arguments;
@@ -114,6 +121,7 @@ Launch launch;
 jmp_buf scheduler;
 std::vector<Fiber> fibers;
 std::vector<Warp> warps;
+std::map<std::uint32_t, PhaseBarrier> phase_barriers;  // by their offset in shared memory
 std::vector<int> ready;
 std::vector<Record> records;
 std::vector<std::uint8_t> written_y;
@@ -319,6 +327,7 @@ void run_block() {
   clocks.assign(std::size_t(launch.threads) * launch.threads, 0);
   for (unsigned t = 0; t < launch.threads; ++t) clocks_of(t)[t] = 1;
   for (Barrier& barrier : barriers) barrier.arrived.clear();
+  phase_barriers.clear();
   ready.clear();
   for (unsigned t = 0; t < launch.threads; ++t) {
     Fiber& fiber = fibers[t];
@@ -396,6 +405,47 @@ void named_barrier(unsigned name, unsigned count) {
     if (t != current) wake(t);
   }
   barrier.arrived.clear();
+}
+
+namespace {
+
+PhaseBarrier& phase_barrier_at(std::uint32_t at) {
+  const auto found = phase_barriers.find(at);
+  if (found == phase_barriers.end()) fail("no phase barrier was set up at byte %u of shared memory", at);
+  return found->second;
+}
+
+void learn(std::vector<std::uint32_t>& what, const std::uint32_t* from) {
+  for (unsigned u = 0; u < launch.threads; ++u) what[u] = std::max(what[u], from[u]);
+}
+
+}  // namespace
+
+void set_up_phase_barrier(std::uint32_t at, unsigned count) {
+  const std::vector<std::uint32_t> nothing(launch.threads, 0);
+  phase_barriers[at] = {count, count, 0, nothing, nothing, {}};
+}
+
+void arrive_at_phase_barrier(std::uint32_t at) {
+  PhaseBarrier& barrier = phase_barrier_at(at);
+  learn(barrier.arriving, clocks_of(current));
+  ++clocks_of(current)[current];
+  if (--barrier.missing > 0) return;
+  barrier.missing = barrier.count, ++barrier.phase;
+  barrier.known = barrier.arriving;
+  for (const int t : barrier.waiting) wake(t);
+  barrier.waiting.clear();
+}
+
+void wait_for_phase(std::uint32_t at, unsigned parity) {
+  PhaseBarrier& barrier = phase_barrier_at(at);
+  while (barrier.phase % 2 == parity) {
+    barrier.waiting.push_back(current);
+    leave(State::AT_BARRIER);
+  }
+  std::vector<std::uint32_t> known(clocks_of(current), clocks_of(current) + launch.threads);
+  learn(known, barrier.known.data());
+  std::copy(known.begin(), known.end(), clocks_of(current));
 }
 
 void warp_collective(const char* name, void* operands, void (*execute)(void* const (&lanes)[32])) {

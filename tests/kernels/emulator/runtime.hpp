@@ -24,6 +24,12 @@ void block_barrier();
 void named_barrier(unsigned name, unsigned count);  // of `count` threads; 0 is __syncthreads's
 void warp_barrier();
 
+// A barrier in shared memory whose phases end when `count` threads have arrived (mbarrier). A wait
+// ends as soon as the phase under way has another parity than the one waited for.
+void set_up_phase_barrier(std::uint32_t at, unsigned count);
+void arrive_at_phase_barrier(std::uint32_t at);
+void wait_for_phase(std::uint32_t at, unsigned parity);
+
 // Waits for all 32 lanes of the warp to call with the same name, then runs `execute` once on what
 // they brought. The operands may lie on each lane's stack: no lane goes on before.
 void warp_collective(const char* name, void* operands, void (*execute)(void* const (&lanes)[32]));

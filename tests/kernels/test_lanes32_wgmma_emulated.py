@@ -1,0 +1,137 @@
+"""The fp32 family on warpgroup products: its index logic and hand-over, run on the CPU."""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from checks import assert_close_to_float64, operands
+from cuda_emulator import EmulationError, Instance
+
+from ksopt.kernels import lanes32_wgmma
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+# A shape for every fold d, whose c has a tail: it is no multiple of the unit of l (8 or 16).
+SHAPES = [
+    (2, 24, 20, 1),
+    (1, 32, 42, 2),
+    (2, 24, 36, 3),
+    (1, 16, 22, 6),
+    (2, 48, 9, 4),
+    (1, 32, 17, 8),
+    (2, 24, 12, 12),
+    (1, 48, 33, 16),
+]
+
+
+def cases() -> Iterator[tuple[Problem, lanes32_wgmma.Config]]:
+    """For each shape a tile with resident and one with streamed weights."""
+    draw = random.Random(0)
+    for shape in SHAPES:
+        problem = Problem(Pattern(*shape), "float32", batch_last=False)
+        candidates = list(lanes32_wgmma.configs(problem, multiprocessors=4))
+        for resident in (True, False):
+            yield problem, draw.choice([c for c in candidates if c.resident == resident])
+
+
+CASES = list(cases())
+
+
+def without_predicates(name: str, text: str) -> str:
+    """A header, with calls of the emulator instead of the two things that need a PTX predicate."""
+    if name == "pipeline.cuh":
+        wait = r"uint32 over = 0;.*?memory\"\);\n\s*\}"
+        call = "emulate::wait_for_phase(shared_address(&state), unsigned(parity));"
+        text, found = re.subn(wait, call, text, flags=re.DOTALL)
+        assert found == 1
+    if name == "wgmma_tf32.cuh":
+        text = text[: text.index("#define")] + (
+            "template <int N> void multiply_warpgroup_tf32(float (&sums)[N / 2],"
+            " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
+            "  emulate::ptx::multiply_warpgroup_tf32<N>(sums, a, b, accumulate);\n}\n"
+        )
+    return text
+
+
+def instance(problem: Problem, config: lanes32_wgmma.Config) -> Instance:
+    source = lanes32_wgmma.source(problem, config)
+    return Instance(problem, source, lanes32_wgmma.geometry(problem, config))
+
+
+@pytest.fixture(scope="module")
+def kernels(emulator):
+    return emulator.build([instance(*case) for case in CASES], without_predicates)
+
+
+def name(at: int) -> str:
+    problem, c = CASES[at]
+    where = "resident" if c.resident else "streamed"
+    return (
+        f"{problem.pattern}-{c.warpgroups_j}x{c.warpgroups_m}w-{c.nt}n-{c.kl}l-{c.stages}s-{where}"
+    )
+
+
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_results(kernels, at):
+    problem, config = CASES[at]
+    for batch in (1, 2 * config.rows + 5):
+        x, weight = operands(problem, batch, seed=batch)
+        y = kernels[at](x, weight)
+        assert_close_to_float64(y, x, weight, problem)
+        assert torch.equal(y, kernels[at](x, weight, seed=1))
+
+
+@pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
+def test_blocks_walk_over_many_tiles(kernels, at):
+    problem, config = CASES[at]
+    x, weight = operands(problem, 4 * config.rows + 3, seed=at)
+    columns = config.columns(problem.pattern)
+    results = []
+    for walkers in (1, 3):
+        geometry = lanes32_wgmma.geometry(problem, replace(config, max_blocks=walkers * columns))
+        results.append(kernels[at].launched_as(geometry)(x, weight, seed=walkers))
+        assert_close_to_float64(results[-1], x, weight, problem)
+    assert torch.equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("at", range(0, len(CASES), 4), ids=name)
+def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
+    problem, _ = CASES[at]
+    x, weight = operands(problem, 5, seed=at)
+    for row, value in enumerate((torch.inf, torch.nan, torch.finfo(torch.float32).max)):
+        x[row, row] = value
+    weight.clamp_(-0.9, 0.9)
+    torch.testing.assert_close(
+        kernels[at](x, weight), ks_reference(x, weight), rtol=1e-5, atol=1e-5, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ("full[slot].wait(parity);", "race|nothing wrote|under way"),
+        ("empty[loaded % Tile::STAGES].wait(loaded / Tile::STAGES % 2 ^ 1);", "race|under way"),
+        ("wait_for_copies<Tile::AHEAD>();", "race|under way"),
+    ],
+)
+def test_a_missing_wait_is_found(emulator, cut, message):
+    """So the hand-over of stages is really checked."""
+    problem, config = next(case for case in CASES if not case[1].resident)
+
+    def edit(header: str, text: str) -> str:
+        if header == "lanes32_wgmma.cuh":
+            assert text.count(cut) == 1
+            text = text.replace(cut, "")
+        return without_predicates(header, text)
+
+    (kernel,) = emulator.build([instance(problem, config)], edit)
+    x, weight = operands(problem, 8 * config.rows, seed=0)
+    few = lanes32_wgmma.geometry(
+        problem, replace(config, max_blocks=config.columns(problem.pattern))
+    )
+    with pytest.raises(EmulationError, match=message):
+        kernel.launched_as(few)(x, weight)
