@@ -21,12 +21,14 @@ struct Lanes32WgmmaTile
   using Fold = typename Base::Fold;
   static constexpr int MULTIPLIERS = 128 * WARPGROUPS_J_ * WARPGROUPS_M_, LOADERS = 128;
   static constexpr int THREADS = LOADERS + MULTIPLIERS;
-  // In groups of 128 threads x 1 register: what the block starts with, what a loader needs.
+  // Registers a thread, added up over the warpgroups: a block starts with the most that all threads
+  // can have alike. To take more than were given up would wait for ever.
   static constexpr int REGISTERS = MULTIPLIERS == 384 ? 4 * 128 : 3 * 168;
   static constexpr int LOADER_REGISTERS =
       Fold::RUN == 3 ? (MULTIPLIERS == 384 ? 80 : 88) : MULTIPLIERS == 384 ? 56 : 40;
   static constexpr int MULTIPLIER_REGISTERS = (REGISTERS - LOADER_REGISTERS) / (MULTIPLIERS / 128);
   static_assert(MULTIPLIER_REGISTERS % 8 == 0, "");
+  static_assert(LOADER_REGISTERS + MULTIPLIERS / 128 * MULTIPLIER_REGISTERS <= REGISTERS, "");
   static constexpr int PENDING = PENDING_;  // products of a j under way while the next are started: 0 or 1
   static constexpr int HALVES = PRODUCTS_ == 1 ? 1 : 2;  // of a split
   static constexpr int WEIGHT_PITCH = Base::STAGE_CHUNKS | 1;  // outputs in neighbouring banks

@@ -13,7 +13,7 @@ struct PhaseBarrier {
   }
 
   __device__ __forceinline__ void arrive() {
-    unsigned long long phase;
+    [[maybe_unused]] unsigned long long phase;
     asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1];\n" : "=l"(phase) : "r"(shared_address(&state)) : "memory");
   }
 
