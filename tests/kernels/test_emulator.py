@@ -277,7 +277,7 @@ MUTATIONS = {
     "lanes16: the tail of the batch": (
         WIDE, "lanes16.cuh", without(r"arguments\.batch - row0", 1, "BM"), "outside"),
     "lanes16: two outputs changed": (
-        WIDE, "lanes16.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
+        WIDE, "rows.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
         "are wrong|race"),
     "ptx: the halves of a pair": (
         WIDE, "ptx.cuh", without(r'"f"\(high\), "f"\(low\)', 0, '"f"(low), "f"(high)'),
