@@ -1,14 +1,15 @@
-"""``python -m ksopt.bench.tiles``: random lanes16 tiles, checked, timed and predicted.
+"""``python -m ksopt.bench.tiles FAMILY``: random tiles of a kernel family, checked and timed.
 
-What the cost model (``predicted_us`` of ksopt.kernels.lanes16) was fitted to, and how its ranking
-is judged: for each pattern, how much slower the fastest of its best few predicted tiles is than the
-fastest of all.
+The tables of docs/performance.md are of such tiles, and the cost models (``predicted_us`` of the
+families in ksopt.kernels) are fitted to them and judged by them: for each pattern, how much slower
+the fastest of its best few predicted tiles is than the fastest of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import random
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,12 +28,15 @@ from ksopt.bench.roofline import Roofline, measure_roofline
 from ksopt.bench.timing import measure
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import cpu, cuda, lanes16
-from ksopt.kernels.families import FAMILIES, Machine, ranked_tiles
+from ksopt.kernels import cpu
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 
+FAMILIES = (
+    *("lanes16", "lanes32", "lanes32_wgmma"),
+    *("batch_last16", "batch_last16_wgmma", "batch_last32"),
+)
 # One or two of every d and size of block that the paper has.
 PATTERNS = (
     *("(4,64,64,16)", "(64,64,64,8)", "(1,64,64,64)", "(96,48,48,16)", "(1,48,192,48)"),
@@ -39,104 +44,159 @@ PATTERNS = (
     *("(1,96,96,3)", "(1,96,384,6)", "(1,128,128,12)", "(1,64,64,24)", "(4,384,96,4)"),
     *("(1,256,256,4)", "(1,256,256,32)", "(1,128,128,1)"),
 )
-_FAMILY = next(family for family in FAMILIES if family.module is lanes16)
-BEST_PREDICTED = (1, cuda.TILES)
+BEST_PREDICTED = (1, 3)
 _CHECKED_ROWS = 300
 _ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds differently
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tile of one pattern; times in microseconds."""
+    """One tile of one pattern; times in microseconds. ``config`` is the family's own."""
 
     pattern: Pattern
-    tile: lanes16.Config
+    config: Any
     floor_us: float
+    bmm_us: float
     latency_us: float
-    predicted_us: float
+    predicted_us: float | None
 
 
-def time_tiles(pattern: Pattern, count: int, batch: int, roofline: Roofline) -> list[Row]:
-    """Check and time ``count`` random tiles and the best predicted ones on a float16 product.
+def problem_of(family: str, pattern: Pattern) -> Problem:
+    """The problem that a family is timed on: its element type and its layout."""
+    dtype = "float32" if "32" in family else "float16"
+    return Problem(pattern, dtype, family.startswith("batch_last"))
+
+
+def time_tiles(
+    module: Any, problem: Problem, count: int, batch: int, roofline: Roofline
+) -> list[Row]:
+    """Check and time ``count`` random tiles of a family, and the best predicted ones.
+
+    Args:
+        module: the family, such as ksopt.kernels.lanes16.
+        problem: what is computed.
+        count: how many random tiles.
+        batch: rows of x.
+        roofline: of the device that it is done on.
 
     Raises:
         KsoptError: a tile gives a wrong result.
     """
-    problem = Problem(pattern, "float16", False)
-    ranked = ranked_tiles(_FAMILY, problem, batch, Machine.of_device(0))
-    drawn = random.Random(str(pattern)).sample(ranked, min(count, len(ranked)))
-    tiles = list(dict.fromkeys([*ranked[: max(BEST_PREDICTED)], *drawn]))
-    target = arch.of_device(0)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda tile: nvrtc.cubin(tile.source(), target), tiles))
+    pattern, last, device = problem.pattern, problem.batch_last, torch.device(roofline.device)
+    processors = _multiprocessors(device)
+    configs = list(module.configs(problem, processors))
+    predicted = {}
+    if hasattr(module, "predicted_us"):
+        predicted = {c: module.predicted_us(pattern, c, batch, processors) for c in configs}
+        configs.sort(key=predicted.__getitem__)
+    drawn = random.Random(str(pattern)).sample(configs, min(count, len(configs)))
+    best = configs[: max(BEST_PREDICTED)] if predicted else []
+    tiles = list(dict.fromkeys([*best, *drawn]))
+    _compile_ahead([module.source(problem, tile) for tile in tiles])
 
-    x = torch.randn(batch, pattern.in_features, device="cuda").half()
-    weight = (torch.randn(pattern.weight_shape, device="cuda") / pattern.c**0.5).half()
-    truth = ks_reference(x[-_CHECKED_ROWS:].double(), weight.double())
-    allowed = _ALLOWED_ERROR * _error(cpu.multiply_by_bmm(x, weight, False), truth)
-    floor_us = roofline.floor_us(pattern.bytes(batch, "float16"), pattern.flops(batch))
+    dtype = getattr(torch, problem.dtype)
+    size = (pattern.in_features, batch) if last else (batch, pattern.in_features)
+    x = torch.randn(size, device=device).to(dtype)
+    weight = (torch.randn(pattern.weight_shape, device=device) / pattern.c**0.5).to(dtype)
+    layout = "batch_last" if last else "batch_first"
+    truth = ks_reference(_checked(x, last).double(), weight.double(), layout)
+
+    def error(y: torch.Tensor) -> float:
+        return float((_checked(y, last).double() - truth).norm() / truth.norm())
+
+    bmm = partial(cpu.multiply_by_bmm, x, weight, last)
+    allowed = _ALLOWED_ERROR * error(bmm())
+    floor_us = roofline.floor_us(pattern.bytes(batch, problem.dtype), pattern.flops(batch))
+    bmm_us = measure({"bmm": bmm}, device, max_seconds=0.05)["bmm"].median_us
     rows = []
     for tile in tiles:
-        launch = tile.launcher(0)
-        torch.full((batch, pattern.out_features), float("nan"), device="cuda").half()
-        error = _error(launch(x, weight), truth)
-        if not error <= allowed:
-            raise KsoptError(f"{pattern} {tile.config}: error {error:.2e}, allowed {allowed:.2e}")
-        found = measure({"tile": partial(launch, x, weight)}, "cuda", max_seconds=0.02)["tile"]
-        rows.append(Row(pattern, tile.config, floor_us, found.median_us, tile.predicted_us))
+        launch = partial(module.launcher(problem, tile, 0), x, weight)
+        torch.full((batch * pattern.out_features,), float("nan"), dtype=dtype, device=device)
+        found = error(launch())
+        if not found <= allowed:
+            raise KsoptError(f"{pattern} {tile}: error {found:.2e}, allowed {allowed:.2e}")
+        us = measure({"tile": launch}, device, max_seconds=0.02)["tile"].median_us
+        rows.append(Row(pattern, tile, floor_us, bmm_us, us, predicted.get(tile)))
     return rows
 
 
-def _error(y: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((y[-_CHECKED_ROWS:].double() - truth).norm() / truth.norm())
+def _checked(tensor: torch.Tensor, batch_last: bool) -> torch.Tensor:
+    return tensor[:, -_CHECKED_ROWS:] if batch_last else tensor[-_CHECKED_ROWS:]
 
 
-def _summary(rows_of: dict[Pattern, list[Row]]) -> tables.Table:
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _compile_ahead(sources: list[str]) -> None:
+    target = arch.of_device(0)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
+
+
+def summary(family: str, rows_of: dict[Pattern, list[Row]]) -> tables.Table:
+    """The fastest tile of each pattern, and how far the model's choices are behind it."""
     lines = []
     for pattern, rows in rows_of.items():
         best = min(rows, key=lambda row: row.latency_us)
-        ranked = sorted(rows, key=lambda row: row.predicted_us)
+        ranked = sorted(rows, key=lambda row: row.predicted_us or 0.0)
         regrets = [min(row.latency_us for row in ranked[:n]) for n in BEST_PREDICTED]
         lines.append(
             [
                 str(pattern),
+                f"{best.floor_us:,.1f}",
+                f"{best.bmm_us:,.1f}",
                 f"{best.latency_us:,.1f}",
                 f"{best.floor_us / best.latency_us:.2f}",
-                *(f"{100 * (us / best.latency_us - 1):.0f} %" for us in regrets),
-                f"{best.predicted_us / best.latency_us:.2f}",
+                f"{best.bmm_us / best.latency_us:.2f}",
+                *(
+                    "" if best.predicted_us is None else f"{100 * (us / best.latency_us - 1):.0f} %"
+                    for us in regrets
+                ),
             ]
         )
     heads = [f"best {n} predicted: slower by" for n in BEST_PREDICTED]
-    columns = ["pattern", "fastest us", "efficiency", *heads, "predicted / measured"]
-    return tables.of(columns, lines, "Tiles of the lanes16 family, fp16")
+    columns = ["pattern", "floor us", "bmm us", "fastest us", "efficiency", "bmm / ours", *heads]
+    return tables.of(columns, lines, f"Tiles of the family {family}")
+
+
+def write(path: Path, rows_of: dict[Pattern, list[Row]]) -> None:
+    """Write every measurement as CSV."""
+    rows = [row for rows in rows_of.values() for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        times = ["floor_us", "bmm_us", "latency_us", "predicted_us"]
+        writer.writerow(["pattern", *asdict(rows[0].config), *times])
+        for row in rows:
+            values = [getattr(row, name) for name in times]
+            cells = ["" if us is None else f"{us:.2f}" for us in values]
+            writer.writerow([row.pattern, *asdict(row.config).values(), *cells])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m ksopt.bench.tiles")
+    parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--tiles", type=int, default=60, help="random tiles a pattern (60)")
     parser.add_argument("--batch", type=int, default=paper.BATCH)
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-tiles.csv"))
     given = parser.parse_args(arguments)
+    module = importlib.import_module(f"ksopt.kernels.{given.family}")
     try:
         device = devices.resolve("cuda")
-        roofline = measure_roofline(device, "float16")
+        problems = [problem_of(given.family, Pattern.parse(text)) for text in PATTERNS]
+        problems = [problem for problem in problems if module.supports(problem) is None]
+        roofline = measure_roofline(device, problems[0].dtype)
         record = devices.record(device)
-        patterns = [Pattern.parse(text) for text in PATTERNS]
-        rows_of = {p: time_tiles(p, given.tiles, given.batch, roofline) for p in patterns}
+        rows_of = {
+            p.pattern: time_tiles(module, p, given.tiles, given.batch, roofline) for p in problems
+        }
     except KsoptError as error:
         print(f"python -m ksopt.bench.tiles: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidInputError) else 1
     print(f"{record.name}, torch {record.torch}, commit {record.commit}, batch {given.batch}")
-    tables.write(_summary(rows_of))
-    with given.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        tile_heads = list(asdict(next(iter(rows_of.values()))[0].tile))
-        writer.writerow(["pattern", *tile_heads, "floor_us", "latency_us", "predicted_us"])
-        for rows in rows_of.values():
-            for r in rows:
-                times = [f"{us:.2f}" for us in (r.floor_us, r.latency_us, r.predicted_us)]
-                writer.writerow([r.pattern, *asdict(r.tile).values(), *times])
+    tables.write(summary(given.family, rows_of))
+    write(given.out, rows_of)
     print(f"Every measurement: {given.out}")
     return 0
 
