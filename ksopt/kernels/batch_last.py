@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ksopt.kernels.launch import Launcher
-from ksopt.kernels.problem import Geometry
+from ksopt.kernels.problem import SHARED_LIMIT, Geometry
 from ksopt.pattern import Pattern
-
-SHARED_LIMIT = 227 * 1024
-"""Dynamic shared memory of a block on sm_90, in bytes."""
 
 _REGISTERS = 65536  # of a multiprocessor
 _BLOCK_OVERHEAD_BYTES = 1024  # shared memory that the system takes for each block

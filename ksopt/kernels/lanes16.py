@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from ksopt.kernels import general
+from ksopt.kernels.fold import Fold
+from ksopt.kernels.fold import fold as fold_of
 from ksopt.kernels.launch import Launcher, prepare
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
 DTYPES = {"float16": "Float16", "bfloat16": "BFloat16"}
-
-SHARED_LIMIT = 227 * 1024
-"""Dynamic shared memory of a block on sm_90, in bytes."""
 
 _REGISTERS = 65536  # of a multiprocessor
 
@@ -32,35 +31,9 @@ _LAUNCH_US = 4.0
 _FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
 
 
-@dataclass(frozen=True)
-class Fold:
-    """How d consecutive j lie in 16-byte chunks: ``Lanes`` of lanes16.cuh, same names."""
-
-    j: int
-    run: int
-    run_l: int
-    length: int
-    steps: int
-
-    @property
-    def unit(self) -> int:
-        """Values of l that a warp takes at a time."""
-        return 4 * self.length
-
-    @property
-    def chunks(self) -> int:
-        """16-byte loads of a thread for one row and unit."""
-        return self.length // self.run_l * self.run
-
-
 def fold(d: int) -> Fold:
     """The fold of ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
-    wide = d % 8 == 0
-    j = 8 if wide else d
-    run = 3 if not wide and d % 3 == 0 else 1
-    run_l = run * 8 // j
-    length = max(4, run_l)
-    return Fold(j, run, run_l, length, length // 4)
+    return fold_of(d, 8)
 
 
 @dataclass(frozen=True)

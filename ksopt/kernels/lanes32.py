@@ -9,48 +9,21 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from ksopt.kernels import general
+from ksopt.kernels.fold import Fold
+from ksopt.kernels.fold import fold as fold_of
 from ksopt.kernels.launch import Launcher, prepare
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
 DTYPES = ("float32",)
-
-SHARED_LIMIT = 227 * 1024
-"""Dynamic shared memory of a block on sm_90, in bytes."""
 
 _REGISTERS = 65536  # of a multiprocessor
 _LARGEST_INT = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class Fold:
-    """How d consecutive j lie in 16-byte chunks: ``Lanes`` of lanes32.cuh, same names."""
-
-    j: int
-    run: int
-    run_l: int
-    length: int
-    steps: int
-
-    @property
-    def unit(self) -> int:
-        """Values of l that a warp takes at a time."""
-        return 4 * self.length
-
-    @property
-    def chunks(self) -> int:
-        """16-byte loads of a thread for one row and unit."""
-        return self.length // self.run_l * self.run
-
-
 def fold(d: int) -> Fold:
     """The fold of ``d``, which is 1, 2, 3, 6 or a multiple of 4."""
-    wide = d % 4 == 0
-    j = 4 if wide else d
-    run = 3 if not wide and d % 3 == 0 else 1
-    run_l = run * 4 // j
-    length = max(2, run_l)
-    return Fold(j, run, run_l, length, length // 2)
+    return fold_of(d, 4)
 
 
 @dataclass(frozen=True)

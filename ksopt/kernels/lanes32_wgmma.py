@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import general, lanes32
-from ksopt.kernels.lanes32 import SHARED_LIMIT, Fold, fold, row_pitch, slice_chunks
+from ksopt.kernels.fold import Fold
+from ksopt.kernels.lanes32 import fold, row_pitch, slice_chunks
 from ksopt.kernels.launch import Launcher, prepare
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
 

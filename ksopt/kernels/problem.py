@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ksopt.pattern import Pattern
 
+SHARED_LIMIT = 227 * 1024
+"""Dynamic shared memory of a block on sm_90, in bytes: the most that any tile may ask for."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -7,7 +7,7 @@ import pytest
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels import lanes16
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.pattern import Pattern
 
 FOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 48)
@@ -90,7 +90,7 @@ def test_every_tile_fits_and_divides(given):
     for tile in tiles:
         assert tile.threads <= 1024
         assert tile.threads * tile.blocks <= THREADS
-        assert tile.shared_bytes(p) <= lanes16.SHARED_LIMIT
+        assert tile.shared_bytes(p) <= SHARED_LIMIT
         assert tile.shared_bytes(p) * tile.blocks <= SHARED_BYTES
         assert tile.registers(p) <= 255
         assert tile.registers(p) * tile.threads * tile.blocks <= REGISTERS

@@ -1,0 +1,54 @@
+"""How consecutive values of j lie in the 16-byte chunks that kernels load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How d consecutive j lie in chunks: ``Lanes`` of csrc/cuda, same names.
+
+    Attributes:
+        j: values of j that a thread holds at a time.
+        run: chunks that hold whole values of l, of j values each.
+        run_l: values of l in a run.
+        length: values of l that a thread takes at a time.
+        steps: tensor-core steps for that many.
+    """
+
+    j: int
+    run: int
+    run_l: int
+    length: int
+    steps: int
+
+    @property
+    def unit(self) -> int:
+        """Values of l that a warp takes at a time."""
+        return 4 * self.length
+
+    @property
+    def chunks(self) -> int:
+        """16-byte loads of a thread for one row and unit."""
+        return self.length // self.run_l * self.run
+
+
+def fold(d: int, elements: int) -> Fold:
+    """The fold of ``d`` where a chunk holds ``elements`` values.
+
+    Args:
+        d: 1, 2, 3, 4, 6, 12 or a multiple of 8 for 8 elements; 1, 2, 3, 6 or a multiple of 4 for 4.
+        elements: 8 for 16-bit values, 4 for fp32.
+
+    Example:
+        >>> fold(4, 8)
+        Fold(j=4, run=1, run_l=2, length=4, steps=1)
+    """
+    wide = d % elements == 0
+    j = elements if wide else d
+    run = 3 if not wide and d % 3 == 0 else 1
+    run_l = run * elements // j
+    least = elements // 2  # values of l that a thread gives to one tensor-core step
+    length = max(least, run_l)
+    return Fold(j, run, run_l, length, length // least)
