@@ -13,11 +13,23 @@ import itertools
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels import general, lanes16
+from ksopt.kernels import (
+    batch_last16,
+    batch_last16_wgmma,
+    batch_last32,
+    general,
+    lanes16,
+    lanes32,
+    lanes32_wgmma,
+)
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
 ROWS = 37
+FAMILIES = (
+    *(lanes16, lanes32, lanes32_wgmma),
+    *(batch_last16, batch_last16_wgmma, batch_last32),
+)
 
 
 def smallest(count: int) -> list[Pattern]:
@@ -32,6 +44,7 @@ def smallest(count: int) -> list[Pattern]:
 
 def main() -> None:
     ran = 0
+    hopper = torch.cuda.get_device_capability(0) == (9, 0)
     dtypes = ("float32", "float16", "bfloat16")
     for pattern, dtype, last in itertools.product(smallest(10), dtypes, (False, True)):
         problem = Problem(pattern, dtype, last)
@@ -39,10 +52,11 @@ def main() -> None:
         x = x.T.contiguous() if last else x
         weight = torch.randn(pattern.weight_shape, device="cuda").to(x.dtype)
         launchers = [general.launcher(problem, 0)]
-        if lanes16.supports(problem) is None:
-            tiles = list(lanes16.configs(problem, 132))
-            chosen = {tiles[len(tiles) // 3], tiles[-1]}
-            launchers += [lanes16.launcher(problem, tile, 0) for tile in chosen]
+        for module in FAMILIES:
+            if module.supports(problem) is None and (hopper or "wgmma" not in module.__name__):
+                tiles = list(module.configs(problem, 132))
+                chosen = {tiles[len(tiles) // 3], tiles[-1]}
+                launchers += [module.launcher(problem, tile, 0) for tile in chosen]
         for launch in launchers:
             y = launch(x, weight)
             torch.cuda.synchronize()

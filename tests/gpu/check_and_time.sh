@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Everything that needs a CUDA device, in one call: the checks first, then, if all passed, the times.
+#
+#     bash tests/gpu/check_and_time.sh [FOLDER]
+#
+# FOLDER (default ksopt-report-gpu) gets a log of every step and what the steps write. ksopt must be
+# importable by $PYTHON (default python3). Exits with 1 if a step failed, 2 without a CUDA device.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=${1:-ksopt-report-gpu}
+python=${PYTHON:-python3}
+if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  echo "$python finds no CUDA device through torch: there is nothing to check here" >&2
+  exit 2
+fi
+mkdir -p "$out"
+failed=0
+
+# step NAME SECONDS COMMAND...: runs a command under a limit, and says how it ended and its last words.
+step() {
+  local name=$1 limit=$2 status start=$SECONDS
+  shift 2
+  timeout --kill-after=10 "$limit" "$@" >"$out/$name.log" 2>&1
+  status=$?
+  [ "$status" -eq 124 ] && echo "stopped after $limit seconds" >>"$out/$name.log"
+  if [ "$status" -eq 0 ]; then
+    echo "passed  $name ($((SECONDS - start)) s): $(tail -n 1 "$out/$name.log")"
+  else
+    echo "FAILED  $name ($((SECONDS - start)) s, status $status):"
+    tail -n 15 "$out/$name.log" | sed 's/^/    /'
+    failed=1
+  fi
+}
+
+workers=()
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n 4)
+step tests 400 "$python" -m pytest -m gpu -q "${workers[@]}"
+if command -v compute-sanitizer >/dev/null; then
+  sanitize=(compute-sanitizer --error-exitcode 1 --report-api-errors no)
+  step memcheck 120 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py
+  step racecheck 180 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py
+else
+  echo "skipped memcheck, racecheck: there is no compute-sanitizer on the PATH"
+fi
+step search 120 "$python" -m ksopt search --dims 768x3072 --budget 25% --device cuda --out "$out/search"
+
+if [ "$failed" -ne 0 ]; then
+  echo "nothing is timed: a wrong kernel has no speed"
+  exit 1
+fi
+step tiles 150 "$python" -m ksopt.bench.tiles lanes16 --tiles 20 --out "$out/tiles.csv"
+for layout in batch_first batch_last; do
+  step "bench-$layout" 150 "$python" -m ksopt.bench --patterns 12 --dtype float16 --layout "$layout" \
+    --device cuda --out "$out/bench-$layout"
+done
+exit "$failed"
