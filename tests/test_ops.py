@@ -305,7 +305,7 @@ def test_the_choice_is_measured_once_and_remembered(monkeypatch):
 
 def test_the_fastest_candidate_is_taken(monkeypatch):
     """With a clock of our own: each candidate seems to take a time that the test sets."""
-    costs = {"bmm": 3.0, "einsum": 2.0, "expand": 1.0, "dense": 4.0}
+    costs = {"bmm": 3.0, "bmm_paper": 3.5, "einsum": 2.0, "expand": 1.0, "dense": 4.0}
     now = [0.0]
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: now[0])
     real = cpu._Choice.multiply
@@ -327,6 +327,7 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
 
 def test_timing_stops_in_time(monkeypatch):
     """Slow candidates are run twice at most, and once if another is more than twice as fast."""
+    costs = {"bmm": 1.0, "bmm_paper": 1.2, "einsum": 1.5, "expand": 0.9, "dense": 2.5}
     runs = []
     now = [0.0]
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: now[0])
@@ -334,13 +335,14 @@ def test_timing_stops_in_time(monkeypatch):
 
     def multiply(self, *args):
         runs.append(self.baseline.name)
-        now[0] += {"bmm": 1.0, "einsum": 1.5, "expand": 0.9, "dense": 2.5}[self.baseline.name]
+        now[0] += costs[self.baseline.name]
         return real(self, *args)
 
     monkeypatch.setattr(cpu._Choice, "multiply", multiply)
     shape = (2, 8, 8, 2)
     ks_mm(make_x(shape, "batch_first", (40,), torch.float32), torch.randn(shape))
-    assert sorted(runs) == ["bmm"] * 2 + ["dense"] + ["einsum"] * 2 + ["expand"] * 3
+    twice = ["bmm", "bmm_paper", "einsum"] * 2
+    assert sorted(runs) == sorted([*twice, "dense", *["expand"] * 3])
     assert list(cpu.chosen().values()) == ["expand"]  # the third run is the product itself
 
 

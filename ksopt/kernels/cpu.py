@@ -139,7 +139,7 @@ def forget() -> None:
 
 
 def _candidates(pattern: Pattern, dtype: torch.dtype, batch_last: bool) -> list[Baseline]:
-    names = ["bmm", "einsum"]
+    names = ["bmm", "bmm_paper", "einsum"]
     if min(pattern.a, pattern.d) <= _MAX_LOOP:
         names.append("bmm_loop")
     if 1 < pattern.d <= _MAX_EXTRA_FLOPS:

@@ -123,7 +123,7 @@ def _rule(problem: Problem, bits: int, device: int) -> Choice:
 
 def _candidates(problem: Problem, batch: int, device: int) -> list[Choice]:
     p = problem.pattern
-    names = ["bmm"]
+    names = ["bmm", "bmm_paper", "einsum"]
     if min(p.a, p.d) <= _MAX_LOOP:
         names.append("bmm_loop")
     if 1 < p.d <= _MAX_EXTRA_FLOPS:
