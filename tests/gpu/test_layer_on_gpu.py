@@ -1,0 +1,84 @@
+"""The operators and the layer on a CUDA device: gradients, autocast, torch.compile, moving."""
+
+import copy
+
+import pytest
+import torch
+
+from ksopt import ops
+from ksopt.nn import KSLinear
+from ksopt.reference import chain_reference, ks_reference
+
+pytestmark = pytest.mark.gpu
+
+CHAIN = "(1,64,32,4)*(4,32,16,1)"  # 64 inputs, 256 outputs
+
+
+def layer(**options) -> KSLinear:
+    torch.manual_seed(0)
+    return KSLinear(64, 256, CHAIN, device="cuda", **options)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_opcheck(dtype, last):
+    x = torch.randn((64, 10) if last else (10, 64), device="cuda").to(dtype).requires_grad_()
+    weight = torch.randn(2, 8, 16, 2, device="cuda").to(dtype).requires_grad_()
+    torch.library.opcheck(ops.ks_mm, (x, weight, last))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+def test_gradients_are_the_references(last):
+    layout = "batch_last" if last else "batch_first"
+    x = torch.randn((64, 33) if last else (33, 64), device="cuda", requires_grad=True)
+    weight = torch.randn(2, 8, 16, 2, device="cuda", requires_grad=True)
+    y = ops.ks_mm(x, weight, last)
+    grad = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, weight), grad)
+    exact = [t.detach().double().requires_grad_() for t in (x, weight)]
+    wanted = torch.autograd.grad(ks_reference(*exact, layout), exact, grad.double())
+    for ours, truth in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype):
+    model, x = layer(), torch.randn(12, 64, device="cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        y = model(x)
+    assert y.dtype == dtype
+    y.float().sum().backward()
+    assert all(weight.grad.dtype == torch.float32 for weight in model.weights)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled_is_eager(mode):
+    model = layer()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True, mode=mode)
+    for rows in (16, 16, 48):
+        x = torch.randn(rows, 64, device="cuda")
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_trains_as_eager_does():
+    model = layer()
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(twin, backend="ksopt", fullgraph=True)
+    x = torch.randn(24, 64, device="cuda")
+    model(x).square().mean().backward()
+    compiled(x).square().mean().backward()
+    for ours, theirs in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_moving_and_casting():
+    on_cpu = KSLinear(64, 256, CHAIN)
+    x = torch.randn(9, 64)
+    moved = copy.deepcopy(on_cpu).cuda()
+    torch.testing.assert_close(moved(x.cuda()).cpu(), on_cpu(x), rtol=1e-4, atol=1e-5)
+    half = copy.deepcopy(moved).half()
+    truth = chain_reference(x.cuda().half().double(), [w.double() for w in half.weights])
+    found = half(x.cuda().half()).double() - half.bias.double()
+    torch.testing.assert_close(found, truth, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(moved.cpu()(x), on_cpu(x))
