@@ -43,7 +43,7 @@ def in_force() -> dict[str, str]:
 
 
 def tuning() -> bool:
-    """Whether the CPU product may be chosen by measuring: ``KSOPT_TUNE``, "on" (default) or "off".
+    """Whether a product may be chosen by measuring: ``KSOPT_TUNE``, "on" (default) or "off".
 
     Raises:
         InvalidInputError: The variable says something else.

@@ -13,7 +13,7 @@
 // shared memory, in fragment order, and walks over tiles of rows; x streams through a ring of
 // stages whose loads run ahead across the ends of tiles, so that storing one tile overlaps with
 // loading the next. Results leave through shared memory: stored from registers they would reach
-// the L2 cache as half sectors, which costs more than everything else together.
+// the L2 cache as half sectors, twice the traffic.
 #pragma once
 
 #include "problem.cuh"

@@ -4,7 +4,7 @@ floor = max(bytes / bandwidth, flops / rate). The ceilings are measured in the p
 them: bandwidth by a large copy from device to device, rate by a large square GEMM of the dtype.
 
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for
-multicore architectures", 2009; DESIGN.md, section 2, for what counts as bytes and as rate.
+multicore architectures", 2009.
 """
 
 from __future__ import annotations

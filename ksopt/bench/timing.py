@@ -132,7 +132,7 @@ def measure(
         InvalidInputError: No variants, limits below 1, or a device that is neither CPU nor CUDA.
         Exception: Whatever a variant raises.
 
-    Source: DESIGN.md, section 7; FlashInfer's and Triton's benchmarks flush L2 in the same way.
+    Source: FlashInfer's and Triton's benchmarks flush L2 in the same way.
 
     Example:
         >>> x = torch.randn(64, 64)
