@@ -1,4 +1,4 @@
-"""Transposes within rows (csrc/cuda/transpose.cuh): l side by side for a matrix product, and back."""
+"""Transposes within rows (csrc/cuda/transpose.cuh): l side by side for a product, and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tile:
 
 
 def unsupported(dtype: str, length: int, d: int) -> str | None:
-    """None if matrices of ``length`` times ``d`` can be transposed; otherwise the reason why not."""
+    """None if matrices of ``length`` times ``d`` can be transposed; otherwise the reason."""
     if dtype not in BYTES:
         return f"{dtype} is not one of {', '.join(BYTES)}"
     chunk = 16 // BYTES[dtype]

@@ -1,0 +1,131 @@
+"""Transposes at copy speed around PyTorch's batched matrix product (csrc/cuda/transpose.cuh).
+
+x' = x with l side by side, y' = x' K^T by cuBLAS, one matrix product for each (i, j), and y = y'
+with j side by side again. What PyTorch's own permuting copies do at a fraction of the memory's
+speed, the transposes do at 0.94 of it, and the product itself is near its own limit: three passes
+over x and y where one would be the least. No kernel of one pass here is faster where b and c are
+large, because the weights of the j that share a sector of x then exceed a multiprocessor's shared
+memory many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ksopt.kernels import transpose
+from ksopt.kernels.launch import Launcher
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
+
+# For one multiprocessor of an H200, from 25 patterns at a batch of 25,088 (docs/performance.md).
+_DRAM_BYTES_US = 32_300.0
+_COPY_OVERHEAD = 1.05  # a transpose against a plain copy
+_PRODUCT_OVERHEAD = 1.17  # cuBLAS against a plain copy, where memory bounds it
+_FLOPS_US = {"float16": 5.5e6, "bfloat16": 5.5e6, "float32": 0.37e6}  # cuBLAS
+_LAUNCH_US = 4.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """The one way to do it: nothing is left to choose."""
+
+    blocks: int = 1
+
+    def shared_bytes(self, p: Pattern) -> int:
+        """Nothing beyond what every device has."""
+        return 0
+
+
+def supports(problem: Problem) -> str | None:
+    """None if `launcher` computes ``problem``; otherwise the reason why not."""
+    p = problem.pattern
+    if problem.batch_last:
+        return "in batch_last the rows of a group lie apart already"
+    if p.d == 1:
+        return "d = 1 needs no transposes"
+    for length in (p.c, p.b):
+        reason = transpose.unsupported(problem.dtype, length, p.d)
+        if reason is not None:
+            return reason
+    return None
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """The only one."""
+    yield Config()
+
+
+def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int, dtype: str) -> float:
+    """Predicted time in microseconds for ``batch`` rows of x."""
+    size = transpose.BYTES[dtype]
+    bandwidth = _DRAM_BYTES_US * multiprocessors
+    copy_us = size * batch * (p.in_features + p.out_features) / bandwidth
+    product_us = max(
+        _PRODUCT_OVERHEAD * (copy_us + size * p.nnz / bandwidth),
+        p.flops(batch) / (_FLOPS_US[dtype] * multiprocessors),
+    )
+    return 2 * _COPY_OVERHEAD * copy_us + product_us + 3 * _LAUNCH_US
+
+
+def sources(problem: Problem) -> tuple[str, str]:
+    """The two kernels' generated files: before the product and after it."""
+    p, dtype = problem.pattern, problem.dtype
+    before = transpose.tile_of(dtype, p.a, p.c, p.d)
+    after = transpose.tile_of(dtype, p.a, p.b, p.d)
+    return transpose.source(p.a, before, True), transpose.source(p.a, after, False)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """The weight (a, b, c, d) as matrices (a, d, b, c): what `PermutedProduct.multiply` takes."""
+    return weight.permute(0, 3, 1, 2).contiguous()
+
+
+@dataclass(frozen=True)
+class PermutedProduct:
+    """(x, weight) -> y, and the same with a weight that is packed already.
+
+    Attributes:
+        pattern: support of K.
+        before: x (rows, a*c*d) to l side by side.
+        after: y' (rows, a*d*b) to j side by side.
+    """
+
+    pattern: Pattern
+    before: Launcher
+    after: Launcher
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.multiply(x, pack(weight))
+
+    @torch.no_grad()  # ksopt.ops has the gradients; bmm(out=) refuses operands that want them
+    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+        """y (*batch, M), contiguous, of x (*batch, N) and the weight as `pack` gives it."""
+        p = self.pattern
+        rows = x.numel() // p.in_features
+        if rows == 0:
+            return x.new_empty(*x.shape[:-1], p.out_features)
+        whole = x.contiguous()
+        if whole.data_ptr() % 16 != 0:
+            whole = whole.clone()
+        planar = self.before(whole.view(rows, p.in_features), packed)
+        product = torch.empty_like(planar) if p.b == p.c else planar.new_empty(rows, p.out_features)
+        torch.bmm(
+            planar.view(rows, p.a * p.d, p.c).transpose(0, 1),
+            packed.flatten(0, 1).transpose(1, 2),
+            out=product.view(rows, p.a * p.d, p.b).transpose(0, 1),
+        )
+        return self.after(product, packed).view(*x.shape[:-1], p.out_features)
+
+
+def launcher(problem: Problem, config: Config, device: int) -> PermutedProduct:
+    """Compile and load the transposes for ``problem`` on CUDA device ``device``."""
+    p, dtype = problem.pattern, problem.dtype
+    return PermutedProduct(
+        p,
+        transpose.launcher(dtype, p.a, p.c, p.d, True, device),
+        transpose.launcher(dtype, p.a, p.b, p.d, False, device),
+    )

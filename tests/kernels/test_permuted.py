@@ -1,0 +1,92 @@
+"""Transposes around a batched product: its index logic and cost model, without a GPU."""
+
+import pytest
+import torch
+from checks import assert_close_to_float64
+
+from ksopt.kernels import permuted
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
+
+PATTERNS = [Pattern(2, 16, 24, 4), Pattern(1, 8, 48, 16), Pattern(3, 32, 16, 3)]
+
+
+def by_torch(a: int, length: int, d: int, to_planar: bool):
+    """Stands in for a compiled transpose."""
+
+    def transpose(x, weight):
+        assert weight.dim() == 4, "the host launcher reads four strides"
+        assert x.is_contiguous()
+        assert x.data_ptr() % 16 == 0
+        shape = (-1, a, length, d) if to_planar else (-1, a, d, length)
+        return x.view(shape).transpose(2, 3).contiguous().view(x.shape)
+
+    return transpose
+
+
+def product(p: Pattern) -> permuted.PermutedProduct:
+    return permuted.PermutedProduct(
+        p, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False)
+    )
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("batch", [0, 1, 7, 64])
+def test_results(pattern, batch):
+    x = torch.randn(batch, pattern.in_features)
+    weight = torch.randn(pattern.weight_shape)
+    y = product(pattern)(x, weight)
+    assert_close_to_float64(y, x, weight, Problem(pattern, "float32", False))
+
+
+def test_rows_that_lie_apart_or_are_not_aligned_and_several_batch_dimensions():
+    p = PATTERNS[0]
+    weight = torch.randn(p.weight_shape).transpose(1, 2).contiguous().transpose(1, 2)
+    apart = torch.randn(6, p.in_features + 8)[:, : p.in_features]
+    shifted = torch.randn(6 * p.in_features + 1)[1:].view(6, p.in_features)
+    for x in (apart, shifted):
+        y = product(p)(x, weight)
+        assert_close_to_float64(y, x, weight, Problem(p, "float32", False))
+        whole = product(p)(x.reshape(2, 3, -1), weight)
+        assert torch.equal(whole.view(6, -1), y)
+
+
+def test_operands_that_want_gradients():
+    p = PATTERNS[0]
+    weight = torch.randn(p.weight_shape, requires_grad=True)
+    y = product(p)(torch.randn(3, p.in_features, requires_grad=True), weight)
+    assert not y.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem(Pattern(1, 16, 16, 4), "float16", True), "batch_last"),
+        (Problem(Pattern(4, 16, 16, 1), "float16", False), "d = 1"),
+        (Problem(Pattern(1, 16, 20, 4), "float16", False), "20"),
+        (Problem(Pattern(1, 12, 16, 4), "float16", False), "12"),
+        (Problem(Pattern(1, 16, 16, 20), "float16", False), "d = 20"),
+        (Problem(Pattern(1, 16, 16, 4), "float64", False), "float64"),
+    ],
+)
+def test_what_is_refused(problem, reason):
+    assert reason in permuted.supports(problem)
+
+
+def test_predicted_times_of_measured_patterns():
+    # Batch 25,088, fp16, one H200: microseconds (docs/performance.md).
+    measured = {
+        (4, 64, 64, 16): 326,
+        (1, 128, 128, 96): 957,
+        (1, 256, 256, 64): 1247,
+        (1, 1024, 1024, 8): 982,
+        (1, 1024, 1024, 16): 1953,
+        (16, 256, 256, 4): 1253,
+        (1, 256, 256, 4): 88,
+        (1, 192, 768, 24): 877,
+    }
+    for shape, us in measured.items():
+        predicted = permuted.predicted_us(
+            Pattern(*shape), permuted.Config(), 25_088, 132, "float16"
+        )
+        assert predicted == pytest.approx(us, rel=0.12), shape
