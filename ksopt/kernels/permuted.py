@@ -26,6 +26,7 @@ _DRAM_BYTES_US = 32_300.0
 _COPY_OVERHEAD = 1.05  # a transpose against a plain copy
 _PRODUCT_OVERHEAD = 1.17  # cuBLAS against a plain copy, where memory bounds it
 _FLOPS_US = {"float16": 5.5e6, "bfloat16": 5.5e6, "float32": 0.37e6}  # cuBLAS
+_TF32_FLOPS_US = 2.7e6
 _LAUNCH_US = 4.0
 
 
@@ -33,7 +34,7 @@ _LAUNCH_US = 4.0
 class Config:
     """The one way to do it: nothing is left to choose."""
 
-    blocks: int = 1
+    dtype: str
 
     def shared_bytes(self, p: Pattern) -> int:
         """Nothing beyond what every device has."""
@@ -56,17 +57,28 @@ def supports(problem: Problem) -> str | None:
 
 def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """The only one."""
-    yield Config()
+    yield Config(problem.dtype)
 
 
-def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int, dtype: str) -> float:
-    """Predicted time in microseconds for ``batch`` rows of x."""
-    size = transpose.BYTES[dtype]
+def predicted_us(
+    p: Pattern, config: Config, batch: int, multiprocessors: int, exact: bool = True
+) -> float:
+    """Predicted time in microseconds.
+
+    Args:
+        p: the pattern.
+        config: the way.
+        batch: rows of x.
+        multiprocessors: of the device.
+        exact: for fp32, FP32 accuracy; otherwise PyTorch is told to multiply in TF32.
+    """
+    size = transpose.BYTES[config.dtype]
+    flops_us = _FLOPS_US[config.dtype] if exact else _TF32_FLOPS_US
     bandwidth = _DRAM_BYTES_US * multiprocessors
     copy_us = size * batch * (p.in_features + p.out_features) / bandwidth
     product_us = max(
         _PRODUCT_OVERHEAD * (copy_us + size * p.nnz / bandwidth),
-        p.flops(batch) / (_FLOPS_US[dtype] * multiprocessors),
+        p.flops(batch) / (flops_us * multiprocessors),
     )
     return 2 * _COPY_OVERHEAD * copy_us + product_us + 3 * _LAUNCH_US
 
@@ -121,8 +133,11 @@ class PermutedProduct:
         return self.after(product, packed).view(*x.shape[:-1], p.out_features)
 
 
-def launcher(problem: Problem, config: Config, device: int) -> PermutedProduct:
-    """Compile and load the transposes for ``problem`` on CUDA device ``device``."""
+def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PermutedProduct:
+    """Compile and load the transposes for ``problem`` on CUDA device ``device``.
+
+    ``exact`` changes nothing here: cuBLAS follows PyTorch's own switch.
+    """
     p, dtype = problem.pattern, problem.dtype
     return PermutedProduct(
         p,

@@ -86,7 +86,5 @@ def test_predicted_times_of_measured_patterns():
         (1, 192, 768, 24): 877,
     }
     for shape, us in measured.items():
-        predicted = permuted.predicted_us(
-            Pattern(*shape), permuted.Config(), 25_088, 132, "float16"
-        )
+        predicted = permuted.predicted_us(Pattern(*shape), permuted.Config("float16"), 25_088, 132)
         assert predicted == pytest.approx(us, rel=0.12), shape
