@@ -42,6 +42,7 @@ struct Plan {
   int64_t rows_per_tile;       // batch rows that one tile covers
   int64_t tiles_per_row_tile;  // tiles that cover all features of those rows
   int64_t max_blocks;          // blocks loop over tiles beyond this count
+  bool early;                  // it waits for earlier kernels by itself, so it may start before their end
   int64_t fallback = -1;       // plan for operands that are not fit for 16-byte access; -1: none needed
 };
 
@@ -55,8 +56,24 @@ void* required(const char* library, const char* name) {
   return symbol;
 }
 
-using LaunchKernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                             unsigned, void*, void**, void**);
+// The driver's CUlaunchAttribute and CUlaunchConfig (cuda.h), as they have been since CUDA 11.8.
+struct LaunchAttribute {
+  unsigned id;
+  unsigned padding;
+  union {
+    int programmatic_stream_serialization;
+    char bytes[64];
+  };
+};
+struct LaunchConfig {
+  unsigned blocks[3], threads[3], shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+constexpr unsigned PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+
+using LaunchKernel = int (*)(const LaunchConfig*, void*, void**, void**);
 using GetErrorString = int (*)(int, const char**);
 using CurrentStream = AOTITorchError (*)(int32_t, void**);
 
@@ -64,7 +81,7 @@ void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t dev
   static const auto current_stream = reinterpret_cast<CurrentStream>(
       required("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"));
   static const auto launch_kernel =
-      reinterpret_cast<LaunchKernel>(required("libcuda.so.1", "cuLaunchKernel"));
+      reinterpret_cast<LaunchKernel>(required("libcuda.so.1", "cuLaunchKernelEx"));
   static const auto error_string =
       reinterpret_cast<GetErrorString>(required("libcuda.so.1", "cuGetErrorString"));
   void* stream = nullptr;
@@ -72,8 +89,12 @@ void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t dev
     throw std::runtime_error("ksopt: the current CUDA stream is not available");
   }
   void* parameters[] = {&arguments};
-  const int status = launch_kernel(plan.kernel, blocks, 1, 1, plan.threads, 1, 1, plan.shared_bytes,
-                                   stream, parameters, nullptr);
+  LaunchAttribute early{};
+  early.id = PROGRAMMATIC_STREAM_SERIALIZATION;
+  early.programmatic_stream_serialization = 1;
+  const LaunchConfig config{{blocks, 1, 1}, {plan.threads, 1, 1}, plan.shared_bytes, stream,
+                            &early,         plan.early ? 1u : 0u};
+  const int status = launch_kernel(&config, plan.kernel, parameters, nullptr);
   if (status != 0) {
     const char* words = "unknown error";
     error_string(status, &words);
@@ -157,11 +178,11 @@ Tensor launch(const Tensor& x_given, const Tensor& weight_given, int64_t plan_in
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
 int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t threads,
                  int64_t shared_bytes, int64_t rows_per_tile, int64_t tiles_per_row_tile,
-                 int64_t max_blocks, int64_t fallback) {
+                 int64_t max_blocks, bool early, int64_t fallback) {
   const std::unique_lock lock(plans_mutex);
   plans.push_back({reinterpret_cast<void*>(kernel), out_features, batch_last,
                    static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes),
-                   rows_per_tile, tiles_per_row_tile, max_blocks, fallback});
+                   rows_per_tile, tiles_per_row_tile, max_blocks, early, fallback});
   return static_cast<int64_t>(plans.size()) - 1;
 }
 
@@ -171,7 +192,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan) -> Tensor");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
-      "int rows_per_tile, int tiles_per_row_tile, int max_blocks, int fallback) -> int");
+      "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }

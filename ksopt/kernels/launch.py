@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import ctypes
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def prepare(
     Raises:
         CompilationError, UnavailableError: see :mod:`ksopt.jit`.
     """
+    if geometry.early and torch.cuda.get_device_capability(device) < (9, 0):
+        geometry = replace(geometry, early=False)
     code = nvrtc.cubin(source, arch.of_device(device)).data
     kernel = driver.load_kernel(code, name, geometry.shared_bytes, device)
     if host.load() is not None:
@@ -77,6 +80,7 @@ class _HostLauncher(Launcher):
             geometry.rows_per_tile,
             geometry.tiles_per_row_tile,
             geometry.max_blocks,
+            geometry.early,
             fallback.plan if isinstance(fallback, _HostLauncher) else -1,
         )
 

@@ -18,11 +18,13 @@ class Problem:
         pattern: support of K.
         dtype: torch's name of the element type of x, weight and y, such as ``float16``.
         batch_last: whether x is (N, batch) and y is (M, batch) instead of batch first.
+        exact: for float32, whether to FP32 accuracy, not TF32's; True for all other types.
     """
 
     pattern: Pattern
     dtype: str
     batch_last: bool
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Geometry:
         rows_per_tile: batch rows that one tile covers.
         tiles_per_row_tile: tiles that together cover all output features of those rows.
         max_blocks: blocks of the largest launch; blocks loop over the tiles beyond.
+        early: whether it may be launched before the kernel ahead of it ends (programmatic dependent
+            launch, sm_90 and up): then it waits by itself before it reads or writes anything. The
+            Python launcher, which is slower than such a launch saves, takes no notice.
     """
 
     threads: int
@@ -42,3 +47,4 @@ class Geometry:
     rows_per_tile: int
     tiles_per_row_tile: int
     max_blocks: int
+    early: bool = False

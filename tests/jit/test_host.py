@@ -32,8 +32,8 @@ def test_it_builds_loads_and_is_cached(monkeypatch):
     monkeypatch.setattr(host, "_compile", lambda *_: pytest.fail("compiled again"))
     assert host.build() == first
     assert host.load() is None
-    plan = torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, -1)
-    assert torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, -1) == plan + 1
+    plan = torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, False, -1)
+    assert torch.ops.ksopt_host.add_plan(1, 8, False, 32, 0, 64, 1, 1, False, -1) == plan + 1
 
 
 @pytest.mark.usefixtures("compiler")
