@@ -122,6 +122,17 @@ INSTRUCTION void cp_async_wait_all() {
   wait_for_copies(0);
 }
 
+// Only a hint: what it must not be is misaligned.
+INSTRUCTION void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a bulk prefetch of an address that is no multiple of 16");
+  if (bytes <= 0 || bytes % 16 != 0) fail("a bulk prefetch of %d bytes, no multiple of 16", bytes);
+}
+
+// Other kernels: one kernel is emulated, and it runs alone --------------------------------------
+
+INSTRUCTION void griddepcontrol_wait() {}
+INSTRUCTION void griddepcontrol_launch_dependents() {}
+
 // Barriers ------------------------------------------------------------------------------------
 
 INSTRUCTION void bar_sync(int name, int threads) { named_barrier(unsigned(name), unsigned(threads)); }

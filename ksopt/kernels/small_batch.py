@@ -1,0 +1,255 @@
+"""The 16-bit family for a few rows of x, batch first (csrc/cuda/small_batch.cuh)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+
+from ksopt.kernels import general
+from ksopt.kernels.fold import Fold
+from ksopt.kernels.fold import fold as fold_of
+from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.pattern import Pattern
+
+DTYPES = {"float16": "Float16", "bfloat16": "BFloat16"}
+
+MAX_BATCH = 128
+"""More rows than this are computed rightly, but other families are the ones to try."""
+
+_REGISTERS = 65536  # of a multiprocessor
+_MAX_BLOCKS = 2**30  # never reached: its outputs would not fit into any device's memory
+
+# The cost model's constants, in bytes per microsecond and microseconds.
+_DRAM_BYTES_US = 3_900_000.0
+_L2_BYTES_US = 42_000.0  # into one multiprocessor
+_SHARED_BYTES_US = 150_000.0  # of one multiprocessor
+_REMOTE_BYTES_US = 25_000.0  # from other blocks of a cluster
+_LATENCY_US = 0.7
+_CLUSTER_US = 0.7
+_LAUNCH_US = 2.0
+
+
+def fold(d: int) -> Fold:
+    """The fold of ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
+    return fold_of(d, 8)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Template arguments of ``SmallBatchTile``, in its order and with its meaning."""
+
+    warps_j: int
+    warps_m: int
+    warps_n: int
+    warps_l: int
+    mt: int
+    nt: int
+    units: int
+    cluster: int
+    blocks: int
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The least compute capability that can run it: clusters came with 9.0."""
+        return (9, 0) if self.cluster > 1 else (8, 0)
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.warps_j * self.warps_m * self.warps_n * self.warps_l
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of x that a block takes."""
+        return self.warps_m * self.mt * 16
+
+    @property
+    def outputs(self) -> int:
+        """Values of k that a block owns."""
+        return self.warps_n * self.nt * 8
+
+    def block_units(self, p: Pattern) -> int:
+        """Units of l that a block sums over."""
+        return -(-_units(p) // self.cluster)
+
+    def columns(self, p: Pattern) -> int:
+        """Tiles that together cover all outputs of the same rows."""
+        return p.a * (p.d // (self.warps_j * fold(p.d).j)) * -(-p.b // self.outputs)
+
+    def features(self, p: Pattern) -> int:
+        """Outputs of one row that a block owns."""
+        return self.outputs * self.warps_j * fold(p.d).j
+
+    def shared_bytes(self, p: Pattern) -> int:
+        """Dynamic shared memory of a block."""
+        f = fold(p.d)
+        chunks = self.block_units(p) * f.unit * self.warps_j * f.j // 8
+        bank = 1 if (self.warps_j if p.d % 8 == 0 else f.run) == 2 else 4
+        pitch = chunks + (bank - chunks) % 8
+        sum_pitch = self.features(p) + (4 if p.d % 8 == 0 else 8)
+        return max(self.rows * pitch * 16, self.warps_l * self.rows * sum_pitch * 4)
+
+    def loaded_bytes(self, p: Pattern) -> int:
+        """Bytes of the weight that a block asks for at a time."""
+        return self.warps_j * self.warps_n * self.warps_l * self.in_flight(p) * 512
+
+    def in_flight(self, p: Pattern) -> int:
+        """16-byte loads of a thread that are under way at a time."""
+        return self.units * self.nt * fold(p.d).chunks
+
+    def registers(self, p: Pattern) -> int:
+        """Registers a thread, roughly: sums, weights, operands, and what addresses take."""
+        f = fold(p.d)
+        sums = self.mt * self.nt * f.j * 4
+        operands = f.j * f.steps * 4 + f.chunks * 4
+        return sums + self.in_flight(p) * 4 + operands + 32
+
+
+def _units(p: Pattern) -> int:
+    return -(-p.c // fold(p.d).unit)
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem``; otherwise the reason why not."""
+    p = problem.pattern
+    if problem.dtype not in DTYPES:
+        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
+    if problem.batch_last:
+        return "batch_last has its own kernels"
+    if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
+        return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
+    if p.c * p.d % 8 != 0:
+        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of the weight are not aligned"
+    if p.out_features % 8 != 0:
+        return f"{p.out_features} outputs are no multiple of 8, so rows of y are not aligned"
+    if next(configs(problem, 132), None) is None:
+        return f"a sum over c = {p.c} of 16 rows does not fit in shared memory"
+    return None
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """All tiles worth considering, without order."""
+    p = problem.pattern
+    f = fold(p.d)
+    warps_js = [j for j in (1, 2, 3, 4) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
+    if p.d % 16 == 0:
+        warps_js.remove(1)  # half a sector of 32 bytes costs as much as all of it
+    for warps_j, (warps_m, mt), warps_n, nt in itertools.product(
+        warps_js, ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)), (1, 2, 4), (1, 2, 4)
+    ):
+        if warps_n * nt * 8 >= p.b + 8 * nt:
+            continue
+        for warps_l, units, cluster in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
+            warps = warps_j * warps_m * warps_n * warps_l
+            block_units = -(-_units(p) // cluster)
+            if not 2 <= warps <= 16 or warps_l * units > max(block_units + units - 1, warps_l):
+                continue
+            if warps_l > block_units or (cluster > 1 and _units(p) < 2 * cluster):
+                continue
+            config = Config(*(warps_j, warps_m, warps_n, warps_l, mt, nt, units, cluster), blocks=1)
+            registers = config.registers(p)
+            if config.shared_bytes(p) > SHARED_LIMIT or registers > 240:
+                continue
+            fit = min(
+                _REGISTERS // (-(-registers // 8) * 8 * config.threads),
+                SHARED_LIMIT // (config.shared_bytes(p) + 1024),
+                4,
+            )
+            tiles = config.columns(p) * cluster
+            # As many as fit, but registers are not held back for blocks that never come.
+            yield Config(*astuple(config)[:-1], max(1, min(fit, -(-tiles // multiprocessors))))
+
+
+def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
+    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+
+    Args:
+        p: the pattern.
+        config: the tile.
+        batch: rows of x.
+        multiprocessors: of the device.
+
+    Returns:
+        Microseconds; infinity for more than ``MAX_BATCH`` rows.
+    """
+    if batch > MAX_BATCH:
+        return math.inf
+    f = fold(p.d)
+    row_tiles = -(-batch // config.rows)
+    blocks = row_tiles * config.columns(p) * config.cluster
+    share = -(-blocks // multiprocessors)  # blocks of the busiest multiprocessor
+    rows = min(batch, config.rows)
+    jc = config.warps_j * f.j
+    sums_over = config.block_units(p) * f.unit
+    weight_bytes = 2 * config.outputs * jc * sums_over
+    x_bytes = 2 * rows * jc * sums_over
+    asked = min(config.loaded_bytes(p), weight_bytes) * min(share, config.blocks)
+    rounds = -(-share * weight_bytes // asked)
+    reading = max(
+        2 * p.nnz / _DRAM_BYTES_US,
+        share * (weight_bytes * (2 if jc == 8 and p.d > 8 else 1) + x_bytes) / _L2_BYTES_US,
+    )
+    sum_bytes = 4 * rows * config.features(p)
+    # Warps that share weights or x read them again, from the first cache or shared memory.
+    again = weight_bytes * config.warps_m + x_bytes * config.warps_n
+    computing = share * (again + 2 * sum_bytes * config.warps_l) / _SHARED_BYTES_US
+    clusters = 0.0
+    if config.cluster > 1:
+        clusters = _CLUSTER_US + share * sum_bytes / _REMOTE_BYTES_US
+    return _LAUNCH_US + rounds * _LATENCY_US + reading + computing + clusters
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel is launched."""
+    return Geometry(
+        threads=config.threads,
+        shared_bytes=config.shared_bytes(problem.pattern),
+        rows_per_tile=config.rows,
+        tiles_per_row_tile=config.columns(problem.pattern) * config.cluster,
+        max_blocks=_MAX_BLOCKS,
+        early=True,
+    )
+
+
+def kernel_name(problem: Problem) -> str:
+    """The kernel's name, as profilers show it."""
+    shape = "_".join(map(str, problem.pattern.weight_shape))
+    return f"ksopt_small_batch_{problem.dtype}_{shape}"
+
+
+def source(problem: Problem, config: Config) -> str:
+    """The generated file: one instance of the template."""
+    p = problem.pattern
+    arguments = ", ".join(map(str, astuple(config)))
+    cluster = f"__cluster_dims__({config.cluster}, 1, 1) " if config.cluster > 1 else ""
+    return (
+        '#include "small_batch.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = SmallBatchTile<Support, {arguments}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
+        '"csrc and kernels/small_batch.py disagree");\n'
+        f'extern "C" __global__ void {cluster}__launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
+        f"  small_batch_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
+        "}\n"
+    )
+
+
+def launcher(problem: Problem, config: Config, device: int) -> Launcher:
+    """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
+    return prepare(
+        problem,
+        kernel_name(problem),
+        source(problem, config),
+        geometry(problem, config),
+        device,
+        fallback=general.launcher(problem, device),
+    )
