@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import general
 from ksopt.kernels.fold import Fold
@@ -138,7 +138,6 @@ def supports(problem: Problem) -> str | None:
 def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     p = problem.pattern
-    f = fold(p.d)
     warps_js = [j for j in (1, 2, 3, 4) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
     if p.d % 16 == 0:
         warps_js.remove(1)  # half a sector of 32 bytes costs as much as all of it
@@ -165,7 +164,7 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
             )
             tiles = config.columns(p) * cluster
             # As many as fit, but registers are not held back for blocks that never come.
-            yield Config(*astuple(config)[:-1], max(1, min(fit, -(-tiles // multiprocessors))))
+            yield replace(config, blocks=max(1, min(fit, -(-tiles // multiprocessors))))
 
 
 def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:

@@ -142,5 +142,4 @@ def test_the_emulator_finds(emulator, fault):
     (kernel,) = emulator.build([instance(problem, config)], edit)
     x, weight = operands(problem, 13, seed=0)
     with pytest.raises(EmulationError, match=message):
-        for seed in range(3):
-            kernel(x, weight, seed=seed)
+        kernel(x, weight, seed=1)
