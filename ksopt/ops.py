@@ -139,9 +139,14 @@ class _KsMmWeightGrad(torch.autograd.Function):
         return grad_grad, grad_x, None, None, None
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and (tensor.is_cuda or tensor.is_cpu)
+
+
 def _register_autograd(
     op: torch._ops.OpOverload,
     inner: torch._ops.OpOverload,
+    kernel_of_inner: Callable[..., Tensor],
     function: type[torch.autograd.Function],
     decomposed: Callable[..., Tensor],
     defaults: tuple[Any, ...],
@@ -149,6 +154,8 @@ def _register_autograd(
     """Make ``op`` differentiable by ``function``, whose forward is ``inner``.
 
     A graph that torch.compile traced through this kernel calls ``inner`` and never comes back here.
+    Where nobody traces, ``kernel_of_inner`` is called at once, which saves a way through the
+    dispatcher: about 2 us of a call.
 
     torch.library.register_autograd is not used: it refuses torch.func.grad, drops the tangents of
     forward mode without a word, and adds 7 us to a call that needs no gradient instead of 4. Under
@@ -163,6 +170,8 @@ def _register_autograd(
             return decomposed(*args)
         if torch.is_grad_enabled() and (args[0].requires_grad or args[1].requires_grad):
             return function.apply(*args)
+        if torch._C._len_torch_dispatch_stack() == 0 and _is_plain(args[0]) and _is_plain(args[1]):
+            return kernel_of_inner(*args)
         return inner(*args)
 
     _LIBRARY.impl(op, kernel, "Autograd")
@@ -186,9 +195,14 @@ def _weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last:
     return torch.einsum("...ikj,...ilj->iklj", rows, columns)
 
 
-_register_autograd(ks_mm, ks_mm_inner, _KsMm, _ks_mm_decomposed, (None, None, False))
+_register_autograd(ks_mm, ks_mm_inner, _ks_mm, _KsMm, _ks_mm_decomposed, (None, None, False))
 _register_autograd(
-    ks_mm_weight_grad, ks_mm_weight_grad_inner, _KsMmWeightGrad, _weight_grad_decomposed, ()
+    ks_mm_weight_grad,
+    ks_mm_weight_grad_inner,
+    _weight_grad,
+    _KsMmWeightGrad,
+    _weight_grad_decomposed,
+    (),
 )
 
 
