@@ -11,7 +11,7 @@ from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.pattern import Pattern
 
 FOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 48)
-TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 H200_MULTIPROCESSORS = 132
 # Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide).
 REGISTERS, SHARED_BYTES, THREADS = 65536, 227 * 1024, 2048

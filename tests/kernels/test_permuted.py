@@ -4,6 +4,7 @@ import pytest
 import torch
 from checks import assert_close_to_float64
 
+from ksopt.jit import nvrtc
 from ksopt.kernels import permuted
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -71,6 +72,14 @@ def test_operands_that_want_gradients():
 )
 def test_what_is_refused(problem, reason):
     assert reason in permuted.supports(problem)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
+    for source in permuted.sources(Problem(Pattern(2, 48, 96, 12), dtype, False)):
+        assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
 def test_predicted_times_of_measured_patterns():
