@@ -15,6 +15,7 @@ from ksopt.pattern import Chain, Pattern
 if TYPE_CHECKING:
     from ksopt.functional import ks_linear
     from ksopt.nn import KSLinear
+    from ksopt.projection import Projection, project
 
 __version__ = "0.1.0"
 
@@ -25,13 +26,23 @@ __all__ = [
     "KSLinear",
     "KsoptError",
     "Pattern",
+    "Projection",
     "UnavailableError",
     "__version__",
     "ks_linear",
+    "project",
 ]
 
 # Where the names that need torch are; a module's own name gives the module.
-_LAZY = {"ks_linear": "functional", "KSLinear": "nn", "functional": "", "nn": "", "ops": ""}
+_LAZY = {
+    "ks_linear": "functional",
+    "KSLinear": "nn",
+    "Projection": "projection",
+    "project": "projection",
+    "functional": "",
+    "nn": "",
+    "ops": "",
+}
 
 
 def __getattr__(name: str) -> Any:

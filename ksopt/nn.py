@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
 from ksopt.pattern import Chain
-from ksopt.project import project
+from ksopt.projection import project
 from ksopt.reference import chain_to_dense, is_batch_last
 
 
@@ -132,7 +132,7 @@ class KSLinear(nn.Module):
         Args:
             linear: a dense layer; its bias, dtype, device, requires_grad and training mode are
                 kept.
-            chain: a chainable chain of the layer's features.
+            chain: a chain of the layer's features.
             layout: of the new layer.
             tolerance: the largest ||W - K_1 ... K_L|| / ||W|| (Frobenius norm) that counts as the
                 same. Default: 4 (L + 1) times the dtype's rounding (``torch.finfo(dtype).eps``),
@@ -140,8 +140,8 @@ class KSLinear(nn.Module):
                 computation in float64.
 
         Raises:
-            InvalidInputError: the features differ, the chain is not chainable, or the weight is not
-                a product of the chain; the message tells the relative error.
+            InvalidInputError: the features differ, or the weight is not a product of the chain as
+                far as `ksopt.project` can tell; the message tells the relative error.
 
         Source: Le, Zheng, Riccietti, Gribonval 2024 (arXiv 2411.04506).
 
@@ -166,14 +166,12 @@ class KSLinear(nn.Module):
             dtype=weight.dtype,
         )
         with torch.no_grad():
-            for own, found in zip(layer.weights, project(weight, layer.chain), strict=True):
+            projection = project(weight, layer.chain)
+            for own, found in zip(layer.weights, projection.weights, strict=True):
                 own.copy_(found)
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
-            dense = chain_to_dense([own.to(torch.float64) for own in layer.weights])
-            exact = weight.to(torch.float64)
-            norm = exact.norm().item()
-            error = (dense - exact).norm().item() / (norm if norm > 0 else 1.0)
+        error = projection.relative_error
         if tolerance is None:
             tolerance = 4 * (len(layer.chain) + 1) * torch.finfo(weight.dtype).eps + 1e-13
         if not error <= tolerance:

@@ -1,111 +1,197 @@
-"""From a dense matrix to the weights of a chain: hierarchical factorization.
-
-Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
-(arXiv 2411.04506): a matrix that is a product of a chainable chain is recovered exactly by
-splitting off one factor at a time, each split a truncated SVD of independent blocks.
-"""
+"""The nearest product of a chain to a matrix: the public function, and what it returns."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.factor import Pattern
 from ksopt.pattern import Chain
+from ksopt.projection.alternating import alternate
+from ksopt.projection.hierarchical import left_to_right
+from ksopt.projection.products import balanced, product, relative_error
+from ksopt.projection.refine import refine as refined
+
+# A relative error that is rounding: nothing is left to gain.
+_EXACT = 1e-13
 
 
-def project(matrix: Tensor, chain: Chain) -> list[Tensor]:
-    """Weights whose product is ``matrix`` if the chain can express it, and near it if not.
+@dataclass(frozen=True)
+class Projection:
+    """Weights of a chain whose product is near a matrix.
 
     Args:
-        matrix: [out_features, in_features], floating point. Computed in float64.
-        chain: a chainable chain of that shape.
+        chain: The chain.
+        weights: One [a, b, c, d] for each factor, left to right.
+        relative_error: ||W - K_1 ... K_L|| / ||W|| in the Frobenius norm, of these very weights, in
+            the dtype they are in; computed in float64.
+        lower_bound: A relative error that no weights of this chain go below.
+        guarantee: The error is at most so many times the best possible, but for rounding; None
+            where nothing is known.
+        method: "hierarchical" (in closed form, factor by factor) or "alternating" (least squares
+            for one factor after the other).
+        iterations: Passes of alternating least squares and steps of the refinement.
+        rows: The permutation of the outputs that was given, if any.
+        columns: The permutation of the inputs that was given, if any.
+    """
 
-    Returns:
-        One float64 weight [a, b, c, d] for each factor, left to right, of equal norms. Entries of
-        ``matrix`` outside the support of the chain's product are ignored.
+    chain: Chain
+    weights: tuple[Tensor, ...]
+    relative_error: float
+    lower_bound: float
+    guarantee: float | None
+    method: str
+    iterations: int
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    def to_dense(self) -> Tensor:
+        """The matrix that stands for the one given: its shape, rows and columns in its order."""
+        dense = product(self.weights)
+        if self.rows is not None:
+            dense = dense[torch.argsort(self.rows)]
+        if self.columns is not None:
+            dense = dense[:, torch.argsort(self.columns)]
+        return dense
+
+
+def project(
+    matrix: Tensor,
+    chain: Chain | str,
+    *,
+    refine: int = 0,
+    rows: Tensor | Sequence[int] | None = None,
+    columns: Tensor | Sequence[int] | None = None,
+    iterations: int = 50,
+    tolerance: float = 1e-5,
+    dtype: torch.dtype | None = None,
+) -> Projection:
+    """Weights of a chain whose product is ``matrix`` if it can be, and near it if not.
+
+    - One or two factors, whatever their patterns: the best there is, in closed form.
+    - Three factors or more, if the chain or its transpose is chainable: one factor after the other
+      is split off, from both ends if both are possible, and the better result is kept. Its error is
+      at most sqrt(L - 1) times the best possible, and zero (but for rounding) where the matrix is a
+      product of the chain.
+    - Other chains: alternating least squares, starting at such splits. Nothing is promised, not
+      even that a product is recovered; `Projection.lower_bound` tells how much better it could be
+      at most.
+
+    Computed in float64 on the matrix's device. For a matrix of a narrower dtype the splits are
+    exact to about 1e-8 of the matrix's norm.
+
+    Args:
+        matrix: [out_features, in_features], floating point.
+        chain: a chain of that shape, or its text.
+        refine: steps of L-BFGS on all factors together afterwards; they only lower the error.
+        rows: a permutation of the outputs: the chain is fitted to ``matrix[rows][:, columns]``.
+        columns: a permutation of the inputs.
+        iterations: most passes of alternating least squares, where it is used.
+        tolerance: it stops when a pass lowers the error by less than this share of it.
+        dtype: of the weights; None takes the matrix's.
 
     Raises:
-        InvalidInputError: the shapes differ, the chain is not chainable, or the matrix has NaN or
-            infinity in it.
+        InvalidInputError: the shapes differ, the matrix is not of floating point, is on the meta
+            device, or has NaN or infinity in it; or another argument is not allowed.
+
+    Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
+    (arXiv 2411.04506).
 
     Example:
-        >>> [weight.shape for weight in project(torch.ones(4, 6), Chain.low_rank(6, 4, rank=1))]
-        [torch.Size([1, 4, 1, 1]), torch.Size([1, 1, 6, 1])]
+        >>> found = project(torch.ones(4, 6), Chain.low_rank(6, 4, rank=1))
+        >>> [tuple(weight.shape) for weight in found.weights], found.relative_error < 1e-6
+        ([(1, 4, 1, 1), (1, 1, 6, 1)], True)
+        >>> torch.allclose(found.to_dense(), torch.ones(4, 6))
+        True
     """
+    chain = Chain.parse(chain) if isinstance(chain, str) else chain
+    _check(matrix, chain)
+    for name, value in (("refine", refine), ("iterations", iterations)):
+        checked_int(value, name, "project", minimum=0)
+    row_order = _permutation(rows, "rows", chain.out_features, matrix.device)
+    column_order = _permutation(columns, "columns", chain.in_features, matrix.device)
+    with torch.no_grad():
+        target = matrix.detach().to(torch.float64)
+        target = target if row_order is None else target[row_order]
+        target = target if column_order is None else target[:, column_order]
+        weights, lost = _split(target, chain, double=matrix.dtype == torch.float64)
+        guarantee = _guarantee(chain)
+        method, made = "hierarchical", 0
+        if guarantee is None and relative_error(target, weights) > _EXACT:
+            method = "alternating"
+            weights, made = alternate(target, chain, weights, iterations, tolerance)
+        # One factor and two are the best there is already.
+        if refine and len(chain) > 2 and relative_error(target, weights) > _EXACT:
+            weights, steps = refined(target, weights, refine)
+            made += steps
+        kept = tuple(w.to(dtype or matrix.dtype).contiguous() for w in balanced(weights))
+        error = relative_error(target, [weight.to(torch.float64) for weight in kept])
+        norm = target.norm().item()
+    return Projection(
+        chain=chain,
+        weights=kept,
+        relative_error=error,
+        lower_bound=min(error, lost / norm if norm > 0 else 0.0),
+        guarantee=guarantee,
+        method=method,
+        iterations=made,
+        rows=row_order,
+        columns=column_order,
+    )
+
+
+def _split(target: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], float]:
+    """The better of the splits from either end, and the norm of what no weights can have."""
+    found, lost = left_to_right(target, chain, double)
+    if len(chain) <= 2:  # the best there is, from either end
+        return found, lost
+    flipped, lost_too = left_to_right(target.mT, chain.T, double)
+    other = [weight.transpose(1, 2) for weight in reversed(flipped)]
+    if relative_error(target, other) < relative_error(target, found):
+        found = other
+    return found, max(lost, lost_too)
+
+
+def _guarantee(chain: Chain) -> float | None:
+    if len(chain) <= 2 or chain.is_chainable or chain.T.is_chainable:
+        return math.sqrt(max(len(chain) - 1, 1))
+    return None
+
+
+def _check(matrix: Tensor, chain: Chain) -> None:
+    if not isinstance(matrix, Tensor):
+        raise InvalidInputError(f"project: the matrix is a {type(matrix).__name__}, not a tensor")
+    if not isinstance(chain, Chain):
+        raise InvalidInputError(f"project: chain is {chain!r}: give a Chain or its text")
     if tuple(matrix.shape) != chain.shape:
         raise InvalidInputError(
             f"the matrix has shape {list(matrix.shape)}, but the chain {chain} has shape "
             f"{list(chain.shape)}"
         )
+    if not matrix.is_floating_point():
+        name = str(matrix.dtype).removeprefix("torch.")
+        raise InvalidInputError(f"project: the matrix is {name}, but must be of floating point")
+    if matrix.is_meta:
+        raise InvalidInputError("project: the matrix is on the meta device and has no values")
     if not matrix.isfinite().all():
         raise InvalidInputError("the matrix has NaN or infinity in it: there is nothing near it")
-    if not chain.is_chainable:
+
+
+def _permutation(
+    given: Tensor | Sequence[int] | None, name: str, size: int, device: torch.device
+) -> Tensor | None:
+    if given is None:
+        return None
+    order = torch.as_tensor(given, device=device)
+    if order.shape != (size,) or not torch.equal(
+        order.sort().values, torch.arange(size, device=device).to(order.dtype)
+    ):
         raise InvalidInputError(
-            f"{chain} is not chainable, and only for chainable chains is there an exact way to "
-            "split a matrix into the factors (Chain.is_chainable says what that means)"
+            f"project: {name} must be a permutation of 0 ... {size - 1}: each number once"
         )
-    # supports[l] is the pattern of K_l K_{l+1} ... K_L.
-    supports = [chain[-1]]
-    for pattern in reversed(chain.patterns[:-1]):
-        supports.insert(0, _product(pattern, supports[0]))
-    rest = _on_support(matrix.detach().to(torch.float64), supports[0])
-    weights = []
-    for pattern, right in zip(chain.patterns[:-1], supports[1:], strict=True):
-        weight, rest = _split(rest, pattern, right)
-        weights.append(weight)
-    return _balance([*weights, rest])
-
-
-def _product(left: Pattern, right: Pattern) -> Pattern:
-    """The support of a chainable pair's product."""
-    return Pattern(left.a, left.b * left.d // right.d, right.a * right.c // left.a, right.d)
-
-
-def _on_support(matrix: Tensor, pattern: Pattern) -> Tensor:
-    """The weight [a, b, c, d] that a matrix [M, N] has on the support of a pattern."""
-    a, b, c, d = pattern.weight_shape
-    blocks = matrix.reshape(a, b, d, a, c, d)
-    # -> [b, c, a, d]: equal block row and column, equal offset inside
-    return blocks.diagonal(dim1=0, dim2=3).diagonal(dim1=1, dim2=3).permute(2, 0, 1, 3)
-
-
-def _split(weight: Tensor, left: Pattern, right: Pattern) -> tuple[Tensor, Tensor]:
-    """Weights of a chainable pair from the weight of its product.
-
-    The features between the factors fall into classes of r = left.a * left.c / right.a: those of
-    one class meet the same outputs and the same inputs, so they add a matrix of rank r to one
-    left.b x right.c block of the product, and no other class touches that block.
-    """
-    p = right.a // left.a
-    q = left.d // right.d
-    r = left.a * left.c // right.a
-    # weight: [a1, (b1 q), (p c2), d2] -> blocks [a1, p, q, d2, b1, c2]
-    blocks = weight.reshape(left.a, left.b, q, p, right.c, right.d).permute(0, 3, 2, 5, 1, 4)
-    u, s, vh = torch.linalg.svd(blocks, full_matrices=False)
-    kept = min(r, s.shape[-1])
-    root = s[..., :kept].sqrt()
-    outer = u.new_zeros(*blocks.shape[:4], left.b, r)
-    inner = u.new_zeros(*blocks.shape[:4], r, right.c)
-    outer[..., :kept] = u[..., :kept] * root.unsqueeze(-2)
-    inner[..., :kept, :] = vh[..., :kept, :] * root.unsqueeze(-1)
-    # outer: [a1, p, q, d2, b1, r] -> [a1, b1, (p r), (q d2)]
-    # inner: [a1, p, q, d2, r, c2] -> [(a1 p), (r q), c2, d2]
-    return (
-        outer.permute(0, 4, 1, 5, 2, 3).reshape(left.weight_shape),
-        inner.permute(0, 1, 4, 2, 5, 3).reshape(right.weight_shape),
-    )
-
-
-def _balance(weights: list[Tensor]) -> list[Tensor]:
-    """The same product with equal root-mean-square gains, so that no factor under- or overflows.
-
-    A factor's gain is what it multiplies the size of random features by: c times its weights'
-    mean square, under the root.
-    """
-    gains = [weight.square().mean().mul(weight.shape[2]).sqrt() for weight in weights]
-    gain = torch.stack(gains).log().mean().exp()
-    if not (gain > 0 and gain.isfinite()):
-        return weights
-    return [weight * (gain / own) for weight, own in zip(weights, gains, strict=True)]
+    return order.to(torch.int64)

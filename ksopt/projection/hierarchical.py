@@ -1,0 +1,119 @@
+"""Longer chains: one factor after the other is split off, each split exact on its own.
+
+From left to right, target = K_1 X with X of the support of K_2 ... K_L, then X = K_2 X', and so on.
+K_1 preserves norms (see `two_factors.split`), so the squared errors of the splits add up. For a
+chainable chain none of them is larger than the error of the best product: its own factors, seen
+through the orthonormal columns split off before, are a candidate of every split. The whole error is
+therefore at most sqrt(L - 1) times the best possible; and the first split's error is a floor that
+no choice of weights goes below.
+
+Right to left is the same for the transposed chain. Other chains are split in the same way, and then
+nothing is promised, but for the floor: it needs no more than that every product of the chain is one
+of the first split.
+
+Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
+(arXiv 2411.04506), the butterfly algorithm with orthonormalisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from ksopt.factor import Pattern
+from ksopt.pattern import Chain
+from ksopt.projection.products import on_support
+from ksopt.projection.two_factors import split
+from ksopt.support import product_support
+
+
+def suffixes(chain: Chain) -> list[Pattern]:
+    """For l = 1, ..., L a pattern that holds the support of K_l ... K_L, and for l > 1 is it where
+    that is Kronecker-sparse; otherwise the least one that every divisor of all a and d allows.
+
+    Example:
+        >>> print(*suffixes(Chain.square_dyadic(8)))
+        (1,8,8,1) (2,4,4,1) (4,2,2,1)
+    """
+    found = []
+    for first in range(len(chain) - 1):
+        rest = chain[first:]
+        g, h = _shared(rest.patterns)
+        cover = Pattern(g, rest.out_features // (g * h), rest.in_features // (g * h), h)
+        # The first split finds the product's zeros by itself. The others need the support, of the
+        # core, so that a diagonal, which has many names, gets one with g and h in it.
+        core = product_support([_core(pattern, g, h) for pattern in rest]) if first else None
+        found.append(cover if core is None else Pattern(g * core.a, core.b, core.c, core.d * h))
+    return [*found, chain[-1]]
+
+
+def left_to_right(matrix: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], float]:
+    """Weights of a chain, K_1 split off first.
+
+    Args:
+        matrix: [M, N], float64.
+        chain: of that shape.
+        double: see `two_factors.split`.
+
+    Returns:
+        A float64 weight for each factor, left to right, and the norm of what no product of the
+        chain can have: the entries outside its support, and what the first split loses.
+    """
+    supports = suffixes(chain)
+    whole = matrix.square().sum()
+    rest = on_support(matrix, supports[0])
+    # What can be had, which the first split may lessen: norms of what is kept, for K_1 keeps norms.
+    reach = rest.square().sum()
+    weights: list[Tensor] = []
+    for pattern, right in zip(chain.patterns[:-1], supports[1:], strict=True):
+        weight, rest = _split_off(rest, pattern, right, chain[len(weights) :], double)
+        if not weights:
+            reach = torch.minimum(reach, rest.square().sum())
+        weights.append(weight)
+    # A difference of squares: what rounding alone can make of it is taken off.
+    lost = whole - reach - 64 * torch.finfo(matrix.dtype).eps * whole
+    return [*weights, rest], lost.clamp(min=0).sqrt().item()
+
+
+def _split_off(
+    rest: Tensor, pattern: Pattern, right: Pattern, chain: Chain, double: bool
+) -> tuple[Tensor, Tensor]:
+    """The first factor of a chain, and the weight of what is left, from the product's weight.
+
+    A divisor g of all a, and h of all d, makes the product g * h independent smaller ones: a batch.
+    """
+    g, h = _shared(chain.patterns)
+    weights = split(
+        _dense_cores(rest, g, h), _core(pattern, g, h), _core(right, g, h), double=double
+    )
+    return _joined(weights[0], g, h), _joined(weights[1], g, h)
+
+
+def _shared(patterns: Sequence[Pattern]) -> tuple[int, int]:
+    return gcd(*(pattern.a for pattern in patterns)), gcd(*(pattern.d for pattern in patterns))
+
+
+def _core(pattern: Pattern, g: int, h: int) -> Pattern:
+    return Pattern(pattern.a // g, pattern.b, pattern.c, pattern.d // h)
+
+
+def _dense_cores(weight: Tensor, g: int, h: int) -> Tensor:
+    """[g*a, b, c, d*h] -> [g*h, a*b*d, a*c*d], zeros included."""
+    a, b, c, d = weight.shape[0] // g, *weight.shape[1:3], weight.shape[3] // h
+    # -> [g, h, b, c, a, d]
+    cores = weight.reshape(g, a, b, c, d, h).permute(0, 5, 2, 3, 1, 4)
+    if a == d == 1:
+        return cores.reshape(g * h, b, c)
+    dense = weight.new_zeros(g, h, a, b, d, a, c, d)
+    # [g, h, b, c, a, d]: diagonal() puts the diagonal last
+    dense.diagonal(dim1=2, dim2=5).diagonal(dim1=3, dim2=5).copy_(cores)
+    return dense.reshape(g * h, a * b * d, a * c * d)
+
+
+def _joined(weights: Tensor, g: int, h: int) -> Tensor:
+    """[g*h, a, b, c, d] -> [g*a, b, c, d*h]."""
+    _, a, b, c, d = weights.shape
+    return weights.reshape(g, h, a, b, c, d).permute(0, 2, 3, 4, 5, 1).reshape(g * a, b, c, d * h)
