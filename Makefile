@@ -6,13 +6,12 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check clean
 
 help:
 	@echo "make demo    search chains for a 768x3072 layer on this machine's device, and write a report"
 	@echo "make test    run every test (those that need a GPU are skipped where there is none)"
 	@echo "make check   format, lint, types, then the tests: before a commit"
-	@echo "make bench   time the kernels and PyTorch's ways on a sample of the paper's patterns"
 	@echo "make clean   remove .venv, caches and build outputs"
 
 demo: $(READY)
@@ -29,9 +28,6 @@ check: $(READY)
 	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ksopt
 	$(BIN)/python -m pytest
-
-bench: $(READY)
-	@$(BIN)/python -m ksopt.bench
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import ksopt
+from ksopt.bench import command as bench_command
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search.request import SearchRequest
 
@@ -135,7 +136,16 @@ def _parser() -> argparse.ArgumentParser:
         "Say what ksopt finds on this machine, what will be slow, and how to fix it.",
         _DOCTOR_EPILOG,
     )
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
+    bench = commands.add_parser("bench", help="measure ksopt itself", allow_abbrev=False)
+    kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND")
+    text = "Check and time single factors and chains beside PyTorch's ways to multiply by them."
+    command = _add_command(kinds, "kernels", bench_command.run, text, bench_command.EPILOG)
+    bench_command.add_arguments(command)
 
 
 def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:

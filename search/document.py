@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ksopt import tables
+from ksopt.pages import Figure, Section
 from ksopt.search import report, words
+from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
-from ksopt.tables import Table
 
 _TRIALS_SHOWN = 40
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the report: its paragraphs, then its table, then its code.
-
-    Args:
-        title: Its heading.
-        lead: Plain text that stands out.
-        paragraphs: Plain text.
-        table: A table, if any.
-        code: A block to copy, if any.
-        language: Of the code.
-        plot: Whether the plot stands here, on the page.
-    """
-
-    title: str
-    lead: tuple[str, ...] = ()
-    paragraphs: tuple[str, ...] = ()
-    table: Table | None = None
-    code: str = ""
-    language: str = ""
-    plot: bool = False
 
 
 def title(result: SearchResult) -> str:
@@ -45,23 +21,6 @@ def sections(result: SearchResult) -> list[Section]:
     """The whole report, the answer first."""
     found = [_answer(result), *_use(result), _plot(result), _finalists(result)]
     return [*found, _method(result), _trials(result), _device(result), _again(result)]
-
-
-def markdown(result: SearchResult) -> str:
-    """The report as markdown; what report.md holds."""
-    blocks = [f"# {title(result)}"]
-    for section in sections(result):
-        if section.plot:
-            continue
-        blocks.append(f"## {section.title}")
-        # A chain's stars would be read as emphasis.
-        texts = (*section.lead, *section.paragraphs)
-        blocks += [text.replace("*", r"\*") for text in texts]
-        if section.table is not None:
-            blocks.append(section.table.markdown())
-        if section.code:
-            blocks.append(f"```{section.language}\n{section.code}\n```")
-    return "\n\n".join(blocks) + "\n"
 
 
 def _answer(result: SearchResult) -> Section:
@@ -138,7 +97,8 @@ def _plot(result: SearchResult) -> Section:
         "point is its trial's latency over the dense layer's, timed in turns with it, on the scale "
         "of the dense layer's latency of the final."
     )
-    return Section("Latency against weights", (), (text,), plot=True)
+    figure = Figure(latency_plot(result, 800, 400), latency_plot(result, 360, 340))
+    return Section("Latency against weights", (), (text,), figure=figure)
 
 
 def _finalists(result: SearchResult) -> Section:

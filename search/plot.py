@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from math import ceil, log10
+from math import log10
 
+from ksopt import plots
 from ksopt.search import words
 from ksopt.search.result import SearchResult, TrialRecord
-
-_FONT = 12
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,7 @@ def latency_plot(result: SearchResult, width: int, height: int) -> str:
         f"Latency against weights of {len(measured)} chains; the dense layer takes "
         f"{words.microseconds(dense_us)}"
     )
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" '
-        f'font-size="{_FONT}">\n' + "\n".join(parts) + "\n</svg>"
-    )
+    return plots.svg(parts, width, height, label)
 
 
 def _frame(
@@ -100,22 +96,22 @@ def _frame(
 
 def _axes(frame: _Frame) -> list[str]:
     parts = []
-    for tick in _log_ticks(frame.low_us, frame.high_us):
+    for tick in plots.log_ticks(frame.low_us, frame.high_us):
         y = frame.y(tick)
         parts.append(f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>')
         text = words.microseconds(tick).removesuffix(" us").removesuffix(".00").removesuffix(".0")
-        parts.append(_text(frame.left - 6, y + 4, text, "end"))
+        parts.append(plots.text(frame.left - 6, y + 4, text, "end"))
     count = 6 if frame.width > 500 else 4
-    for tick in _linear_ticks(frame.least_weights, frame.most_weights, count):
+    for tick in plots.linear_ticks(frame.least_weights, frame.most_weights, count):
         x = frame.x(tick)
         parts.append(f'<path class="axis" d="M{x:.1f} {frame.bottom:.1f}v5"/>')
-        parts.append(_text(x, frame.bottom + 18, _short(tick), "middle"))
+        parts.append(plots.text(x, frame.bottom + 18, plots.short(tick), "middle"))
     parts.append(
         f'<path class="axis" d="M{frame.left:.1f} {frame.top:.1f}V{frame.bottom:.1f}'
         f'H{frame.right:.1f}"/>'
     )
-    parts.append(_text((frame.left + frame.right) / 2, frame.height - 8, "weights", "middle"))
-    parts.append(_text(4, 14, "latency, us", "start"))
+    parts.append(plots.text((frame.left + frame.right) / 2, frame.height - 8, "weights", "middle"))
+    parts.append(plots.text(4, 14, "latency, us", "start"))
     return parts
 
 
@@ -124,15 +120,15 @@ def _budgets(result: SearchResult, frame: _Frame) -> list[str]:
     for answer in result.recommendations:
         x = frame.x(answer.budget.parameters)
         parts.append(f'<path class="budget" d="M{x:.1f} {frame.top:.1f}V{frame.bottom:.1f}"/>')
-        parts.append(_text(x - 4, frame.top + 10, answer.budget.text, "end", "budget-text"))
+        parts.append(plots.text(x - 4, frame.top + 10, answer.budget.text, "end", "budget-text"))
     return parts
 
 
 def _dense_line(frame: _Frame, dense_us: float) -> list[str]:
-    y = frame.y(dense_us)
+    y, took = frame.y(dense_us), words.microseconds(dense_us)
     return [
         f'<path class="dense" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>',
-        _text(frame.right, y - 6, f"dense {words.microseconds(dense_us)}", "end", "dense-text"),
+        plots.text(frame.right, y - 6, f"dense {took}", "end", "dense-text"),
     ]
 
 
@@ -169,32 +165,3 @@ def _chosen(result: SearchResult, frame: _Frame, dense_us: float) -> list[str]:
             x, y = frame.x(trial.facts.nnz), frame.y(dense_us * (trial.ratio or 1.0))
             parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
     return parts
-
-
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 times powers of ten inside; finer where that gives fewer than three."""
-    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(n / 4 for n in range(4, 40))):
-        powers = range(int(log10(low)) - 2, int(log10(high)) + 2)
-        ticks = [d * 10**p for p in powers for d in digits if low <= d * 10**p <= high]
-        if len(ticks) >= 3:
-            return ticks
-    return ticks
-
-
-def _linear_ticks(least: float, most: float, count: int) -> list[float]:
-    rough = max((most - least) / count, 1.0)
-    unit = 10 ** int(log10(rough))
-    step = next(n * unit for n in (1, 2, 5, 10) if n * unit >= rough)
-    return [i * step for i in range(ceil(least / step), int(most / step) + 1)]
-
-
-def _short(count: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:g}{unit}"
-    return f"{count:g}"

@@ -32,12 +32,12 @@ def write(result: SearchResult, folder: Path) -> None:
     Raises:
         InvalidInputError: The folder cannot be written.
     """
-    from ksopt.search import document, page
+    from ksopt.search import page
 
     texts = {
         "results.json": to_json(result),
         "trials.csv": to_csv(result),
-        "report.md": document.markdown(result),
+        "report.md": page.markdown(result),
         "report.html": page.html(result),
     }
     try:

@@ -17,8 +17,8 @@ import enum
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,8 @@ _MOST_CALLS_PER_SAMPLE = 1000
 _LARGEST_FLUSH_BYTES = 2**28
 _MOST_FLUSHES = 50
 _FEWEST_ROUNDS = 3
+# Rounds after which a function can be given up as hopeless: one alone may have met a hiccup.
+_TRIAL_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Measurement:
         repeats: Samples taken.
         calls_per_sample: Calls in one sample: more than 1 only where a call is too short for the
             clock; then all but the first find warm caches.
+        given_up: Whether sampling stopped after the first rounds, because a rival was more than
+            ``hopeless`` times as fast.
     """
 
     median_us: float
@@ -51,11 +55,27 @@ class Measurement:
     p80_us: float
     repeats: int
     calls_per_sample: int = 1
+    given_up: bool = False
 
     @property
     def noise(self) -> float:
         """Width of the band that holds the middle 60 % of the samples, over the median."""
         return (self.p80_us - self.p20_us) / self.median_us if self.median_us > 0 else 0.0
+
+    def each_of(self, calls: int) -> Measurement:
+        """The share of one call, where what was timed makes that many.
+
+        Example:
+            >>> Measurement(30.0, 20.0, 50.0, 9).each_of(10).median_us
+            3.0
+        """
+        return replace(
+            self,
+            median_us=self.median_us / calls,
+            p20_us=self.p20_us / calls,
+            p80_us=self.p80_us / calls,
+            calls_per_sample=self.calls_per_sample * calls,
+        )
 
     @classmethod
     def of(cls, samples_us: list[float], calls_per_sample: int = 1) -> Measurement:
@@ -67,9 +87,9 @@ class Measurement:
         """
         ordered = sorted(samples_us)
         return cls(
-            median_us=_quantile(ordered, 0.5),
-            p20_us=_quantile(ordered, 0.2),
-            p80_us=_quantile(ordered, 0.8),
+            median_us=quantile(ordered, 0.5),
+            p20_us=quantile(ordered, 0.2),
+            p80_us=quantile(ordered, 0.8),
             repeats=len(ordered),
             calls_per_sample=calls_per_sample,
         )
@@ -111,6 +131,9 @@ def measure(
     max_repeats: int = 200,
     warmup_calls: int = 3,
     cold: bool = True,
+    precision: float | None = None,
+    hopeless: float | None = None,
+    rivals: Collection[str] = (),
 ) -> dict[str, Measurement]:
     """Time every variant on the device, in turns.
 
@@ -124,6 +147,11 @@ def measure(
         max_repeats: Rounds after which it stops even if time is left.
         warmup_calls: Calls of each before timing: compilation, tuning, allocation, clocks.
         cold: Overwrite the caches before each sample.
+        precision: Stop after ``min_repeats`` rounds as soon as every median's standard error,
+            estimated from the band from p20 to p80, is below this share of it; None: use the time.
+        hopeless: After two rounds, give up rivals whose fastest sample is more than this many times
+            the fastest rival's; their measurements say so. None: sample all alike.
+        rivals: Names of the functions that are rivals of each other; empty: all are.
 
     Returns:
         A Measurement by name, in the order given.
@@ -143,32 +171,51 @@ def measure(
     clock = _clock(torch.device(device))
     if not variants:
         raise InvalidInputError("measure: no variants were given, there must be at least one")
+    limits = _Limits(max_seconds, min_repeats, max_repeats, precision, hopeless, rivals or variants)
     if min(min_repeats, max_repeats, warmup_calls) < 1 or max_seconds <= 0:
         raise InvalidInputError(
             f"measure: min_repeats={min_repeats}, max_repeats={max_repeats}, "
             f"warmup_calls={warmup_calls} must be at least 1 and max_seconds={max_seconds} above 0"
         )
+    if (precision is not None and precision <= 0) or (hopeless is not None and hopeless <= 1):
+        raise InvalidInputError(
+            f"measure: precision={precision} must be above 0 and hopeless={hopeless} above 1"
+        )
     with clock.scope:
         plans = {
             name: clock.plan(function, warmup_calls, cold) for name, function in variants.items()
         }
-        samples = _rounds(clock, variants, plans, max_seconds, min_repeats, max_repeats)
-    return {name: Measurement.of(samples[name], plans[name].calls) for name in variants}
+        samples, given_up = _rounds(clock, variants, plans, limits)
+    return {
+        name: replace(Measurement.of(samples[name], plans[name].calls), given_up=name in given_up)
+        for name in variants
+    }
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """When sampling ends: see `measure`."""
+
+    max_seconds: float
+    min_repeats: int
+    max_repeats: int
+    precision: float | None
+    hopeless: float | None
+    rivals: Collection[str]
 
 
 def _rounds(
     clock: _CpuClock | _CudaClock,
     variants: Mapping[str, Callable[[], object]],
     plans: Mapping[str, _Plan],
-    max_seconds: float,
-    min_repeats: int,
-    max_repeats: int,
-) -> dict[str, list[float]]:
-    """Microseconds a call of every variant, one a round."""
+    limits: _Limits,
+) -> tuple[dict[str, list[float]], set[str]]:
+    """Microseconds a call of every variant, one a round, and the names that were given up."""
     names = list(variants)
     samples: dict[str, list[float]] = {name: [] for name in names}
+    given_up: set[str] = set()
     start = time.perf_counter()
-    for rounds in range(1, max_repeats + 1):
+    for rounds in range(1, limits.max_repeats + 1):
         turn = rounds % len(names)
         pending = [
             (name, clock.sample(variants[name], plans[name]))
@@ -176,13 +223,33 @@ def _rounds(
         ]
         for name, read in pending:
             samples[name].append(read() / plans[name].calls)
+        if rounds == _TRIAL_ROUNDS and limits.hopeless is not None:
+            fastest = {name: min(samples[name]) for name in limits.rivals}
+            most = limits.hopeless * min(fastest.values())
+            given_up = {name for name in fastest if fastest[name] > most}
+            names = [name for name in names if name not in given_up]
         spent = time.perf_counter() - start
-        least = min_repeats
-        if spent / rounds * min_repeats > 3 * max_seconds:
-            least = max(_FEWEST_ROUNDS, int(3 * max_seconds * rounds / spent))
-        if spent >= max_seconds and rounds >= least:
+        least = limits.min_repeats
+        if spent / rounds * least > 3 * limits.max_seconds:
+            least = max(_FEWEST_ROUNDS, int(3 * limits.max_seconds * rounds / spent))
+        if rounds >= least and (
+            spent >= limits.max_seconds
+            or (
+                limits.precision is not None
+                and all(_standard_error(samples[name]) <= limits.precision for name in names)
+            )
+        ):
             break
-    return samples
+    return samples, given_up
+
+
+def _standard_error(samples_us: list[float]) -> float:
+    """Of the median, as a share of it, were the samples normal.
+
+    Their middle 60 % would then span 1.683 standard deviations, and the median's own deviation
+    would be 1.2533 / sqrt(n) of theirs.
+    """
+    return 1.2533 / 1.683 * Measurement.of(samples_us).noise / math.sqrt(len(samples_us))
 
 
 @dataclass(frozen=True)
@@ -225,7 +292,8 @@ class _CudaClock:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._scratch = torch.zeros(_flush_bytes(l2_bytes), dtype=torch.uint8, device=device)
         with self.scope:
-            self._flush_us = self._alone(self._scratch.zero_)
+            torch.cuda.synchronize(device)
+            self._flush_us = self.sample(self._scratch.zero_, _Plan(calls=1, flushes=0))()
 
     def plan(self, function: Callable[[], object], warmup_calls: int, cold: bool) -> _Plan:
         """Warm the function up, and see how long it takes the device and the host."""
@@ -233,9 +301,9 @@ class _CudaClock:
             function()
         torch.cuda.synchronize(self._device)
         began = time.perf_counter_ns()
-        function()
+        read = self.sample(function, _Plan(calls=1, flushes=0))
         host_us = (time.perf_counter_ns() - began) / 1e3
-        calls = _calls_per_sample(self._alone(function), "cuda")
+        calls = _calls_per_sample(read(), "cuda")
         # Overwrite for so long that the host has launched the sample before the device is free.
         launched = math.ceil(2 * host_us * calls / max(self._flush_us, 1.0))
         return _Plan(calls, flushes=min(max(1, launched), _MOST_FLUSHES) if cold else 0)
@@ -255,11 +323,6 @@ class _CudaClock:
             return float(began.elapsed_time(ended)) * 1e3
 
         return read
-
-    def _alone(self, function: Callable[[], object]) -> float:
-        """Microseconds of one call with nothing else on the device."""
-        torch.cuda.synchronize(self._device)
-        return self.sample(function, _Plan(calls=1, flushes=0))()
 
     @staticmethod
     def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -297,8 +360,13 @@ def _last_level_cache_bytes() -> int:
     return max(found, default=2**25)
 
 
-def _quantile(ordered: list[float], share: float) -> float:
-    """Linear interpolation between order statistics, as numpy's default."""
+def quantile(ordered: list[float], share: float) -> float:
+    """The value below which a share of ordered numbers lies, interpolated as numpy's default does.
+
+    Example:
+        >>> quantile([1.0, 2.0, 4.0], 0.75)
+        3.0
+    """
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)

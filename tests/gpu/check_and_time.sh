@@ -50,7 +50,7 @@ if [ "$failed" -ne 0 ]; then
 fi
 step tiles 150 "$python" -m ksopt.bench.tiles lanes16 --tiles 20 --out "$out/tiles.csv"
 for layout in batch_first batch_last; do
-  step "bench-$layout" 150 "$python" -m ksopt.bench --patterns 12 --dtype float16 --layout "$layout" \
+  step "bench-$layout" 150 "$python" -m ksopt bench kernels --patterns sample:12 --dtype float16 --layout "$layout" \
     --device cuda --out "$out/bench-$layout"
 done
 exit "$failed"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ksopt.errors import InvalidInputError
+from ksopt.plots import linear_ticks, log_ticks
 from ksopt.search import SearchResult, progress, report
-from ksopt.search.plot import _linear_ticks, _log_ticks
 
 Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "trials.csv")
@@ -198,10 +198,10 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.5), (900, 1350), (0.5, 3e5), (7, 70)])
 def test_axes_have_ticks(low: float, high: float) -> None:
-    ticks = _log_ticks(low, high)
+    ticks = log_ticks(low, high)
     assert 2 <= len(ticks) <= 20
     assert all(low <= tick <= high for tick in ticks)
-    linear = _linear_ticks(low * 1000, high * 1000, 5)
+    linear = linear_ticks(low * 1000, high * 1000, 5)
     assert 2 <= len(linear) <= 8
 
 

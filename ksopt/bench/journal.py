@@ -1,0 +1,197 @@
+"""A benchmark's folder: what is measured is on disk before the next thing is, whatever happens.
+
+``rows.jsonl`` gets one line a subject, with all its rows, written and synced before the next is
+measured; a line that a killed process left half written is cut off. ``setting.json`` says what was
+measured and on what; a folder refuses to take measurements of anything else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ksopt.bench.device import DeviceRecord
+from ksopt.bench.request import BenchRequest, Subject
+from ksopt.bench.roofline import Roofline
+from ksopt.bench.rows import Row
+from ksopt.errors import InvalidInputError
+
+ROWS = "rows.jsonl"
+SETTING = "setting.json"
+SCHEMA = "ksopt.bench/1"
+# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+_CODE = (
+    ("ksopt.csrc", "cuda"),
+    ("ksopt.csrc", "host"),
+    ("ksopt.kernels", ""),
+    ("ksopt.jit", ""),
+)
+_CODE_FILES = ("baselines.py", "functional.py", "ops.py")
+_CODE_OF_BENCH = ("gate.py", "graphs.py", "measuring.py", "roofline.py", "timing.py", "ways.py")
+
+
+class Journal:
+    """The rows of a folder, and the place to add more; open it with `opened`."""
+
+    def __init__(self, folder: Path, file: BinaryIO, setting: dict[str, Any]) -> None:
+        self.folder = folder
+        self._file = file
+        self._setting = setting
+        self.measured = read_rows(folder)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Keep one subject's rows; they are on disk when this returns."""
+        line = json.dumps([row.to_json() for row in rows]) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.measured[rows[0].subject] = tuple(rows)
+
+    def begin_run(self, request: BenchRequest, record: DeviceRecord) -> None:
+        """Note a run in setting.json: when it was asked for what, and on what device."""
+        run = {"command": request.command, "device": asdict(record), "rooflines": []}
+        self._setting.setdefault("runs", []).append(run)
+        write_whole(self.folder / SETTING, json.dumps(self._setting, indent=2) + "\n")
+
+    def add_roofline(self, roofline: Roofline) -> None:
+        """Note the ceilings that one GPU of this run measured."""
+        self._setting["runs"][-1]["rooflines"].append(asdict(roofline))
+        write_whole(self.folder / SETTING, json.dumps(self._setting, indent=2) + "\n")
+
+
+@contextmanager
+def opened(folder: Path, request: BenchRequest, record: DeviceRecord) -> Iterator[Journal]:
+    """The folder's journal, new or continued, and ours alone until the end.
+
+    Raises:
+        InvalidInputError: the folder cannot be written, another benchmark is at work in it, or it
+            holds measurements of something else; the sentence names what differs.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ROWS).open("ab")
+    except OSError as error:
+        raise InvalidInputError(
+            f"the output folder {folder} cannot be written ({error.strerror}): "
+            "choose another with --out"
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidInputError(
+                f"another benchmark is at work in {folder}: wait for it, or choose another --out"
+            ) from None
+        setting = _setting(folder, identity(request, record))
+        _cut_half_a_line(folder / ROWS)
+        yield Journal(folder, file, setting)
+
+
+def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
+    """What has to be the same for two measurements to stand in one folder."""
+    machine = {
+        "device name": record.name,
+        "driver": record.driver,
+        "torch": record.torch,
+        "cuda": record.cuda,
+        "threads": record.threads if record.type == "cpu" else None,
+        "code": code_digest(),
+    }
+    read_back: dict[str, Any] = json.loads(json.dumps(request.identity() | machine))
+    return read_back
+
+
+def code_digest() -> str:
+    """Twelve hexadecimal digits over every source that a time can depend on.
+
+    Rather than the commit, which misses edits that are not committed, is unknown in an installed
+    package, and changes with every document; `DeviceRecord` has the commit beside it.
+    """
+    found = hashlib.sha256()
+    files = [entry for package, folder in _CODE for entry in _files(package, folder)]
+    files += [resources.files("ksopt") / name for name in _CODE_FILES]
+    files += [resources.files("ksopt.bench") / name for name in _CODE_OF_BENCH]
+    for file in files:
+        found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def _files(package: str, folder: str) -> list[Any]:
+    place = resources.files(package) / folder if folder else resources.files(package)
+    endings = (".py", ".cuh", ".cu", ".cpp", ".h")
+    return sorted((e for e in place.iterdir() if e.name.endswith(endings)), key=lambda e: e.name)
+
+
+def read_rows(folder: Path) -> dict[Subject, tuple[Row, ...]]:
+    """The rows of a folder by subject, without a half-written last line."""
+    lines = (folder / ROWS).read_bytes().split(b"\n")[:-1]
+    found = {}
+    for line in lines:
+        rows = tuple(Row.from_json(value) for value in json.loads(line))
+        found[rows[0].subject] = rows
+    return found
+
+
+def read_setting(folder: Path) -> dict[str, Any]:
+    """setting.json of a folder.
+
+    Raises:
+        InvalidInputError: the folder has none, or it is not one of `ksopt bench kernels`.
+    """
+    try:
+        setting = json.loads((folder / SETTING).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        setting = None
+    if not isinstance(setting, dict) or setting.get("schema") != SCHEMA:
+        raise InvalidInputError(
+            f"{folder} is not a folder of `ksopt bench kernels`: it has no {SETTING} of schema "
+            f"{SCHEMA}"
+        )
+    return setting
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that whoever reads it, whenever, finds the old one or the new one whole."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def _setting(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    if not (folder / SETTING).exists():
+        if (folder / ROWS).stat().st_size:
+            raise InvalidInputError(f"{folder} has a {ROWS} and no {SETTING}: choose another --out")
+        setting: dict[str, Any] = {"schema": SCHEMA, "identity": asked}
+        write_whole(folder / SETTING, json.dumps(setting, indent=2) + "\n")
+        return setting
+    setting = read_setting(folder)
+    stored = setting["identity"]
+    differing = [name for name in asked if asked[name] != stored.get(name)]
+    if differing:
+        pairs = ", ".join(_difference(name, stored.get(name), asked[name]) for name in differing)
+        raise InvalidInputError(
+            f"{folder} holds measurements of something else ({pairs}): their times cannot be "
+            "compared; choose another --out"
+        )
+    return setting
+
+
+def _difference(name: str, there: Any, here: Any) -> str:
+    if name == "subjects":
+        return f"{len(there or ())} products there and {len(here)} here, not the same ones"
+    return f"{name} {there} there and {here} here"
+
+
+def _cut_half_a_line(path: Path) -> None:
+    whole = path.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end != len(whole):
+        os.truncate(path, end)

@@ -1,0 +1,292 @@
+"""What a benchmark leaves for people and programs: a page, markdown, tables as CSV, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ksopt import pages, tables
+from ksopt.bench import figures, rows, summary
+from ksopt.bench.device import DeviceRecord
+from ksopt.bench.figures import Group
+from ksopt.bench.journal import write_whole
+from ksopt.bench.rows import Line
+from ksopt.bench.summary import Grouping, Series
+from ksopt.errors import InvalidInputError
+from ksopt.pages import Section
+
+_SHOWN = 25
+SCHEMA = "ksopt.bench.summary/1"
+
+
+def write(series: Sequence[Series], folder: Path) -> None:
+    """Write bench.html, bench.md, bench.csv and summary.csv.
+
+    Args:
+        series: what was measured; the CSV files of several folders follow each other.
+        folder: where to; made if need be.
+
+    Raises:
+        InvalidInputError: the folder cannot be written.
+    """
+    lines = [line for one in series for line in one.lines]
+    found = sections(series)
+    texts = {
+        "bench.csv": rows.rows_csv([row for one in series for row in one.rows]),
+        "summary.csv": rows.lines_csv(lines),
+        "bench.md": pages.markdown(_TITLE, found),
+        "bench.html": pages.html(_TITLE, _where(series), found),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+    except OSError as error:
+        raise InvalidInputError(
+            f"the report cannot be written to {folder} ({error.strerror}): the measurements are "
+            "kept; choose another --out"
+        ) from None
+
+
+_TITLE = "ksopt's products beside PyTorch's"
+
+
+def to_json(series: Sequence[Series]) -> str:
+    """The same as one JSON document, for --json."""
+    value = {
+        "schema": SCHEMA,
+        "series": [
+            {
+                "label": one.label,
+                "setting": dict(one.setting),
+                "complete": one.is_complete,
+                "lines": [_line_json(line) for line in one.lines],
+                "rows": [_row_json(row) for row in one.rows],
+            }
+            for one in series
+        ],
+    }
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _line_json(line: Line) -> dict[str, Any]:
+    return {
+        "chain": str(line.subject.chain),
+        "batch": line.subject.batch,
+        "efficiency": line.ours.efficiency,
+        "chosen": line.ours.chosen,
+        "best": line.best.way if line.best else None,
+        "best_layout": line.best.layout if line.best else None,
+        "ratio": line.ratio(line.best),
+        "slower": line.is_slower,
+        "ratio_in_layout": line.ratio(line.best_here),
+        "slower_in_layout": line.is_slower_here,
+        "ratio_compiled": line.ratio(line.best_compiled),
+    }
+
+
+def _row_json(row: rows.Row) -> dict[str, Any]:
+    value = row.to_json()
+    return value.pop("subject") | value | {"efficiency": row.efficiency}
+
+
+def sections(series: Sequence[Series]) -> list[Section]:
+    """The whole report, the answer first."""
+    shown = [one for one in series if one.lines]
+    if not shown:
+        return [Section("Answer", ("Nothing was measured yet.",)), *_method(series)]
+    return [
+        _answer(shown),
+        *_faults(shown),
+        *_small(shown),
+        *_figures(shown),
+        *_worst(shown),
+        *_chosen(shown),
+        *_method(shown),
+    ]
+
+
+def _where(series: Sequence[Series]) -> str:
+    names = dict.fromkeys(str(one.identity["device name"]) for one in series)
+    torches = dict.fromkeys(f"torch {one.identity['torch']}" for one in series)
+    return "; ".join([", ".join(names), ", ".join(torches)])
+
+
+def _answer(series: Sequence[Series]) -> Section:
+    text = (
+        "Efficiency is the roofline's floor over the measured time: 1 is as fast as this device "
+        "moves the bytes or does the arithmetic. PyTorch's best is the fastest of its eager ways "
+        "in either layout, its weights prepared beforehand; the ratios are medians. Slower counts "
+        "products on which ksopt is behind by more than the noise: each median outside the other's "
+        "band from the 20th to the 80th percentile."
+    )
+    return Section("Answer", (), (text,), summary.overall_table(series))
+
+
+def _faults(series: Sequence[Series]) -> list[Section]:
+    found = summary.faults(series)
+    if not found:
+        return []
+    cells = [(str(r.subject.chain), str(r.subject.batch), r.way, r.layout, r.reason) for r in found]
+    table = tables.of(("product", ">batch", "way", "layout", "what is wrong"), cells)
+    text = "These computed something wrong, or nothing, and have no times."
+    return [Section("Faults", (text,), (), table)]
+
+
+def _small(series: Sequence[Series]) -> list[Section]:
+    lines = [
+        line for one in series for line in one.lines if summary.dense_row(line) and _is_small(line)
+    ]
+    if not lines:
+        return []
+    text = "In place of a dense layer of the same size, multiplied by cuBLAS or the CPU's library."
+    return [Section("Beside the dense layer", (), (text,), summary.dense_table(lines))]
+
+
+def _is_small(line: Line) -> bool:
+    """Chains, and products of few rows: those for which a dense layer is the alternative."""
+    return not line.subject.is_pattern or line.subject.batch <= 64
+
+
+def _figures(series: Sequence[Series]) -> list[Section]:
+    if not any(line.subject.is_pattern for one in series for line in one.lines):
+        return []
+    labels = [one.label for one in series]
+    shares = figures.figure_of_shares(
+        [(one.label, summary.efficiencies(one.lines)) for one in series], "efficiency"
+    )
+    by_rho = figures.figure_of_boxes(
+        [
+            Group(name, tuple(summary.ratios(part, summary.best) for part in parts))
+            for name, parts in _split(series, summary.RHO)
+        ],
+        labels,
+        "times faster than PyTorch's best",
+        log=True,
+        line=1.0,
+    )
+    by_d = figures.figure_of_boxes(
+        [
+            Group(name, tuple(summary.efficiencies(part) for part in parts))
+            for name, parts in _split(series, summary.D)
+        ],
+        labels,
+        "efficiency",
+        log=False,
+        line=1.0,
+    )
+    rho_text = (
+        "Boxes from quartile to quartile, whiskers from the 5th to the 95th percentile, by "
+        "rho = (b + c)/(b c), larger where moving data costs more than computing: as Figure 6 of "
+        "the paper, whose ratio is to the fastest of bmm, einsum and bsr."
+    )
+    return [
+        Section("Efficiency", figure=shares),
+        Section("Ratio to PyTorch's best, by rho", (), (rho_text,), figure=by_rho),
+        Section("Efficiency by class of d", figure=by_d),
+        Section(
+            "By class",
+            table=summary.classes_table(series, (summary.RHO, summary.D, summary.A)),
+        ),
+    ]
+
+
+def _split(series: Sequence[Series], grouping: Grouping) -> list[tuple[str, list[list[Line]]]]:
+    parts = [grouping.split(one.lines) for one in series]
+    return [(name, [part[name] for part in parts]) for name in grouping.names]
+
+
+def _worst(series: Sequence[Series]) -> list[Section]:
+    found = []
+    for one in series:
+        timed = [line for line in one.lines if line.ours.efficiency is not None]
+        slower = [line for line in timed if line.is_slower or line.is_slower_here]
+        slower.sort(key=lambda line: line.ratio(line.best) or 0.0)
+        if slower:
+            found.append(
+                Section(
+                    f"Slower than PyTorch: {one.label}",
+                    (),
+                    _first_of(slower),
+                    summary.lines_table(slower[:_SHOWN]),
+                )
+            )
+        least = sorted(timed, key=lambda line: line.ours.efficiency or 0.0)
+        if least:
+            found.append(
+                Section(
+                    f"Least efficient: {one.label}",
+                    (),
+                    _first_of(least),
+                    summary.lines_table(least[:_SHOWN]),
+                )
+            )
+    return found
+
+
+def _first_of(lines: Sequence[Line]) -> tuple[str, ...]:
+    if len(lines) <= _SHOWN:
+        return ()
+    return (f"The first {_SHOWN} of {len(lines):,}; summary.csv has all.",)
+
+
+def _chosen(series: Sequence[Series]) -> list[Section]:
+    """How often each kernel was chosen, where that was noted."""
+    cells = []
+    for one in series:
+        names = Counter(
+            part.partition(" (")[0]
+            for line in one.lines
+            for part in line.ours.chosen.split("; ")
+            if part
+        )
+        cells += [(one.label, name, str(count)) for name, count in names.most_common()]
+    if not cells:
+        return []
+    text = "summary.csv has the times that each choice was made by."
+    return [
+        Section("What ksopt chose", (), (text,), tables.of(("setting", "kernel", ">times"), cells))
+    ]
+
+
+def _method(series: Sequence[Series]) -> list[Section]:
+    text = (
+        "Every way was first checked against float64 on rows from the whole batch, its result's "
+        "memory filled with NaN beforehand; a wrong one gets no time. All right ones were then "
+        "timed in turns, L2 emptied before each sample, until their medians stood to 1 %; "
+        "PyTorch's ways that are twice as slow as its fastest were timed twice only, and bench.csv "
+        "says so. The floor counts x, y and the nonzero weights as moved once, at the speed of a "
+        "large copy, or the arithmetic at the rate of a large matrix product, whichever is longer."
+    )
+    graphs = (
+        "With graphs, a sample is one replay of a CUDA graph that calls the product with several "
+        "copies of the weights, more than L2 holds, after L2 was emptied: every call finds its "
+        "weights cold, as in a model that runs token by token, and its input warm."
+    )
+    texts = (text, graphs) if any(one.identity["graph"] for one in series) else (text,)
+    found = [Section("How it was measured", (), texts)]
+    for one in series:
+        for number, run in enumerate(one.runs, 1):
+            record = DeviceRecord(**run["device"]).rows()
+            roofs = [
+                (
+                    f"roofline of {roof['device']}",
+                    f"{roof['bandwidth'] / 1e9:,.0f} GB/s, {roof['rate'] / 1e12:,.1f} TFLOP/s "
+                    f"({roof['rate_from']})",
+                )
+                for roof in run["rooflines"]
+            ]
+            which = f", run {number}" if len(one.runs) > 1 else ""
+            code = [("code", str(one.identity["code"]))]
+            found.append(
+                Section(
+                    f"Device: {one.label}{which}",
+                    table=tables.of(("what", "value"), record + code + roofs),
+                    code=str(run["command"]),
+                    language="sh",
+                )
+            )
+    return found

@@ -1,0 +1,240 @@
+"""What `ksopt bench kernels` is asked to measure: read from words, checked, fit to be compared."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from ksopt.baselines import BASELINES
+from ksopt.bench import device as devices
+from ksopt.bench import paper
+from ksopt.checks import checked_int
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+from ksopt.reference import is_batch_last
+
+DTYPES = ("float16", "bfloat16", "float32")
+EAGER = ("bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "dense")
+"""What ``eager`` stands for: the ways that have been the fastest of PyTorch's somewhere."""
+
+INDUCTOR = ("inductor_bmm", "inductor_einsum")
+CPU_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing to multiply by: a chain, of one factor for a pattern, and the rows of x."""
+
+    chain: Chain
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.chain} batch {self.batch}"
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether it is a single factor."""
+        return len(self.chain) == 1
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Everything that decides what is measured. Made by `of`, which checks it.
+
+    Attributes:
+        subjects: What is multiplied by, in the order measured, each once.
+        dtype: Element type of inputs, weights and results.
+        layout: The layout that ksopt is timed in; PyTorch's ways are timed in both.
+        against: Names of PyTorch's ways: baselines, ``inductor_bmm``, ``inductor_einsum``.
+        device: torch's name of the device, with its index where it is a GPU.
+        graph: Whether to time replays of CUDA graphs.
+        inductor_sample: How many of the subjects are compiled by Inductor.
+        seed: Of the inputs, and of a sample of the patterns.
+        words: The arguments that it was made from, to be shown and run again.
+    """
+
+    subjects: tuple[Subject, ...]
+    dtype: str
+    layout: str
+    against: tuple[str, ...]
+    device: str
+    graph: bool
+    inductor_sample: int
+    seed: int
+    words: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        patterns: Sequence[str] = (),
+        chains: Sequence[str] = (),
+        dtype: str = "float16",
+        layout: str = "batch_first",
+        batch: str | None = None,
+        against: str = "eager",
+        device: str = "auto",
+        graph: bool = False,
+        inductor_sample: int = 40,
+        seed: int = 0,
+    ) -> BenchRequest:
+        """Check a request as it comes from a command line.
+
+        Args:
+            patterns: ``paper``, ``sample:N``, a file with a pattern a line, or patterns.
+            chains: Chains such as ``(1,64,16,16)*(16,16,64,1)``.
+            dtype: One of ``DTYPES``.
+            layout: "batch_first" or "batch_last".
+            batch: Rows of x, several between commas; None: the paper's, on a CPU 256.
+            against: Names between commas: ``eager``, ``inductor``, or a baseline's.
+            device: "auto", "cpu", "cuda", "cuda:1".
+            graph: Time replays of CUDA graphs.
+            inductor_sample: How many subjects Inductor compiles, spread over all.
+            seed: Of the sample and the inputs.
+
+        Raises:
+            InvalidInputError: Something is not allowed; the sentence says what is.
+
+        Example:
+            >>> request = BenchRequest.of(patterns=["(1,2,3,4)"], device="cpu", batch="7,8")
+            >>> [str(subject) for subject in request.subjects]
+            ['(1,2,3,4) batch 7', '(1,2,3,4) batch 8']
+        """
+        found = devices.resolve(device)
+        if dtype not in DTYPES:
+            raise InvalidInputError(f"dtype {dtype!r}: it must be one of {', '.join(DTYPES)}")
+        is_batch_last(layout)
+        if graph and found.type != "cuda":
+            raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {found}")
+        default = paper.BATCH if found.type == "cuda" else CPU_BATCH
+        batches = _batches(batch) if batch is not None else (default,)
+        checked_int(inductor_sample, "inductor_sample", "bench", minimum=0)
+        checked_int(seed, "seed", "bench", minimum=0)
+        if not patterns and not chains:
+            raise InvalidInputError(
+                "nothing to measure: give --patterns (paper, sample:N, a file, or patterns such as "
+                '"(4,64,64,16)") or --chain'
+            )
+        measured = [chain for word in patterns for chain in _chains_of(word, seed)]
+        measured += [Chain.parse(text) for text in chains]
+        words = {
+            "patterns": shlex.join(patterns),
+            "chain": shlex.join(chains),
+            "dtype": dtype,
+            "layout": layout,
+            "batch": ",".join(map(str, batches)),
+            "against": against,
+            "device": device,
+            "inductor-sample": str(inductor_sample),
+            "seed": str(seed),
+        }
+        if graph:
+            words["graph"] = ""
+        return cls(
+            subjects=tuple(
+                dict.fromkeys(Subject(chain, rows) for chain in measured for rows in batches)
+            ),
+            dtype=dtype,
+            layout=layout,
+            against=_ways(against),
+            device=str(found),
+            graph=graph,
+            inductor_sample=inductor_sample,
+            seed=seed,
+            words=tuple((name, text) for name, text in words.items() if text or name == "graph"),
+        )
+
+    @property
+    def command(self) -> str:
+        """The command line of this request, without the output folder."""
+        options = " ".join(f"--{name} {text}".rstrip() for name, text in self.words)
+        return f"ksopt bench kernels {options}"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype as torch's."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def compiled(self) -> frozenset[Subject]:
+        """The subjects that Inductor compiles: every n-th one, so that all kinds are there."""
+        count = min(self.inductor_sample, len(self.subjects))
+        places = (len(self.subjects) * i // count for i in range(count))
+        return frozenset(self.subjects[place] for place in places)
+
+    def identity(self) -> dict[str, object]:
+        """What must be the same for times to stand in one folder, as JSON can hold it.
+
+        The device's name is added by whoever knows it; its index does not matter.
+        """
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "words"}
+        named["subjects"] = [str(subject) for subject in self.subjects]
+        named["against"] = list(self.against)
+        named["device"] = torch.device(self.device).type
+        return named
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise InvalidInputError(
+            f"batch {text!r}: give whole numbers of rows of at least 1, such as 25088 or 1,16,64"
+        )
+    return found
+
+
+def _chains_of(word: str, seed: int) -> list[Chain]:
+    """The patterns that a word of --patterns stands for, as chains of one factor."""
+    if word == "paper":
+        return [Chain((pattern,)) for pattern in paper.patterns()]
+    if word.startswith("sample:"):
+        count = word.removeprefix("sample:")
+        if not count.isdigit():
+            raise InvalidInputError(f"patterns {word!r}: N of sample:N must be a whole number")
+        return [Chain((pattern,)) for pattern in paper.stratified_sample(int(count), seed)]
+    if word.strip().startswith("("):
+        return [_pattern(word, "")]
+    path = Path(word)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise InvalidInputError(
+            f"patterns {word!r}: it must be paper, sample:N, a readable file with a pattern a "
+            'line, or a pattern such as "(4,64,64,16)"'
+        ) from None
+    numbered = ((n, line.partition("#")[0].strip()) for n, line in enumerate(lines, 1))
+    found = [_pattern(line, f"{path}, line {n}: ") for n, line in numbered if line]
+    if not found:
+        raise InvalidInputError(f"patterns {word!r}: the file holds no pattern")
+    return found
+
+
+def _pattern(text: str, where: str) -> Chain:
+    try:
+        chain = Chain.parse(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{where}{error}") from None
+    if len(chain) > 1:
+        raise InvalidInputError(f"{where}{text!r} has {len(chain)} factors: give it with --chain")
+    return chain
+
+
+def _ways(text: str) -> tuple[str, ...]:
+    found: list[str] = []
+    groups = {"eager": EAGER, "inductor": INDUCTOR}
+    for name in text.split(","):
+        if name not in groups and name not in BASELINES and name not in INDUCTOR:
+            allowed = ", ".join((*groups, *BASELINES, *INDUCTOR))
+            raise InvalidInputError(
+                f"against {name!r}: give some of {allowed}, with commas between them"
+            )
+        found += groups.get(name, (name,))
+    return tuple(dict.fromkeys(found))
