@@ -90,6 +90,7 @@ struct Lanes16Tile {
 // Regroups what a thread loaded, elements (l, j) in order, into pairs of l for each j.
 template <typename Fold>
 __device__ __forceinline__ uint32 pair_of(const uint32 (&words)[Fold::CHUNKS * 4], int j, int pair) {
+  if (Fold::J == 1) return words[pair];  // they are pairs already
   const int first = 2 * pair * Fold::J + j, second = first + Fold::J;
   return __byte_perm(words[first / 2], words[second / 2],
                      (first % 2 ? 0x32 : 0x10) | (second % 2 ? 0x7600 : 0x5400));

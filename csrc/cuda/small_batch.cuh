@@ -128,6 +128,32 @@ template <typename Tile> struct SmallBatchPlace {
   }
 };
 
+// Brings the block's part of x, from l0 on, to shared memory. `x` is x at (row0, i, 0, j0).
+template <typename P, typename Tile>
+__device__ __forceinline__ void copy_rows(unsigned char* shared, const uint16* x, int64 stride, int l0,
+                                          int rows, int thread) {
+  using Walk = RowWalk<Tile::BM, Tile::X_CHUNKS, Tile::THREADS>;
+  const int m0 = thread / Walk::WIDTH;
+  const int end = rows < Walk::end(m0) ? rows : Walk::end(m0);
+#pragma unroll 4
+  for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+    const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
+    const int offset = Tile::Fold::WIDE
+                           ? (l0 + chunk / Tile::CHUNKS_OF_L) * P::D + chunk % Tile::CHUNKS_OF_L * 8
+                           : l0 * P::D + chunk * 8;
+    const bool inside = offset < P::C * P::D;
+    const uint16* from = x + m0 * stride + offset;
+    unsigned char* to = shared + (m0 * Tile::X_PITCH + chunk) * 16;
+#pragma unroll 4
+    for (int m = m0; m < end; m += Walk::PASS_ROWS) {
+      copy_async_16(to, from, inside);
+      from += Walk::PASS_ROWS * stride;
+      to += Walk::PASS_ROWS * Tile::X_PITCH * 16;
+    }
+  }
+  commit_copies();
+}
+
 // A lane's weights for UNITS units of l and NT tiles of outputs, as loaded.
 template <typename Tile> using LaneWeights = uint32[Tile::UNITS][Tile::NT][Tile::Fold::CHUNKS * 4];
 
@@ -273,24 +299,16 @@ __device__ __forceinline__ void small_batch_kernel(const Arguments& arguments) {
   wait_for_earlier_kernels();
   let_next_kernel_start();
 
-  const int l0 = rank * Tile::BLOCK_UNITS * Fold::UNIT;
-  const uint16* const x = static_cast<const uint16*>(arguments.x) + row0 * arguments.x_batch_stride +
-                          int64(i) * P::C * P::D + j0;
-  for (int e = thread; e < rows * Tile::X_CHUNKS; e += THREADS) {
-    const int m = e / Tile::X_CHUNKS, chunk = e % Tile::X_CHUNKS;
-    const int offset = Fold::WIDE ? (l0 + chunk / Tile::CHUNKS_OF_L) * P::D + chunk % Tile::CHUNKS_OF_L * 8
-                                  : l0 * P::D + chunk * 8;
-    copy_async_16(shared + (m * Tile::X_PITCH + chunk) * 16, x + m * arguments.x_batch_stride + offset,
-                  offset < P::C * P::D);
-  }
-  commit_copies();
-
   const int first_unit = rank * Tile::BLOCK_UNITS;
   const int end = first_unit + Tile::BLOCK_UNITS < Tile::ALL_UNITS ? first_unit + Tile::BLOCK_UNITS
                                                                    : Tile::ALL_UNITS;
   int unit = first_unit + place.warp_l * Tile::UNITS;
   LaneWeights<Tile> words;
   load_units<P, Tile>(words, w, unit, end, outputs, place);
+  copy_rows<P, Tile>(shared,
+                     static_cast<const uint16*>(arguments.x) + row0 * arguments.x_batch_stride +
+                         int64(i) * P::C * P::D + j0,
+                     arguments.x_batch_stride, first_unit * Fold::UNIT, rows, thread);
   wait_for_copies<0>();
   __syncthreads();
 
