@@ -24,21 +24,27 @@ def copies(weight_bytes: int, device: torch.device) -> int:
     return min(max(wanted, _FEWEST_COPIES), _MOST_COPIES)
 
 
-def captured(calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Callable[[], None]:
-    """One replay of all the calls on x, each of which has run before.
+class Replay:
+    """All the calls on x as one CUDA graph, replayed when called.
 
     Args:
-        calls: a function of x each, with weights of its own.
-        x: on a CUDA device; it must stay where it is.
+        calls: a function of x each, with weights of its own, that has run before.
+        x: on a CUDA device.
     """
-    side = torch.cuda.Stream(x.device)
-    side.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(side):
-        for call in calls:
-            call(x)
-    torch.cuda.current_stream(x.device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call(x)
-    return graph.replay
+
+    def __init__(self, calls: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> None:
+        # A graph knows addresses only: what is at them must live as long as it does.
+        self._kept = (tuple(calls), x)
+        side = torch.cuda.Stream(x.device)
+        side.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(side):
+            for call in calls:
+                call(x)
+        torch.cuda.current_stream(x.device).wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            for call in calls:
+                call(x)
+
+    def __call__(self) -> None:
+        self._graph.replay()

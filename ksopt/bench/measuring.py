@@ -187,7 +187,7 @@ class Bench:
         for _ in range(graphs.copies(size, self.device) - 1):
             # New values too: no copy may share what another left in a cache.
             bound.append(ways.bind(name, [weight.clone() for weight in weights], layout))
-        return graphs.captured(bound, x), len(bound)
+        return graphs.Replay(bound, x), len(bound)
 
     def _timed(self, ready: _Ready) -> dict[_Key, Measurement]:
         if not ready.calls:

@@ -21,6 +21,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 EAGER = ("bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "dense")
 """What ``eager`` stands for: the ways that have been the fastest of PyTorch's somewhere."""
 
+PAPER = ("bmm_paper", "einsum", "bsr", "dense", "sparse")
+"""The paper's baselines, as it wrote them."""
+
 INDUCTOR = ("inductor_bmm", "inductor_einsum")
 CPU_BATCH = 256
 

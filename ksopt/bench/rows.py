@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ksopt.bench.request import INDUCTOR, Subject
+from ksopt.bench.request import INDUCTOR, PAPER, Subject
 from ksopt.bench.timing import Comparison, Measurement, compare
 from ksopt.pattern import Chain
 
@@ -76,6 +76,7 @@ class Line:
         rows: All rows of the subject.
         best: PyTorch's fastest eager row in any layout; None if none has a time.
         best_here: The same in ksopt's layout.
+        best_paper: The fastest of those that the paper compares with, in any layout.
         best_compiled: Inductor's faster one, if it was asked.
     """
 
@@ -83,6 +84,7 @@ class Line:
     rows: tuple[Row, ...]
     best: Row | None
     best_here: Row | None
+    best_paper: Row | None
     best_compiled: Row | None
 
     @classmethod
@@ -96,6 +98,7 @@ class Line:
             rows=tuple(rows),
             best=_fastest(eager),
             best_here=_fastest([row for row in eager if row.layout == ours.layout]),
+            best_paper=_fastest([row for row in eager if row.way in PAPER]),
             best_compiled=_fastest([row for row in theirs if row.way in INDUCTOR]),
         )
 
@@ -158,6 +161,7 @@ def lines_csv(lines: Sequence[Line]) -> str:
         *("chain", "batch", "layout", "rho", "floor_us", "ksopt_us", "p20_us", "p80_us"),
         *("efficiency", "chosen", "best", "best_layout", "best_us", "ratio", "slower"),
         *("best_in_layout", "best_in_layout_us", "ratio_in_layout", "slower_in_layout"),
+        *("paper", "paper_layout", "paper_us", "ratio_paper"),
         *("compiled", "compiled_us", "ratio_compiled", "reason"),
     )
     found = []
@@ -171,6 +175,7 @@ def lines_csv(lines: Sequence[Line]) -> str:
                 *(*times, ours.efficiency, ours.chosen),
                 *(_named(line.best, True), line.ratio(line.best), line.is_slower),
                 *(_named(line.best_here), line.ratio(line.best_here), line.is_slower_here),
+                *(_named(line.best_paper, True), line.ratio(line.best_paper)),
                 *(_named(line.best_compiled), line.ratio(line.best_compiled), ours.reason),
             )
         )
