@@ -203,9 +203,16 @@ def _advise_host(facts: Facts) -> list[Advice]:
 
 def _advise_settings(facts: Facts) -> list[Advice]:
     found = []
-    if facts.settings.get("KSOPT_TUNE") == "off":
-        text = "KSOPT_TUNE is off, so nothing is measured to choose a kernel: unset it, or set on."
+    mode = facts.settings.get("KSOPT_TUNE", "measure")
+    if mode in ("off", "model"):
+        text = (
+            f"KSOPT_TUNE is {mode}, so nothing is measured to choose a kernel: unset it, or set it "
+            "to measure."
+        )
         found.append(Advice("slow", text))
+    elif mode != "measure":
+        text = f"KSOPT_TUNE is {mode!r}, so every product fails: set it to measure, model or off."
+        found.append(Advice("broken", text))
     known = ", ".join(name for name in settings.KNOWN if name.startswith("KSOPT_"))
     for name in facts.settings:
         if name not in settings.KNOWN:

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ksopt.baselines import bmm_weight_grad
-from ksopt.kernels import dispatch
+from ksopt.kernels import dispatch, packed
 from ksopt.kernels.inputs import check_ks_mm, check_weight_grad
 from ksopt.reference import ks_reference
 
@@ -100,7 +100,8 @@ ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 class _KsMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
-        y = ks_mm_inner(x, weight, batch_last)
+        with packed.changing():
+            y = ks_mm_inner(x, weight, batch_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.a, _, _, ctx.d = weight.shape
@@ -113,7 +114,8 @@ class _KsMm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
-            grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last)
+            with packed.changing():
+                grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last)
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
         return grad_x, grad_weight, None

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Literal, get_args
 
 from ksopt.errors import InvalidInputError
 
@@ -29,7 +30,8 @@ KNOWN = {
     "KSOPT_CACHE_DIR": "folder for compiled code and measurements",
     "XDG_CACHE_HOME": "folder above ksopt's cache, where KSOPT_CACHE_DIR is not set",
     "CXX": "C++ compiler",
-    "KSOPT_TUNE": "on: measure how to multiply best on this device; off: follow a fixed rule",
+    "KSOPT_TUNE": "how to multiply: measure (default) the ways on this device once a problem and "
+    "keep the fastest; model: take the one predicted to be; off: always PyTorch's simplest",
 }
 
 
@@ -42,13 +44,18 @@ def in_force() -> dict[str, str]:
     }
 
 
-def tuning() -> bool:
-    """Whether a product may be chosen by measuring: ``KSOPT_TUNE``, "on" (default) or "off".
+Tuning = Literal["off", "model", "measure"]
+
+
+def tuning() -> Tuning:
+    """How a product's way is chosen: ``KSOPT_TUNE``, "measure" (default), "model" or "off".
 
     Raises:
         InvalidInputError: The variable says something else.
     """
-    given = os.environ.get("KSOPT_TUNE", "on")
-    if given not in ("on", "off"):
-        raise InvalidInputError(f"KSOPT_TUNE is {given!r}: it must be 'on' or 'off'")
-    return given == "on"
+    given = os.environ.get("KSOPT_TUNE", "measure")
+    for mode in get_args(Tuning):
+        if given == mode:
+            found: Tuning = mode
+            return found
+    raise InvalidInputError(f"KSOPT_TUNE is {given!r}: it must be 'off', 'model' or 'measure'")

@@ -60,6 +60,8 @@ def test_a_healthy_machine_needs_no_advice() -> None:
         ({"cache": Cache("/x", True, "it is not mine")}, "slow", "KSOPT_CACHE_DIR"),
         ({"torch_threads": 1}, "slow", "1 of 16 CPUs"),
         ({"settings": {"KSOPT_TUNE": "off"}}, "slow", "KSOPT_TUNE is off"),
+        ({"settings": {"KSOPT_TUNE": "model"}}, "slow", "KSOPT_TUNE is model"),
+        ({"settings": {"KSOPT_TUNE": "on"}}, "broken", "every product fails"),
         ({"settings": {"KSOPT_CASHE_DIR": "/x"}}, "note", "reads no such variable"),
         ({"devices": NO_GPU, "cuda": Cuda(None, False, None)}, "note", "No NVIDIA GPU"),
         ({"devices": NO_GPU, "cuda": Cuda(None, True, None)}, "slow", "without CUDA"),

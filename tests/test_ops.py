@@ -37,7 +37,7 @@ def ks_mm(x, weight, layout="batch_first"):
     return torch.ops.ksopt.ks_mm(x, weight, layout == "batch_last")
 
 
-@pytest.mark.parametrize("tune", ["on", "off"])
+@pytest.mark.parametrize("tune", ["measure", "model", "off"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -56,8 +56,11 @@ def test_is_as_accurate_as_pytorch(shape, dtype, layout, tune, monkeypatch):
             torch.testing.assert_close(y, ks_mm(x, weight, layout), rtol=0, atol=0)
             if y.numel():
                 error, allowed = ((t - exact).abs().max() for t in (y, pytorch))
-                # Twice PyTorch's own error, and one rounding of the largest result where that is 0.
-                assert error <= 2 * allowed + torch.finfo(dtype).eps * exact.abs().max()
+                # Twice PyTorch's own error, and where that is 0 one rounding of the largest result;
+                # in float64 two, because the reference is rounded as well.
+                roundings = 2 if dtype == torch.float64 else 1
+                slack = roundings * torch.finfo(dtype).eps * exact.abs().max()
+                assert error <= 2 * allowed + slack
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -290,14 +293,14 @@ def test_the_choice_is_measured_once_and_remembered(monkeypatch):
     monkeypatch.setattr(cpu, "_fastest", lambda *args: timed.append(args) or real(*args))
     shape = (2, 8, 8, 2)
     weight = torch.randn(shape)
-    for batch in (33, 40, 63):  # one power of two: one choice
+    for batch in (33, 40, 64):  # up to one power of two: one choice
         ks_mm(make_x(shape, "batch_first", (batch,), torch.float32), weight)
     assert len(timed) == 1
     threads = torch.get_num_threads()
     ((problem, name),) = cpu.chosen().items()
-    assert problem == f"(2,8,8,2) float32 batch_first batch<64 threads={threads}"
+    assert problem == f"(2,8,8,2) float32 batch_first batch<=64 threads={threads}"
     assert name in BASELINES
-    ks_mm(make_x(shape, "batch_first", (64,), torch.float32), weight)
+    ks_mm(make_x(shape, "batch_first", (65,), torch.float32), weight)
     ks_mm(make_x(shape, "batch_last", (40,), torch.float32), weight, "batch_last")
     ks_mm(make_x(shape, "batch_first", (40,), torch.bfloat16), weight.bfloat16())
     assert len(timed) == 4
@@ -366,7 +369,8 @@ def test_the_fixed_rule(shape, name, monkeypatch):
 
 def test_the_tuning_setting_is_checked(monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "maybe")
-    with pytest.raises(InvalidInputError, match="KSOPT_TUNE is 'maybe': it must be 'on' or 'off'"):
+    said = "KSOPT_TUNE is 'maybe': it must be 'off', 'model' or 'measure'"
+    with pytest.raises(InvalidInputError, match=said):
         ks_mm(torch.ones(7, 4), torch.ones(1, 4, 4, 1))
 
 

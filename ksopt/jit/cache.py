@@ -81,37 +81,39 @@ def get(key: ArtifactKey, build: Callable[[], bytes]) -> Artifact:
     if found is not None:
         return found
     try:
-        _make_private(folder.parent)
+        make_private(folder.parent)
         with _locked(folder.with_suffix(".lock")):
             found = _load(folder, key)
             if found is not None:
                 return found
             data = build()
             return Artifact(data, _publish(folder, key, data))
-    except _CacheUnusable as reason:
-        _warn_once(str(reason))
+    except CacheUnusable as reason:
+        warn_once(str(reason))
     return Artifact(build(), None)
 
 
-class _CacheUnusable(Exception):
+class CacheUnusable(Exception):
     """The cache cannot be read or written safely; the text says why."""
 
 
 _warned: set[str] = set()
 
 
-def _warn_once(reason: str) -> None:
+def warn_once(reason: str) -> None:
+    """Warn that the cache cannot be used; the same reason once in a process."""
     if reason not in _warned:
         _warned.add(reason)
         warnings.warn(
-            f"ksopt: the cache {settings.cache_dir()} cannot be used ({reason}); compiled code is "
-            "not kept, so every process compiles again. Set KSOPT_CACHE_DIR to a writable folder.",
+            f"ksopt: the cache {settings.cache_dir()} cannot be used ({reason}); compiled code and "
+            "measured choices are not kept, so every process makes them again. Set KSOPT_CACHE_DIR "
+            "to a writable folder.",
             RuntimeWarning,
             stacklevel=3,
         )
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Create ``folder``; refuse a cache that another user could write into."""
     root = settings.cache_dir()
     try:
@@ -121,11 +123,11 @@ def _make_private(folder: Path) -> None:
         for place in (root, folder):
             status = place.stat()
             if hasattr(os, "getuid") and status.st_uid != os.getuid():
-                raise _CacheUnusable(f"{place} belongs to another user")
+                raise CacheUnusable(f"{place} belongs to another user")
             if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise _CacheUnusable(f"{place} is writable by other users")
+                raise CacheUnusable(f"{place} is writable by other users")
     except OSError as error:
-        raise _CacheUnusable(_words(error)) from error
+        raise CacheUnusable(in_words(error)) from error
 
 
 @contextlib.contextmanager
@@ -139,7 +141,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise _CacheUnusable(_words(error)) from error
+        raise CacheUnusable(in_words(error)) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -178,7 +180,7 @@ def _publish(folder: Path, key: ArtifactKey, data: bytes) -> Path | None:
             shutil.rmtree(folder)
         aside.rename(folder)
     except OSError as error:
-        _warn_once(_words(error))
+        warn_once(in_words(error))
         return None
     finally:
         if aside is not None and aside.exists():
@@ -193,5 +195,5 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _words(error: OSError) -> str:
+def in_words(error: OSError) -> str:
     return f"{error.strerror or error}: {error.filename}" if error.filename else str(error)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +59,26 @@ def shared_bytes(device: int) -> int:
     status, found = driver.cuDeviceGetAttribute(attribute, device)
     _check(driver, status, "tell the device's shared memory")
     return int(found)
+
+
+@functools.cache
+def version() -> str:
+    """The driver's version, such as ``580.65.06``; else the CUDA version it supports.
+
+    Raises:
+        UnavailableError: the driver or its bindings are missing.
+    """
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text, flags=re.MULTILINE)
+    if found is not None:
+        return found[1]
+    driver = _driver()
+    status, number = driver.cuDriverGetVersion()
+    _check(driver, status, "tell its version")
+    return f"CUDA {number // 1000}.{number % 1000 // 10}"
 
 
 def launch(

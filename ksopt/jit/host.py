@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import warnings
 from importlib import resources
 from pathlib import Path
@@ -21,15 +22,23 @@ from ksopt.jit.cache import Artifact, ArtifactKey, get
 _ABI_TARGET = "0x020b000000000000"  # 2.11
 
 
-@functools.cache
+_loading = threading.Lock()
+
+
 def load() -> str | None:
     """Build if needed and load the library that registers ``torch.ops.ksopt_host``.
 
     Returns:
         None once the library is loaded; otherwise the reason why not, as a sentence. The caller
         then launches from Python: same results, more host time per call. The reason is also
-        given once as a warning.
+        given once as a warning. Threads that ask at once wait for the first of them.
     """
+    with _loading:
+        return _load()
+
+
+@functools.cache
+def _load() -> str | None:
     try:
         artifact = build()
         if artifact.path is not None:

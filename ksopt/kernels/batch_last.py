@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ksopt.kernels import packed
 from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry
 from ksopt.pattern import Pattern
@@ -252,11 +253,15 @@ def predicted_of(
 
 
 class PackingLauncher(Launcher):
-    """Lays the weight out as [a, d, b, c] before each launch: no copy where d = 1."""
+    """Launches with the weight laid out as [a, d, b, c]: no copy where d = 1."""
 
     def __init__(self, launch: Launcher) -> None:
         super().__init__(launch.problem, launch.geometry, launch.kernel, launch.fallback)
         self._launch = launch
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._launch(x, weight.permute(0, 3, 1, 2).contiguous())
+        return self._launch(x, packed.prepared(weight, "adbc", _pack))
+
+
+def _pack(weight: Tensor) -> Tensor:
+    return weight.permute(0, 3, 1, 2).contiguous()

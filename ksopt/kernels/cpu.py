@@ -8,9 +8,12 @@ are longer (one of those that are slow and far behind). Weights change while tra
 that depends on their values is kept, and every candidate is timed with the preparation of its
 weight.
 
+A choice that ``ksopt tune`` made, with more time, is taken from disk without timing; what a first
+product measures in a moment, on a machine that may be busy, is not written there.
+
 Candidates sum in different orders, so two processes that choose differently differ in the last
-bits. With ``KSOPT_TUNE=off``, under ``torch.use_deterministic_algorithms`` and while another thread
-is timing, nothing is timed and a fixed rule decides:
+bits. Under ``torch.use_deterministic_algorithms``, with ``KSOPT_TUNE=off`` or ``model`` (the CPU
+has no other model) and while another thread is timing, nothing is timed and a fixed rule decides:
 
 expand for d > 1 with blocks of at most 32 rows and columns (b*d and c*d), where d times the flops
 cost less than the copies; bmm for all else.
@@ -22,6 +25,7 @@ reach outputs of that sample which do not depend on it.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 import time
@@ -31,16 +35,16 @@ import torch
 from torch import Tensor
 
 from ksopt import settings
-from ksopt.baselines import BASELINES, Baseline, Product
+from ksopt.baselines import BASELINES, Baseline
+from ksopt.kernels import choices, pytorch_ways
+from ksopt.kernels.choices import Record, Timed
+from ksopt.kernels.problem import Problem
+from ksopt.kernels.situation import Situation, bits_of
 from ksopt.pattern import Pattern
 
 BUDGET_S = 0.02
 ROUNDS = 5
-
-# An expanded product costs d times the flops, a dense one a*d times: past this factor no saved
-# copy pays for it, and trying it would be slow.
-_MAX_EXTRA_FLOPS = 16
-_MAX_LOOP = 64
+_TUNING_ROUNDS = 100
 
 # The fixed rule's largest expanded block. Measured with one thread and batches of 4, 16 and 256 on
 # an AVX-512 CPU: up to 32 x 32, expand beat bmm in most cases (by up to 9.8x at batch 256, and lost
@@ -86,15 +90,17 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
     """
     shape = weight.shape
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
-    key = (shape, x.dtype, batch_last, batch.bit_length(), torch.get_num_threads())
+    key = (shape, x.dtype, batch_last, bits_of(batch), torch.get_num_threads())
     choice = _choices.get(key)
     if choice is not None:
         return choice.multiply(x, weight, batch_last)
     pattern = Pattern(*shape)
     choice = _Choice(pattern, BASELINES[rule(pattern)])
     if batch > 0 and not torch.are_deterministic_algorithms_enabled():
-        if not settings.tuning():
+        if settings.tuning() != "measure":
             _choices[key] = choice
+        elif (tuned := _tuned(pattern, x.dtype, batch_last, batch)) is not None:
+            choice = _choices[key] = tuned
         elif _timing.acquire(blocking=False):
             try:
                 choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
@@ -123,8 +129,8 @@ def rule(pattern: Pattern) -> str:
 def chosen() -> dict[str, str]:
     """What has been chosen in this process: problem -> baseline, both in words."""
     return {
-        f"{Pattern(*shape)} {str(dtype).removeprefix('torch.')} "
-        f"{'batch_last' if batch_last else 'batch_first'} batch<{2**bits} threads={threads}": (
+        f"{Pattern(*shape)} {_name(dtype)} "
+        f"{'batch_last' if batch_last else 'batch_first'} batch<={2**bits} threads={threads}": (
             choice.baseline.name
         )
         for (shape, dtype, batch_last, bits, threads), choice in sorted(
@@ -138,38 +144,80 @@ def forget() -> None:
     _choices.clear()
 
 
-def _candidates(pattern: Pattern, dtype: torch.dtype, batch_last: bool) -> list[Baseline]:
-    names = ["bmm", "bmm_paper", "einsum"]
-    if min(pattern.a, pattern.d) <= _MAX_LOOP:
-        names.append("bmm_loop")
-    if 1 < pattern.d <= _MAX_EXTRA_FLOPS:
-        names.append("expand")
-    if 1 < pattern.a and 1 < pattern.a * pattern.d <= _MAX_EXTRA_FLOPS:
-        names.append("dense")
-    if pattern.a == 1 and pattern.d == 1:
-        names.append("dense")
-    product = Product(pattern, dtype, "cpu", batch_last)
-    return [BASELINES[name] for name in names if BASELINES[name].supports(product).ok]
+def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
+    """Measure for these operands even if a choice exists, and keep the choice on disk.
+
+    Args:
+        x, weight, batch_last: as for `run`.
+        budget_s: seconds for the timing.
+    """
+    pattern = Pattern(*weight.shape)
+    batch = x.numel() // pattern.in_features
+    situation = Situation.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
+    machine = choices.cpu_machine()
+    with _timing, choices.alone(machine, situation):
+        samples = _times(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
+        timed = tuple(_as_timed(name, situation.problem, taken) for name, taken in samples.items())
+        best = list(samples).index(_least(samples))
+        record = Record(situation, batch, timed, best, best)
+        choices.save(machine, record)
+    key = (tuple(weight.shape), x.dtype, batch_last, situation.bits, torch.get_num_threads())
+    _choices[key] = _Choice(pattern, BASELINES[timed[best].way])
+    return record
+
+
+def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
+    """What ``ksopt tune`` chose, if it did and the way still exists."""
+    situation = Situation.of(pattern, _name(dtype), batch, batch_last, exact=True)
+    record = choices.load(choices.cpu_machine(), situation)
+    name = None if record is None else record.chosen(changing=True).way
+    if name not in pytorch_ways.names(situation.problem, "cpu"):
+        return None
+    return _Choice(pattern, BASELINES[name])
 
 
 def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
-    candidates = _candidates(pattern, x.dtype, batch_last)
-    best = {baseline.name: float("inf") for baseline in candidates}
-    end = time.perf_counter() + BUDGET_S
+    samples = _times(pattern, x, weight, batch_last, BUDGET_S, ROUNDS)
+    return _Choice(pattern, BASELINES[_least(samples)])
+
+
+def _least(samples: dict[str, list[float]]) -> str:
+    # Anything else that runs makes a product slower, never faster: the least time is the truest.
+    return min(samples, key=lambda name: min(samples[name]))
+
+
+def _times(
+    pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, rounds: int
+) -> dict[str, list[float]]:
+    """Seconds that each candidate took, round by round."""
+    problem = Problem(pattern, _name(x.dtype), batch_last)
+    candidates = [BASELINES[name] for name in pytorch_ways.names(problem, "cpu")]
+    samples: dict[str, list[float]] = {baseline.name: [] for baseline in candidates}
+    end = time.perf_counter() + budget_s
     # Round 0 warms up, and counts only where a run is so long that warming up does not matter.
-    for round_ in range(ROUNDS + 1):
+    for round_ in range(rounds + 1):
         for baseline in candidates:
             start = time.perf_counter()
             _Choice(pattern, baseline).multiply(x, weight, batch_last)
             taken = time.perf_counter() - start
-            if round_ > 0 or taken > BUDGET_S:
-                best[baseline.name] = min(best[baseline.name], taken)
+            if round_ > 0 or taken > budget_s:
+                samples[baseline.name].append(taken)
         if round_ > 0 and time.perf_counter() > end:
             break
         if round_ == 0:
             # What took long, and twice as long as another, is not worth a second run.
-            limit = 2 * min(best.values())
-            candidates = [b for b in candidates if not limit < best[b.name] < float("inf")]
-    # Anything else that runs makes a product slower, never faster: the least time is the truest.
-    name = min(best, key=best.__getitem__)
-    return _Choice(pattern, BASELINES[name])
+            long = {name: taken[0] for name, taken in samples.items() if taken}
+            limit = 2 * min(long.values(), default=math.inf)
+            candidates = [b for b in candidates if long.get(b.name, 0.0) <= limit]
+    return {name: taken for name, taken in samples.items() if taken}
+
+
+def _as_timed(name: str, problem: Problem, samples: list[float]) -> Timed:
+    ordered = sorted(us * 1e6 for us in samples)
+    middle, low, high = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.2, 0.8))
+    weight_is: choices.Weight = "fresh" if pytorch_ways.prepares(name, problem) else "any"
+    return Timed(name, None, weight_is, None, middle, low, high)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,48 +1,45 @@
 """The product on a CUDA device: the fastest of ksopt's kernels and PyTorch's own ways.
 
-The first product of a problem (pattern, dtype, layout, batch to the next power of two, device)
-times the tiles that the families' cost models rank best against PyTorch's ways, and keeps the
-choice for the life of the process: so nothing is slower than PyTorch by more than the noise of a
-few runs.
-PyTorch's ways are timed with the preparation of their weights, which may change while training.
+With ``KSOPT_TUNE=measure``, the default, the first product of a situation (pattern, dtype, layout,
+precision, alignment, batch to the next power of two) times the ways that the cost models rank best
+against PyTorch's, on the operands at hand; so nothing is slower than PyTorch by more than the noise
+of a few runs. It takes `measure.BUDGET_S` seconds and the compilation of at most `families.TILES`
+kernels. What was chosen is kept on disk (choices.py): the next process, or another one that waits
+for this, takes it without timing.
 
-Nothing is timed with ``KSOPT_TUNE=off``, under ``torch.use_deterministic_algorithms``, while a
-CUDA graph is captured and while another thread is timing: the rule decides, which takes the tile
-ranked best, else bmm.
+Each way whose weight is prepared is timed with the preparation and without it, which makes two
+choices: one for weights that are prepared once (packed.py) and one for weights that change.
+
+The way predicted to be the fastest is taken, without timing, with ``KSOPT_TUNE=model``; under
+``torch.use_deterministic_algorithms``, because it is the same in every process; and, where nothing
+was recorded, while a CUDA graph is captured and while another thread is timing.
+``KSOPT_TUNE=off`` takes PyTorch's batched product and neither compiles nor reads anything.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ksopt import settings
-from ksopt.baselines import BASELINES, Product
-from ksopt.errors import UnavailableError
-from ksopt.kernels import general
-from ksopt.kernels.families import FAMILIES, Machine, Tile, ranked_tiles
+from ksopt.errors import KsoptError, UnavailableError
+from ksopt.kernels import choices, lanes32, measure, packed, situation, ways
+from ksopt.kernels.choices import Record, Timed
+from ksopt.kernels.families import Machine
+from ksopt.kernels.measure import Contender
 from ksopt.kernels.problem import Problem
+from ksopt.kernels.situation import Situation
+from ksopt.kernels.ways import Call, Way
 from ksopt.pattern import Pattern
 
-BUDGET_S = 0.5
-"""Time for the timing of one problem, compilation apart; a round that has begun is finished."""
-
-ROUNDS = 7
-TILES = 3
-"""How many of a family's tiles that its cost model ranks best are compiled and timed."""
-
-# Dropped after the first timed round: what takes more than this many times the fastest.
-_HOPELESS = 2.0
-# An expanded product costs d times the flops: past this no saved copy pays for it.
-_MAX_EXTRA_FLOPS = 16
-_MAX_LOOP = 64
+Source = Literal["measured", "recorded", "model", "rule"]
 
 
 @dataclass(frozen=True)
@@ -50,18 +47,40 @@ class Choice:
     """A way to multiply, and why it was taken.
 
     Attributes:
-        name: a kernel family's name, ``general`` or the name of a baseline.
+        way: which, with its configuration.
         call: (x, weight) -> y.
-        times_us: measured time of every candidate in microseconds; empty if none was timed.
+        source: measured just now, recorded on disk, predicted by the model, or by a fixed rule.
+        record: what was measured, now or then; None if nothing was.
     """
 
-    name: str
-    call: Callable[[Tensor, Tensor], Tensor]
-    times_us: tuple[tuple[str, float], ...] = ()
+    way: Way
+    call: Call
+    source: Source
+    record: Record | None = None
+
+    @property
+    def name(self) -> str:
+        """A kernel family's name, ``general`` or the name of one of PyTorch's ways."""
+        return self.way.name
+
+    @property
+    def times_us(self) -> tuple[tuple[str, float], ...]:
+        """Measured median of every way in microseconds; empty if none was timed."""
+        timed = () if self.record is None else self.record.timed
+        return tuple((one.way, one.median_us) for one in timed)
 
 
-_Key = tuple[tuple[int, ...], torch.dtype, bool, int, int]
-_choices: dict[_Key, Choice] = {}
+@dataclass(frozen=True)
+class Decision:
+    """The choice for weights whose preparation is kept, and the one for weights that change."""
+
+    kept: Choice
+    changing: Choice
+
+
+_Key = tuple[tuple[int, ...], torch.dtype, bool, bool, situation.Rows, int, int]
+_decisions: dict[_Key, Decision] = {}
+_stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
 _timing = threading.Lock()
 
 
@@ -81,140 +100,262 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
 
 def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     """The choice that `run` takes for these operands, made now if it was not yet."""
-    shape = weight.shape
+    shape, dtype = weight.shape, x.dtype
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
-    key = (shape, x.dtype, batch_last, batch.bit_length(), x.get_device())
-    return _choices.get(key) or _decide(key, x, weight, batch)
+    rows = situation.rows_of(x, batch_last, batch)
+    exact = dtype != torch.float32 or lanes32.precise()
+    bits = situation.bits_of(batch)
+    key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
+    decision = _decisions.get(key) or _decide(key, x, weight, batch)
+    # The same object wherever the choice prepares no weight.
+    if decision.kept is decision.changing or not packed.are_changing():
+        return decision.kept
+    return decision.changing
 
 
 def forget() -> None:
-    """Forget every choice, so that the next product of each problem is chosen anew."""
-    _choices.clear()
+    """Forget this process's choices (not those on disk), so that they are made or read anew."""
+    _decisions.clear()
+    _stopgaps.clear()
+    _model.cache_clear()
     _rule.cache_clear()
+    machine_of.cache_clear()
 
 
-def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Choice:
-    shape, dtype, batch_last, bits, device = key
-    problem = Problem(Pattern(*shape), str(dtype).removeprefix("torch."), batch_last)
-    if (
-        batch == 0
-        or not settings.tuning()
-        or torch.are_deterministic_algorithms_enabled()
-        or torch.cuda.is_current_stream_capturing()
-        or not _timing.acquire(blocking=False)
-    ):
-        return _rule(problem, bits, device)
+def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Decision:
+    """Measure for these operands even if a choice exists; keep it here and on disk.
+
+    Args:
+        x, weight, batch_last: as for `run`.
+        budget_s: seconds for the timing of the ways; compilation comes on top.
+
+    Raises:
+        UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
+    """
+    shape, device = weight.shape, x.get_device()
+    batch = x.numel() // (shape[0] * shape[2] * shape[3])
+    found = situation_of(x, weight, batch_last)
+    key = (
+        shape,
+        *(x.dtype, batch_last, found.problem.exact, found.rows, found.bits, device),
+    )
+    identity = choices.cuda_machine(device)
+    with _timing, choices.alone(identity, found), torch.cuda.device(device):
+        previous = choices.load(identity, found)
+        decision = _measured(found, x, weight, batch, previous, budget_s)
+        assert decision.kept.record is not None
+        choices.save(identity, decision.kept.record)
+        _decisions[key] = decision
+    return decision
+
+
+def situation_of(x: Tensor, weight: Tensor, batch_last: bool) -> Situation:
+    """What a choice for these operands is made for, at torch's present precision."""
+    pattern, dtype = Pattern(*weight.shape), str(x.dtype).removeprefix("torch.")
+    batch = x.numel() // pattern.in_features
+    exact = dtype != "float32" or lanes32.precise()
+    rows = situation.rows_of(x, batch_last, batch)
+    return Situation(Problem(pattern, dtype, batch_last, exact), rows, situation.bits_of(batch))
+
+
+def decided(found: Situation, device: int) -> Decision:
+    """The decision for a situation without operands: nothing is timed, no data is touched.
+
+    It is the one that this process has taken or that is on disk; else the model's, or the rule's.
+    """
+    p = found.problem
+    dtype = getattr(torch, p.dtype)
+    key = (p.pattern.weight_shape, dtype, p.batch_last, p.exact, found.rows, found.bits, device)
+    if key in _decisions:
+        return _decisions[key]
+    mode = settings.tuning()
+    if mode == "off":
+        return _rule(p)
+    if mode == "measure" and not torch.are_deterministic_algorithms_enabled():
+        recorded = _recorded(found, device)
+        if recorded is not None:
+            return recorded
+    return _model(found, device)
+
+
+@functools.cache
+def machine_of(device: int) -> Machine | None:
+    """What a kernel has to fit into on a CUDA device; None, and a warning, without a driver."""
     try:
-        if key not in _choices:
+        return Machine.of_device(device)
+    except UnavailableError as error:
+        ways.warn_once(str(error))
+        return None
+
+
+def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
+    device = key[-1]
+    mode = settings.tuning()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if deterministic and key in _stopgaps:
+        return _stopgaps[key]
+    found = situation_of(x, weight, key[2])
+    if batch == 0:
+        return _rule(found.problem)
+    if mode == "off":
+        return _decisions.setdefault(key, _rule(found.problem))
+    if mode == "model":
+        return _decisions.setdefault(key, _model(found, device))
+    if deterministic:
+        return _stopgaps.setdefault(key, _model(found, device))
+    may_time = not torch.cuda.is_current_stream_capturing() and _timing.acquire(blocking=False)
+    if not may_time:
+        if key not in _stopgaps:
+            _stopgaps[key] = _recorded(found, device) or _model(found, device)
+        return _stopgaps[key]
+    try:
+        if key not in _decisions:
             with torch.cuda.device(device):
-                candidates = _candidates(problem, batch, device)
-                _choices[key] = _fastest(candidates, x, weight)
-        return _choices[key]
+                _decisions[key] = _first(found, device, x, weight, batch)
+        return _decisions[key]
     finally:
         _timing.release()
 
 
-@functools.cache
-def _rule(problem: Problem, bits: int, device: int) -> Choice:
-    """The choice without timing, for batches below 2 ** bits."""
-    best = _tiles(problem, max(1, 2**bits - 1), device, 1)
-    return next(iter(_built(best, device)), _pytorch(problem, "bmm"))
+def _first(found: Situation, device: int, x: Tensor, weight: Tensor, batch: int) -> Decision:
+    """What is recorded; else measure, if no other process does so while this one waits."""
+    identity = _identity(device)
+    if identity is None:
+        return _measured(found, x, weight, batch, None, measure.BUDGET_S)
+    decision = _recorded(found, device)
+    if decision is not None:
+        return decision
+    with choices.alone(identity, found):
+        decision = _recorded(found, device)
+        if decision is None:
+            decision = _measured(found, x, weight, batch, None, measure.BUDGET_S)
+            assert decision.kept.record is not None
+            choices.save(identity, decision.kept.record)
+    return decision
 
 
-def _candidates(problem: Problem, batch: int, device: int) -> list[Choice]:
-    p = problem.pattern
-    names = ["bmm", "bmm_paper", "einsum"]
-    if min(p.a, p.d) <= _MAX_LOOP:
-        names.append("bmm_loop")
-    if 1 < p.d <= _MAX_EXTRA_FLOPS:
-        names.append("expand")
-    if p.a * p.d <= _MAX_EXTRA_FLOPS:
-        names.append("dense")
-    dtype = getattr(torch, problem.dtype)
-    product = Product(p, dtype, "cuda", problem.batch_last)
-    pytorch = [_pytorch(problem, n) for n in names if BASELINES[n].supports(product).ok]
-    own = _built(_tiles(problem, batch, device, TILES), device)
-    if general.supports(problem) is None:
-        try:
-            own.append(Choice("general", general.launcher(problem, device)))
-        except UnavailableError as error:
-            _warn_once(str(error))
-    return [*own, *pytorch]
-
-
-def _pytorch(problem: Problem, name: str) -> Choice:
-    baseline, p, last = BASELINES[name], problem.pattern, problem.batch_last
-
-    def call(x: Tensor, weight: Tensor) -> Tensor:
-        return baseline.multiply(x, baseline.prepare(weight, last), p, last)
-
-    return Choice(name, call)
-
-
-def _tiles(problem: Problem, batch: int, device: int, count: int) -> list[Tile]:
-    """The ``count`` best predicted tiles of each family, best first; none without a driver."""
-    try:
-        machine = Machine.of_device(device)
-    except UnavailableError as error:
-        _warn_once(str(error))
-        return []
-    ranked = (ranked_tiles(family, problem, batch, machine) for family in FAMILIES)
-    best = [tile for tiles in ranked for tile in tiles[:count]]
-    return sorted(best, key=lambda tile: tile.predicted_us)
-
-
-def _built(tiles: list[Tile], device: int) -> list[Choice]:
-    """The tiles that can be built here; what stands in the way of others is a warning, once."""
-    choices = []
-    for tile in tiles:
-        try:
-            choices.append(Choice(tile.family.name, tile.launcher(device)))
-        except UnavailableError as error:
-            _warn_once(str(error))
-    return choices
-
-
-def _fastest(candidates: list[Choice], x: Tensor, weight: Tensor) -> Choice:
-    """Time the candidates round by round and return the fastest, with all times."""
-    times: dict[int, list[float]] = {index: [] for index in range(len(candidates))}
-    alive = list(times)
-    end = time.perf_counter() + BUDGET_S
-    for round_ in range(ROUNDS + 1):  # round 0 warms up
-        events = {}
-        for index in list(alive):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            try:
-                start.record()
-                candidates[index].call(x, weight)
-                stop.record()
-            except torch.OutOfMemoryError:  # an expanded weight may not fit; its rivals do
-                alive.remove(index)
-                continue
-            events[index] = (start, stop)
-        torch.cuda.synchronize()
-        taken = {index: start.elapsed_time(stop) * 1e3 for index, (start, stop) in events.items()}
-        if round_ > 0:
-            for index, us in taken.items():
-                times[index].append(us)
-        if round_ == 1:
-            least = min(taken.values())
-            alive = [index for index in alive if taken[index] <= _HOPELESS * least]
-        if round_ > 0 and time.perf_counter() > end:
-            break
-    medians = {index: sorted(us)[len(us) // 2] for index, us in times.items() if us}
-    best = min(alive, key=medians.__getitem__)
-    report = tuple((candidates[index].name, us) for index, us in medians.items())
-    return Choice(candidates[best].name, candidates[best].call, report)
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(reason: str) -> None:
-    if reason not in _warned:
-        _warned.add(reason)
-        warnings.warn(
-            f"ksopt: its CUDA kernels cannot be used, so PyTorch's slower way is taken. {reason}",
-            RuntimeWarning,
-            stacklevel=2,
+def _measured(
+    found: Situation,
+    x: Tensor,
+    weight: Tensor,
+    batch: int,
+    previous: Record | None,
+    budget_s: float,
+) -> Decision:
+    """Build and time the ways that are worth it."""
+    device = x.get_device()
+    candidates = ways.candidates(found.problem, batch, machine_of(device))
+    built = ways.built(candidates, device)
+    entries = [
+        (way, _preparing(call, weight_is), weight_is)
+        for way, call in built
+        for weight_is in _weights_timed(way)
+    ]
+    contenders = [
+        Contender(way.label, partial(call, x, weight), _LEAGUES[weight_is])
+        for way, call, weight_is in entries
+    ]
+    measure.race(contenders, x.device, budget_s)
+    ran = [index for index, contender in enumerate(contenders) if contender.samples_us]
+    if not ran:
+        raise UnavailableError(
+            f"no way to multiply by {found.problem.pattern} ran on this device; the warnings above "
+            "say why"
         )
+    timed = tuple(_timed(entries[index][0], entries[index][2], contenders[index]) for index in ran)
+    chosen = {
+        league: ran.index(measure.winner(contenders, league, _previous(previous, league)))
+        for league in ("kept", "changing")
+    }
+    record = Record(found, batch, timed, chosen["kept"], chosen["changing"])
+    made = {
+        index: Choice(entries[ran[index]][0], entries[ran[index]][1], "measured", record)
+        for index in {record.kept, record.changing}
+    }
+    # One object for both where one way serves both, so that `choice_for` need not ask which.
+    return Decision(made[record.kept], made[record.changing])
+
+
+# Nothing is kept where preparing anew is not told apart from it: it costs memory, and trust in
+# torch's count of changes.
+_LEAGUES: dict[choices.Weight, frozenset[str]] = {
+    "any": frozenset({"kept", "changing"}),
+    "fresh": frozenset({"kept", "changing"}),
+    "kept": frozenset({"kept"}),
+}
+
+
+def _weights_timed(way: Way) -> Sequence[choices.Weight]:
+    return ("fresh", "kept") if way.prepares else ("any",)
+
+
+def _preparing(call: Call, weight_is: choices.Weight) -> Call:
+    """The way as it was, or is to be, timed."""
+    if weight_is != "fresh":
+        return call
+
+    def fresh(x: Tensor, weight: Tensor) -> Tensor:
+        with packed.changing():
+            return call(x, weight)
+
+    return fresh
+
+
+def _timed(way: Way, weight_is: choices.Weight, contender: Contender) -> Timed:
+    quantiles = (contender.quantile_us(share) for share in (0.5, 0.2, 0.8))
+    return Timed(way.name, way.config, weight_is, way.predicted_us, *quantiles)
+
+
+def _previous(record: Record | None, league: str) -> str | None:
+    return None if record is None else record.chosen(league == "changing").label
+
+
+def _recorded(found: Situation, device: int) -> Decision | None:
+    """What is on disk, built again without timing; None if it is missing or no longer possible."""
+    identity = _identity(device)
+    record = None if identity is None else choices.load(identity, found)
+    if record is None:
+        return None
+    made: dict[int, Choice] = {}
+    for index in {record.kept, record.changing}:
+        chosen = record.timed[index]
+        way = ways.restored(
+            found.problem, chosen.way, chosen.config, record.batch, machine_of(device)
+        )
+        if way is None:
+            return None
+        try:
+            call = _preparing(way.build(device), chosen.weight)
+        except KsoptError as error:
+            ways.warn_once(str(error))
+            return None
+        made[index] = Choice(way, call, "recorded", record)
+    return Decision(made[record.kept], made[record.changing])
+
+
+def _identity(device: int) -> choices.Machine | None:
+    try:
+        return choices.cuda_machine(device)
+    except UnavailableError:  # said already: without it there are no kernels to choose from
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _model(found: Situation, device: int) -> Decision:
+    """The best predicted way that can be built, for the situation's largest batch."""
+    machine = machine_of(device)
+    for way in ways.best_predicted(found.problem, found.largest_batch, machine):
+        try:
+            choice = Choice(way, way.build(device), "model")
+        except KsoptError as error:
+            ways.warn_once(str(error))
+            continue
+        return Decision(choice, choice)
+    return _rule(found.problem)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rule(problem: Problem) -> Decision:
+    way = ways.rule(problem)
+    choice = Choice(way, way.build(device=-1), "rule")  # PyTorch's ways need no device
+    return Decision(choice, choice)

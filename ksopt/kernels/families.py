@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ksopt.jit import driver
-from ksopt.kernels import lanes16
-from ksopt.kernels.launch import Launcher
+from ksopt.kernels import (
+    batch_last16,
+    batch_last16_wgmma,
+    batch_last32,
+    lanes16,
+    lanes32,
+    lanes32_cost,
+    lanes32_wgmma,
+    permuted,
+    small_batch,
+)
 from ksopt.kernels.problem import Problem
+
+TILES = 8
+"""How many tiles, of all families together, are compiled and timed for a problem."""
+
+_TILES_OF_ONE = 4
+_FAR = 3.0  # a family whose best tile is predicted to take this many times the best has no chance
+_SHORTEST_EXACT_SUM = 32
 
 
 @dataclass(frozen=True)
@@ -43,25 +63,80 @@ class Machine:
         )
 
 
+Cost = Callable[..., float]
+"""(pattern, config, batch, multiprocessors) -> predicted microseconds; fp32: and ``exact``."""
+
+
 @dataclass(frozen=True)
 class Family:
-    """A module of kernels (``supports``, ``configs``, ``predicted_us``, ``source``, ``launcher``).
+    """A module of kernels, and when they can be used.
 
     Attributes:
-        module: the family.
+        module: has ``supports(problem)``, ``configs(problem, multiprocessors)`` whose elements are
+            frozen dataclasses with ``shared_bytes(pattern)`` (and ``blocks`` on a multiprocessor,
+            and the ``capability`` of this tile, where they are not 1 and the family's), and
+            ``launcher(problem, config, device)``, which takes ``exact`` too if it computes fp32.
         capability: the least compute capability that has its instructions.
+        only: whether no other capability has them: sm_90a code runs on 9.0 alone.
+        packs: whether the weight of a pattern with d > 1 is prepared before the kernel is launched.
+        splits: whether exact fp32 products are three TF32 ones: short sums are then less exact.
+        cost: predicts a tile's time; None takes the module's own ``predicted_us``.
     """
 
     module: ModuleType
     capability: tuple[int, int]
+    only: bool = False
+    packs: bool = False
+    splits: bool = False
+    cost: Cost | None = None
 
     @property
     def name(self) -> str:
         """The module's own name."""
         return self.module.__name__.rpartition(".")[2]
 
+    def refusal(self, problem: Problem, machine: Machine) -> str | None:
+        """None if the family computes ``problem`` on ``machine``; otherwise why not."""
+        least = ".".join(map(str, self.capability))
+        here = ".".join(map(str, machine.capability))
+        if self.only and machine.capability != self.capability:
+            return f"it needs compute capability {least}, and the device has {here}"
+        if machine.capability < self.capability:
+            return f"it needs compute capability {least} or newer, and the device has {here}"
+        c = problem.pattern.c
+        if self.splits and problem.exact and c < _SHORTEST_EXACT_SUM:
+            # Three TF32 products are then further from float64 than cuBLAS (docs/performance.md).
+            return f"sums of c = {c} < {_SHORTEST_EXACT_SUM} values are less exact than cuBLAS's"
+        reason: str | None = self.module.supports(problem)
+        return reason
 
-FAMILIES = (Family(lanes16, capability=(8, 0)),)
+    def predicted_us(self, problem: Problem, config: Any, batch: int, machine: Machine) -> float:
+        """Predicted time of a tile in microseconds."""
+        cost: Cost = self.cost or self.module.predicted_us
+        return cost(problem.pattern, config, batch, machine.multiprocessors, **_precision(problem))
+
+
+def _precision(problem: Problem) -> dict[str, bool]:
+    """The argument that modules of fp32 kernels take beside the problem."""
+    return {"exact": problem.exact} if problem.dtype == "float32" else {}
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(lanes16, capability=(8, 0)),
+    Family(small_batch, capability=(8, 0)),
+    Family(lanes32, capability=(8, 0), splits=True, cost=lanes32_cost.predicted_us),
+    Family(
+        lanes32_wgmma,
+        capability=(9, 0),
+        only=True,
+        splits=True,
+        cost=lanes32_cost.wgmma_predicted_us,
+    ),
+    Family(permuted, capability=(8, 0), packs=True),
+    Family(batch_last16, capability=(8, 0), packs=True),
+    Family(batch_last16_wgmma, capability=(9, 0), only=True, packs=True),
+    Family(batch_last32, capability=(8, 0), packs=True, splits=True),
+)
 
 
 @dataclass(frozen=True)
@@ -73,13 +148,11 @@ class Tile:
     config: Any  # the family's own
     predicted_us: float
 
-    def source(self) -> str:
-        """The kernel's source."""
-        return str(self.family.module.source(self.problem, self.config))
-
-    def launcher(self, device: int) -> Launcher:
-        """Compile and load the kernel on CUDA device ``device``."""
-        launcher: Launcher = self.family.module.launcher(self.problem, self.config, device)
+    def launcher(self, device: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """Compile and load what it needs on CUDA device ``device``: (x, weight) -> y."""
+        launcher: Callable[[Tensor, Tensor], Tensor] = self.family.module.launcher(
+            self.problem, self.config, device, **_precision(self.problem)
+        )
         return launcher
 
 
@@ -92,12 +165,43 @@ def ranked_tiles(family: Family, problem: Problem, batch: int, machine: Machine)
         batch: rows of x.
         machine: the device.
     """
-    if machine.capability < family.capability or family.module.supports(problem) is not None:
+    if family.refusal(problem, machine) is not None:
         return []
-    p, count = problem.pattern, machine.multiprocessors
-    tiles = [
-        Tile(family, problem, config, family.module.predicted_us(p, config, batch, count))
-        for config in family.module.configs(problem, count)
-        if (config.shared_bytes(p) + 1024) * config.blocks <= machine.shared_bytes
-    ]
-    return sorted(tiles, key=lambda tile: tile.predicted_us)
+    tiles = (
+        Tile(family, problem, config, family.predicted_us(problem, config, batch, machine))
+        for config in family.module.configs(problem, machine.multiprocessors)
+        if _fits(config, problem, machine)
+    )
+    return sorted((tile for tile in tiles if tile.predicted_us < math.inf), key=_predicted)
+
+
+def _fits(config: Any, problem: Problem, machine: Machine) -> bool:
+    shared = (config.shared_bytes(problem.pattern) + 1024) * getattr(config, "blocks", 1)
+    least: tuple[int, int] = getattr(config, "capability", (0, 0))
+    return shared <= machine.shared_bytes and least <= machine.capability
+
+
+def best_tiles(problem: Problem, batch: int, machine: Machine, most: int = TILES) -> list[Tile]:
+    """The tiles worth compiling, best predicted first.
+
+    The best of every family that is predicted to come near the best of all, for no cost model is
+    exact; then the next best of whatever family, a few of each.
+
+    Args:
+        problem: what is to be computed.
+        batch: rows of x.
+        machine: the device.
+        most: how many at most; 1 gives the best predicted of all.
+    """
+    ranked = [ranked_tiles(family, problem, batch, machine)[:_TILES_OF_ONE] for family in FAMILIES]
+    limit = _FAR * min((tiles[0].predicted_us for tiles in ranked if tiles), default=0.0)
+    near = [[tile for tile in tiles if tile.predicted_us <= limit] for tiles in ranked]
+    leaders = sorted((tiles[0] for tiles in near if tiles), key=_predicted)[:most]
+    rest = heapq.nsmallest(
+        most - len(leaders), (tile for tiles in near for tile in tiles[1:]), key=_predicted
+    )
+    return sorted([*leaders, *rest], key=_predicted)
+
+
+def _predicted(tile: Tile) -> float:
+    return tile.predicted_us

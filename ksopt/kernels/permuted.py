@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.kernels import transpose
+from ksopt.kernels import packed, transpose
 from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -111,10 +111,10 @@ class PermutedProduct:
     after: Launcher
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.multiply(x, pack(weight))
+        return self.multiply(x, packed.prepared(weight, "adbc", pack))
 
     @torch.no_grad()  # ksopt.ops has the gradients; bmm(out=) refuses operands that want them
-    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
         """y (*batch, M), contiguous, of x (*batch, N) and the weight as `pack` gives it."""
         p = self.pattern
         rows = x.numel() // p.in_features
@@ -123,14 +123,14 @@ class PermutedProduct:
         whole = x.contiguous()
         if whole.data_ptr() % 16 != 0:
             whole = whole.clone()
-        planar = self.before(whole.view(rows, p.in_features), packed)
+        planar = self.before(whole.view(rows, p.in_features), matrices)
         product = torch.empty_like(planar) if p.b == p.c else planar.new_empty(rows, p.out_features)
         torch.bmm(
             planar.view(rows, p.a * p.d, p.c).transpose(0, 1),
-            packed.flatten(0, 1).transpose(1, 2),
+            matrices.flatten(0, 1).transpose(1, 2),
             out=product.view(rows, p.a * p.d, p.b).transpose(0, 1),
         )
-        return self.after(product, packed).view(*x.shape[:-1], p.out_features)
+        return self.after(product, matrices).view(*x.shape[:-1], p.out_features)
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PermutedProduct:

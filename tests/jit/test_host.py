@@ -14,9 +14,9 @@ from ksopt.jit import cache, host
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_warned", set())
-    host.load.cache_clear()
+    host._load.cache_clear()
     yield
-    host.load.cache_clear()
+    host._load.cache_clear()
 
 
 @pytest.fixture

@@ -1,161 +1,270 @@
 """How the way to multiply is chosen on a CUDA device, with the device played by stand-ins."""
 
-import itertools
 import warnings
 
 import pytest
+import stand_ins
 import torch
+from stand_ins import OnDevice
 
-from ksopt.errors import UnavailableError
-from ksopt.kernels import cuda, families, general
+from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
+from ksopt.kernels import choices, cuda, families, general, lanes32, packed, pytorch_ways
 from ksopt.kernels.families import Machine
 from ksopt.pattern import Pattern
 
 PATTERN = Pattern(4, 64, 64, 16)
 
 
-class OnDevice(torch.Tensor):
-    """A CPU tensor that says it is on CUDA device 0."""
-
-    def get_device(self) -> int:
-        return 0
-
-
-class Clock:
-    """Stands in for the device's time: each call of a way takes what the test says."""
-
-    def __init__(self) -> None:
-        self.now_ms = 0.0
-        self.calls: list[str] = []
-
-    def way(self, name: str, ms: float):
-        def call(x, weight):
-            self.now_ms += ms
-            self.calls.append(name)
-            return name
-
-        return call
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.at = clock.now_ms
-
-        def elapsed_time(self, other):
-            return other.at - self.at
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: warnings.catch_warnings())
-    monkeypatch.setattr(
-        Machine, "of_device", classmethod(lambda cls, _: cls((9, 0), 132, 228 * 1024))
-    )
-    monkeypatch.setattr(cuda, "_warned", set())
-    cuda.forget()
-    yield clock
+@pytest.fixture(autouse=True)
+def device(monkeypatch, tmp_path):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    yield stand_ins.install(monkeypatch)
     cuda.forget()
 
 
-@pytest.fixture
-def times(clock, monkeypatch):
-    """Milliseconds by way; tiles of lanes16 take theirs in the order of their ranks."""
-    table = {"lanes16": [1.0], "general": 9.0, "bmm": 3.0, "expand": 8.0, "bmm_loop": 8.0}
-    tiles = itertools.count()
-
-    def launcher(problem, config, device):
-        rank = next(tiles)
-        taken = table["lanes16"]
-        return clock.way(f"lanes16 {rank}", taken[min(rank, len(taken) - 1)])
-
-    monkeypatch.setattr(families.lanes16, "launcher", launcher)
-    monkeypatch.setattr(general, "launcher", lambda *_: clock.way("general", table["general"]))
-    monkeypatch.setattr(
-        cuda,
-        "_pytorch",
-        lambda problem, name: cuda.Choice(name, clock.way(name, table.get(name, 50.0))),
-    )
-    return table
-
-
-def operands(dtype=torch.float16, rows=1000, last=False):
-    shape = (PATTERN.in_features, rows) if last else (rows, PATTERN.in_features)
+def operands(dtype=torch.float16, rows=1000, last=False, pattern=PATTERN):
+    shape = (pattern.in_features, rows) if last else (rows, pattern.in_features)
     x = torch.zeros(shape, dtype=dtype).as_subclass(OnDevice)
-    return x, torch.zeros(PATTERN.weight_shape, dtype=dtype)
+    return x, torch.zeros(pattern.weight_shape, dtype=dtype)
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_fastest_is_taken_and_kept(times):
-    times["lanes16"] = [2.0, 1.0, 1.5]
+def never(*_):
+    raise AssertionError("it was timed or built again")
+
+
+def in_a_new_process():
+    """All that a process knows is gone; what is on disk is not."""
+    cuda.forget()
+
+
+def test_the_fastest_is_taken_and_kept(device):
+    device.ms["lanes16"] = [2.0, 1.0, 1.5]
     x, weight = operands()
     assert cuda.run(x, weight, False) == "lanes16 1"
     choice = cuda.choice_for(x, weight, False)
     assert choice is cuda.choice_for(x, weight, False)
-    assert [us for name, us in choice.times_us if name == "lanes16"] == [2000.0, 1000.0, 1500.0]
+    taken = [us for name, us in choice.times_us if name == "lanes16"]
+    assert taken[:3] == [2000.0, 1000.0, 1500.0]
+    assert choice.source == "measured"
 
 
-def test_pytorch_is_taken_where_it_is_faster(times):
-    times["bmm"] = 0.5
+def test_pytorch_is_taken_where_it_is_faster(device):
+    device.ms["bmm"] = 0.5
     assert cuda.run(*operands(), False) == "bmm"
 
 
-def test_what_is_hopeless_is_timed_once(times, clock):
+def test_what_was_not_told_apart_goes_to_the_simpler_way(device):
+    device.ms["bmm"] = 1.015
+    assert cuda.run(*operands(), False) == "bmm"
+    cuda.forget()
+    device.ms["bmm"] = 1.05
+    assert cuda.run(*operands(rows=3000), False).startswith("lanes16")
+
+
+def test_what_is_hopeless_is_timed_once(device):
     cuda.run(*operands(), False)
-    assert clock.calls.count("general") == 2  # a warm-up, and the round that drops it
-    assert clock.calls.count("lanes16 0") > 3
+    assert device.clock.calls.count("general") == 3  # two warm it up, one drops it
+    assert device.clock.calls.count("lanes16 0") > 5
 
 
-def test_a_longer_batch_is_another_problem(times):
-    cuda.run(*operands(rows=1000), False)
-    cuda.run(*operands(rows=1023), False)
-    assert len(cuda._choices) == 1
-    cuda.run(*operands(rows=1024), False)
-    assert len(cuda._choices) == 2
+def test_a_situation_is_a_batch_up_to_the_next_power_of_two():
+    for rows in (513, 1000, 1024):
+        cuda.run(*operands(rows=rows), False)
+    assert len(cuda._decisions) == 1
+    cuda.run(*operands(rows=1025), False)
+    assert len(cuda._decisions) == 2
 
 
-@pytest.mark.parametrize("why", ["off", "deterministic", "capturing", "busy"])
-def test_nothing_is_timed_where_it_must_not_be(times, clock, monkeypatch, why):
-    if why == "off":
-        monkeypatch.setenv("KSOPT_TUNE", "off")
-    elif why == "deterministic":
+def test_rows_that_are_not_aligned_are_another_situation():
+    x, weight = operands(rows=1000, last=True)
+    odd, _ = operands(rows=1001, last=True)
+    for other in (x, odd, x.T.contiguous().T):
+        cuda.choice_for(other, weight, True)
+    found = {key[4] for key in cuda._decisions}
+    assert found == {"aligned", "unaligned", "scattered"}
+    x, weight = operands(rows=1000)
+    shifted = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).as_subclass(OnDevice)
+    cuda.choice_for(shifted, weight, False)
+    assert [key[4] for key in cuda._decisions if not key[2]] == ["unaligned"]
+
+
+def test_tf32_is_another_situation_and_another_kernel(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        families.Tile, "launcher", lambda tile, _: asked.append(tile.problem.exact) or _noop
+    )
+    for exact in (True, False):
+        monkeypatch.setattr(lanes32, "precise", lambda exact=exact: exact)
+        asked.clear()
+        cuda.run(*operands(torch.float32), False)
+        assert set(asked) == {exact}
+    assert {key[3] for key in cuda._decisions} == {True, False}
+    cuda.run(*operands(torch.bfloat16), False)
+    assert asked[-1] is True  # it means nothing for 16 bit, which must not be chosen for twice
+
+
+def _noop(x, weight):
+    return None
+
+
+def test_the_weight_is_kept_only_where_that_pays(device):
+    """Preparing costs 0.3 ms in one way and 0.02 in another."""
+    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "expand": 0.7}
+    device.preparing_ms = {"bmm": 0.3, "expand": 0.02}
+    x, weight = operands(torch.float16)
+    assert cuda.run(x, weight, False) == "bmm"
+    with packed.changing():
+        assert cuda.run(x, weight, False) == "expand"
+        assert cuda.choice_for(x, weight, False).name == "expand"
+    decision = next(iter(cuda._decisions.values()))
+    record = decision.kept.record
+    assert record.timed[record.kept].weight == "kept"
+    assert record.timed[record.changing].weight == "fresh"
+    cuda.forget()
+    device.preparing_ms = {"bmm": 0.005}
+    x, weight = operands(torch.float16, rows=3000)
+    cuda.run(x, weight, False)
+    (decision,) = cuda._decisions.values()
+    assert decision.kept is decision.changing
+    assert decision.kept.record.chosen(changing=False).weight == "fresh"
+
+
+def test_a_captured_graph_gets_the_choice_for_weights_that_change(device, monkeypatch):
+    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "expand": 0.7}
+    device.preparing_ms = {"bmm": 0.3}
+    assert cuda.run(*operands(), False) == "bmm"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert cuda.run(*operands(), False) == "expand"
+
+
+@pytest.mark.parametrize("mode", ["off", "model"])
+def test_without_measuring(device, monkeypatch, mode):
+    monkeypatch.setenv("KSOPT_TUNE", mode)
+    expected = {"off": "bmm", "model": "lanes16 0"}[mode]
+    for _ in range(2):
+        assert cuda.run(*operands(), False) == expected
+    assert device.clock.calls == [expected] * 2
+    assert device.clock.built == [expected]  # once, and nothing else was compiled
+    assert cuda.choice_for(*operands(), False).source == {"off": "rule", "model": "model"}[mode]
+
+
+@pytest.mark.parametrize("why", ["deterministic", "capturing", "busy"])
+def test_nothing_is_timed_where_it_must_not_be(device, monkeypatch, why):
+    if why == "deterministic":
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     elif why == "capturing":
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    x, weight = operands()
-    if why == "busy":
-        with cuda._timing:
-            assert cuda.run(x, weight, False) == "lanes16 0"
-            assert cuda.run(x, weight, False) == "lanes16 0"
     else:
-        assert cuda.run(x, weight, False) == "lanes16 0"
-        assert cuda.run(x, weight, False) == "lanes16 0"
-    assert clock.calls == ["lanes16 0"] * 2  # built once, called as often as asked
-    assert not cuda._choices
+        cuda._timing.acquire()
+    try:
+        for _ in range(2):
+            assert cuda.run(*operands(), False) == "lanes16 0"
+    finally:
+        if why == "busy":
+            cuda._timing.release()
+    assert device.clock.calls == ["lanes16 0"] * 2
+    assert device.clock.built == ["lanes16 0"]
+    assert not cuda._decisions  # the next product may be timed
 
 
-def test_the_rule_is_bmm_where_no_family_computes_it(times, monkeypatch):
-    monkeypatch.setenv("KSOPT_TUNE", "off")
-    assert cuda.run(*operands(last=True), True) == "bmm"
-    assert cuda.run(*operands(torch.float64), False) == "bmm"
+def test_the_next_process_takes_the_choice_without_timing(device):
+    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    cuda.run(*operands(), False)
+    in_a_new_process()
+    device.clock.calls.clear()
+    device.clock.built.clear()
+    assert cuda.run(*operands(), False) == "lanes16 1"
+    assert device.clock.calls == ["lanes16 1"]
+    assert device.clock.built == ["lanes16 1"]
+    choice = cuda.choice_for(*operands(), False)
+    assert choice.source == "recorded"
+    assert len(choice.times_us) > 5
 
 
-def test_an_empty_batch_is_not_timed(times, clock):
+def test_what_is_recorded_serves_while_a_graph_is_captured(device, monkeypatch):
+    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    cuda.run(*operands(), False)
+    in_a_new_process()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert cuda.run(*operands(), False) == "lanes16 1"
+
+
+@pytest.mark.parametrize("change", ["driver", "code", "device"])
+def test_another_machine_or_another_kernel_measures_anew(device, monkeypatch, change):
+    cuda.run(*operands(), False)
+    in_a_new_process()
+    device.clock.calls.clear()
+    monkeypatch.setattr(
+        choices, "cuda_machine", lambda _: {**stand_ins.IDENTITY, change: "another"}
+    )
+    cuda.run(*operands(), False)
+    assert "bmm" in device.clock.calls
+
+
+@pytest.mark.parametrize("what", ["family", "config", "does not compile"])
+def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, what):
+    cuda.run(*operands(), False)
+    in_a_new_process()
+    device.clock.calls.clear()
+    built = families.Tile.launcher
+    if what == "family":
+        monkeypatch.setattr(cuda.ways, "FAMILIES", ())
+    elif what == "config":
+        real = families.lanes16.configs
+        values = choices.load_all(stand_ins.IDENTITY)[0].chosen(changing=False).config
+        monkeypatch.setattr(
+            families.lanes16,
+            "configs",
+            lambda *args: (c for c in real(*args) if vars(c) != values),
+        )
+    else:
+        failed = []
+
+        def once(tile, index):
+            if len(failed) < 2:  # it is read again when it is sure that nobody else measures
+                failed.append(tile)
+                raise CompilationError("no")
+            return built(tile, index)
+
+        monkeypatch.setattr(families.Tile, "launcher", once)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        cuda.run(*operands(), False)
+    assert "bmm" in device.clock.calls
+
+
+def test_tune_measures_again_and_keeps_what_is_not_beaten(device):
+    device.ms |= {"bmm": 0.5, "lanes16": [0.505]}
+    assert cuda.run(*operands(), False) == "bmm"
+    device.ms |= {"bmm": 0.505, "lanes16": [0.5]}
+    assert cuda.tune(*operands(), False, budget_s=0.1).kept.name == "bmm"
+    device.ms |= {"bmm": 0.51, "lanes16": [0.3]}
+    assert cuda.tune(*operands(), False, budget_s=0.1).kept.name == "lanes16"
+    assert cuda.run(*operands(), False) == "lanes16 0"
+    device.ms |= {"bmm": 0.298, "lanes16": [0.3]}
+    assert cuda.tune(*operands(), False, budget_s=0.1).kept.name == "lanes16"
+    in_a_new_process()
+    assert cuda.run(*operands(), False) == "lanes16 0"
+
+
+def test_an_empty_batch_is_not_timed(device):
     cuda.run(*operands(rows=0), False)
-    assert len(clock.calls) == 1
+    assert device.clock.calls == ["bmm"]
+    assert not cuda._decisions  # one row is timed
 
 
-def test_without_a_driver_pytorch_does_it_and_says_so_once(times, monkeypatch):
+def test_a_setting_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "on")
+    with pytest.raises(InvalidInputError, match="'off', 'model' or 'measure'"):
+        cuda.run(*operands(), False)
+
+
+def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
     def missing(*_):
         raise UnavailableError("The package cuda-bindings is not installed.")
 
     monkeypatch.setattr(Machine, "of_device", missing)
+    monkeypatch.setattr(choices, "cuda_machine", missing)
     monkeypatch.setattr(general, "launcher", missing)
     with pytest.warns(RuntimeWarning, match="cuda-bindings") as caught:
         found = cuda.run(*operands(), False)
@@ -166,14 +275,46 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(times, monkeypatch):
         assert cuda.run(*operands(rows=5), False) == "bmm"
 
 
-def test_a_way_that_runs_out_of_memory_is_left_out(times, monkeypatch, clock):
-    def too_big(problem, name):
-        def call(x, weight):
-            raise torch.OutOfMemoryError("no")
+def test_a_tile_that_does_not_compile_is_left_out_with_a_warning(device, monkeypatch):
+    built = families.Tile.launcher
 
-        return cuda.Choice(name, call if name == "expand" else clock.way(name, 3.0))
+    def fails(tile, index):
+        if tile.family.name == "lanes16":
+            raise CompilationError("line 7")
+        return built(tile, index)
 
-    monkeypatch.setattr(cuda, "_pytorch", too_big)
+    monkeypatch.setattr(families.Tile, "launcher", fails)
+    with pytest.warns(RuntimeWarning, match=r"lanes16\(.* does not compile: line 7"):
+        assert cuda.run(*operands(), False) == "bmm"
+
+
+def test_a_way_that_runs_out_of_memory_is_left_out(device, monkeypatch):
+    def too_big(x, weight):
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(
+        pytorch_ways,
+        "multiplier",
+        lambda name, _: too_big if name == "expand" else device.plain(name),
+    )
     x, weight = operands()
     assert cuda.run(x, weight, False) == "lanes16 0"
     assert "expand" not in dict(cuda.choice_for(x, weight, False).times_us)
+
+
+def test_a_way_that_cannot_run_is_left_out_with_a_warning(device, monkeypatch):
+    def refuses(x, weight):
+        raise RuntimeError("too many resources requested for launch")
+
+    monkeypatch.setattr(families.Tile, "launcher", lambda tile, _: refuses)
+    with pytest.warns(RuntimeWarning, match="cannot run on this device and is left out"):
+        assert cuda.run(*operands(), False) == "bmm"
+
+
+def test_nothing_that_runs_is_an_error(device, monkeypatch):
+    def refuses(x, weight):
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(cuda.ways, "built", lambda found, _: [(found[0], refuses)])
+    with pytest.raises(UnavailableError, match="no way to multiply by"):
+        cuda.run(*operands(), False)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels.families import FAMILIES, Family, Machine, ranked_tiles
+from ksopt.kernels.families import FAMILIES, TILES, Family, Machine, best_tiles, ranked_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -24,7 +24,10 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: Family) -> None:
-    assert any(ranked_tiles(family, problem, 25_088, H200) for problem in PROBLEMS)
+    batches = (16, 25_088)  # some families are for few rows only
+    assert any(
+        ranked_tiles(family, problem, rows, H200) for problem in PROBLEMS for rows in batches
+    )
 
 
 @pytest.mark.parametrize("machine", [H200, A100, RTX], ids=["H200", "A100", "RTX"])
@@ -37,6 +40,75 @@ def test_tiles_fit_and_come_by_predicted_time(machine: Machine) -> None:
             assert all(us > 0 for us in times)
             for tile in tiles:
                 assert tile.config.shared_bytes(problem.pattern) <= machine.shared_bytes - 1024
+
+
+def test_instructions_of_one_capability_stay_there() -> None:
+    only = {family.name for family in FAMILIES if family.only}
+    assert only >= {"lanes32_wgmma", "batch_last16_wgmma"}
+    for machine in (A100, RTX):
+        for problem in PROBLEMS:
+            names = {tile.family.name for tile in best_tiles(problem, 25_088, machine)}
+            assert not names & only
+
+
+def test_the_best_tiles_are_few_and_of_every_family_that_comes_near() -> None:
+    for problem in PROBLEMS:
+        tiles = best_tiles(problem, 25_088, H200)
+        assert len(tiles) <= TILES
+        assert tiles == sorted(tiles, key=lambda tile: tile.predicted_us)
+        first = [ranked_tiles(family, problem, 25_088, H200)[:1] for family in FAMILIES]
+        leaders = [best[0] for best in first if best]
+        least = min((tile.predicted_us for tile in leaders), default=0.0)
+        near = {tile.family.name for tile in leaders if tile.predicted_us <= 3 * least}
+        assert {tile.family.name for tile in tiles} == near
+        assert best_tiles(problem, 25_088, H200, most=1) == tiles[:1]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+def test_short_sums_of_split_products_are_left_to_pytorch(last: bool) -> None:
+    """Three TF32 products are less exact than cuBLAS there; TF32 itself has no such limit."""
+    short, long = Pattern(4, 64, 16, 4), Pattern(4, 64, 32, 4)
+    for family in FAMILIES:
+        if family.splits:
+            exact = Problem(short, "float32", last)
+            assert "less exact than cuBLAS" in str(family.refusal(exact, H200))
+            assert not ranked_tiles(family, exact, 1000, H200)
+            tf32 = dataclasses.replace(exact, exact=False)
+            assert "less exact" not in str(family.refusal(tf32, H200))
+            assert "less exact" not in str(family.refusal(Problem(long, "float32", last), H200))
+
+
+def test_one_product_takes_less_time_than_three() -> None:
+    for name in ("lanes32", "lanes32_wgmma", "batch_last32"):
+        family = next(family for family in FAMILIES if family.name == name)
+        pattern = Pattern(1, 1024, 512, 1)  # bound by products, not by memory
+        exact = Problem(pattern, "float32", name.startswith("batch_last"))
+        tf32 = dataclasses.replace(exact, exact=False)
+        slow, fast = (ranked_tiles(family, p, 25_088, H200)[0] for p in (exact, tf32))
+        assert fast.predicted_us < slow.predicted_us
+
+
+# The fastest tiles measured on an H200 at batch 25,088 (docs/performance.md), in microseconds.
+MEASURED = {
+    "(16,64,64,4)": 266,
+    "(16,64,64,8)": 718,
+    "(96,48,48,16)": 6455,
+    "(1,1024,1024,1)": 714,
+    "(4,64,64,16)": 429,
+    "(1,768,768,4)": 2030,
+    "(16,128,128,4)": 1019,
+    "(1,384,384,12)": 1880,
+    "(2,512,512,16)": 10170,
+    "(1,192,192,16)": 784,
+    "(1,128,128,96)": 2304,
+}
+
+
+@pytest.mark.parametrize("text", MEASURED)
+def test_fp32_predictions_are_near_what_was_measured(text: str) -> None:
+    problem = Problem(Pattern.parse(text), "float32", False)
+    best = best_tiles(problem, 25_088, H200, most=1)[0]
+    assert 0.6 < best.predicted_us / MEASURED[text] < 1.6
 
 
 def test_a_device_without_the_instructions_gets_none() -> None:

@@ -1,0 +1,233 @@
+"""Weights in the form that a way to multiply wants, prepared once for each version of a weight.
+
+What was prepared is kept for as long as the weight lives, beside it and not in it: nothing is added
+to modules, their state_dicts or their copies. It is used again only for the same memory in the same
+version (torch counts in-place changes), so an optimizer's step, ``copy_``, ``load_state_dict``,
+``.to()`` and ``weight.data = ...`` all lead to a new preparation. Views (a transposed weight) are
+kept with the tensor that they view.
+
+Prepared anew on every call:
+
+- while autograd records or runs backward (see `changing`): such weights change at every step;
+- while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
+  have changed when the graph is replayed;
+- for inference tensors, which count no versions, and for subclasses of Tensor;
+- where keeping it would take more memory than `limit_bytes`.
+
+What torch does not count goes unseen: a write through ``weight.data`` or to the same memory from
+outside torch. After such a write, call ``ksopt.refresh()``.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+Prepare = Callable[[Tensor], Tensor]
+
+_LIMIT_SHARE = 0.1  # of a GPU's memory
+_LIMIT_CPU = 2**30
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A prepared weight, and what it was prepared from.
+
+    The weak reference keeps the storage's address from being given to another storage, so equal
+    addresses mean the same storage.
+    """
+
+    version: int
+    storage: StorageWeakRef
+    prepared: Tensor
+    stream: int
+    ready: torch.cuda.Event | None
+
+    def is_of(self, weight: Tensor) -> bool:
+        return (
+            self.version == weight._version
+            and self.storage.cdata == weight.untyped_storage()._cdata
+        )
+
+    def on_current_stream(self) -> Tensor:
+        """The prepared weight, once the current stream may read it."""
+        if self.ready is not None and _stream(self.prepared) != self.stream:
+            current = torch.cuda.current_stream(self.prepared.device)
+            current.wait_event(self.ready)
+            self.prepared.record_stream(current)
+        return self.prepared
+
+
+_FormKey = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """What is kept of one weight."""
+
+    owner: weakref.ref[Tensor]
+    kept: dict[_FormKey, _Kept]
+
+
+class _Thread(threading.local):
+    changing = False
+
+
+_thread = _Thread()
+_by_weight: dict[int, _Forms] = {}
+# Reentrant, for a weight may die, and its reference call back, while the lock is held.
+_lock = threading.RLock()
+
+
+class changing:  # a class, because a generator costs twice as much
+    """In this block (of this thread) weights are about to change: nothing is kept."""
+
+    def __enter__(self) -> None:
+        self._before = _thread.changing
+        _thread.changing = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _thread.changing = self._before
+
+
+def are_changing() -> bool:
+    """Whether weights on CUDA are prepared anew: inside `changing`, or during a graph's capture."""
+    return _thread.changing or _is_capturing()
+
+
+def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
+    """``prepare(weight)``, or what an earlier call with this form and version of weight returned.
+
+    Args:
+        weight: on any device, any strides; a real tensor, not a fake or batched one.
+        form: names what ``prepare`` does; equal names must mean equal results.
+        prepare: computes a new tensor from a detached weight; if it returns a view of its argument
+            there is nothing to keep.
+
+    Returns:
+        The prepared weight, which nobody may write to.
+
+    Example:
+        >>> weight = torch.arange(4.0).reshape(1, 2, 2, 1)
+        >>> first = prepared(weight, "double", lambda w: 2 * w)
+        >>> prepared(weight, "double", lambda w: 2 * w) is first
+        True
+        >>> _ = weight.add_(1)
+        >>> prepared(weight, "double", lambda w: 2 * w) is first
+        False
+    """
+    if not _keepable(weight):
+        return prepare(weight.detach())
+    owner = weight if weight._base is None else weight._base
+    key = (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+    forms = _by_weight.get(id(owner))
+    if forms is not None:
+        kept = forms.kept.get(key)
+        if kept is not None and kept.is_of(weight):
+            return kept.on_current_stream()
+    return _prepare(weight, owner, key, prepare)
+
+
+def refresh() -> None:
+    """Forget all prepared weights, after a change to a weight that torch does not count.
+
+    Those are writes through ``weight.data``, and writes to its memory from outside torch.
+
+    Example:
+        >>> import ksopt
+        >>> layer = ksopt.KSLinear(4, 4, "(1,2,2,2)*(2,2,2,1)")
+        >>> _ = layer.weights[0].data.zero_()
+        >>> ksopt.refresh()
+    """
+    with _lock:
+        _by_weight.clear()
+
+
+def kept_bytes(device: torch.device) -> int:
+    """Memory of all prepared weights that are kept on ``device``."""
+    with _lock:
+        return sum(
+            kept.prepared.untyped_storage().nbytes()
+            for forms in list(_by_weight.values())
+            for kept in list(forms.kept.values())
+            if kept.prepared.device == device
+        )
+
+
+def limit_bytes(device: torch.device) -> int:
+    """The most memory that prepared weights may take on ``device``."""
+    if device.type != "cuda":
+        return _LIMIT_CPU
+    return int(_LIMIT_SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def _keepable(weight: Tensor) -> bool:
+    return not (
+        _thread.changing
+        or (type(weight) is not Tensor and type(weight) is not torch.nn.Parameter)
+        or weight.is_inference()
+        or (weight.is_cuda and _is_capturing())
+    )
+
+
+def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> Tensor:
+    version = weight._version
+    # Kept longer than this call, so it must be of use outside inference mode too.
+    with torch.inference_mode(False), torch.no_grad():
+        result = prepare(weight.detach())
+    storage = weight.untyped_storage()
+    if result.untyped_storage()._cdata == storage._cdata:
+        return result  # a view: it would keep the weight alive, and cost nothing to make again
+    size = result.untyped_storage().nbytes()
+    with _lock:
+        forms = _forms_of(owner)
+        outdated = [k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight)]
+        for stale in outdated:
+            del forms.kept[stale]
+        if kept_bytes(result.device) + size <= limit_bytes(result.device):
+            ready = None
+            if result.is_cuda:
+                ready = torch.cuda.Event()
+                ready.record(torch.cuda.current_stream(result.device))
+            stream = _stream(result)
+            forms.kept[key] = _Kept(version, StorageWeakRef(storage), result, stream, ready)
+    return result
+
+
+def _forms_of(owner: Tensor) -> _Forms:
+    """The entry of ``owner``, made if it was missing; the lock is held."""
+    place = id(owner)
+    forms = _by_weight.get(place)
+    if forms is None or forms.owner() is not owner:
+
+        def gone(reference: weakref.ref[Tensor]) -> None:
+            with _lock:
+                found = _by_weight.get(place)
+                if found is not None and found.owner is reference:
+                    del _by_weight[place]
+
+        forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {})
+    return forms
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _stream(tensor: Tensor) -> int:
+    """The current stream of the tensor's device; 0 on a CPU."""
+    if not tensor.is_cuda:
+        return 0
+    return torch.cuda.current_stream(tensor.device).cuda_stream

@@ -1,0 +1,106 @@
+"""A CUDA device played by stand-ins: how long each way takes is what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from ksopt.kernels import choices, cuda, families, general, measure, packed, pytorch_ways, ways
+from ksopt.kernels.families import Machine
+
+H200 = Machine((9, 0), 132, 228 * 1024)
+IDENTITY = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
+
+
+class OnDevice(torch.Tensor):
+    """A CPU tensor that says it is on CUDA device 0."""
+
+    def get_device(self) -> int:
+        return 0
+
+
+class Clock:
+    """The device's time, and its log of calls."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.calls: list[str] = []
+        self.built: list[str] = []
+
+    def way(self, name: str, ms: float, preparing_ms: float = 0.0):
+        """A way that takes so long, and so much longer if its weight is prepared each time."""
+        self.built.append(name)
+
+        def call(x, weight):
+            self.now_ms += ms + (preparing_ms if packed.are_changing() else 0.0)
+            self.calls.append(name)
+            return name
+
+        return call
+
+
+class Device:
+    """What the stand-in device does; tests change its tables.
+
+    Attributes:
+        ms: of every way by name; a family's tiles take theirs in the order of their ranks.
+        preparing_ms: what preparing the weight adds.
+    """
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.ms: dict[str, Any] = {
+            "lanes16": [1.0],
+            "permuted": [7.0],
+            "general": 9.0,
+            "bmm": 3.0,
+            "expand": 8.0,
+            "bmm_loop": 8.0,
+        }
+        self.preparing_ms: dict[str, float] = {}
+        self.ranks: dict[str, list[Any]] = {}
+
+    def tile(self, tile):
+        name, seen = tile.family.name, self.ranks.setdefault(tile.family.name, [])
+        if tile.config not in seen:
+            seen.append(tile.config)
+        taken = self.ms.get(name, [50.0])
+        rank = seen.index(tile.config)
+        ms = taken[min(rank, len(taken) - 1)]
+        return self.clock.way(f"{name} {rank}", ms, self.preparing_ms.get(name, 0.0))
+
+    def plain(self, name):
+        return self.clock.way(name, self.ms.get(name, 50.0), self.preparing_ms.get(name, 0.0))
+
+
+def install(monkeypatch) -> Device:
+    """Put the stand-ins in the place of the device; undone by ``monkeypatch``."""
+    device = Device()
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = device.clock.now_ms
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: H200))
+    monkeypatch.setattr(choices, "cuda_machine", lambda _: dict(IDENTITY))
+    monkeypatch.setattr(measure, "_overwriter", lambda _: (lambda: None, 1.0))
+    # Built one after another, in the order of their ranks, so that a test can tell them apart.
+    monkeypatch.setattr(ways, "_COMPILERS", 1)
+    monkeypatch.setattr(ways, "_warned", set())
+    monkeypatch.setattr(families.Tile, "launcher", lambda tile, _: device.tile(tile))
+    monkeypatch.setattr(general, "launcher", lambda *_: device.plain("general"))
+    monkeypatch.setattr(pytorch_ways, "multiplier", lambda name, _: device.plain(name))
+    cuda.forget()
+    return device

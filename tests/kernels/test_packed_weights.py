@@ -1,0 +1,297 @@
+"""Prepared weights: once a version, gone with the weight, never stale. Preparations are counted."""
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import ksopt
+from ksopt import KSLinear
+from ksopt.kernels import packed
+
+
+class Counting:
+    """A preparation that counts: [a, b, c, d] -> [a, d, b, c]."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, weight):
+        self.count += 1
+        assert not weight.requires_grad
+        return weight.permute(0, 3, 1, 2).contiguous()
+
+
+@pytest.fixture
+def prepare():
+    packed.refresh()
+    yield Counting()
+    packed.refresh()
+
+
+def ask(weight, prepare, form="adbc"):
+    """What is prepared is always right, whether it was kept or not."""
+    found = packed.prepared(weight, form, prepare)
+    torch.testing.assert_close(found, weight.detach().permute(0, 3, 1, 2), rtol=0, atol=0)
+    return found
+
+
+def new_weight(dtype=torch.float32):
+    return nn.Parameter(torch.randn(2, 3, 4, 5, dtype=dtype))
+
+
+def test_one_version_is_prepared_once(prepare):
+    weight = new_weight()
+    first = ask(weight, prepare)
+    assert ask(weight, prepare) is first
+    assert prepare.count == 1
+    ask(weight, prepare, "another form")
+    assert prepare.count == 2
+
+
+CHANGES = {
+    "in place": lambda w: w.add_(1),
+    "a copy": lambda w: w.copy_(torch.randn_like(w)),
+    "an element": lambda w: w.view(-1).__setitem__(3, 7.0),
+    "through a view": lambda w: w[1].mul_(2),
+    "other data": lambda w: setattr(w, "data", torch.randn_like(w)),
+    "another dtype": lambda w: setattr(w, "data", w.data.double()),
+    "another shape": lambda w: setattr(w, "data", torch.randn(3, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_at_once(prepare, change):
+    weight = new_weight()
+    ask(weight, prepare)
+    with torch.no_grad():
+        CHANGES[change](weight)
+    ask(weight, prepare)
+    ask(weight, prepare)
+    assert prepare.count == 2
+
+
+def test_memory_that_was_given_to_another_weight_is_not_mistaken(prepare):
+    """The allocator hands out an address again: the storage is another one all the same."""
+    weight = nn.Parameter(torch.randn(2, 3, 4, 5))
+    ask(weight, prepare)
+    seen = set()
+    for count in range(2, 40):
+        weight.data = torch.empty(0)
+        weight.data = torch.randn(2, 3, 4, 5)
+        seen.add(weight.data_ptr())
+        ask(weight, prepare)
+        assert prepare.count == count
+    assert len(seen) < 38  # addresses did come back
+
+
+def test_modules_move_load_and_train(prepare):
+    layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
+    weight = layer.weights[0]
+    ask(weight, prepare)
+    layer.to(torch.float64)
+    ask(layer.weights[0], prepare)
+    assert prepare.count == 2
+    layer.load_state_dict({key: torch.randn_like(t) for key, t in layer.state_dict().items()})
+    ask(layer.weights[0], prepare)
+    assert prepare.count == 3
+    for optimizer in (torch.optim.SGD, torch.optim.Adam):
+        step = optimizer(layer.parameters(), lr=0.1)
+        layer(torch.randn(3, 12, dtype=torch.float64)).sum().backward()
+        step.step()
+        before = prepare.count
+        ask(layer.weights[0], prepare)
+        assert prepare.count == before + 1
+
+
+def test_copies_have_their_own(prepare):
+    layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
+    ask(layer.weights[0], prepare)
+    twin = copy.deepcopy(layer)
+    with torch.no_grad():
+        twin.weights[0].mul_(2)
+    ask(twin.weights[0], prepare)
+    ask(layer.weights[0], prepare)
+    assert prepare.count == 2
+    assert set(layer.state_dict()) == {"weights.0", "weights.1", "bias"}
+
+
+def test_views_are_kept_with_what_they_view(prepare):
+    weight = new_weight()
+    for _ in range(3):
+        ask(weight.transpose(1, 2), prepare)
+    assert prepare.count == 1
+    ask(weight, prepare)
+    assert prepare.count == 2
+    with torch.no_grad():
+        weight.neg_()
+    ask(weight.transpose(1, 2), prepare)
+    assert prepare.count == 3
+
+
+def test_it_is_gone_with_the_weight(prepare):
+    weight = new_weight()
+    size = 4 * weight.numel()
+    ask(weight, prepare)
+    ask(weight.transpose(1, 2), prepare)
+    assert packed.kept_bytes(weight.device) == 2 * size
+    del weight
+    gc.collect()
+    assert packed.kept_bytes(torch.device("cpu")) == 0
+    assert not packed._by_weight
+
+
+def test_old_versions_do_not_pile_up(prepare):
+    weight = new_weight()
+    for _ in range(5):
+        ask(weight, prepare)
+        ask(weight.transpose(1, 2), prepare)
+        with torch.no_grad():
+            weight.add_(1)
+    assert packed.kept_bytes(weight.device) <= 2 * 4 * weight.numel()
+
+
+def test_a_view_is_not_kept_for_it_would_keep_the_weight(prepare):
+    weight = torch.randn(2, 3, 4, 1)
+    found = packed.prepared(weight, "view", lambda w: w.squeeze(3))
+    assert found.data_ptr() == weight.data_ptr()
+    assert packed.kept_bytes(weight.device) == 0
+
+
+def test_memory_is_bounded(prepare, monkeypatch):
+    weights = [new_weight() for _ in range(4)]
+    size = 4 * weights[0].numel()
+    monkeypatch.setattr(packed, "limit_bytes", lambda _: 2 * size + size // 2)
+    for _ in range(3):
+        for weight in weights:
+            ask(weight, prepare)
+    assert packed.kept_bytes(torch.device("cpu")) == 2 * size
+    assert prepare.count == 2 + 2 * 3  # two are kept, two are prepared at every turn
+    del weights[0], weight
+    gc.collect()
+    ask(weights[-1], prepare)
+    before = prepare.count
+    ask(weights[-1], prepare)
+    assert prepare.count == before
+
+
+def test_inference_tensors_are_prepared_every_time(prepare):
+    with torch.inference_mode():
+        weight = torch.randn(2, 3, 4, 5)
+        ask(weight, prepare)
+        weight.add_(1)
+        ask(weight, prepare)
+    assert prepare.count == 2
+    assert not packed._by_weight
+
+
+def test_what_is_prepared_in_inference_mode_serves_outside(prepare):
+    weight = new_weight()
+    with torch.inference_mode():
+        first = ask(weight, prepare)
+    assert not first.is_inference()
+    assert ask(weight, prepare) is first
+    assert not first.requires_grad
+
+
+def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
+    weight = new_weight()
+    with packed.changing():
+        with packed.changing():
+            ask(weight, prepare)
+        ask(weight, prepare)
+        other = threading.Thread(target=ask, args=(weight, prepare))
+        other.start()
+        other.join()  # another thread's weights are its own affair: this one was kept
+    ask(weight, prepare)
+    assert prepare.count == 3
+    assert packed.kept_bytes(weight.device) > 0
+
+
+def test_autograd_marks_weights_as_changing(monkeypatch):
+    """Forward under autograd and backward prepare anew; without gradients nothing does."""
+    states = []
+    real = ksopt.ops.dispatch.run
+
+    def run(*args):
+        states.append(packed._thread.changing)
+        return real(*args)
+
+    monkeypatch.setattr(ksopt.ops.dispatch, "run", run)
+    layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)", bias=False)
+    x = torch.randn(3, 12, requires_grad=True)
+    layer(x).sum().backward()
+    assert states == [True] * 4
+    states.clear()
+    with torch.no_grad():
+        layer(x)
+    layer.requires_grad_(False)
+    layer(x.detach())
+    assert states == [False] * 4
+    assert packed._thread.changing is False
+
+
+def test_a_subclass_is_prepared_every_time(prepare):
+    class Other(torch.Tensor):
+        pass
+
+    weight = torch.randn(2, 3, 4, 5).as_subclass(Other)
+    for _ in range(2):
+        packed.prepared(weight, "adbc", prepare)
+    assert prepare.count == 2
+    assert not packed._by_weight
+
+
+class OnGpu(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
+    """Its weight may change between replays: what was kept, even if right now, must not go in."""
+    weight = torch.randn(2, 3, 4, 5)
+    kept = ask(weight, prepare)
+    monkeypatch.setattr(packed, "_is_capturing", lambda: True)
+    monkeypatch.setattr(packed, "type", lambda _: torch.Tensor, raising=False)
+    found = packed.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
+    assert prepare.count == 2
+    assert found is not kept
+    assert packed.kept_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
+
+
+def test_writes_that_torch_does_not_count_need_a_refresh(prepare):
+    weight = new_weight()
+    packed.prepared(weight, "adbc", prepare)
+    weight.data.mul_(2)
+    ksopt.refresh()
+    ask(weight, prepare)
+    assert prepare.count == 2
+
+
+def test_many_threads_prepare_and_change_weights_at_once(prepare):
+    weights = [new_weight() for _ in range(4)]
+    failures = []
+
+    def work(seed):
+        try:
+            for step in range(60):
+                weight = weights[(seed + step) % len(weights)]
+                found = packed.prepared(weight, "adbc", prepare)
+                assert found.shape == (2, 5, 3, 4)
+                if step % 7 == 0:
+                    weights[seed % len(weights)] = new_weight()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for weight in weights:
+        ask(weight, prepare)
