@@ -9,7 +9,8 @@
 // x w = big big + big small + small big, with an error below fp32's own rounding. Tensor cores also
 // truncate their sums, always toward zero, which adds up; so they sum 8 values of l only, and
 // ordinary additions, which round to nearest, do the rest. An infinity and a value beyond 2^114
-// split into NaN: results that are not finite are computed once more by ordinary fp32 arithmetic. With one product instead of three (PRODUCTS = 1) this is plain TF32.
+// split into NaN: results that are not finite are computed once more by ordinary fp32 arithmetic.
+// With one product instead of three (PRODUCTS = 1) this is plain TF32.
 //
 // A block computes tiles of BM rows x NB outputs k x JC values of j; x streams through a ring of
 // stages whose loads run ahead across the ends of tiles. Weights are either RESIDENT, kept for a
@@ -53,6 +54,7 @@ struct Lanes32Tile {
   static constexpr int CHUNKS_OF_L = Fold::WIDE ? WARPS_J : 1;  // that hold one l, where 4 divides d
   static constexpr int SPREAD = Fold::WIDE ? WARPS_J : Fold::RUN;
   static constexpr int STAGE_CHUNKS = KL * JC / 4, PITCH = row_pitch(STAGE_CHUNKS, SPREAD);
+  static constexpr int ODD_ROWS = 0;  // XORed to the place of a chunk of x in odd rows
   static constexpr int WEIGHT_CHUNKS = RESIDENT ? UNITS * Fold::UNIT * JC / 4 : STAGE_CHUNKS;
   static constexpr int WEIGHT_PITCH = row_pitch(WEIGHT_CHUNKS, SPREAD);
   static constexpr int WEIGHT_BYTES = NB * WEIGHT_PITCH * 16;
@@ -106,26 +108,25 @@ __device__ __forceinline__ void load_rows(unsigned char* shared, const float* fr
 #pragma unroll 8
     for (int m = first_row; m < Walk::end(first_row); m += Walk::PASS_ROWS) {
       const int place = IN_COLUMNS ? m - m % 8 + column_of_output<Fold>(m % 8) : m;
-      copy_async_16(shared + (place * PITCH + chunk) * 16, source, inside && m < rows);
+      const int put = IN_COLUMNS ? chunk : chunk ^ m % 2 * Tile::ODD_ROWS;
+      copy_async_16(shared + (place * PITCH + put) * 16, source, inside && m < rows);
       source += Walk::PASS_ROWS * stride;
     }
   }
 }
 
-// Four consecutive results from `first` = k*d + j on, by fp32 arithmetic alone.
-template <typename P>
-__device__ __forceinline__ float4 plain_product(const float* x, const float* weight, int first) {
-  int x_at[4], w_at[4];
+// Four consecutive results from `first` = k*d + j on, by fp32 arithmetic alone. `weight_at` is asked
+// by k, l and j.
+template <typename P, typename WeightAt>
+__device__ __forceinline__ float4 plain_product(const float* x, WeightAt weight_at, int first) {
   float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    x_at[e] = (first + e) % P::D;
-    w_at[e] = (first + e) / P::D * P::C * P::D + x_at[e];
-  }
 #pragma unroll 1
   for (int l = 0; l < P::C; ++l) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[e] = fmaf(x[x_at[e] + l * P::D], weight[w_at[e] + l * P::D], sums[e]);
+    for (int e = 0; e < 4; ++e) {
+      const int k = (first + e) / P::D, j = (first + e) % P::D;
+      sums[e] = fmaf(x[l * P::D + j], weight_at(k, l, j), sums[e]);
+    }
   }
   return make_float4(sums[0], sums[1], sums[2], sums[3]);
 }
@@ -135,10 +136,10 @@ __device__ __forceinline__ bool all_finite(float4 v) {
   return fabsf(v.x) + fabsf(v.y) + fabsf(v.z) + fabsf(v.w) < __uint_as_float(0x7f800000u);
 }
 
-// A thread's share of one unit of one row, elements (l, j) in order.
+// A thread's share of one unit of one row, elements (l, j) in order. `permuted` is XORed to chunks.
 template <typename Tile>
 __device__ __forceinline__ void load_unit(float (&values)[Tile::Fold::CHUNKS * 4], const unsigned char* row,
-                                          int unit, int quarter, int warp_j) {
+                                          int unit, int quarter, int warp_j, int permuted = 0) {
   using Fold = typename Tile::Fold;
 #pragma unroll
   for (int run = 0; run < Fold::RUNS; ++run)
@@ -146,7 +147,7 @@ __device__ __forceinline__ void load_unit(float (&values)[Tile::Fold::CHUNKS * 4
     for (int c = 0; c < Fold::RUN; ++c) {
       const int q = (unit * Fold::RUNS + run) * 4 + quarter;
       const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + warp_j : q * Fold::RUN + c;
-      const float4 loaded = *reinterpret_cast<const float4*>(row + chunk * 16);
+      const float4 loaded = *reinterpret_cast<const float4*>(row + (chunk ^ permuted) * 16);
       const int at = (run * Fold::RUN + c) * 4;
       values[at] = loaded.x, values[at + 1] = loaded.y, values[at + 2] = loaded.z, values[at + 3] = loaded.w;
     }
@@ -270,11 +271,12 @@ __device__ __forceinline__ void stage_slice(unsigned char* slice,
 }
 
 // Writes a finished tile in whole rows of bytes. `slice` belongs to the warps that share its rows and
-// outputs, which differ in their j; they wait for each other at `barrier`.
-template <typename P, typename Tile>
+// outputs, which differ in their j; they wait for each other at `barrier`. `weights_of_column` gives,
+// for a column, what `plain_product` asks for weights.
+template <typename P, typename Tile, typename Weights>
 __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 tile, unsigned char* slice,
-                                           const Sums<Tile>& sums,
-                                           int warp_m, int warp_n, int warp_j, int barrier) {
+                                           const Sums<Tile>& sums, int warp_m, int warp_n, int warp_j,
+                                           int barrier, Weights weights_of_column) {
   using Fold = typename Tile::Fold;
   constexpr int GROUP_IN = P::C * P::D, GROUP_OUT = P::B * P::D;  // features of one i
   constexpr int SHARERS = 32 * Tile::WARPS_J, ROUNDS = 16 * Tile::SLICE_CHUNKS / SHARERS;
@@ -326,14 +328,14 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
     }
   if (not_finite == 0) return;
   const float* const x = static_cast<const float*>(arguments.x) + column.i * GROUP_IN;
-  const float* const w = static_cast<const float*>(arguments.weight) + int64(column.i) * P::B * GROUP_IN;
+  const auto weight_at = weights_of_column(column);
 #pragma unroll 1
   for (int at = 0; at < CHUNKS; ++at) {
     if ((not_finite >> at & 1) == 0) continue;
     const int e = sharer + at % ROUNDS * SHARERS;
     const int first = first_of(at / ROUNDS % SLICES_N * Tile::SLICE_N, e);
     const int64 row = row_of(at / ROUNDS / SLICES_N, e);
-    result_at(row, first) = plain_product<P>(x + row * arguments.x_batch_stride, w, first);
+    result_at(row, first) = plain_product<P>(x + row * arguments.x_batch_stride, weight_at, first);
   }
 }
 
@@ -434,7 +436,12 @@ __device__ __forceinline__ void lanes32_kernel(const Arguments& arguments) {
     }
     if (++part < Tile::STAGES_PER_TILE) continue;
 
-    write_tile<P, Tile>(arguments, tile, slice, sums, warp_m, warp_n, warp_j, 1 + warp / Tile::WARPS_J);
+    write_tile<P, Tile>(arguments, tile, slice, sums, warp_m, warp_n, warp_j, 1 + warp / Tile::WARPS_J,
+                        [&](const Column& column) {
+                          const float* const group = static_cast<const float*>(arguments.weight) +
+                                                     int64(column.i) * (P::B * P::C * P::D);
+                          return [=](int k, int l, int j) { return group[(k * P::C + l) * P::D + j]; };
+                        });
     part = 0, tile += gridDim.x;
     clear<Tile>(sums);
   }

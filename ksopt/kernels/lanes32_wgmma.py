@@ -6,12 +6,21 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.kernels import general, lanes32
+from torch import Tensor
+
+from ksopt.kernels import general, lanes32, packed
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.lanes32 import fold, row_pitch, slice_chunks
 from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
+
+_PACK_THREADS = 256
+_PACK_BLOCKS = 1056  # 8 for each of an H200's multiprocessors
+_BARRIER_BYTES = 256
+_LONG_SUM = 128
+"""From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
+cuBLAS's own error is larger there (docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -20,18 +29,25 @@ class Config:
 
     warpgroups_j: int
     warpgroups_m: int
+    teams: int
     nt: int
     kl: int
     stages: int
     resident: bool
+    chain: int
     pending: int
     max_blocks: int
     """Blocks of the largest launch; not a template argument."""
 
     @property
+    def multipliers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.warpgroups_j * self.warpgroups_m * self.teams
+
+    @property
     def threads(self) -> int:
         """Threads a block, with the warpgroup that loads."""
-        return 128 * (1 + self.warpgroups_j * self.warpgroups_m)
+        return 128 * (1 + self.multipliers)
 
     @property
     def rows(self) -> int:
@@ -45,27 +61,50 @@ class Config:
         """Tiles that together cover all outputs of the same rows."""
         return p.a * (p.d // (self.warpgroups_j * fold(p.d).j)) * (p.b // self.outputs)
 
+    def turn(self, f: Fold) -> int:
+        """Values of l that a warp multiplies at a time."""
+        return f.unit * max(1, self.chain // f.steps)
+
+    def column_layers(self, p: Pattern) -> int:
+        """Layers of four l in the packed weights of a column, with zeros at the end."""
+        f = fold(p.d)
+        whole = self.turn(f) if self.resident else self.kl
+        return -(-p.c // whole) * whole // 4
+
+    def layer_bytes(self, p: Pattern, exact: bool = True) -> int:
+        """Packed weights of four l of a column."""
+        return self.warpgroups_j * fold(p.d).j * (2 if exact else 1) * self.outputs * 16
+
+    def packed_elements(self, p: Pattern, exact: bool = True) -> int:
+        """Elements of the packed weight."""
+        return self.columns(p) * self.column_layers(p) * self.layer_bytes(p, exact) // 4
+
     def shared_bytes(self, p: Pattern, exact: bool = True) -> int:
         """Dynamic shared memory of a block."""
         f = fold(p.d)
         width = self.warpgroups_j * f.j
         spread = self.warpgroups_j if p.d % 4 == 0 else f.run
         chunks = self.kl * width // 4
-        stage = self.rows * row_pitch(chunks, spread)
-        layers = -(-p.c // f.unit) * f.length if self.resident else self.kl // 4
-        weights = layers * width * (2 if exact else 1) * self.outputs
-        if not self.resident:
-            stage += self.outputs * (chunks | 1) + weights
-        slices = 4 * self.warpgroups_m * slice_chunks(f, self.warpgroups_j, self.nt, spread)
-        barriers = 8
-        total = barriers + (weights if self.resident else 0) + self.stages * stage + slices
-        return total * 16
+        pitch = chunks if chunks % 8 == 0 and f.run == 1 else row_pitch(chunks, spread)
+        stage = self.rows * pitch * 16
+        weights = self.layer_bytes(p, exact)
+        if self.resident:
+            weights *= self.column_layers(p)
+        else:
+            stage += weights * self.kl // 4
+            weights = 0
+        slices = 0
+        if p.d % 4 != 0 or self.warpgroups_j > 1:  # else results leave straight from registers
+            slices = 4 * self.warpgroups_m * self.teams
+            slices *= slice_chunks(f, self.warpgroups_j, self.nt, spread) * 16
+        return _BARRIER_BYTES + weights + self.stages * stage + slices
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, parts of them, operands, addresses."""
         f = fold(p.d)
         sums = self.nt * f.j * 4 + (self.pending + 1) * self.nt * 4
-        return sums + f.chunks * 8 + 8 * (self.pending + 1) + 8
+        operands = f.chunks * 8 * max(1, self.chain // f.steps)
+        return sums + operands + 8 * self.chain * (self.pending + 1) + 8
 
 
 def supports(problem: Problem) -> str | None:
@@ -77,24 +116,28 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     p = problem.pattern
     f = fold(p.d)
-    warpgroups_js = [j for j in (1, 2) if p.d % (4 * j) == 0] if p.d % 4 == 0 else [1]
-    for warpgroups_j, warpgroups_m, nt in itertools.product(
-        warpgroups_js, (1, 2, 3), (1, 2, 3, 4, 6, 8, 12, 16)
+    # Warpgroups side by side in j, in rows, and in teams of their own.
+    shapes = [(1, 2, 1), (1, 3, 1), (1, 1, 2), (1, 1, 3), *([(2, 1, 1)] if p.d % 8 == 0 else [])]
+    chains = (1, 2) if p.c >= _LONG_SUM else (1,)
+    for (group_j, group_m, teams), nt, kl, stages, resident, chain, pending in itertools.product(
+        shapes,
+        (1, 2, 3, 4, 6, 8, 12, 16),
+        (8, 16, 32, 64),
+        (2, 3, 4, 6, 8),
+        (False, True),
+        chains,
+        (0, 1),
     ):
-        if warpgroups_j * warpgroups_m not in (2, 3) or p.b % (nt * 8):
+        config = Config(group_j, group_m, teams, nt, kl, stages, resident, chain, pending, 0)
+        turn = config.turn(f)
+        if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
             continue
-        for kl, stages, resident, pending in itertools.product(
-            (8, 16, 32, 64), (3, 4, 5, 6), (False, True), (0, 1)
-        ):
-            if kl % f.unit or kl > max(f.unit, p.c):
-                continue
-            config = Config(warpgroups_j, warpgroups_m, nt, kl, stages, resident, pending, 0)
-            columns = config.columns(p)
-            walkers = max(1, multiprocessors // columns)
-            config = replace(config, max_blocks=walkers * columns if resident else multiprocessors)
-            fits = config.registers(p) <= _registers(f, warpgroups_j * warpgroups_m)
-            if fits and config.shared_bytes(p) <= SHARED_LIMIT:
-                yield config
+        columns = config.columns(p)
+        walkers = max(1, multiprocessors // columns)
+        config = replace(config, max_blocks=walkers * columns if resident else multiprocessors)
+        fits = config.registers(p) <= _registers(config.multipliers)
+        if fits and config.shared_bytes(p) <= SHARED_LIMIT:
+            yield config
 
 
 def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
@@ -110,8 +153,7 @@ def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
 
 def kernel_name(problem: Problem, exact: bool) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_lanes32_wgmma_{'float32' if exact else 'tf32'}_{shape}"
+    return f"ksopt_lanes32_wgmma_{_of(problem, exact)}"
 
 
 def source(problem: Problem, config: Config, exact: bool = True) -> str:
@@ -122,35 +164,129 @@ def source(problem: Problem, config: Config, exact: bool = True) -> str:
         config: one of `configs`.
         exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
     """
-    p = problem.pattern
-    arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
     return (
-        '#include "lanes32_wgmma.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = Lanes32WgmmaTile<Support, {arguments}, {3 if exact else 1}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p, exact)}, "
-        '"csrc and kernels/lanes32_wgmma.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1)\n'
+        _tile(problem, config, exact)
+        + 'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1)\n'
         f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
         "  lanes32_wgmma_kernel<Support, Tile>(arguments);\n"
         "}\n"
     )
 
 
-def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
-    """Compile and load the kernel for ``problem`` on CUDA device ``device`` (sm_90)."""
-    return prepare(
-        problem,
-        kernel_name(problem, exact),
-        source(problem, config, exact),
-        geometry(problem, config, exact),
-        device,
-        fallback=general.launcher(problem, device),
+def pack_problem(problem: Problem, config: Config, exact: bool = True) -> Problem:
+    """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
+    elements = config.packed_elements(problem.pattern, exact)
+    return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, batch_last=False)
+
+
+def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
+    """How the kernel that packs weights is launched."""
+    p, f = problem.pattern, fold(problem.pattern.d)
+    # A thread writes the matrices' places of one output, of all halves, j and l of its chunks.
+    written = (2 if exact else 1) * f.j * f.run_l * 4
+    blocks = -(-config.packed_elements(p, exact) // written // _PACK_THREADS)
+    return Geometry(
+        threads=_PACK_THREADS,
+        shared_bytes=0,
+        rows_per_tile=1,
+        tiles_per_row_tile=blocks,
+        max_blocks=_PACK_BLOCKS,
     )
 
 
-def _registers(f: Fold, multipliers: int) -> int:
+def pack_name(problem: Problem, exact: bool) -> str:
+    """The name of the kernel that packs weights, as profilers show it."""
+    return f"ksopt_lanes32_pack_{_of(problem, exact)}"
+
+
+def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
+    """The generated file of the kernel that packs weights for the tile."""
+    return (
+        _tile(problem, config, exact)
+        + f'extern "C" __global__ void __launch_bounds__({_PACK_THREADS})\n'
+        f"{pack_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
+        "  lanes32_pack_kernel<Support, Tile>(arguments);\n"
+        "}\n"
+    )
+
+
+class PackedLauncher(Launcher):
+    """(x, weight) -> y, and the same with a weight that is packed already."""
+
+    def __init__(self, form: str, pack: Launcher, multiply: Launcher, otherwise: Launcher) -> None:
+        super().__init__(multiply.problem, multiply.geometry, multiply.kernel, otherwise)
+        self._form = form
+        self._pack = pack
+        self._multiply = multiply
+        self._otherwise = otherwise
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not _fit_for_vectors(x):
+            return self._otherwise(x, weight)
+        return self.multiply(x, packed.prepared(weight, self._form, self.pack))
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """The weight (a, b, c, d), split and in the order in which this tile reads it."""
+        weight = weight.contiguous()
+        if weight.data_ptr() % 16:
+            weight = weight.clone()
+        return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
+
+    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+        """y of x (*batch, N), whose rows are aligned to 16 bytes, and what `pack` returned."""
+        return self._multiply(x, packed)
+
+
+def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PackedLauncher:
+    """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
+    # Tiles with the same order of packed weights can share them.
+    layers = config.column_layers(problem.pattern)
+    form = f"lanes32_wgmma {config.warpgroups_j} {config.nt} {layers} {exact}"
+    return PackedLauncher(
+        form,
+        prepare(
+            pack_problem(problem, config, exact),
+            pack_name(problem, exact),
+            pack_source(problem, config, exact),
+            pack_geometry(problem, config, exact),
+            device,
+        ),
+        prepare(
+            problem,
+            kernel_name(problem, exact),
+            source(problem, config, exact),
+            geometry(problem, config, exact),
+            device,
+        ),
+        general.launcher(problem, device),
+    )
+
+
+def _tile(problem: Problem, config: Config, exact: bool) -> str:
+    p = problem.pattern
+    arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
+    packed_bytes = 4 * config.packed_elements(p, exact)
+    agree = '"csrc and kernels/lanes32_wgmma.py disagree"'
+    return (
+        '#include "lanes32_wgmma.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = Lanes32WgmmaTile<Support, {arguments}, {3 if exact else 1}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p, exact)}, {agree});\n"
+        f"static_assert(Tile::COLUMNS * Tile::COLUMN_BYTES == {packed_bytes}, {agree});\n"
+    )
+
+
+def _of(problem: Problem, exact: bool) -> str:
+    shape = "_".join(map(str, problem.pattern.weight_shape))
+    return f"{'float32' if exact else 'tf32'}_{shape}"
+
+
+def _fit_for_vectors(x: Tensor) -> bool:
+    """Whether rows of x begin at multiples of 16 bytes, be they as they are or made contiguous."""
+    *outer, last = x.stride()
+    return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
+
+
+def _registers(multipliers: int) -> int:
     """``MULTIPLIER_REGISTERS`` of lanes32_wgmma.cuh."""
-    if multipliers == 3:
-        return (512 - (80 if f.run == 3 else 56)) // 3
-    return (504 - (88 if f.run == 3 else 40)) // 2
+    return (512 - 32) // 3 if multipliers == 3 else (504 - 56) // 2

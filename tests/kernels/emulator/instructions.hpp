@@ -136,6 +136,7 @@ INSTRUCTION void griddepcontrol_launch_dependents() {}
 // Barriers ------------------------------------------------------------------------------------
 
 INSTRUCTION void bar_sync(int name, int threads) { named_barrier(unsigned(name), unsigned(threads)); }
+INSTRUCTION void bar_arrive(int name, int threads) { arrive_at_named_barrier(unsigned(name), unsigned(threads)); }
 
 // Loads of four 8 x 8 matrices by a warp: lane 8i + r brings the address of row r of matrix i, and
 // word i of lane 4g + q is elements 2q and 2q + 1 of row g of it, or, transposed, of column g.
@@ -308,12 +309,69 @@ INSTRUCTION void multiply_warpgroup_tf32(float (&sums)[N / 2], const uint32_t (&
   warp_collective("wgmma", &own, multiply_rows_tf32<N>);
 }
 
+// Sums of 64 x N: what wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16 (or bf16, by WIDEN) does
+// with a in registers, laid out as for m16n8k16.
+template <int N, void (*WIDEN)(float&, uint16_t)> INSTRUCTION void multiply_rows_16_bit(void* const (&lanes)[32]) {
+  float a[16][16], b[16][N];
+  for (int lane = 0; lane < 32; ++lane) {
+    const WarpgroupOperands& own = *static_cast<const WarpgroupOperands*>(lanes[lane]);
+    for (int r = 0; r < 4; ++r) {
+      for (int half = 0; half < 2; ++half) {
+        WIDEN(a[lane / 4 + r % 2 * 8][lane % 4 * 2 + r / 2 * 8 + half], uint16_t(own.a[r] >> 16 * half));
+      }
+    }
+  }
+  const WarpgroupOperands& first = *static_cast<const WarpgroupOperands*>(lanes[0]);
+  // 8 columns x 8 of the summation are 128 bytes in one run.
+  const uint32_t address = uint32_t(first.b & 0x3fff) << 4, next_sum = uint32_t(first.b >> 16 & 0x3fff) << 4,
+                 next_column = uint32_t(first.b >> 32 & 0x3fff) << 4;
+  if (first.b >> 62) fail("only operands that are not swizzled are emulated");
+  for (int n = 0; n < N; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      uint16_t values[8];
+      std::memcpy(values, read_shared(address + half * next_sum + n / 8 * next_column + n % 8 * 16, 16, first.caller), 16);
+      for (int k = 0; k < 8; ++k) WIDEN(b[half * 8 + k][n], values[k]);
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const WarpgroupOperands& own = *static_cast<const WarpgroupOperands*>(lanes[lane]);
+    for (int e = 0; e < N / 2; ++e) {
+      const int row = lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+      double sum = own.accumulate ? own.sums[e] : 0.0;
+      for (int k = 0; k < 16; ++k) sum += double(a[row][k]) * b[k][column];
+      own.sums[e] = float(sum);
+    }
+  }
+}
+
+template <int N, void (*WIDEN)(float&, uint16_t)>
+INSTRUCTION void multiply_warpgroup_16(float (&sums)[N / 2], const uint32_t (&a)[4], std::uint64_t b, int accumulate) {
+  WarpgroupOperands own{sums, {a[0], a[1], a[2], a[3]}, b, accumulate != 0, __builtin_return_address(0)};
+  warp_collective("wgmma", &own, multiply_rows_16_bit<N, WIDEN>);
+}
+
 // Phase barriers ------------------------------------------------------------------------------
 
 INSTRUCTION void mbarrier_init_shared_cta_b64(uint32_t at, int count) { set_up_phase_barrier(at, unsigned(count)); }
 INSTRUCTION void mbarrier_arrive_shared_cta_b64(unsigned long long& token, uint32_t at) {
   token = 0;
   arrive_at_phase_barrier(at);
+}
+
+INSTRUCTION void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned long long& token, uint32_t at, uint32_t bytes) {
+  token = 0;
+  expect_bytes(at, bytes);
+  arrive_at_phase_barrier(at);
+}
+// The copies land at once: whoever does not wait for the arrival reads what this thread wrote.
+INSTRUCTION void cp_async_mbarrier_arrive_noinc_shared_cta_b64(uint32_t at) {
+  commit_copies();
+  wait_for_copies(0);
+  arrive_at_phase_barrier(at);
+}
+INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t shared, const void* global,
+                                                                                uint32_t bytes, uint32_t at) {
+  copy_in_bulk(shared, global, bytes, at, __builtin_return_address(0));
 }
 
 }  // namespace emulate::ptx

@@ -98,14 +98,17 @@ struct Warp {
 };
 
 struct Barrier {
-  unsigned count;  // threads that it takes
-  std::vector<int> arrived;
+  unsigned count, arrived;  // threads that it takes, and those that have come
+  std::vector<int> waiting;
+  std::vector<std::uint32_t> known;  // what the arrived know of all clocks
 };
 
 struct PhaseBarrier {
   unsigned count, missing, phase;
   std::vector<std::uint32_t> arriving, known;  // clocks: of this phase so far, of the last one
   std::vector<int> waiting;
+  long long bytes_missing;
+  std::vector<Copy> copies;  // that land when the phase ends
 };
 
 struct Launch {
@@ -326,7 +329,7 @@ void run_block() {
   concurrent_reads.clear();
   clocks.assign(std::size_t(launch.threads) * launch.threads, 0);
   for (unsigned t = 0; t < launch.threads; ++t) clocks_of(t)[t] = 1;
-  for (Barrier& barrier : barriers) barrier.arrived.clear();
+  for (Barrier& barrier : barriers) barrier.arrived = 0, barrier.waiting.clear();
   phase_barriers.clear();
   ready.clear();
   for (unsigned t = 0; t < launch.threads; ++t) {
@@ -357,6 +360,11 @@ void run_block() {
       current = NOBODY;
       if (!launch.error.empty()) return;
       if (fibers[thread].state == State::DONE) ++done;
+    }
+  }
+  for (const Barrier& barrier : barriers) {
+    if (barrier.arrived > 0) {
+      launch.error = "threads arrived at barrier " + std::to_string(&barrier - barriers) + ", and nobody waited for them";
     }
   }
 }
@@ -391,21 +399,48 @@ std::uint32_t shared_offset(const void* address) {
 
 void block_barrier() { named_barrier(0, launch.threads); }
 
-void named_barrier(unsigned name, unsigned count) {
+namespace {
+
+void learn(std::vector<std::uint32_t>& what, const std::uint32_t* from) {
+  for (unsigned u = 0; u < launch.threads; ++u) what[u] = std::max(what[u], from[u]);
+}
+
+// The current thread comes to a barrier. Returns whether it was the last, after waking all who wait.
+bool come(unsigned name, unsigned count) {
   if (name >= std::size(barriers)) fail("barrier %u: a block has barriers 0 to 15", name);
   Barrier& barrier = barriers[name];
-  if (barrier.arrived.empty()) barrier.count = count;
+  if (barrier.arrived == 0) barrier.count = count, barrier.known.assign(launch.threads, 0);
   if (barrier.count != count) {
     fail("barrier %u is to take %u threads for one and %u for another", name, barrier.count, count);
   }
-  barrier.arrived.push_back(current);
-  if (barrier.arrived.size() < count) return leave(State::AT_BARRIER);
-  meet(barrier.arrived);
-  for (const int t : barrier.arrived) {
-    if (t != current) wake(t);
+  learn(barrier.known, clocks_of(current));
+  ++clocks_of(current)[current];
+  if (++barrier.arrived < count) return false;
+  for (const int t : barrier.waiting) {
+    std::vector<std::uint32_t> known(clocks_of(t), clocks_of(t) + launch.threads);
+    learn(known, barrier.known.data());
+    std::copy(known.begin(), known.end(), clocks_of(t));
+    wake(t);
   }
-  barrier.arrived.clear();
+  barrier.arrived = 0, barrier.waiting.clear();
+  return true;
 }
+
+}  // namespace
+
+void named_barrier(unsigned name, unsigned count) {
+  const bool last = come(name, count);
+  Barrier& barrier = barriers[name];
+  if (!last) {
+    barrier.waiting.push_back(current);
+    return leave(State::AT_BARRIER);
+  }
+  std::vector<std::uint32_t> known(clocks_of(current), clocks_of(current) + launch.threads);
+  learn(known, barrier.known.data());
+  std::copy(known.begin(), known.end(), clocks_of(current));
+}
+
+void arrive_at_named_barrier(unsigned name, unsigned count) { come(name, count); }
 
 namespace {
 
@@ -415,26 +450,56 @@ PhaseBarrier& phase_barrier_at(std::uint32_t at) {
   return found->second;
 }
 
-void learn(std::vector<std::uint32_t>& what, const std::uint32_t* from) {
-  for (unsigned u = 0; u < launch.threads; ++u) what[u] = std::max(what[u], from[u]);
+// Ends the phase if all have arrived and all bytes are on their way: then these land.
+void end_phase_if_due(PhaseBarrier& barrier) {
+  if (barrier.missing > 0 || barrier.bytes_missing != 0) return;
+  for (const Copy& copy : barrier.copies) {
+    for (std::size_t g = copy.shared / GRANULE; g < (copy.shared + copy.bytes) / GRANULE; ++g) {
+      --records[g].copies;
+      records[g].write = {current, clocks_of(current)[current]}, records[g].write_site = copy.site;
+    }
+    std::memcpy(shared + copy.shared, copy.source, copy.bytes);
+  }
+  barrier.copies.clear();
+  learn(barrier.arriving, clocks_of(current));
+  ++clocks_of(current)[current];
+  barrier.missing = barrier.count, ++barrier.phase;
+  barrier.known = barrier.arriving;
+  for (const int t : barrier.waiting) wake(t);
+  barrier.waiting.clear();
 }
 
 }  // namespace
 
 void set_up_phase_barrier(std::uint32_t at, unsigned count) {
   const std::vector<std::uint32_t> nothing(launch.threads, 0);
-  phase_barriers[at] = {count, count, 0, nothing, nothing, {}};
+  phase_barriers[at] = {count, count, 0, nothing, nothing, {}, 0, {}};
 }
 
 void arrive_at_phase_barrier(std::uint32_t at) {
   PhaseBarrier& barrier = phase_barrier_at(at);
   learn(barrier.arriving, clocks_of(current));
   ++clocks_of(current)[current];
-  if (--barrier.missing > 0) return;
-  barrier.missing = barrier.count, ++barrier.phase;
-  barrier.known = barrier.arriving;
-  for (const int t : barrier.waiting) wake(t);
-  barrier.waiting.clear();
+  if (barrier.missing == 0) fail("a thread arrives at a phase that only waits for bytes");
+  --barrier.missing;
+  end_phase_if_due(barrier);
+}
+
+void expect_bytes(std::uint32_t at, unsigned bytes) { phase_barrier_at(at).bytes_missing += bytes; }
+
+void copy_in_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint32_t at, const void* caller) {
+  const Address site = reinterpret_cast<Address>(caller);
+  if (to % 16 || bytes % 16 || reinterpret_cast<Address>(from) % 16) {
+    stop("a bulk copy's addresses and size are not all multiples of 16");
+  }
+  check(true, shared + to, bytes, site);
+  check(false, from, bytes, site);
+  for (std::size_t g = to / GRANULE; g < (to + bytes) / GRANULE; ++g) ++records[g].copies;
+  std::memset(shared + to, 0xff, bytes);
+  PhaseBarrier& barrier = phase_barrier_at(at);
+  barrier.copies.push_back({to, static_cast<const char*>(from), bytes, bytes, site});
+  barrier.bytes_missing -= bytes;
+  end_phase_if_due(barrier);
 }
 
 void wait_for_phase(std::uint32_t at, unsigned parity) {

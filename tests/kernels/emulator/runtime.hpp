@@ -22,6 +22,7 @@ std::uint32_t shared_offset(const void* address);
 
 void block_barrier();
 void named_barrier(unsigned name, unsigned count);  // of `count` threads; 0 is __syncthreads's
+void arrive_at_named_barrier(unsigned name, unsigned count);  // without waiting
 void warp_barrier();
 
 // A barrier in shared memory whose phases end when `count` threads have arrived (mbarrier). A wait
@@ -29,6 +30,10 @@ void warp_barrier();
 void set_up_phase_barrier(std::uint32_t at, unsigned count);
 void arrive_at_phase_barrier(std::uint32_t at);
 void wait_for_phase(std::uint32_t at, unsigned parity);
+
+// A phase does not end before the bytes that it expects have been copied. They land when it ends.
+void expect_bytes(std::uint32_t at, unsigned bytes);
+void copy_in_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t at, const void* caller);
 
 // Waits for all 32 lanes of the warp to call with the same name, then runs `execute` once on what
 // they brought. The operands may lie on each lane's stack: no lane goes on before.
