@@ -139,6 +139,9 @@ class Bench:
             return
         try:
             way = ways.bind(name, weights, layout)
+            if name == "dense" and not subject.is_pattern:
+                # A layer of its own: its weights are the product's, rounded.
+                gate = Gate(x, [ways.dense_weight(weights)], layout)
             fault = gate.fault(way)
             if fault:
                 ready.reasons[key] = WRONG + fault

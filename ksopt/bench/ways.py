@@ -72,9 +72,7 @@ def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
         kept = list(weights)
         return lambda x: ks_linear(x, kept, layout=layout)
     if name == "dense" and len(weights) > 1:
-        # Multiplied in float64: the layer that the chain stands in for, rounded once.
-        matrix = chain_to_dense([weight.double() for weight in weights]).to(weights[0].dtype)
-        return BASELINES["dense"].bind(matrix[None, :, :, None].contiguous(), layout)
+        return BASELINES["dense"].bind(dense_weight(weights), layout)
     if name not in INDUCTOR:
         return _in_turn([_bound(name, weight, layout) for weight in reversed(weights)])
     # Dynamo counts the graphs of a function, whatever its closure, and stops compiling after a few.
@@ -82,6 +80,15 @@ def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
     plain = _in_turn([_plain(name, weight, layout) for weight in reversed(weights)])
     compiled: Way = torch.compile(plain, dynamic=False, fullgraph=True)
     return compiled
+
+
+def dense_weight(weights: Sequence[Tensor]) -> Tensor:
+    """The dense layer that a chain stands in for, as the weight [1, M, N, 1] of one factor.
+
+    Multiplied in float64 and rounded once.
+    """
+    matrix = chain_to_dense([weight.double() for weight in weights])
+    return matrix.to(weights[0].dtype)[None, :, :, None].contiguous()
 
 
 def _plain(name: str, weight: Tensor, layout: str) -> Way:

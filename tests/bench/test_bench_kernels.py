@@ -1,0 +1,545 @@
+"""`ksopt bench kernels` as a user runs it: what it measures, keeps, refuses and reports."""
+
+import csv
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ksopt import baselines, cli
+from ksopt.bench import journal, measuring, summary, ways, worker
+from ksopt.bench.measuring import Bench
+from ksopt.bench.request import EAGER, BenchRequest, Subject
+from ksopt.bench.roofline import Roofline
+from ksopt.bench.rows import OURS, Line, Row
+from ksopt.bench.timing import Measurement
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+
+TINY = ["(2,8,4,3)", "(1,4,4,1)", "(3,2,4,2)", "(1,4,8,8)"]
+WORDS = [
+    "--device",
+    "cpu",
+    "--dtype",
+    "float32",
+    "--batch",
+    "16",
+    "--against",
+    "bmm,bmm_loop,dense",
+]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
+    made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
+    monkeypatch.setattr(measuring, "measure_roofline", lambda device, dtype: made_up)
+    monkeypatch.setattr(measuring, "_SECONDS", 0.001)
+    monkeypatch.setattr(measuring, "_FEWEST", 3)
+
+
+def run(out: Path, *words: str, patterns: list[str] | None = None) -> int:
+    chosen = TINY if patterns is None else patterns
+    given = ["--patterns", *chosen] if chosen else []
+    return cli.main(["bench", "kernels", *given, *WORDS, "--out", str(out), *words])
+
+
+def rows_of(out: Path, name: str = "bench.csv") -> list[dict[str, str]]:
+    with (out / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def request(**changed: object) -> BenchRequest:
+    given: dict[str, object] = {
+        "patterns": TINY,
+        "device": "cpu",
+        "dtype": "float32",
+        "batch": "16",
+        "against": "bmm,dense",
+    }
+    return BenchRequest.of(**{**given, **changed})  # type: ignore[arg-type]
+
+
+def test_every_way_is_timed_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(tmp_path) == 0
+    rows = rows_of(tmp_path)
+    assert {row["chain"] for row in rows} == set(TINY)
+    for row in rows:
+        assert bool(row["median_us"]) or bool(row["reason"])
+        if row["median_us"]:
+            assert 0 < float(row["p20_us"]) <= float(row["median_us"]) <= float(row["p80_us"])
+            efficiency = float(row["floor_us"]) / float(row["median_us"])
+            assert float(row["efficiency"]) == pytest.approx(efficiency)
+    assert {(row["way"], row["layout"]) for row in rows} == {
+        (OURS, "batch_first"),
+        *((way, layout) for way in ("bmm", "bmm_loop", "dense") for layout in baselines_layouts()),
+    }
+    lines = rows_of(tmp_path, "summary.csv")
+    assert [line["chain"] for line in lines] == TINY
+    for line in lines:
+        timed = [r for r in rows if r["chain"] == line["chain"] and r["median_us"]]
+        theirs = [float(r["median_us"]) for r in timed if r["way"] != OURS]
+        (ours,) = (float(r["median_us"]) for r in timed if r["way"] == OURS)
+        assert float(line["best_us"]) == min(theirs)
+        assert float(line["ratio"]) == pytest.approx(min(theirs) / ours)
+        here = [
+            float(r["median_us"]) for r in timed if r["way"] != OURS and r["layout"] != "batch_last"
+        ]
+        assert float(line["best_in_layout_us"]) == min(here)
+    assert "times PyTorch's best" in capsys.readouterr().out
+
+
+def baselines_layouts() -> tuple[str, str]:
+    return ("batch_first", "batch_last")
+
+
+def test_floor_bytes_and_flops_are_the_products(tmp_path: Path) -> None:
+    run(tmp_path, patterns=["(2,8,4,3)"])
+    row = rows_of(tmp_path)[0]
+    pattern = Chain.parse("(2,8,4,3)")[0]
+    assert int(row["bytes"]) == pattern.bytes(16, "float32")
+    assert int(row["flops"]) == pattern.flops(16)
+    assert float(row["floor_us"]) == pytest.approx(
+        1e6 * max(int(row["bytes"]) / 1e10, int(row["flops"]) / 1e11)
+    )
+
+
+def break_einsum(monkeypatch: pytest.MonkeyPatch, by: object) -> None:
+    einsum = baselines.BASELINES["einsum"]
+    wrong = dataclasses.replace(einsum, core=lambda *given: by(einsum.core(*given)))  # type: ignore[operator]
+    monkeypatch.setattr(ways, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
+
+
+def last_row_lost(y: torch.Tensor) -> torch.Tensor:
+    y[-1] = float("nan")
+    return y
+
+
+@pytest.mark.parametrize("by", [lambda y: y * 1.001, last_row_lost, lambda y: y[:, :-1]])
+def test_a_wrong_way_gets_no_time_and_fails_the_command(
+    by: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    break_einsum(monkeypatch, by)
+    assert run(tmp_path, "--against", "bmm,einsum", patterns=["(2,8,4,3)"]) == 1
+    wrong = [row for row in rows_of(tmp_path) if row["way"] == "einsum"]
+    assert [row["median_us"] for row in wrong] == ["", ""]
+    assert all(row["reason"].startswith("wrong: ") for row in wrong)
+    assert "einsum batch_first: wrong: " in capsys.readouterr().err
+    assert "Faults" in (tmp_path / "bench.md").read_text("utf-8")
+
+
+def test_a_wrong_operator_gets_no_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    right = ways.ks_linear
+    monkeypatch.setattr(ways, "ks_linear", lambda *given, **named: right(*given, **named) + 1)
+    assert run(tmp_path, patterns=["(2,8,4,3)"]) == 1
+    (row,) = (row for row in rows_of(tmp_path) if row["way"] == OURS)
+    assert row["median_us"] == ""
+    (line,) = rows_of(tmp_path, "summary.csv")
+    assert line["ratio"] == line["slower"] == ""
+    assert line["reason"].startswith("wrong: ")
+
+
+def test_a_way_that_fails_leaves_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(y: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such kernel\nand a long trace")
+
+    break_einsum(monkeypatch, fail)
+    assert run(tmp_path, "--against", "bmm,einsum", patterns=["(2,8,4,3)"]) == 1
+    assert {row["reason"] for row in rows_of(tmp_path) if row["way"] == "einsum"} == {
+        "failed: no such kernel"
+    }
+
+
+def test_a_way_that_only_multiplies_zeros_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_MOST_FLOORS", 1.0)
+    rows = Bench(request(patterns=["(4,8,8,8)"], batch="4096")).measure(
+        Subject(Chain.parse("(4,8,8,8)"), 4096)
+    )
+    dense = [row for row in rows if row.way == "dense"]
+    assert all(row.latency is None and row.reason.startswith("not tried") for row in dense)
+    assert not any(row.is_fault for row in rows)
+
+
+def test_chains_are_compared_with_the_dense_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    chain = "(1,8,4,4)*(4,4,8,1)"
+    assert run(tmp_path, "--chain", chain, "--batch", "1,16", patterns=[]) == 0
+    lines = rows_of(tmp_path, "summary.csv")
+    assert [(line["chain"], line["batch"]) for line in lines] == [(chain, "1"), (chain, "16")]
+    out = capsys.readouterr().out
+    assert "ksopt / dense" in out
+    assert "25.0 %" in out  # 256 weights for 32 x 32
+    assert "Beside the dense layer" in (tmp_path / "bench.md").read_text("utf-8")
+
+
+def test_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    measured: list[str] = []
+    real = Bench.measure
+
+    def spied(self: Bench, subject: Subject) -> list[Row]:
+        measured.append(str(subject.chain))
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return real(self, subject)
+
+    monkeypatch.setattr(Bench, "measure", spied)
+    assert run(tmp_path) == 130
+    assert len(rows_of(tmp_path, "summary.csv")) == 2
+    assert "2 products are left" in capsys.readouterr().err
+    before = (tmp_path / journal.ROWS).read_bytes()
+    assert run(tmp_path) == 0
+    assert measured == [*TINY[:3], *TINY[2:]]
+    assert (tmp_path / journal.ROWS).read_bytes().startswith(before)
+    assert run(tmp_path) == 0
+    assert len(measured) == 5
+    setting = json.loads((tmp_path / "setting.json").read_text("utf-8"))
+    assert len(setting["runs"]) == 2
+    assert setting["runs"][0]["rooflines"][0]["rate_from"] == "made up"
+
+
+def test_time_that_is_up_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(tmp_path, "--timeout", "0.000001") == 0
+    assert "4 products are left" in capsys.readouterr().err
+    assert "Nothing was measured yet" in (tmp_path / "bench.md").read_text("utf-8")
+    assert run(tmp_path) == 0
+    assert len(rows_of(tmp_path, "summary.csv")) == 4
+
+
+def test_half_a_line_is_measured_again(tmp_path: Path) -> None:
+    run(tmp_path)
+    file = tmp_path / journal.ROWS
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:2]) + lines[2][:50])
+    assert run(tmp_path) == 0
+    assert [line["chain"] for line in rows_of(tmp_path, "summary.csv")] == TINY
+    assert file.read_bytes().splitlines(keepends=True)[:2] == lines[:2]
+
+
+def started(out: Path, *words: str) -> subprocess.Popen[bytes]:
+    patterns = [f"(1,{b},16,4)" for b in range(1, 200)]
+    command = [sys.executable, "-m", "ksopt", "bench", "kernels", "--patterns", *patterns, *WORDS]
+    return subprocess.Popen(
+        [*command, "--out", str(out), *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+
+
+def wait_for_lines(out: Path, count: int) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if (out / journal.ROWS).exists() and (
+            (out / journal.ROWS).read_bytes().count(b"\n") >= count
+        ):
+            return
+        time.sleep(0.02)
+    pytest.fail(f"no {count} lines after two minutes")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_a_killed_process_measured_is_kept(workers: str, tmp_path: Path) -> None:
+    process = started(tmp_path, "--workers", workers)
+    wait_for_lines(tmp_path, 3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = journal.read_rows(tmp_path)
+    assert len(kept) >= 3
+    again = started(tmp_path, "--timeout", "0.000001")
+    assert again.wait(timeout=120) == 0
+    assert len(rows_of(tmp_path, "summary.csv")) == len(kept) == len(journal.read_rows(tmp_path))
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    process = started(tmp_path, "--workers", "2")
+    wait_for_lines(tmp_path, 2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while any(is_running(int(child)) for child in children) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(is_running(int(child)) for child in children)
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_ctrl_c_reports_what_is_there(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    wait_for_lines(tmp_path, 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert len(rows_of(tmp_path, "summary.csv")) == len(journal.read_rows(tmp_path)) >= 1
+
+
+def test_workers_share_the_patterns_and_one_file(tmp_path: Path) -> None:
+    assert run(tmp_path, "--workers", "2") == 0
+    lines = (tmp_path / journal.ROWS).read_text("utf-8").splitlines()
+    measured = [json.loads(line)[0]["subject"]["chain"] for line in lines]
+    assert sorted(measured) == sorted(TINY)
+    assert {line["chain"] for line in rows_of(tmp_path, "summary.csv")} == set(TINY)
+    (one,) = json.loads((tmp_path / "setting.json").read_text("utf-8"))["runs"]
+    assert [roof["device"] for roof in one["rooflines"]] == ["cpu", "cpu"]
+
+
+def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = worker._tell
+
+    def tell_and_kill(process: subprocess.Popen[str], value: dict[str, object]) -> None:
+        real(process, value)
+        if "chain" in value:
+            os.kill(process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(worker, "_tell", tell_and_kill)
+    with pytest.raises(Exception, match="the process that measured on it ended"):
+        list(worker.measure_with(request(), request().subjects, ["cpu"], lambda: False))
+
+
+CHANGES = {
+    "dtype": ["--dtype", "bfloat16"],
+    "layout": ["--layout", "batch_last"],
+    "subjects": ["--batch", "17"],
+    "against": ["--against", "bmm"],
+    "seed": ["--seed", "1"],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_setting_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run(tmp_path, patterns=["(1,4,4,1)"])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert run(tmp_path, *CHANGES[name], patterns=["(1,4,4,1)"]) == 2
+    error = capsys.readouterr().err
+    assert "holds measurements of something else" in error
+    assert (name if name != "subjects" else "not the same ones") in error
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"name": "another CPU"}, "device name .* there and another CPU here"),
+        ({"torch": "0.1"}, "torch .* there and 0.1 here"),
+        ({"driver": "7"}, "driver None there and 7 here"),
+    ],
+)
+def test_another_machine_is_refused(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    asked, here = request(), journal.DeviceRecord(**record())
+    with journal.opened(tmp_path, asked, here):
+        pass
+    with (
+        pytest.raises(InvalidInputError, match=named),
+        journal.opened(tmp_path, asked, dataclasses.replace(here, **change)),
+    ):
+        pass
+
+
+def test_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path, patterns=["(1,4,4,1)"])
+    monkeypatch.setattr(journal, "code_digest", lambda: "0" * 12)
+    assert run(tmp_path, patterns=["(1,4,4,1)"]) == 2
+
+
+def record() -> dict[str, Any]:
+    from ksopt.bench import device
+
+    return dataclasses.asdict(device.record("cpu"))
+
+
+def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
+    here = journal.DeviceRecord(**record())
+    with (
+        journal.opened(tmp_path, request(), here),
+        pytest.raises(InvalidInputError, match="another benchmark is at work"),
+        journal.opened(tmp_path, request(), here),
+    ):
+        pass
+
+
+MISUSE = {
+    "nothing": [],
+    "a pattern": ["--patterns", "(1,2,3)"],
+    "a chain as a pattern": ["--patterns", "(1,2,2,1)*(1,2,2,1)"],
+    "no file": ["--patterns", "nowhere.txt"],
+    "a sample": ["--patterns", "sample:many"],
+    "too large a sample": ["--patterns", "sample:628"],
+    "a way": ["--patterns", "paper", "--against", "bmm,magic"],
+    "rows": ["--patterns", "paper", "--batch", "0"],
+    "no rows": ["--patterns", "paper", "--batch", "1,"],
+    "a dtype": ["--patterns", "paper", "--dtype", "int8"],
+    "a layout": ["--patterns", "paper", "--layout", "sideways"],
+    "a device": ["--patterns", "paper", "--device", "toaster"],
+    "graphs": ["--patterns", "paper", "--device", "cpu", "--graph"],
+    "workers": ["--patterns", "paper", "--device", "cpu", "--workers", "0"],
+    "a time": ["--patterns", "paper", "--device", "cpu", "--timeout", "-1"],
+    "no report": ["--report", "nowhere"],
+    "both": ["--report", "nowhere", "--patterns", "paper"],
+}
+
+
+@pytest.mark.parametrize("name", MISUSE)
+def test_misuse_is_answered_with_a_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "kernels", *MISUSE[name]]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("ksopt: ")
+    assert captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_patterns_come_from_files_samples_and_words(tmp_path: Path) -> None:
+    file = tmp_path / "patterns.txt"
+    file.write_text("# two\n(1,2,3,4)\n\n(4,3,2,1)  # and a remark\n", encoding="utf-8")
+    asked = request(patterns=[str(file), "(1,2,3,4)", "sample:2"])
+    named = [str(subject.chain) for subject in asked.subjects]
+    assert named == ["(1,2,3,4)", "(4,3,2,1)", "(4,128,128,64)", "(1,64,64,96)"]
+    assert len(request(patterns=["paper"]).subjects) == 627
+    assert request(against="eager").against == EAGER
+    file.write_text("(1,2,3,4)\n(1,2)\n", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="line 2"):
+        request(patterns=[str(file)])
+
+
+def test_a_worker_makes_the_same_request() -> None:
+    asked = request(chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5)
+    assert worker.request_of(dict(asked.words)) == asked
+
+
+def test_inductor_compiles_a_sample_spread_over_all() -> None:
+    asked = request(patterns=["paper"], inductor_sample=3)
+    places = [n for n, subject in enumerate(asked.subjects) if subject in asked.compiled]
+    assert places == [0, 209, 418]
+
+
+@pytest.mark.parametrize("layout", baselines_layouts())
+@pytest.mark.parametrize("name", ["inductor_bmm", "inductor_einsum"])
+def test_what_inductor_compiles_is_right(
+    name: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Eagerly: what is compiled is the function as it stands, and compiling takes half a minute.
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    weight = torch.randn(2, 3, 4, 5)
+    x = torch.randn((40, 6) if layout == "batch_last" else (6, 40))
+    from ksopt.reference import ks_reference
+
+    found = ways.bind(name, [weight], layout)(x)
+    torch.testing.assert_close(found, ks_reference(x, weight, layout))
+
+
+class Page(HTMLParser):
+    """Checks that tags close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "wbr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_one_report_of_several_folders(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    first, last, both = tmp_path / "first", tmp_path / "last", tmp_path / "both"
+    run(first)
+    run(last, "--layout", "batch_last", patterns=TINY[:2])
+    capsys.readouterr()
+    words = ["bench", "kernels", "--report", str(first), str(last), "--out", str(both)]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    page = (both / "bench.html").read_text("utf-8")
+    text = (both / "bench.md").read_text("utf-8")
+    for label in ("float32, batch_first, batch 16", "float32, batch_last, batch 16"):
+        assert label in printed
+        assert label in page
+        assert label in text
+    for chain in TINY:
+        assert chain in page
+    for heading in ("Efficiency", "by rho", "By class", "Least efficient", "Device"):
+        assert heading in page
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.tags.count("svg") == 6
+    assert "script" not in parsed.tags
+    assert page.count('class="line s0"') == page.count('class="line s1"') == 2
+    assert len(rows_of(both, "summary.csv")) == 6
+    assert len(rows_of(both)) == len(rows_of(first)) + len(rows_of(last))
+
+
+def test_json_holds_every_row(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(tmp_path, "--json", patterns=TINY[:2]) == 0
+    captured = capsys.readouterr()
+    value = json.loads(captured.out)
+    assert captured.err == ""
+    (one,) = value["series"]
+    assert one["complete"] is True
+    assert [line["chain"] for line in one["lines"]] == TINY[:2]
+    assert len(one["rows"]) == len(rows_of(tmp_path))
+    assert one["setting"]["identity"]["dtype"] == "float32"
+
+
+def line(ours: float, *theirs: float) -> Line:
+    def row(way: str, us: float, layout: str = "batch_first") -> Row:
+        took = Measurement(us, 0.99 * us, 1.01 * us, 9)
+        return Row(Subject(Chain.parse("(4,64,64,16)"), 8), way, layout, 0, 0, 5.0, took)
+
+    layouts = ("batch_last", "batch_first")
+    names = ("bmm_loop", "bmm_paper")
+    others = [row(*given) for given in zip(names, theirs, layouts, strict=False)]
+    return Line.of([row(OURS, ours), *others])
+
+
+def test_a_line_says_who_is_faster() -> None:
+    behind = line(10.0, 8.0, 30.0)
+    assert behind.is_slower is True
+    assert behind.is_slower_here is False
+    assert behind.ratio(behind.best) == pytest.approx(0.8)
+    assert behind.ratio(behind.best_here) == behind.ratio(behind.best_paper) == pytest.approx(3.0)
+    within = line(10.0, 9.95, 30.0)
+    assert within.is_slower is False
+    assert line(10.0).is_slower is None
+
+
+def test_the_table_of_all_is_medians(tmp_path: Path) -> None:
+    lines = tuple(line(us, 20.0, 40.0) for us in (10.0, 20.0, 50.0))
+    identity = {"dtype": "float16", "layout": "batch_first", "graph": False, "subjects": [1, 2, 3]}
+    (cells,) = summary.overall_table([summary.Series(tmp_path, {"identity": identity}, lines)]).rows
+    assert cells[1:] == ("3", "0.25", "0.13", "1.00", "1", "2.00", "1", "2.00", "")
+
+
+def test_rows_survive_the_journal(tmp_path: Path) -> None:
+    rows = list(line(10.0, 8.0, 30.0).rows)
+    here = journal.DeviceRecord(**record())
+    with journal.opened(tmp_path, request(), here) as book:
+        book.add(rows)
+    assert journal.read_rows(tmp_path) == {rows[0].subject: tuple(rows)}
