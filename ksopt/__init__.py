@@ -13,8 +13,12 @@ from ksopt.errors import CompilationError, InvalidInputError, KsoptError, Unavai
 from ksopt.pattern import Chain, Pattern
 
 if TYPE_CHECKING:
+    from ksopt.conversion.apply import Conversion, convert
+    from ksopt.conversion.folder import load_converted, save_converted
+    from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
-    from ksopt.nn import KSLinear
+    from ksopt.kernels.packed import refresh
+    from ksopt.nn import KSLinear, KSStacked
     from ksopt.projection import Projection, project
 
 __version__ = "0.1.0"
@@ -22,21 +26,35 @@ __version__ = "0.1.0"
 __all__ = [
     "Chain",
     "CompilationError",
+    "Conversion",
     "InvalidInputError",
     "KSLinear",
+    "KSStacked",
     "KsoptError",
     "Pattern",
+    "Plan",
     "Projection",
     "UnavailableError",
     "__version__",
+    "convert",
     "ks_linear",
+    "load_converted",
     "project",
+    "refresh",
+    "save_converted",
 ]
 
 # Where the names that need torch are; a module's own name gives the module.
 _LAZY = {
+    "refresh": "kernels.packed",
     "ks_linear": "functional",
     "KSLinear": "nn",
+    "KSStacked": "nn",
+    "Conversion": "conversion.apply",
+    "convert": "conversion.apply",
+    "Plan": "conversion.plan",
+    "load_converted": "conversion.folder",
+    "save_converted": "conversion.folder",
     "Projection": "projection",
     "project": "projection",
     "functional": "",

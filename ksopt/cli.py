@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import ksopt
 from ksopt.bench import command as bench_command
+from ksopt.conversion import command as convert_command
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search.request import SearchRequest
 
@@ -129,6 +130,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ksopt {ksopt.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_search(commands)
+    text = "Replace the linear layers of a trained model by chains, and say how near they come."
+    command = _add_command(commands, "convert", convert_command.run, text, convert_command.EPILOG)
+    convert_command.add_arguments(command)
     _add_command(
         commands,
         "doctor",

@@ -1,8 +1,10 @@
-"""`KSLinear`: a drop-in for `torch.nn.Linear` whose matrix is a Kronecker-sparse chain."""
+"""`KSLinear`, a drop-in for `torch.nn.Linear` whose matrix is a Kronecker-sparse chain, and
+`KSStacked`, several of them on one input."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -191,3 +193,49 @@ class KSLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"chain={self.chain}, bias={self.bias is not None}, layout={self.layout}"
         )
+
+
+class KSStacked(nn.Module):
+    """Layers that share their input, outputs side by side: a fused q, k, v as one chain for each.
+
+    Args:
+        parts: one layer or more, of equal in_features, batch_first.
+
+    Attributes:
+        parts: the layers; ``parts[0]`` gives the first outputs.
+        in_features: size of each input.
+        out_features: size of each output, the sum of the parts'.
+
+    Shape:
+        x: [*batch, in_features] -> y: [*batch, out_features].
+
+    Raises:
+        InvalidInputError: no parts, or they differ in in_features, or one is batch_last.
+
+    Example:
+        >>> q, k, v = (KSLinear(8, 8, "(1,4,2,2)*(2,2,4,1)") for _ in range(3))
+        >>> KSStacked([q, k, v])(torch.randn(5, 8)).shape
+        torch.Size([5, 24])
+    """
+
+    def __init__(self, parts: Iterable[KSLinear]) -> None:
+        super().__init__()
+        layers = list(parts)
+        inputs = {layer.in_features for layer in layers}
+        if len(inputs) != 1 or any(layer.layout != "batch_first" for layer in layers):
+            raise InvalidInputError(
+                "KSStacked: give one layer or more, all batch_first and with the same in_features; "
+                f"got {len(layers)} with in_features {sorted(inputs)}"
+            )
+        self.parts = nn.ModuleList(layers)
+        (self.in_features,) = inputs
+        self.out_features = sum(layer.out_features for layer in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[*batch, in_features] -> [*batch, out_features]."""
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+    def to_dense(self) -> Tensor:
+        """The matrix of all parts: [out_features, in_features]."""
+        layers = [part for part in self.parts if isinstance(part, KSLinear)]
+        return torch.cat([layer.to_dense() for layer in layers])

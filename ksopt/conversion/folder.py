@@ -1,0 +1,206 @@
+"""A converted model in a folder: model.safetensors, config.json, report.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ksopt
+from ksopt import tables
+from ksopt.conversion.apply import Conversion, ConvertedLayer, share_weights, swap
+from ksopt.conversion.layers import Place, find, replacement
+from ksopt.conversion.weights import check, read
+from ksopt.errors import InvalidInputError
+from ksopt.files import new_folder
+from ksopt.nn import KSLinear, KSStacked
+from ksopt.pattern import Chain
+
+SCHEMA = "ksopt.model/1"
+WEIGHTS, CONFIG, REPORT = "model.safetensors", "config.json", "report.md"
+
+
+def save_converted(conversion: Conversion, folder: str | Path, source: str = "") -> Path:
+    """Write a converted model to a new folder, whole or not at all.
+
+    Args:
+        conversion: What `ksopt.convert` returned.
+        folder: A folder that does not exist yet, or is empty.
+        source: Where the model comes from, for people, such as ``module:factory``.
+
+    Returns:
+        The folder, which holds model.safetensors (the state_dict), config.json (schema
+        "ksopt.model/1", see docs/convert.md) and report.md.
+
+    Raises:
+        InvalidInputError: The folder is not empty, or cannot be written; or the state_dict holds
+            something else than tensors.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    tensors, aliases = _distinct(conversion.model.state_dict())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    config = {
+        "schema": SCHEMA,
+        "ksopt": ksopt.__version__,
+        "torch": str(torch.__version__),
+        "model": source,
+        "parameters": conversion.parameters,
+        "dense_parameters": conversion.dense_parameters,
+        "bytes": size,
+        "layers": [_to_json(layer) for layer in conversion.layers],
+        "dense": dict(conversion.dense),
+        "aliases": aliases,
+    }
+    try:
+        with new_folder(folder) as beside:
+            save_file(tensors, beside / WEIGHTS, metadata={"format": "pt", "schema": SCHEMA})
+            text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+            (beside / CONFIG).write_text(text, encoding="utf-8")
+            report = _report(conversion, source, size)
+            (beside / REPORT).write_text(report, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"{folder} cannot be written: {error}") from None
+    return folder
+
+
+def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
+    """Give a model, as its author builds it, the chains and the weights of a folder.
+
+    Args:
+        folder: What `ksopt.save_converted` or ``ksopt convert`` wrote.
+        model: The model with its dense layers; changed in place. Its weights do not matter.
+
+    Returns:
+        The model.
+
+    Raises:
+        InvalidInputError: The folder holds no converted model, or one of another model; then the
+            model is as it was.
+
+    Example:
+        >>> import tempfile
+        >>> build = lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+        >>> done = ksopt.convert(build(), {"0": "(1,8,4,2)*(2,4,4,1)"})
+        >>> folder = save_converted(done, tempfile.mkdtemp())
+        >>> load_converted(folder, build())[0].chain == done.model[0].chain
+        True
+    """
+    folder = Path(folder)
+    config = _config(folder)
+    state = read(folder / WEIGHTS)
+    for alias, name in config["aliases"].items():
+        if name not in state:
+            raise InvalidInputError(f"{folder / WEIGHTS} lacks {name}, which {alias} shares")
+        state[alias] = state[name]
+    places, obstacles = find(model)
+    by_name = {name: place for place in places for name in place.names}
+    reasons = {obstacle.name: obstacle.reason for obstacle in obstacles}
+    swaps: list[tuple[Place, KSLinear | KSStacked]] = []
+    known: dict[int, KSLinear | KSStacked] = {}
+    for layer in config["layers"]:
+        name, size = layer["names"][0], (layer["in_features"], layer["out_features"])
+        place = by_name.get(name)
+        if place is None or (place.in_features, place.out_features) != size:
+            reason = reasons.get(name, "it has no linear layer of that name and size")
+            raise InvalidInputError(
+                f"{folder} was converted from another model: its layer {name} has in_features="
+                f"{size[0]} and out_features={size[1]}, and in the model given {reason}"
+            )
+        new = replacement(place, [Chain.parse(text) for text in layer["chains"]])
+        # Tied layers of the model go on sharing.
+        tied = known.setdefault(id(place.parameter), new)
+        if tied is not new:
+            share_weights(tied, new)
+        swaps.append((place, new))
+    undo = swap(model, swaps)
+    try:
+        check(model, state, f"the weights of {folder / WEIGHTS}")
+    except InvalidInputError:
+        while undo:
+            undo.pop()()
+        raise
+    model.load_state_dict(state)
+    return model
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(
+            f"{folder} holds no converted model: there is no {CONFIG} in it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"{folder / CONFIG} cannot be read: {error}") from None
+    if not isinstance(config, dict) or config.get("schema") != SCHEMA:
+        found = config.get("schema") if isinstance(config, dict) else type(config).__name__
+        raise InvalidInputError(
+            f"{folder / CONFIG}: a converted model has the schema {SCHEMA!r}, got {found!r}"
+        )
+    return config
+
+
+def _distinct(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, as the file wants it, and which names are another's."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise InvalidInputError(
+                f"{name} of the model's state_dict is of type {type(tensor).__name__}, and a "
+                "safetensors file holds tensors only"
+            )
+        if tensor.is_meta:
+            raise InvalidInputError(f"{name} is on the meta device: there is nothing to save")
+        where = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and where in seen:
+            aliases[name] = seen[where]
+            continue
+        seen[where] = name
+        own = tensor.detach().contiguous()
+        # A file holds no views: what shares memory with something else becomes a copy.
+        if own.untyped_storage().nbytes() != own.numel() * own.element_size():
+            own = own.clone()
+        tensors[name] = own
+    return tensors, aliases
+
+
+def _to_json(layer: ConvertedLayer) -> dict[str, Any]:
+    return {
+        "names": list(layer.names),
+        "kind": layer.kind,
+        "in_features": layer.in_features,
+        "out_features": layer.out_features,
+        "chains": [str(chain) for chain in layer.chains],
+        "dense_parameters": layer.dense_parameters,
+        "parameters": layer.parameters,
+        "relative_error": layer.relative_error,
+        "lower_bound": layer.lower_bound,
+        "notes": list(layer.notes),
+    }
+
+
+def _report(conversion: Conversion, source: str, size: int) -> str:
+    blocks = [f"# Converted model{f' {source}' if source else ''}", conversion.sentence]
+    blocks.append(
+        f"The weights take {size / 1e6:,.1f} MB. The error of a layer is ||W - W'|| / ||W|| in the "
+        "Frobenius norm, W being its weight before and W' the product of its chain; no weights of "
+        "that chain have an error below the last column. It does not say what the model still can "
+        "do: measure that, and fine-tune."
+    )
+    blocks.append(conversion.table().markdown())
+    notes = [
+        f"- {layer.name}: {' '.join(layer.notes)}" for layer in conversion.layers if layer.notes
+    ]
+    if notes:
+        blocks += ["## Notes", "\n".join(notes)]
+    if conversion.dense:
+        rows = [[name, reason] for name, reason in conversion.dense.items()]
+        blocks += ["## Left dense", tables.of(("layer", "because"), rows).markdown()]
+    return "\n\n".join(blocks) + "\n"

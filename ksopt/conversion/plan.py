@@ -1,0 +1,283 @@
+"""A plan says which layers of a model become which chains. Pure Python, no torch.
+
+`ksopt search` writes one, `ksopt convert` and `ksopt.convert` read it; a person can write one too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ksopt.errors import InvalidInputError
+from ksopt.files import write_whole
+from ksopt.pattern import Chain
+
+SCHEMA = "ksopt.plan/1"
+
+_DIMS = re.compile(r"([0-9]{1,9})[xX×]([0-9]{1,9})")
+_RULE_KEYS = {"match", "in_features", "out_features", "chain", "chains"}
+_PLAN_KEYS = {"schema", "layers", "made_by"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of the layers that it matches.
+
+    Args:
+        chains: One chain for the layer. Or several, for a layer whose outputs are parts stacked on
+            each other (a fused q, k, v): one for each part, in order, outputs adding up. None: the
+            layer stays dense.
+        match: A layer's name in the model, or a pattern for names in which ``*`` stands for any
+            text, ``?`` for a character and ``[...]`` for one of some.
+        in_features: If given, it matches layers of this many inputs only.
+        out_features: If given, it matches layers of this many outputs only.
+
+    Raises:
+        InvalidInputError: Chains of different inputs, or of other sizes than the rule matches.
+
+    Example:
+        >>> rule = Rule((Chain.monarch(384, 1536, p=4),), match="encoder.*", in_features=384)
+        >>> rule.matches("encoder.0.fc", 384, 1536), rule.matches("head", 384, 1536)
+        (True, False)
+    """
+
+    chains: tuple[Chain, ...]
+    match: str = "*"
+    in_features: int | None = None
+    out_features: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chains", tuple(self.chains))
+        if not self.chains:
+            return
+        columns = {chain.in_features for chain in self.chains}
+        if len(columns) > 1:
+            raise InvalidInputError(
+                f"the plan's rule for {self.match!r} has chains of different numbers of inputs, "
+                f"{sorted(columns)}: the parts of one layer share their input"
+            )
+        given = (self.in_features, self.out_features)
+        for name, asked, own in zip(
+            ("in_features", "out_features"), given, self._size, strict=True
+        ):
+            if asked is not None and asked != own:
+                raise InvalidInputError(
+                    f"the plan's rule for {self.match!r} is for layers of {name}={asked}, but "
+                    f"{self.text} has {name}={own}"
+                )
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.chains[0].in_features, sum(chain.out_features for chain in self.chains)
+
+    @property
+    def text(self) -> str:
+        """What it makes of a layer, in words.
+
+        Example:
+            >>> Rule((Chain.dense(4, 2),)).text, Rule(()).text
+            ('(1,2,4,1)', 'dense')
+        """
+        return " | ".join(map(str, self.chains)) or "dense"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it names one layer."""
+        return not any(sign in self.match for sign in "*?[")
+
+    def matches(self, name: str, in_features: int, out_features: int) -> bool:
+        """Whether it speaks of a layer of this name and size."""
+        return (
+            fnmatchcase(name, self.match)
+            and self.in_features in (None, in_features)
+            and self.out_features in (None, out_features)
+        )
+
+    def check(self, name: str, in_features: int, out_features: int) -> None:
+        """Raise InvalidInputError if it matches a layer that its chains do not fit."""
+        if self.chains and self._size != (in_features, out_features):
+            raise InvalidInputError(
+                f"the layer {name} has in_features={in_features} and out_features={out_features}, "
+                f"but the plan's rule for {self.match!r} gives it {self.text} with "
+                f"in_features={self._size[0]} and out_features={self._size[1]}"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rules in order: the first that matches a layer decides; layers that none matches stay dense.
+
+    Args:
+        rules: The rules.
+        made_by: Where it comes from, such as the command of a search; for people.
+
+    Raises:
+        InvalidInputError: There are no rules.
+
+    Example:
+        >>> plan = Plan.of({"encoder.0.fc": None, "384x1536": "(1,768,192,2)*(2,192,192,1)"})
+        >>> [rule.text for rule in plan.rules]
+        ['dense', '(1,768,192,2)*(2,192,192,1)']
+        >>> Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    rules: tuple[Rule, ...]
+    made_by: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+        if not self.rules:
+            raise InvalidInputError("a plan needs at least one rule, got none")
+
+    @classmethod
+    def of(cls, given: Plan | Mapping[str, Any] | str | Path) -> Plan:
+        """A plan from a plan, a mapping, or the path of a file.
+
+        Args:
+            given: In a mapping, the keys are names, patterns for names, or sizes INxOUT as in
+                ``nn.Linear(in, out)``; the values are chains, their texts, lists of either (one for
+                each part of a fused layer), or None to keep a layer dense.
+
+        Raises:
+            InvalidInputError: It is none of these, or something in it is not allowed.
+        """
+        if isinstance(given, Plan):
+            return given
+        if isinstance(given, (str, Path)):
+            return cls.read(given)
+        if not isinstance(given, Mapping):
+            raise InvalidInputError(
+                f"a plan is a Plan, a mapping from layers to chains, or the path of a plan.json; "
+                f"got {type(given).__name__}"
+            )
+        rules = []
+        for key, value in given.items():
+            if not isinstance(key, str):
+                raise InvalidInputError(f"a plan's keys are texts, got {key!r}")
+            size = _DIMS.fullmatch(key)
+            rules.append(
+                Rule(
+                    _chains(value, key),
+                    match="*" if size else key,
+                    in_features=int(size[1]) if size else None,
+                    out_features=int(size[2]) if size else None,
+                )
+            )
+        return cls(tuple(rules))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """The plan in a file; raises InvalidInputError if it cannot be read or is not one."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"the plan {path} cannot be read: {error}") from None
+        try:
+            return cls.from_json(text)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{path}: {error}") from None
+
+    def write(self, path: str | Path) -> None:
+        """Write the plan to a file, whole or not at all."""
+        try:
+            write_whole(Path(path), self.to_json())
+        except OSError as error:
+            raise InvalidInputError(f"the plan cannot be written to {path}: {error}") from None
+
+    def to_json(self) -> str:
+        """The plan as JSON, with the schema "ksopt.plan/1" (see docs/convert.md)."""
+        layers = [_rule_to_json(rule) for rule in self.rules]
+        value: dict[str, Any] = {"schema": SCHEMA, "layers": layers}
+        if self.made_by:
+            value["made_by"] = self.made_by
+        return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The inverse of `to_json`; raises InvalidInputError if the text is not of that form."""
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise InvalidInputError(f"the plan is not JSON: {error}") from None
+        if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+            found = value.get("schema") if isinstance(value, dict) else type(value).__name__
+            raise InvalidInputError(f"a plan has the schema {SCHEMA!r}, got {found!r}")
+        _no_other_keys(value, _PLAN_KEYS, "the plan")
+        layers, made_by = value.get("layers"), value.get("made_by", "")
+        if not isinstance(layers, list) or not isinstance(made_by, str):
+            raise InvalidInputError("a plan has a list, 'layers', and may have a text, 'made_by'")
+        return cls(tuple(map(_rule_from_json, layers)), made_by)
+
+
+def _rule_to_json(rule: Rule) -> dict[str, Any]:
+    value: dict[str, Any] = {"match": rule.match}
+    for name in ("in_features", "out_features"):
+        if getattr(rule, name) is not None:
+            value[name] = getattr(rule, name)
+    texts = [str(chain) for chain in rule.chains]
+    if len(texts) > 1:
+        value["chains"] = texts
+    else:
+        value["chain"] = texts[0] if texts else None
+    return value
+
+
+def _rule_from_json(value: Any) -> Rule:
+    if not isinstance(value, dict):
+        raise InvalidInputError(f"each of a plan's 'layers' is an object, got {value!r}")
+    match = value.get("match", "*")
+    _no_other_keys(value, _RULE_KEYS, f"the plan's rule for {match!r}")
+    if ("chain" in value) == ("chains" in value):
+        raise InvalidInputError(
+            f"the plan's rule for {match!r} must have 'chain' (a text, or null to keep the layer "
+            "dense) or 'chains' (a list of texts, one for each part of a fused layer)"
+        )
+    sizes = [value.get(name) for name in ("in_features", "out_features")]
+    if not isinstance(match, str) or any(
+        size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1)
+        for size in sizes
+    ):
+        raise InvalidInputError(
+            f"the plan's rule for {match!r}: 'match' is a text, 'in_features' and 'out_features' "
+            "are whole numbers from 1"
+        )
+    chains = value["chains"] if "chains" in value else value["chain"]
+    if "chain" in value and isinstance(chains, list):
+        raise InvalidInputError(f"the plan's rule for {match!r}: a list belongs in 'chains'")
+    return Rule(_chains(chains, match), match, *sizes)
+
+
+def _chains(value: Any, name: str) -> tuple[Chain, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (Chain, str)):
+        value = [value]
+    if not isinstance(value, Sequence) or not value:
+        raise InvalidInputError(
+            f"the plan's rule for {name!r} gives {value!r}: give a chain, its text, a list of "
+            "either, or None to keep the layer dense"
+        )
+    found = []
+    for chain in value:
+        if not isinstance(chain, (Chain, str)):
+            raise InvalidInputError(f"the plan's rule for {name!r}: {chain!r} is not a chain")
+        try:
+            found.append(Chain.parse(chain) if isinstance(chain, str) else chain)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"the plan's rule for {name!r}: {error}") from None
+    return tuple(found)
+
+
+def _no_other_keys(value: dict[str, Any], allowed: set[str], what: str) -> None:
+    other = sorted(set(value) - allowed)
+    if other:
+        raise InvalidInputError(
+            f"{what} has {', '.join(map(repr, other))}, but may have only "
+            f"{', '.join(map(repr, sorted(allowed)))}"
+        )

@@ -1,0 +1,66 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ksopt.errors import InvalidInputError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write beside the file, then rename: a reader sees the old file or the new one."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    beside = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        # mkstemp makes files private; what is written for a reader is as open as its folder.
+        beside.chmod(0o644)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def check_new_folder(path: Path) -> None:
+    """Refuse a folder that cannot be made: there is a file, or a folder with something in it.
+
+    Raises:
+        InvalidInputError: It is there already and not an empty folder.
+    """
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise InvalidInputError(
+                f"the folder {path} is not empty: give one that does not exist yet, so that "
+                "nothing is overwritten"
+            )
+    elif path.exists() or path.is_symlink():
+        raise InvalidInputError(f"{path} is not a folder: give one that does not exist yet")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name once it is full; on an error nothing is left of it.
+
+    Raises:
+        InvalidInputError: ``path`` is there already and not an empty folder, or cannot be made.
+    """
+    check_new_folder(path)
+    path = path.absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    except OSError as error:
+        raise InvalidInputError(f"the folder {path} cannot be made: {error.strerror}") from None
+    try:
+        yield beside
+        beside.chmod(0o755)
+        beside.replace(path)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise

@@ -1,0 +1,160 @@
+"""``ksopt convert``: what it prints, what it writes, how it refuses; killed, it leaves no half."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conversion_models import DOWN, UP, Tiny, tiny
+
+import ksopt
+from ksopt.cli import main
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a plan and the user's module in it, which is the current one."""
+    ksopt.Plan.of({"32x8": DOWN, "blocks.0.up": UP}).write(tmp_path / "plan.json")
+    shutil.copy(HERE / "conversion_models.py", tmp_path / "usersmodel.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "usersmodel", raising=False)
+    return tmp_path
+
+
+WORDS = ("convert", "--model", "usersmodel:tiny", "--plan", "plan.json", "--out", "out")
+
+
+def test_it_converts_reports_and_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(WORDS) == 0
+    printed = capsys.readouterr()
+    assert f"running tiny() of {place / 'usersmodel.py'}: this is its own code" in printed.err
+    assert "projecting 3/3 blocks.1.down" in printed.err
+    assert "3 layers converted" in printed.out
+    assert str(place / "out") in printed.out
+    model = ksopt.load_converted("out", Tiny().eval())
+    tokens = torch.arange(5).reshape(1, 5)
+    expected = ksopt.convert(tiny(), "plan.json").model(tokens)
+    assert torch.equal(model(tokens), expected)
+    assert str(place) not in sys.path
+
+
+def test_json_holds_the_config_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main((*WORDS, "--json", "--exclude", "*.up", "--max-error", "0.9")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((place / "out" / "config.json").read_text())
+    assert [layer["names"] for layer in printed["layers"]] == [["blocks.0.down"], ["blocks.1.down"]]
+    assert printed["model"] == "usersmodel:tiny"
+
+
+def test_weights_from_a_file(place: Path) -> None:
+    state = {name: 2 * tensor for name, tensor in tiny().state_dict().items()}
+    torch.save(state, "weights.pt")
+    assert main((*WORDS, "--weights", "weights.pt", "--refine", "2")) == 0
+    model = ksopt.load_converted("out", Tiny())
+    assert torch.equal(model.embed.weight, state["embed.weight"])
+
+
+def test_a_dry_run_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in place.iterdir())
+    words = (*WORDS[:-2], "--dry-run")
+    assert main(words) == 0
+    table = capsys.readouterr().out
+    assert "blocks.1.down" in table
+    assert UP in table
+    assert main((*words, "--json")) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert layers[0] == {"name": "blocks.0.up", "chain": UP}
+    assert [path for path in sorted(p.name for p in place.iterdir()) if path != "__pycache__"] == [
+        name for name in before if name != "__pycache__"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--model": "usersmodel"}, "write MODULE:FACTORY"),
+        ({"--model": "../x:y"}, "write MODULE:FACTORY"),
+        ({"--model": "nowhere:build"}, "there is no module nowhere"),
+        ({"--model": "no.where:build"}, "there is no module no.where"),
+        ({"--model": "usersmodel:nothing"}, "has no function nothing"),
+        ({"--model": "usersmodel:not_a_model"}, "must return a torch.nn.Module, and returned int"),
+        ({"--plan": "none.json"}, "the plan none.json cannot be read"),
+        ({"--plan": "usersmodel.py"}, "usersmodel.py: the plan is not JSON"),
+        ({"--out": "."}, "is not empty"),
+        ({"--out": "plan.json"}, "is not a folder"),
+        ({"--out": None}, "name a new folder for the result"),
+        ({"--include": "blocks.7.*"}, "include 'blocks.7.*' matches no linear layer"),
+        ({"--max-error": "-1"}, "give a relative error"),
+        ({"--max-error": "much"}, "'much'"),
+        ({"--refine": "-1"}, "refine must be at least 0"),
+        ({"--weights": "none.pt"}, "there is no file none.pt"),
+        ({"--device": "moon"}, "moon"),
+        ({"--plan": None}, "--plan"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_misuse_is_one_sentence(
+    place: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str | None], message: str
+) -> None:
+    given = dict(zip(WORDS[1::2], WORDS[2::2], strict=True)) | change
+    words = [word for name, value in given.items() if value is not None for word in (name, value)]
+    try:
+        code = main(["convert", *words])
+    except SystemExit as leaving:  # argparse's way
+        code = leaving.code  # type: ignore[assignment]
+    printed = capsys.readouterr()
+    assert code == 2
+    assert message in printed.err.splitlines()[-1]
+    assert printed.err.splitlines()[-1].startswith("ksopt")
+    assert printed.out == ""
+    assert not (place / "out").exists()
+
+
+def test_the_users_code_may_fail_and_print(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "loud.py").write_text(
+        "from usersmodel import tiny\n"
+        "def build():\n    print('building')\n    return tiny()\n"
+        "def broken():\n    raise RuntimeError('no such file')\n"
+    )
+    assert main((*WORDS[:2], "loud:build", *WORDS[3:], "--json")) == 0
+    printed = capsys.readouterr()
+    json.loads(printed.out)
+    assert "building" in printed.err
+    assert main((*WORDS[:2], "loud:broken", *WORDS[3:-1], "other")) == 1
+    assert "RuntimeError: no such file" in capsys.readouterr().err
+
+
+def test_killed_in_the_middle_it_leaves_no_folder_and_runs_again(place: Path) -> None:
+    (place / "slow.py").write_text(
+        "import safetensors.torch, time\n"
+        "from usersmodel import tiny as build\n"
+        "save = safetensors.torch.save_file\n"
+        "def slowly(tensors, path, **options):\n"
+        "    save(tensors, path, **options)\n"
+        "    print('half', flush=True)\n"
+        "    time.sleep(60)\n"
+        "safetensors.torch.save_file = slowly\n"
+    )
+    words = [*WORDS[:2], "slow:build", *WORDS[3:]]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ksopt", *words], cwd=place, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (place / "out").exists()
+    began = time.monotonic()
+    assert main(WORDS) == 0
+    assert time.monotonic() - began < 30
+    assert (place / "out" / "report.md").exists()
