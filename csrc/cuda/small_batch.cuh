@@ -8,13 +8,9 @@
 // meanwhile. Few outputs and a long sum would leave multiprocessors idle: warps share the sum over l
 // and add up in shared memory, and so do the blocks of a cluster (sm_90 and up), each of which reads
 // an equal part of the others' sums. A tile always adds in the same order.
-//
-// The kernel may be launched before the one ahead of it has ended (programmatic dependent launch).
-// It then asks the L2 cache for the weights, which is harmless whoever writes them, and only after
-// `griddepcontrol.wait` reads anything. It lets its own successor start after that wait, so whatever
-// came before is over when the successor begins.
 #pragma once
 
+#include "early_launch.cuh"
 #include "lanes16.cuh"
 
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int WARPS_L_, int MT_, int NT_, int UNITS_,
@@ -43,35 +39,6 @@ struct SmallBatchTile {
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && P::C * P::D % 8 == 0, "");
 };
-
-// Before this nothing that an earlier kernel writes may be read; without an early launch, no wait.
-__device__ __forceinline__ void wait_for_earlier_kernels() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-#endif
-}
-
-// Asks the L2 cache for this block's equal share of `bytes`, whichever block is to use it.
-template <int THREADS>
-__device__ __forceinline__ void prefetch_share(const void* from, int64 bytes, int share, int shares) {
-#if __CUDA_ARCH__ >= 900
-  constexpr int PIECE = 2048;
-  const int64 pieces = (bytes + PIECE - 1) / PIECE;
-  for (int64 piece = share + int64(threadIdx.x) * shares; piece < pieces; piece += int64(THREADS) * shares) {
-    const int64 left = bytes - piece * PIECE;
-    const char* const address = static_cast<const char*>(from) + piece * PIECE;
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(address),
-                 "r"(left < PIECE ? static_cast<int>(left) : PIECE)
-                 : "memory");
-  }
-#endif
-}
 
 // All threads of the cluster; orders their accesses to each other's shared memory.
 __device__ __forceinline__ void cluster_barrier() {

@@ -20,16 +20,23 @@ MAX_BATCH = 128
 """More rows than this are computed rightly, but other families are the ones to try."""
 
 _REGISTERS = 65536  # of a multiprocessor
+_MAX_THREADS = 2048  # of a multiprocessor
 _MAX_BLOCKS = 2**30  # never reached: its outputs would not fit into any device's memory
 
-# The cost model's constants, in bytes per microsecond and microseconds.
-_DRAM_BYTES_US = 3_900_000.0
-_L2_BYTES_US = 42_000.0  # into one multiprocessor
-_SHARED_BYTES_US = 150_000.0  # of one multiprocessor
-_REMOTE_BYTES_US = 25_000.0  # from other blocks of a cluster
-_LATENCY_US = 0.7
-_CLUSTER_US = 0.7
-_LAUNCH_US = 2.0
+# The cost model's constants: fitted to about 30 tiles of each of 13 patterns at 1, 16 and 64 rows
+# (bfloat16, one H200, cold weights, docs/performance.md). Among those tiles, the best of the four
+# that it ranks first takes a median 1.01 times as long as the fastest, at most 1.23 times.
+_LAUNCH_US = 1.05
+_DRAM_BYTES_US = 3_500_000.0
+_WEIGHT_BYTES_US = 106_000.0  # into one multiprocessor
+_COPIES_US = 32.5  # 16-byte copies of x that a thread makes in a microsecond
+_ROUND_US = 0.16  # from asking for weights to using them
+_WAVE_US = 0.78  # a block's life beside what is counted otherwise
+_TENSOR_STEPS_US = 455.0  # m16n8k16 products of a multiprocessor
+_SUM_BYTES_US = 54_000.0  # sums written to shared memory and added
+_REMOTE_BYTES_US = 31_000.0  # read from other blocks of a cluster
+_CLUSTER_US, _CLUSTER_DOUBLED_US = 0.54, 0.09  # two cluster barriers; and for each doubling
+_WIDE_US, _WIDE_BYTES_US = 0.57, 70_000.0  # regrouping where 8 divides d: always, and x's bytes
 
 
 def fold(d: int) -> Fold:
@@ -97,10 +104,6 @@ class Config:
         sum_pitch = self.features(p) + (4 if p.d % 8 == 0 else 8)
         return max(self.rows * pitch * 16, self.warps_l * self.rows * sum_pitch * 4)
 
-    def loaded_bytes(self, p: Pattern) -> int:
-        """Bytes of the weight that a block asks for at a time."""
-        return self.warps_j * self.warps_n * self.warps_l * self.in_flight(p) * 512
-
     def in_flight(self, p: Pattern) -> int:
         """16-byte loads of a thread that are under way at a time."""
         return self.units * self.nt * fold(p.d).chunks
@@ -155,7 +158,9 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
                 continue
             config = Config(*(warps_j, warps_m, warps_n, warps_l, mt, nt, units, cluster), blocks=1)
             registers = config.registers(p)
-            if config.shared_bytes(p) > SHARED_LIMIT or registers > 240:
+            # The estimate is on the safe side: a few more than there are do not spill.
+            most = min(240, 1.1 * _REGISTERS / config.threads)
+            if config.shared_bytes(p) > SHARED_LIMIT or registers > most:
                 continue
             fit = min(
                 _REGISTERS // (-(-registers // 8) * 8 * config.threads),
@@ -182,28 +187,30 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
     if batch > MAX_BATCH:
         return math.inf
     f = fold(p.d)
-    row_tiles = -(-batch // config.rows)
-    blocks = row_tiles * config.columns(p) * config.cluster
+    shared = config.shared_bytes(p)
+    blocks = -(-batch // config.rows) * config.columns(p) * config.cluster
     share = -(-blocks // multiprocessors)  # blocks of the busiest multiprocessor
-    rows = min(batch, config.rows)
-    jc = config.warps_j * f.j
-    sums_over = config.block_units(p) * f.unit
-    weight_bytes = 2 * config.outputs * jc * sums_over
-    x_bytes = 2 * rows * jc * sums_over
-    asked = min(config.loaded_bytes(p), weight_bytes) * min(share, config.blocks)
-    rounds = -(-share * weight_bytes // asked)
-    reading = max(
-        2 * p.nnz / _DRAM_BYTES_US,
-        share * (weight_bytes * (2 if jc == 8 and p.d > 8 else 1) + x_bytes) / _L2_BYTES_US,
+    registers = -(-min(255, config.registers(p)) // 8) * 8 * config.threads
+    fit = min(
+        _REGISTERS // registers, SHARED_LIMIT // (shared + 1024), _MAX_THREADS // config.threads
     )
-    sum_bytes = 4 * rows * config.features(p)
-    # Warps that share weights or x read them again, from the first cache or shared memory.
-    again = weight_bytes * config.warps_m + x_bytes * config.warps_n
-    computing = share * (again + 2 * sum_bytes * config.warps_l) / _SHARED_BYTES_US
-    clusters = 0.0
+    waves = -(-share // max(1, min(share, fit)))
+
+    rows, jc, l = min(batch, config.rows), config.warps_j * f.j, config.block_units(p) * f.unit
+    weight_bytes = 2 * config.outputs * jc * l * (2 if jc == 8 < p.d else 1)  # whole sectors
+    x_bytes, sum_bytes = 2 * rows * jc * l, 4 * rows * config.features(p)
+    us = _LAUNCH_US + _WAVE_US * (waves - 1)
+    us += max(2 * p.nnz / _DRAM_BYTES_US, share * weight_bytes / _WEIGHT_BYTES_US)
+    us += waves * -(-config.block_units(p) // (config.warps_l * config.units)) * _ROUND_US
+    us += waves * x_bytes / (16 * config.threads) / _COPIES_US
+    us += share * config.rows * config.outputs * jc * l / 2048 / _TENSOR_STEPS_US
+    us += share * sum_bytes * config.warps_l / _SUM_BYTES_US
     if config.cluster > 1:
-        clusters = _CLUSTER_US + share * sum_bytes / _REMOTE_BYTES_US
-    return _LAUNCH_US + rounds * _LATENCY_US + reading + computing + clusters
+        us += waves * (_CLUSTER_US + _CLUSTER_DOUBLED_US * math.log2(config.cluster))
+        us += share * sum_bytes / _REMOTE_BYTES_US
+    if p.d % 8 == 0:
+        us += _WIDE_US + share * x_bytes / _WIDE_BYTES_US
+    return us
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:
