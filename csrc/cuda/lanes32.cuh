@@ -69,7 +69,7 @@ struct Lanes32Tile {
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
-  static_assert(WARPS_J == 1 || (WARPS_J == 2 && WARPS_M * WARPS_N <= 14), "there are 16 barriers");
+  static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");
 };
 
 // What a block computes beside rows: group i, first j, first output k.

@@ -30,6 +30,7 @@ class Config:
     warpgroups_j: int
     warpgroups_m: int
     teams: int
+    cluster: int
     nt: int
     kl: int
     stages: int
@@ -116,10 +117,21 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     p = problem.pattern
     f = fold(p.d)
-    # Warpgroups side by side in j, in rows, and in teams of their own.
-    shapes = [(1, 2, 1), (1, 3, 1), (1, 1, 2), (1, 1, 3), *([(2, 1, 1)] if p.d % 8 == 0 else [])]
+    # Warpgroups side by side in j and in rows, teams, blocks of a cluster. Rows of results that are
+    # narrower than a sector of memory cost as much as whole ones: wider ones where d allows it.
+    wide = [j for j in (2, 3) if p.d % (4 * j) == 0]
+    shapes = [
+        *((j, 1, 1, cluster) for j in wide for cluster in (1, 2)),
+        *(((1, m, 1, cluster) for m in (2, 3) for cluster in (1, 2)) if 2 not in wide else ()),
+        *(((1, 1, teams, 1) for teams in (2, 3)) if 2 not in wide else ()),
+    ]
     chains = (1, 2) if p.c >= _LONG_SUM else (1,)
-    for (group_j, group_m, teams), nt, kl, stages, resident, chain, pending in itertools.product(
+    for (
+        group_j,
+        group_m,
+        teams,
+        cluster,
+    ), nt, kl, stages, resident, chain, pending in itertools.product(
         shapes,
         (1, 2, 3, 4, 6, 8, 12, 16),
         (8, 16, 32, 64),
@@ -128,13 +140,16 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
         chains,
         (0, 1),
     ):
-        config = Config(group_j, group_m, teams, nt, kl, stages, resident, chain, pending, 0)
+        config = Config(
+            *(group_j, group_m, teams, cluster, nt, kl, stages, resident, chain, pending), 0
+        )
         turn = config.turn(f)
-        if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
+        if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c) or (resident and cluster > 1):
             continue
         columns = config.columns(p)
         walkers = max(1, multiprocessors // columns)
-        config = replace(config, max_blocks=walkers * columns if resident else multiprocessors)
+        most = walkers * columns if resident else multiprocessors // cluster * cluster
+        config = replace(config, max_blocks=most)
         fits = config.registers(p) <= _registers(config.multipliers)
         if fits and config.shared_bytes(p) <= SHARED_LIMIT:
             yield config
@@ -145,8 +160,8 @@ def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
     return Geometry(
         threads=config.threads,
         shared_bytes=config.shared_bytes(problem.pattern, exact),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=config.columns(problem.pattern),
+        rows_per_tile=config.rows * config.cluster,
+        tiles_per_row_tile=config.columns(problem.pattern) * config.cluster,
         max_blocks=config.max_blocks,
     )
 
@@ -164,9 +179,10 @@ def source(problem: Problem, config: Config, exact: bool = True) -> str:
         config: one of `configs`.
         exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
     """
+    cluster = f" __cluster_dims__({config.cluster}, 1, 1)" if config.cluster > 1 else ""
     return (
         _tile(problem, config, exact)
-        + 'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1)\n'
+        + f'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1){cluster}\n'
         f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
         "  lanes32_wgmma_kernel<Support, Tile>(arguments);\n"
         "}\n"
@@ -289,4 +305,4 @@ def _fit_for_vectors(x: Tensor) -> bool:
 
 def _registers(multipliers: int) -> int:
     """``MULTIPLIER_REGISTERS`` of lanes32_wgmma.cuh."""
-    return (512 - 32) // 3 if multipliers == 3 else (504 - 56) // 2
+    return ((512 if multipliers == 3 else 504) - 56) // multipliers

@@ -28,35 +28,32 @@ SHAPES = [
     (1, 32, 17, 8),
     (2, 24, 12, 12),
     (1, 48, 33, 16),
+    (1, 16, 17, 24),
     (1, 16, 136, 4),  # so long that the tensor cores sum 16 l; half of the last 16 are zeros
     (1, 16, 130, 2),
 ]
 
 
 def cases() -> Iterator[tuple[Problem, lanes32_wgmma.Config]]:
-    """For each shape a tile with resident and one with streamed weights, one of more teams."""
+    """For each shape a tile with resident and one with streamed weights.
+
+    All ways to share the work among warpgroups, teams and blocks take turns.
+    """
     draw = random.Random(0)
-    for turn, shape in enumerate(SHAPES):
+    seen: set[tuple[int, ...]] = set()
+
+    def way(c: lanes32_wgmma.Config) -> tuple[int, ...]:
+        return c.warpgroups_j, c.warpgroups_m, c.teams, c.cluster, c.resident
+
+    for shape in SHAPES:
         problem = Problem(Pattern(*shape), "float32", batch_last=False)
         candidates = list(lanes32_wgmma.configs(problem, multiprocessors=4))
-        # Where several warpgroups may share the j, sometimes.
-        width = 2 if shape[3] % 8 == 0 and turn % 2 else 1
         longest = max(c.chain for c in candidates)
         for resident in (True, False):
-            teams = width == 1 and resident == bool(turn % 2)
-            yield (
-                problem,
-                draw.choice(
-                    [
-                        c
-                        for c in candidates
-                        if c.resident == resident
-                        and (c.teams > 1) == teams
-                        and c.warpgroups_j == width
-                        and c.chain == longest
-                    ]
-                ),
-            )
+            fitting = [c for c in candidates if c.resident == resident and c.chain == longest]
+            ways = sorted({way(c) for c in fitting}, key=lambda w: (w in seen, draw.random()))
+            seen.add(ways[0])
+            yield problem, draw.choice([c for c in fitting if way(c) == ways[0]])
 
 
 CASES = list(cases())
@@ -126,7 +123,7 @@ def kernels(emulator):
 def name(at: int) -> str:
     problem, c = CASES[at]
     where = "resident" if c.resident else "streamed"
-    team = f"{c.teams}x{c.warpgroups_j}x{c.warpgroups_m}w"
+    team = f"{c.cluster}x{c.teams}x{c.warpgroups_j}x{c.warpgroups_m}w"
     return f"{problem.pattern}-{team}-{c.nt}n-{c.kl}l-{c.stages}s-{c.chain}c-{where}"
 
 
@@ -144,7 +141,7 @@ def test_results(kernels, at):
 def test_blocks_walk_over_many_tiles(kernels, at):
     problem, config = CASES[at]
     x, weight = operands(problem, 4 * config.rows + 3, seed=at)
-    columns = config.columns(problem.pattern)
+    columns = config.columns(problem.pattern) * config.cluster
     results = []
     for walkers in (1, 3):
         geometry = lanes32_wgmma.geometry(problem, replace(config, max_blocks=walkers * columns))
@@ -168,7 +165,10 @@ def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
-        ("full[team * Tile::STAGES + slot].wait(parities >> slot & 1);", "race|nothing wrote|under way"),
+        (
+            "full[team * Tile::STAGES + slot].wait(parities >> slot & 1);",
+            "race|nothing wrote|under way",
+        ),
         ("if (loaded >= Tile::STAGES) wait_for_empty(loaded);", "race|under way|nobody|only waits"),
         ("arrive_at(Tile::FIRST_EMPTY + slot, Tile::LOADERS + Tile::TEAM);", "for ever"),
         ("stage < loaded; ++stage) wait_for_empty(stage);", "nobody waited|race"),
@@ -187,7 +187,7 @@ def test_a_missing_wait_is_found(emulator, cut, message):
     (kernel,) = build(emulator, [(problem, config)], edit)
     x, weight = operands(problem, 8 * config.rows, seed=0)
     few = lanes32_wgmma.geometry(
-        problem, replace(config, max_blocks=config.columns(problem.pattern))
+        problem, replace(config, max_blocks=config.columns(problem.pattern) * config.cluster)
     )
     with pytest.raises(EmulationError, match=message):
         kernel.launched_as(few)(x, weight)
