@@ -23,6 +23,7 @@ from ksopt.kernels import (
     lanes32_wgmma,
     permuted,
     small_batch,
+    small_batch_fma,
 )
 from ksopt.kernels.problem import Problem
 
@@ -124,6 +125,7 @@ def _precision(problem: Problem) -> dict[str, bool]:
 FAMILIES: tuple[Family, ...] = (
     Family(lanes16, capability=(8, 0)),
     Family(small_batch, capability=(8, 0)),
+    Family(small_batch_fma, capability=(8, 0)),
     Family(lanes32, capability=(8, 0), splits=True, cost=lanes32_cost.predicted_us),
     Family(
         lanes32_wgmma,
