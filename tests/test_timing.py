@@ -67,6 +67,31 @@ def test_caches_are_cold_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(buffer.nbytes >= 2**20 for buffer in written)
 
 
+def test_it_stops_when_the_medians_stand() -> None:
+    limits = {"max_seconds": 20.0, "min_repeats": 5, "max_repeats": 2000}
+    found = measure({"5 ms": sleeper(0.005)}, "cpu", precision=0.2, **limits)["5 ms"]
+    assert 5 <= found.repeats < 2000
+    # 1.2533 / 1.683 of the band, by the root of the count
+    assert 0.7447 * found.noise / found.repeats**0.5 <= 0.2 * 1.001
+
+
+def test_hopeless_rivals_are_given_up_and_no_others() -> None:
+    calls = {"ours": sleeper(0.0005), "best": sleeper(0.004), "worst": sleeper(0.02)}
+    found = measure(
+        calls, "cpu", max_seconds=0.2, min_repeats=6, hopeless=2.0, rivals=["best", "worst"]
+    )
+    assert [name for name, one in found.items() if one.given_up] == ["worst"]
+    assert found["worst"].repeats == 2
+    assert found["worst"].median_us >= 20_000
+    assert found["ours"].repeats == found["best"].repeats >= 3
+
+
+@pytest.mark.parametrize("wrong", [{"precision": 0.0}, {"hopeless": 1.0}])
+def test_senseless_rules_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        measure({"none": lambda: None}, "cpu", **wrong)
+
+
 def test_percentiles_are_numpys() -> None:
     numpy = pytest.importorskip("numpy")
     samples = torch.rand(37).tolist()

@@ -24,7 +24,7 @@ from ksopt.bench.request import Subject
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import general
-from ksopt.kernels.families import Machine, best_tiles
+from ksopt.kernels.families import Machine, Tile, best_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -39,14 +39,18 @@ def sources(problem: Problem, batch: int, machine: Machine) -> list[str]:
         batch: rows of x.
         machine: what the kernels run on.
     """
-    exact = {"exact": problem.exact} if problem.dtype == "float32" else {}
-    found = [
-        str(tile.family.module.source(problem, tile.config, **exact))
-        for tile in best_tiles(problem, batch, machine)
-    ]
+    found = [text for tile in best_tiles(problem, batch, machine) for text in _sources_of(tile)]
     if general.supports(problem) is None:
         found.append(general.source(problem, general.default_config(problem)))
     return found
+
+
+def _sources_of(tile: Tile) -> list[str]:
+    module, problem = tile.family.module, tile.problem
+    if hasattr(module, "sources"):  # a family of several kernels, without tiles to choose from
+        return list(module.sources(problem))
+    exact = {"exact": problem.exact} if problem.dtype == "float32" and tile.family.splits else {}
+    return [str(module.source(problem, tile.config, **exact))]
 
 
 @contextmanager
@@ -117,7 +121,10 @@ def main() -> int:
     machine = Machine(**described)
     for shape, batch in job["problems"]:
         problem = Problem(Pattern(*shape), job["dtype"], job["batch_last"])
-        for source in sources(problem, batch, machine):
+        found: list[str] = []
+        with contextlib.suppress(Exception):
+            found = sources(problem, batch, machine)
+        for source in dict.fromkeys(found):
             with contextlib.suppress(KsoptError):
                 nvrtc.cubin(source, job["target"])
     return 0

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 
 EPILOG = """\
 examples:
-  ksopt bench kernels --patterns sample:6 --device cpu
-  ksopt bench kernels --patterns "(4,64,64,16)" "(1,256,256,4)" --dtype bfloat16
+  ksopt bench kernels --patterns "(4,64,64,16)" "(1,96,96,3)" --device cpu
+  ksopt bench kernels --patterns sample:40 --dtype bfloat16 --against eager,inductor
   ksopt bench kernels --patterns paper --dtype float16 --timeout 600 --out fp16   # again: goes on
   ksopt bench kernels --chain "(1,64,64,64)*(64,64,64,1)" --batch 1,16,64 --graph
   ksopt bench kernels --report fp16 fp32 --out both                   # one page, no GPU needed
@@ -36,7 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="paper (its 627), sample:N of them, a file with a pattern a line, or patterns",
     )
     what("--chain", nargs="+", default=[], metavar="CHAIN", help="chains such as (..)*(..)")
-    what("--dtype", default="float16", help="float16 (default), bfloat16 or float32")
+    what("--dtype", help="float16 (default on a GPU), bfloat16 or float32 (default on a CPU)")
     what("--layout", default="batch_first", help="batch_first (default) or batch_last")
     what(
         "--batch",

@@ -76,7 +76,7 @@ class BenchRequest:
         *,
         patterns: Sequence[str] = (),
         chains: Sequence[str] = (),
-        dtype: str = "float16",
+        dtype: str | None = None,
         layout: str = "batch_first",
         batch: str | None = None,
         against: str = "eager",
@@ -90,7 +90,7 @@ class BenchRequest:
         Args:
             patterns: ``paper``, ``sample:N``, a file with a pattern a line, or patterns.
             chains: Chains such as ``(1,64,16,16)*(16,16,64,1)``.
-            dtype: One of ``DTYPES``.
+            dtype: One of ``DTYPES``; None: float16, on a CPU float32, which it computes with.
             layout: "batch_first" or "batch_last".
             batch: Rows of x, several between commas; None: the paper's, on a CPU 256.
             against: Names between commas: ``eager``, ``inductor``, or a baseline's.
@@ -108,12 +108,14 @@ class BenchRequest:
             ['(1,2,3,4) batch 7', '(1,2,3,4) batch 8']
         """
         found = devices.resolve(device)
+        gpu = found.type == "cuda"
+        dtype = dtype or ("float16" if gpu else "float32")
         if dtype not in DTYPES:
             raise InvalidInputError(f"dtype {dtype!r}: it must be one of {', '.join(DTYPES)}")
         is_batch_last(layout)
-        if graph and found.type != "cuda":
+        if graph and not gpu:
             raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {found}")
-        default = paper.BATCH if found.type == "cuda" else CPU_BATCH
+        default = paper.BATCH if gpu else CPU_BATCH
         batches = _batches(batch) if batch is not None else (default,)
         checked_int(inductor_sample, "inductor_sample", "bench", minimum=0)
         checked_int(seed, "seed", "bench", minimum=0)
