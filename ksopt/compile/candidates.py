@@ -1,0 +1,178 @@
+"""From recognised products to sites: which of them are worth a look, and which form a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import fx
+
+from ksopt.compile.lowering import Uses
+from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
+from ksopt.compile.sizes import Size
+from ksopt.compile.values import Biased, Contraction, Native, Root, Trace
+from ksopt.pattern import Chain, Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A chain of products, each the only reader of the one before.
+
+    Attributes:
+        roots: the products, the one that meets the input first at the end, as in a chain.
+        site: what is said about them.
+    """
+
+    roots: tuple[Root, ...]
+    site: Site
+
+
+def worth_a_look(trace: Trace) -> list[Root]:
+    """Products by factors that are not just dense, and low-rank pairs of dense ones."""
+    chosen = [root for root in trace.contractions if _pattern(root).a * _pattern(root).d > 1]
+    for root in trace.contractions:
+        inner = _origin(root).x
+        if isinstance(inner.origin, Contraction) and _is_low_rank(_pattern(root), _pattern(inner)):
+            chosen += [one for one in (inner, root) if one not in chosen]
+    order = {root: at for at, root in enumerate(trace.contractions)}
+    return sorted(chosen, key=order.__getitem__)
+
+
+def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
+    """Dense products that are no half of a low-rank pair after all: something else reads them."""
+    alone = []
+    for root in found.readers:
+        if root not in chosen or not _is_dense(_pattern(root)):
+            continue
+        inner, readers = _origin(root).x, found.readers[root]
+        first = (
+            inner in chosen
+            and found.readers.get(inner) == [root]
+            and _is_low_rank(_pattern(root), _pattern(inner))
+        )
+        second = (
+            len(readers) == 1
+            and isinstance(readers[0], Root)
+            and isinstance(readers[0].origin, Contraction)
+            and readers[0].origin.x is root
+            and _is_low_rank(_pattern(readers[0]), _pattern(root))
+        )
+        if not first and not second:
+            alone.append(root)
+    return alone
+
+
+def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Candidate]:
+    """The chains among the products that are needed, in the order of the graph."""
+    following: dict[Root, Root] = {}
+    for root, readers in found.readers.items():
+        reader = readers[0]
+        if root not in chosen or len(readers) != 1 or not isinstance(reader, Root):
+            continue
+        if reader in chosen and _origin(reader).x is root:
+            following[root] = reader
+    found_chains = []
+    for root in trace.contractions:
+        if root not in chosen or root not in found.readers or root in following.values():
+            continue
+        roots = [root]
+        while roots[-1] in following:
+            roots.append(following[roots[-1]])
+        found_chains.append(_candidate(trace, found, tuple(reversed(roots))))
+    return found_chains
+
+
+def native_sites(trace: Trace) -> list[Site]:
+    """Sites that call ksopt's operator already."""
+    inner = {root.origin.x.root: root for root in trace.natives if isinstance(root.origin, Native)}
+    sites = []
+    for root in trace.natives:
+        assert isinstance(root.origin, Native)
+        if isinstance(root.origin.x.root.origin, Native):
+            continue
+        roots = [root]
+        while roots[-1] in inner:
+            roots.append(inner[roots[-1]])
+        patterns = [one.origin.pattern for one in reversed(roots) if isinstance(one.origin, Native)]
+        node = roots[-1].made_at
+        if node is None:
+            continue
+        batch = _hint(root.shape) // patterns[-1].out_features
+        sites.append(
+            Site(
+                node=node.name,
+                place=place_of(node),
+                spelling=spelling_of([node]),
+                verdict=Verdict.LOWERED,
+                reason="It calls ksopt's operator already.",
+                chain=Chain(tuple(patterns)),
+                batch=batch,
+                dtype=str(root.dtype).removeprefix("torch."),
+                flops=sum(pattern.flops(batch) for pattern in patterns),
+            )
+        )
+    return sites
+
+
+def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
+    from ksopt.compile.epilogue import epilogue
+
+    patterns = tuple(_pattern(root) for root in roots)
+    nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
+    batch = _hint(roots[0].shape) // patterns[0].out_features
+    site = Site(
+        node=nodes[-1].name,
+        place=place_of(nodes[-1]),
+        spelling=spelling_of(nodes),
+        verdict=Verdict.KEPT,
+        reason="",
+        chain=Chain(patterns),
+        batch=batch,
+        dtype=str(roots[0].dtype).removeprefix("torch."),
+        epilogue=epilogue(_exits(found, roots[0]), is_biased=_is_biased(found, roots[0])),
+        flops=sum(pattern.flops(batch) for pattern in patterns),
+    )
+    return Candidate(roots, site)
+
+
+def _exits(found: Uses, root: Root) -> list[fx.Node]:
+    exits = []
+    for node, view in found.exits.items():
+        origin = view.root.origin
+        product = origin.product.root if isinstance(origin, Biased) else view.root
+        if product is root:
+            exits.append(node)
+    return exits
+
+
+def _is_biased(found: Uses, root: Root) -> bool:
+    return any(
+        isinstance(reader, Root) and isinstance(reader.origin, Biased)
+        for reader in found.readers.get(root, ())
+    )
+
+
+def _origin(root: Root) -> Contraction:
+    assert isinstance(root.origin, Contraction)
+    return root.origin
+
+
+def _pattern(root: Root) -> Pattern:
+    return _origin(root).factor.pattern
+
+
+def _is_dense(pattern: Pattern) -> bool:
+    return pattern.a == 1 and pattern.d == 1
+
+
+def _is_low_rank(left: Pattern, right: Pattern) -> bool:
+    """Whether two dense factors have fewer weights than their product."""
+    dense = left.out_features * right.in_features
+    return _is_dense(left) and _is_dense(right) and left.nnz + right.nnz < dense
+
+
+def _hint(shape: tuple[Size, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= size if isinstance(size, int) else size.node.hint or 1
+    return total

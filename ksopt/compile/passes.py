@@ -1,0 +1,233 @@
+"""The pass: follow a graph, recognise, decide, rewrite, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import HigherOrderOperator
+from torch._subclasses import FakeTensorMode
+
+from ksopt.compile import frozen
+from ksopt.compile.candidates import (
+    Candidate,
+    candidates,
+    low_rank_but_shared,
+    native_sites,
+    worth_a_look,
+)
+from ksopt.compile.emission import fake_result
+from ksopt.compile.lowering import CannotLowerError, Uses, check, lower, uses
+from ksopt.compile.running import CannotRunError, run
+from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
+from ksopt.compile.tracking import Tracker
+from ksopt.compile.values import Kind, Miss, Root
+
+log = logging.getLogger("ksopt.compile")
+"""The one logger of the backend: INFO says what was done to a graph, DEBUG what to each site."""
+
+Judge = Callable[[Site], Decision]
+"""Decides whether a site is lowered."""
+
+_BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
+"""Higher-order operators that call their first argument, a graph, with the others."""
+
+
+def rewrite_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    judge: Judge,
+    frozen_values: frozen.FrozenValues | None = None,
+) -> Report:
+    """Rewrite the Kronecker-sparse products of a graph, in place.
+
+    Args:
+        gm: as Dynamo or torch.export captured it, or torch.fx.symbolic_trace.
+        example_inputs: a tensor or number for each placeholder; parameters as they are.
+        judge: decides each site.
+        frozen_values: looks at the values of frozen weights; None leaves them alone.
+
+    Returns:
+        What was done. A graph that cannot be followed is left as it was, and noted.
+    """
+    start = time.perf_counter()
+    inputs = _fake_inputs(gm, example_inputs)
+    weights = _weights(gm, example_inputs)
+    report = Report(graphs=1)
+    try:
+        _rewrite(gm, inputs, weights, judge, frozen_values, report)
+    except CannotRunError as error:
+        note = f"a graph was left alone: {error}"
+        report.notes.append(note)
+        log.warning("%s", note)
+    report.pass_s = time.perf_counter() - start
+    return report
+
+
+def _rewrite(
+    gm: fx.GraphModule,
+    inputs: list[Any],
+    weights: frozenset[int],
+    judge: Judge,
+    frozen_values: frozen.FrozenValues | None,
+    report: Report,
+) -> None:
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    pattern_of = None
+    if frozen_values is not None:
+        at = {node: index for index, node in enumerate(placeholders)}
+
+        def pattern_of(node: fx.Node) -> Any:
+            return frozen_values.pattern(at[node]) if at[node] in weights else None
+
+    trace, tracker = run(gm, inputs, weights, pattern_of)
+    _rewrite_bodies(gm, tracker, judge, report)
+    report.linear_flops += sum(trace.flops.values())
+    misses = list(trace.misses)
+    chosen = worth_a_look(trace)
+    chosen, found = _possible(gm, tracker, chosen, misses)
+    sites = []
+    kept: list[Candidate] = []
+    for candidate in candidates(trace, found, chosen):
+        decision = judge(candidate.site)
+        sites.append(candidate.site.decided(decision))
+        if not decision.lower:
+            kept.append(candidate)
+    left = {root for candidate in kept for root in candidate.roots}
+    chosen = [root for root in chosen if root not in left]
+    if chosen:
+        _lower(gm, tracker, chosen, misses, sites)
+    order = {node.name: at for node, at in trace.order.items()}
+    missed = [_missed(miss) for miss in misses]
+    taken = {site.node for site in sites}
+    sites += [site for site in missed if site.node not in taken]
+    sites += native_sites(trace)
+    report.sites += sorted(sites, key=lambda site: order.get(site.node, 0))
+    if chosen:
+        gm.graph.lint()
+        gm.recompile()
+
+
+def _possible(
+    gm: fx.GraphModule, tracker: Tracker, chosen: list[Root], misses: list[Miss]
+) -> tuple[list[Root], Uses]:
+    """The products that can be rewritten, and their uses; why the others cannot goes to misses."""
+    while True:
+        try:
+            found = uses(gm.graph, tracker.trace, chosen)
+            check(tracker, found, chosen)
+        except CannotLowerError as error:
+            chosen = [root for root in chosen if root is not error.root]
+            _add_miss(misses, error)
+            continue
+        alone = low_rank_but_shared(found, chosen)
+        if not alone:
+            return chosen, found
+        chosen = [root for root in chosen if root not in alone]
+
+
+def _lower(
+    gm: fx.GraphModule,
+    tracker: Tracker,
+    chosen: list[Root],
+    misses: list[Miss],
+    sites: list[Site],
+) -> None:
+    while chosen:
+        chosen, found = _possible(gm, tracker, chosen, misses)
+        try:
+            lower(gm, tracker, found, chosen)
+            return
+        except CannotLowerError as error:
+            chosen = [root for root in chosen if root is not error.root]
+            _add_miss(misses, error)
+            made_at = error.root.made_at
+            sites[:] = [s for s in sites if made_at is None or s.node != made_at.name]
+
+
+def _add_miss(misses: list[Miss], error: CannotLowerError) -> None:
+    from ksopt.compile.values import Contraction
+
+    origin = error.root.origin
+    pattern = origin.factor.pattern if isinstance(origin, Contraction) else None
+    if error.root.made_at is not None:
+        misses.append(Miss(error.root.made_at, error.reason, pattern))
+
+
+def _missed(miss: Miss) -> Site:
+    from ksopt.pattern import Chain
+
+    return Site(
+        node=miss.node.name,
+        place=place_of(miss.node),
+        spelling=spelling_of([miss.node]),
+        verdict=Verdict.MISSED,
+        reason=f"At node {miss.node.name}: {miss.reason}.",
+        chain=None if miss.pattern is None else Chain((miss.pattern,)),
+    )
+
+
+def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: Report) -> None:
+    """Rewrite the graphs that checkpointing calls: they are graphs like this one."""
+    for node in gm.graph.nodes:
+        if not isinstance(node.target, HigherOrderOperator) or not node.args:
+            continue
+        if node.target.name() not in _BODIES or not isinstance(node.args[0], fx.Node):
+            continue
+        body = gm.get_submodule(str(node.args[0].target))
+        arguments = list(node.args[1:])
+        inputs = [
+            fake_result(argument) if isinstance(argument, fx.Node) else argument
+            for argument in arguments
+        ]
+        views = [
+            tracker.trace.views.get(argument) if isinstance(argument, fx.Node) else None
+            for argument in arguments
+        ]
+        weights = frozenset(
+            at
+            for at, view in enumerate(views)
+            if view is not None and view.root.kind is Kind.WEIGHT
+        )
+        if isinstance(body, fx.GraphModule):
+            _rewrite(body, inputs, weights, judge, None, report)
+
+
+def _fake_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """A fake tensor or number for each placeholder."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    known = [fake_result(node) for node in placeholders]
+    if all(value is not None for value in known):
+        return known
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return [
+        mode.from_tensor(value) if isinstance(value, Tensor) else value for value in example_inputs
+    ]
+
+
+def _weights(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
+    """Which placeholders are parameters, buffers or other tensors that a module owns."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    found = set()
+    for at, node in enumerate(placeholders):
+        value = example_inputs[at] if at < len(example_inputs) else None
+        owned = "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+        if owned or isinstance(value, nn.Parameter):
+            found.add(at)
+    return frozenset(found)
+
+
+def count(report: Report) -> None:
+    """Add a report to torch's counters, ``torch._dynamo.utils.counters["ksopt"]``."""
+    from torch._dynamo.utils import counters
+
+    counters["ksopt"]["graphs"] += report.graphs
+    for verdict in Verdict:
+        counters["ksopt"][verdict.value.replace(" ", "_")] += report.count(verdict)
+
+
+assert torch

@@ -1,0 +1,256 @@
+"""Run a Dynamo graph on its fake tensors under a `Tracker`.
+
+What the graph switches on and off (gradients, autocast, vmap) is remembered for every node. Torch
+functions that no Kronecker-sparse product is made of are not run: their result is already known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.amp import autocast_mode
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ksopt.compile import movements, pieces, products
+from ksopt.compile.emission import fake_result
+from ksopt.compile.index import NotNestedError, identity, is_identity
+from ksopt.compile.moves import plan
+from ksopt.compile.sizes import plain
+from ksopt.compile.tracking import FixedSizeNeeded, FrozenPattern, Tracker
+from ksopt.compile.values import Kind, Region, Trace, View
+
+_RULES = (movements, products, pieces)  # registered on import
+
+
+class CannotRunError(Exception):
+    """The graph cannot be followed; the text is a clause that says why."""
+
+
+_OPAQUE = {
+    F.layer_norm,
+    F.rms_norm,
+    F.group_norm,
+    F.batch_norm,
+    F.gelu,
+    F.silu,
+    F.softmax,
+    F.scaled_dot_product_attention,
+    F.embedding,
+    F.cross_entropy,
+    torch._C._nn.gelu,
+    torch._C._nn.scaled_dot_product_attention,
+    torch.softmax,
+    torch.tanh,
+    torch.sigmoid,
+    torch.exp,
+    torch.cos,
+    torch.sin,
+    torch.rsqrt,
+    torch.pow,
+    operator.pow,
+    operator.add,
+    operator.sub,
+    operator.truediv,
+    operator.neg,
+}
+"""Functions whose result is a new tensor that is no movement of an operand and no product."""
+
+_SET_GRAD = torch._C._set_grad_enabled
+_TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting")
+
+
+def run(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    weights: frozenset[int],
+    frozen_pattern: FrozenPattern | None = None,
+) -> tuple[Trace, Tracker]:
+    """Follow every tensor of a graph.
+
+    Args:
+        gm: the graph; nodes may carry fake results in ``meta["example_value"]``.
+        inputs: a fake tensor or a number for each placeholder.
+        weights: which of them are parameters or buffers.
+        frozen_pattern: see `ksopt.compile.tracking.FrozenPattern`.
+
+    Raises:
+        CannotRunError: the graph does something that cannot be followed.
+    """
+    for node in gm.graph.nodes:
+        if getattr(node.target, "__name__", "") in _TRANSFORMS:
+            raise CannotRunError(f"node {node.name} starts a torch.func transform other than vmap")
+    while True:
+        try:
+            return _run(gm, inputs, weights, frozen_pattern)
+        except FixedSizeNeeded as error:
+            int(error.size)  # adds a guard; each turn fixes one more size
+
+
+def _run(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    weights: frozenset[int],
+    frozen_pattern: FrozenPattern | None,
+) -> tuple[Trace, Tracker]:
+    tracker = Tracker(frozen_pattern)
+    runner = _Runner(gm, tracker, weights)
+    fake_mode = next((i.fake_mode for i in inputs if hasattr(i, "fake_mode")), None)
+    modes = (_autocast_left_as_it_is(), torch.no_grad(), enable_python_dispatcher())
+    with modes[0], modes[1], modes[2], fake_mode or contextlib.nullcontext(), tracker:
+        try:
+            runner.run(*(_known_sizes(value) for value in inputs))
+        except (CannotRunError, FixedSizeNeeded):
+            raise
+        except Exception as error:  # whatever a fake tensor cannot do
+            name = tracker.node.name if tracker.node is not None else "its inputs"
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CannotRunError(f"{name} does not run on fake tensors: {said}") from error
+        finally:
+            runner.leave()
+    return tracker.trace, tracker
+
+
+@contextlib.contextmanager
+def _autocast_left_as_it_is() -> Iterator[None]:
+    # A cached cast would make one tensor of two roots.
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+class _Runner(fx.Interpreter):
+    def __init__(self, gm: fx.GraphModule, tracker: Tracker, weights: frozenset[int]) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.tracker = tracker
+        self.weights = weights
+        self.device_type = "cpu"
+        self.grad = True
+        self.vmap_depth = 0
+        self.placeholders = 0
+        self.contexts: list[Any] = []
+
+    def leave(self) -> None:
+        """Undo what the graph switched on, where it did not run to its end."""
+        while self.contexts:
+            autocast_mode._exit_autocast(self.contexts.pop())
+
+    def run_node(self, n: fx.Node) -> Any:
+        tracker, trace = self.tracker, self.tracker.trace
+        trace.order[n] = len(trace.order)
+        tracker.node = n
+        trace.regions[n] = Region(self.grad, self._autocast(), self.vmap_depth)
+        result = self._result(n)
+        if fake_result(n) is None and isinstance(result, Tensor) and not _is_wrapped(result):
+            n.meta["example_value"] = result  # what is inserted later reads it
+        if n.op == "placeholder":
+            self._note_input(result)
+        if isinstance(result, Tensor) and not _is_wrapped(result):
+            self._note_view(n, result)
+        return result
+
+    def _result(self, n: fx.Node) -> Any:
+        name = getattr(n.target, "__name__", "")
+        if n.op == "call_function":
+            if n.target is _SET_GRAD:
+                self.grad = bool(n.args[0])
+                return None
+            if name == "_vmap_increment_nesting":
+                self.vmap_depth += 1
+            elif name == "_vmap_decrement_nesting":
+                self.vmap_depth -= 1
+            known = n.meta.get("example_value")
+            if known is not None and self.vmap_depth == 0 and _is_opaque(n):
+                return self._known(n, known)
+        if n.op == "get_attr" and isinstance(self.fetch_attr(str(n.target)), fx.GraphModule):
+            return None
+        result = super().run_node(n)
+        if name == "_enter_autocast":
+            self.contexts.append(result)
+        elif name == "_exit_autocast":
+            self.contexts.pop()
+        return result
+
+    def _known(self, n: fx.Node, known: Any) -> Any:
+        """The fake result that Dynamo left, as tensors that depend on what the node reads."""
+        kind = Kind.CONSTANT
+        for argument in n.all_input_nodes:
+            for leaf in tree_leaves(self.env.get(argument)):
+                if isinstance(leaf, Tensor):
+                    kind |= self.tracker.view(leaf).root.kind
+        known = tree_map_only(Tensor, _known_sizes, known)
+        for leaf in tree_leaves(known):
+            if isinstance(leaf, Tensor):
+                self.tracker.fresh(leaf, kind)
+        return known
+
+    def _note_input(self, value: Any) -> None:
+        at, self.placeholders = self.placeholders, self.placeholders + 1
+        if isinstance(value, Tensor):
+            kind = Kind.WEIGHT if at in self.weights else Kind.ACTIVATION
+            self.device_type = value.device.type
+            self.tracker.fresh(value, kind)
+
+    def _note_view(self, n: fx.Node, value: Tensor) -> None:
+        if n.op == "get_attr" and id(value) not in self.tracker._views:
+            self.tracker.fresh(value, Kind.WEIGHT)
+        view = self.tracker.view(value)
+        self.tracker.trace.views[n] = view
+        if view.root.holder is None and holds_all(view):
+            view.root.holder = (n, view.map)
+
+    def _autocast(self) -> torch.dtype | None:
+        if not torch.is_autocast_enabled(self.device_type):
+            return None
+        return torch.get_autocast_dtype(self.device_type)
+
+
+def _known_sizes(value: Any) -> Any:
+    """The same fake tensor, with ints for symbolic sizes that are known by now."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return value
+    sizes = (*value.shape, *value.stride())
+    known = tuple(plain(size) for size in sizes)
+    if all(one is other for one, other in zip(known, sizes, strict=True)):
+        return value
+    rank = value.dim()
+    return torch.empty_strided(known[:rank], known[rank:], dtype=value.dtype, device=value.device)
+
+
+def holds_all(view: View) -> bool:
+    """Whether a view has every element of its root once."""
+    if view.map.offsets:
+        return False
+    if is_identity(view.map, view.root.shape):
+        return True
+    try:
+        plan(identity(view.root.shape).dims, view.map.dims)
+    except NotNestedError:
+        return False
+    return True
+
+
+def _is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is a tensor inside a vmap: what it wraps is followed, not the wrapper."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+@functools.cache
+def _higher_order() -> type:
+    from torch._ops import HigherOrderOperator
+
+    return HigherOrderOperator
+
+
+def _is_opaque(n: fx.Node) -> bool:
+    return n.target in _OPAQUE or isinstance(n.target, _higher_order())

@@ -1,0 +1,186 @@
+"""Sites: where a model multiplies by Kronecker-sparse weights, and what became of each.
+
+Everything here is plain data without any weight value, safe to print, store and send.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from ksopt.pattern import Chain
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class Verdict(enum.Enum):
+    """What became of a site; the value is how it is printed."""
+
+    LOWERED = "lowered"
+    KEPT = "kept"
+    MISSED = "not recognised"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is in the author's code.
+
+    Args:
+        file: its path, as Python knows it; empty if unknown.
+        line: its number, from 1.
+        code: the line's text.
+    """
+
+    file: str = ""
+    line: int = 0
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}" if self.file else "(unknown)"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a site is lowered, and why.
+
+    Args:
+        lower: whether it is.
+        reason: a sentence.
+        ksopt_us: time by ksopt's operators, microseconds; None if unknown.
+        unfused_us: time of the author's way under Inductor, microseconds; None if unknown.
+        measured: whether the times were measured; if not, they are predictions.
+    """
+
+    lower: bool
+    reason: str
+    ksopt_us: float | None = None
+    unfused_us: float | None = None
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """One chain of factors in a model.
+
+    Args:
+        node: name of the graph's node where its result is made.
+        place: where in the author's code.
+        spelling: the functions that the author called.
+        verdict: what became of it.
+        reason: why, a sentence.
+        chain: its factors, left to right; None where they could not be told.
+        batch: rows that it multiplies, of the batch at hand where that is dynamic.
+        dtype: of its tensors, torch's name.
+        epilogue: what follows it and could be computed with it: bias, an activation, residual.
+        flops: of its product.
+        ksopt_us, unfused_us, measured: see `Decision`.
+    """
+
+    node: str
+    place: Place
+    spelling: str
+    verdict: Verdict
+    reason: str
+    chain: Chain | None = None
+    batch: int | None = None
+    dtype: str = ""
+    epilogue: tuple[str, ...] = ()
+    flops: int = 0
+    ksopt_us: float | None = None
+    unfused_us: float | None = None
+    measured: bool = False
+
+    def decided(self, decision: Decision) -> Site:
+        """This site with what was decided about it."""
+        return replace(
+            self,
+            verdict=Verdict.LOWERED if decision.lower else Verdict.KEPT,
+            reason=decision.reason,
+            ksopt_us=decision.ksopt_us,
+            unfused_us=decision.unfused_us,
+            measured=decision.measured,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            **asdict(self),
+            "place": asdict(self.place),
+            "verdict": self.verdict.value,
+            "chain": None if self.chain is None else str(self.chain),
+            "epilogue": list(self.epilogue),
+        }
+
+
+@dataclass
+class Report:
+    """What the pass did to one or more graphs.
+
+    Args:
+        sites: in the order of the graphs.
+        graphs: how many graphs were looked at.
+        linear_flops: of all products by weights, dense ones included.
+        pass_s: time that the pass took, seconds.
+        notes: sentences about graphs that could not be followed.
+    """
+
+    sites: list[Site] = field(default_factory=list)
+    graphs: int = 0
+    linear_flops: int = 0
+    pass_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        """Add what was done to other graphs."""
+        self.sites += other.sites
+        self.graphs += other.graphs
+        self.linear_flops += other.linear_flops
+        self.pass_s += other.pass_s
+        self.notes += other.notes
+
+    def count(self, verdict: Verdict) -> int:
+        """How many sites ended so."""
+        return sum(site.verdict is verdict for site in self.sites)
+
+    @property
+    def covered(self) -> float:
+        """Share of the linear flops that are in lowered sites, from 0 to 1."""
+        lowered = sum(site.flops for site in self.sites if site.verdict is Verdict.LOWERED)
+        return lowered / self.linear_flops if self.linear_flops else 0.0
+
+
+def place_of(node: fx.Node) -> Place:
+    """The innermost line of the author's code, torch's own files passed over."""
+    lines = (node.meta.get("stack_trace") or "").splitlines()
+    found = Place()
+    for at, line in enumerate(lines):
+        text = line.strip()
+        if not text.startswith('File "'):
+            continue
+        file, _, rest = text.removeprefix('File "').partition('", line ')
+        number = rest.partition(",")[0]
+        if file.startswith(_TORCH) or not number.isdigit():
+            continue
+        code = lines[at + 1].strip() if at + 1 < len(lines) else ""
+        found = Place(file, int(number), code)
+    return found
+
+
+def spelling_of(nodes: Iterable[fx.Node]) -> str:
+    """The functions that nodes call, each once, joined."""
+    names: dict[str, None] = {}
+    for node in nodes:
+        name = node.target if isinstance(node.target, str) else _function_name(node.target)
+        names[name] = None
+    return " + ".join(names)
+
+
+def _function_name(target: Any) -> str:
+    name = getattr(target, "_name", None) or getattr(target, "__name__", str(target))
+    return str(name).split("::")[-1].split(".")[0]

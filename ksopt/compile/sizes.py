@@ -1,0 +1,56 @@
+"""Sizes of dims: integers, or torch's symbolic ones where a batch is dynamic.
+
+Nothing here adds a guard: what is not known for certain counts as unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+Size: TypeAlias = Any
+"""An int, or a `torch.SymInt`."""
+
+
+def plain(size: Size) -> Size:
+    """An int where the size is known to be one, else the symbolic size as it is."""
+    if isinstance(size, int):
+        return size
+    known = size.node.maybe_as_int()
+    return size if known is None else known
+
+
+def same(left: Size, right: Size) -> bool:
+    """Whether two sizes are known to be equal."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    return left is right or _known(left == right)
+
+
+def same_shape(left: Sequence[Size], right: Sequence[Size]) -> bool:
+    """Whether two shapes are known to be equal."""
+    return len(left) == len(right) and all(map(same, left, right))
+
+
+def divides(divisor: Size, size: Size) -> bool:
+    """Whether ``size`` is known to be a multiple of ``divisor``."""
+    if isinstance(divisor, int) and isinstance(size, int):
+        return divisor > 0 and size % divisor == 0
+    return same(divisor, size) or _known(size % divisor == 0)
+
+
+def quotient(size: Size, divisor: Size) -> Size:
+    """``size / divisor``, for sizes of which `divides` is true."""
+    return 1 if same(size, divisor) else plain(size // divisor)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """Product of sizes; 1 for none."""
+    return math.prod(sizes)
+
+
+def _known(condition: Any) -> bool:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)

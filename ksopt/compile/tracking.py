@@ -1,0 +1,199 @@
+"""Follow every tensor of a graph through the ATen operators that it is made of.
+
+`Tracker` is a dispatch mode: while the graph runs on fake tensors it sees each ATen operator,
+whatever torch function the author called. Operators with a rule (`RULES`, filled by
+`ksopt.compile.movements`, `products` and `pieces`) keep track of their result; the result of any
+other is a root of its own, which is always right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ksopt.compile.index import IndexMap, NotNestedError, identity
+from ksopt.compile.sizes import Size, plain
+from ksopt.compile.values import Kind, Miss, Origin, Root, Trace, View
+from ksopt.pattern import Pattern
+
+
+class FixedSizeNeeded(Exception):
+    """A symbolic number of features must be fixed at its present value, and the run begun anew."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(str(size))
+        self.size = size
+
+
+Rule = Callable[["Tracker", Any, tuple[Any, ...], dict[str, Any], Any], None]
+
+RULES: dict[Any, Rule] = {}
+"""What is known about operators: overload packet -> rule. A rule notes views of the result."""
+
+
+def rule(*packets: Any) -> Callable[[Rule], Rule]:
+    """Decorator: register a rule for overload packets such as ``torch.ops.aten.view``."""
+
+    def register(function: Rule) -> Rule:
+        for packet in packets:
+            RULES[packet] = function
+        return function
+
+    return register
+
+
+FrozenPattern = Callable[[fx.Node], Pattern | None]
+"""The pattern of the values of the frozen weight that a placeholder is, if they have one."""
+
+
+class Tracker(TorchDispatchMode):
+    """Keeps a `View` of every tensor while a graph runs.
+
+    Attributes:
+        trace: what has been found so far.
+        node: the graph's node that is running.
+        casts: roots that are another root in another dtype.
+        frozen_pattern: see `FrozenPattern`.
+    """
+
+    def __init__(self, frozen_pattern: FrozenPattern | None = None) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.node: fx.Node | None = None
+        self.casts: dict[tuple[Root, torch.dtype], Root] = {}
+        self.structured: dict[Root, Root | None] = {}
+        self.frozen_pattern = frozen_pattern
+        self._views: dict[int, tuple[View, tuple[int, int]]] = {}
+        self._alive: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an ATen operator, then note what its result is."""
+        kwargs = kwargs or {}
+        following = RULES.get(func.overloadpacket)
+        if following is None and _is_composite(func):
+            # Under inference_mode composite operators arrive whole.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            self._write(func, args, kwargs)
+        elif following is not None:
+            with contextlib.suppress(NotNestedError):
+                following(self, func, args, kwargs, result)
+        self._note_rest(args, kwargs, result)
+        return result
+
+    def view(self, tensor: Tensor) -> View:
+        """What a tensor is a view of; itself, if nothing is known."""
+        known = self._views.get(id(tensor))
+        if known is not None and known[1] == self.stamp(tensor):
+            return known[0]
+        kind = known[0].root.kind if known is not None else Kind.ACTIVATION
+        return self.fresh(tensor, kind)
+
+    def note(self, tensor: Tensor, view: View) -> View:
+        """Remember what a tensor is a view of."""
+        self._views[id(tensor)] = (view, self.stamp(tensor))
+        self._alive.append(tensor)  # an id is unique only among the living
+        return view
+
+    def fresh(self, tensor: Tensor, kind: Kind, origin: Origin | None = None) -> View:
+        """Remember a tensor as a root of its own."""
+        root = self.root(tensor.shape, tensor.dtype, kind, origin, tensor)
+        return self.note(tensor, View(root, identity(root.shape)))
+
+    def root(
+        self,
+        shape: Any,
+        dtype: torch.dtype,
+        kind: Kind,
+        origin: Origin | None = None,
+        tensor: Tensor | None = None,
+    ) -> Root:
+        """A new root; ``tensor`` is what holds it in memory, if anything does."""
+        sizes: tuple[Size, ...] = tuple(plain(size) for size in shape)
+        storage = None if tensor is None else self.stamp(tensor)
+        return Root(sizes, dtype, kind, self.node, origin, storage=storage)
+
+    def moved(self, result: Tensor, source: Tensor, index_map: IndexMap) -> None:
+        """Note that a result holds a source's elements, at other places."""
+        self.note(result, View(self.view(source).root, index_map))
+
+    def miss(self, reason: str, pattern: Pattern | None = None) -> None:
+        """Remember that a product by a weight at this node cannot be lowered."""
+        if self.node is not None:
+            self.trace.misses.append(Miss(self.node, reason, pattern))
+
+    def is_written_after(self, root: Root) -> bool:
+        """Whether a root's memory was written since the root was made."""
+        return (
+            root.storage is not None
+            and self.trace.writes.get(root.storage[0], 0) != (root.storage[1])
+        )
+
+    def stamp(self, tensor: Tensor) -> tuple[int, int]:
+        try:
+            storage = tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # sparse tensors have none
+            storage = -id(tensor)
+        return storage, self.trace.writes.get(storage, 0)
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.node is not None:
+            self.trace.writers.add(self.node)
+        for argument, value in _arguments(func, args, kwargs):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, Tensor):
+                    storage = self.stamp(tensor)[0]
+                    kind = self._kind_of(args, kwargs)
+                    self.trace.writes[storage] = self.trace.writes.get(storage, 0) + 1
+                    self.fresh(tensor, kind)
+
+    def _note_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        kind = None
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, Tensor):
+                continue
+            known = self._views.get(id(tensor))
+            if known is None or known[1] != self.stamp(tensor):
+                kind = kind or self._kind_of(args, kwargs)
+                self.fresh(tensor, kind)
+
+    def _kind_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kind:
+        kind = Kind.CONSTANT
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                kind |= self.view(leaf).root.kind
+        return kind
+
+
+def _is_composite(func: Any) -> bool:
+    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+
+
+def _arguments(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[Any, Any]]:
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        yield argument, value
+    named = {argument.name: argument for argument in func._schema.arguments}
+    for name, value in kwargs.items():
+        yield named[name], value
