@@ -85,7 +85,9 @@ def _use(result: SearchResult) -> list[Section]:
     text = (
         "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
         "fitted: it does not keep the dense layer's weights, and this search says nothing of the "
-        "accuracy that a model reaches with it."
+        "accuracy that a model reaches with it. plan.json is for a model that is trained already: "
+        "ksopt convert --plan plan.json puts the nearest product in the place of each of its "
+        "layers of this size."
     )
     return [Section("Use it", (), (text,), code="\n".join(lines), language="python")]
 

@@ -1,4 +1,4 @@
-"""What a search leaves behind: report.html, report.md, results.json, trials.csv.
+"""What a search leaves behind: report.html, report.md, results.json, plan.json, trials.csv.
 
 results.json has the schema "ksopt.search/1", described in docs/search.md: keys are added in later
 versions, and never removed or given another meaning under the same number. Files are written whole
@@ -10,8 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +17,7 @@ from typing import Any, TextIO
 from ksopt import tables
 from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
+from ksopt.files import write_whole
 from ksopt.search import words
 from ksopt.search.result import ChainFacts, Finalist, Recommendation, SearchResult, TrialRecord
 from ksopt.tables import Table
@@ -27,22 +26,24 @@ SCHEMA = "ksopt.search/1"
 
 
 def write(result: SearchResult, folder: Path) -> None:
-    """Write the four files into the folder.
+    """Write the five files into the folder.
 
     Raises:
         InvalidInputError: The folder cannot be written.
     """
     from ksopt.search import page
+    from ksopt.search.plan import plan
 
     texts = {
         "results.json": to_json(result),
+        "plan.json": plan(result).to_json(),
         "trials.csv": to_csv(result),
         "report.md": page.markdown(result),
         "report.html": page.html(result),
     }
     try:
         for name, text in texts.items():
-            _write_whole(folder / name, text)
+            write_whole(folder / name, text)
     except OSError as error:
         raise InvalidInputError(
             f"the report cannot be written to {folder} ({error.strerror}): the study is kept, "
@@ -293,18 +294,3 @@ def _csv_row(trial: TrialRecord) -> dict[str, Any]:
     for name in ("latency", "dense"):
         row |= {f"{name}_{key}": value for key, value in (row[name] or {}).items()}
     return {column: row.get(column) for column in _CSV_COLUMNS}
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside the file, then rename: a reader sees the old file or the new one."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    beside = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        # mkstemp makes files private; a report is to be shared as the folder is.
-        beside.chmod(0o644)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

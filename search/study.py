@@ -42,8 +42,8 @@ def run_search(request: SearchRequest, progress: Progress | None = None) -> Sear
         progress: Told how far it is; None shows nothing.
 
     Returns:
-        What was found. ``result.folder`` holds report.html, report.md, results.json, trials.csv and
-        (unless another storage was given) study.db.
+        What was found. ``result.folder`` holds report.html, report.md, results.json, plan.json,
+        trials.csv and (unless another storage was given) study.db.
 
     Raises:
         InvalidInputError: No such device; no chain within any budget; an output folder or storage

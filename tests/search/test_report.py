@@ -17,7 +17,7 @@ from ksopt.plots import linear_ticks, log_ticks
 from ksopt.search import SearchResult, progress, report
 
 Search = Callable[..., SearchResult]
-FILES = ("report.html", "report.md", "results.json", "trials.csv")
+FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
 
 
 @pytest.fixture

@@ -1,0 +1,127 @@
+"""``ksopt space``: counts are right, lists are the first, memory stays small, misuse is said."""
+
+import itertools
+import json
+import tracemalloc
+from math import inf
+
+import pytest
+
+from ksopt.cli import main
+from ksopt.pattern import Chain
+from ksopt.search.listing import listing
+from ksopt.search.request import SearchRequest
+from ksopt.search.walk import Walk
+
+
+def request(dims: str, budget: str = "100%", **options: object) -> SearchRequest:
+    return SearchRequest(dims, budgets=(budget,), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dims", ["8x12", "16x16", "30x7", "1x5"])
+def test_the_count_is_of_every_chain(dims: str) -> None:
+    asked = request(dims, min_rank=1)
+    every = [
+        Chain(factors)
+        for count in (1, 2, 3)
+        for factors in Walk(asked.size, asked.size.dense_parameters, 1).factors(count)
+    ]
+    found = listing(asked, limit=10_000)
+    assert (found.total, found.exact) == (len(every), True)
+    assert sorted(found.chains) == sorted(every)
+    assert len(set(every)) == len(every)
+    assert [count.chains for count in found.counts] == [
+        sum(len(chain) == factors for chain in every) for factors in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("order", ["weights", "most-weights", "rho"])
+@pytest.mark.parametrize("limit", [1, 7])
+def test_the_list_is_the_beginning_of_all(order: str, limit: int) -> None:
+    def key(chain: Chain) -> float:
+        rho = sum(p.nnz * p.rho for p in chain) / chain.nnz
+        return {"weights": chain.nnz, "most-weights": -chain.nnz, "rho": -rho}[order]
+
+    asked = request("32x48", "60%")
+    every = listing(asked, limit=100_000, order=order).chains
+    first = listing(asked, limit=limit, order=order).chains
+    assert len(every) > 1000
+    assert list(map(key, every)) == sorted(map(key, every))
+    assert first == every[:limit]
+
+
+def test_a_space_too_large_is_cut_and_needs_no_memory() -> None:
+    asked = request("4096x11008", "25%")
+    tracemalloc.start()
+    found = listing(asked, limit=5, visits=20_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not found.exact
+    assert found.counts[1].exact
+    assert not found.counts[2].exact
+    assert found.counts[2].chains > 5_000
+    assert peak < 10e6
+    assert "more than" in found.sentence
+    assert len(found.chains) == 5
+
+
+def test_the_command_prints_the_count_and_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["space", "--dims", "12x8", "--budget", "60%", "--factors", "2"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "in_features=12, out_features=8: 2 chains of at most 2 factors" in printed
+    assert "(1,4,4,2)*(4,2,3,1)" in printed
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == [
+        "schema",
+        "in_features",
+        "out_features",
+        "parameters",
+        "min_rank",
+        "count",
+        "exact",
+        "counts",
+        "order",
+        "chains",
+    ]
+    assert (found["schema"], found["count"], found["exact"]) == ("ksopt.space/1", 2, True)
+    assert found["chains"][0] == {
+        "chain": "(1,4,4,2)*(4,2,3,1)",
+        "patterns": [[1, 4, 4, 2], [4, 2, 3, 1]],
+        "parameters": 56,
+        "share_of_dense": 56 / 96,
+        "rho": pytest.approx((32 * 0.5 + 24 * 5 / 6) / 56),
+        "rank_bound": 8,
+    }
+    assert main([*words[:3], "--budget", "5%", "--limit", "0"]) == 0
+    assert ": 0 chains" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--limit", "-1"], "limit must be at least 0"),
+        (["--limit", "1000000"], "at most 100,000 chains"),
+        (["--order", "size"], "order 'size' is unknown"),
+        (["--visits", "0"], "visits must be at least 1"),
+        (["--factors", "4"], "at most 3"),
+        (["--budget", "200%"], "at most 100%"),
+        (["--min-rank", "9"], "at most min(in, out) = 8"),
+    ],
+)
+def test_misuse_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["space", "--dims", "12x8", *options]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_lists_are_stable() -> None:
+    asked = request("24x24", "80%")
+    lists = [listing(asked, limit=limit).chains for limit in (3, 50, 3)]
+    assert lists[0] == lists[2] == lists[1][:3]
+    for left, right in itertools.pairwise(lists[1]):
+        assert left.nnz <= right.nnz < inf
