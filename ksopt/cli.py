@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import ksopt
+from ksopt import tune_command
 from ksopt.bench import command as bench_command
 from ksopt.conversion import command as convert_command
 from ksopt.errors import InvalidInputError, KsoptError
@@ -141,6 +142,10 @@ def _parser() -> argparse.ArgumentParser:
         _DOCTOR_EPILOG,
     )
     _add_bench(commands)
+    command = _add_command(
+        commands, "tune", tune_command.run, tune_command.SUMMARY, tune_command.EPILOG
+    )
+    tune_command.add_arguments(command)
     return parser
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -40,6 +40,7 @@ from ksopt.kernels.ways import Call, Way
 from ksopt.pattern import Pattern
 
 Source = Literal["measured", "recorded", "model", "rule"]
+Accept = Callable[[Tensor], str | None]
 
 
 @dataclass(frozen=True)
@@ -122,31 +123,40 @@ def forget() -> None:
     machine_of.cache_clear()
 
 
-def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Decision:
+def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, accept: Accept) -> Record:
     """Measure for these operands even if a choice exists; keep it here and on disk.
 
     Args:
         x, weight, batch_last: as for `run`.
         budget_s: seconds for the timing of the ways; compilation comes on top.
+        accept: says what is wrong with a result, or None; a way with a wrong result is not timed.
 
     Raises:
         UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
     """
-    shape, device = weight.shape, x.get_device()
-    batch = x.numel() // (shape[0] * shape[2] * shape[3])
+    device = x.get_device()
+    batch = x.numel() // (weight.shape[0] * weight.shape[2] * weight.shape[3])
     found = situation_of(x, weight, batch_last)
-    key = (
-        shape,
-        *(x.dtype, batch_last, found.problem.exact, found.rows, found.bits, device),
-    )
     identity = choices.cuda_machine(device)
     with _timing, choices.alone(identity, found), torch.cuda.device(device):
         previous = choices.load(identity, found)
-        decision = _measured(found, x, weight, batch, previous, budget_s)
-        assert decision.kept.record is not None
-        choices.save(identity, decision.kept.record)
-        _decisions[key] = decision
-    return decision
+        decision = _measured(found, x, weight, batch, budget_s, previous, accept)
+        record = decision.kept.record
+        assert record is not None
+        choices.save(identity, record)
+        _decisions[_key_of(found, device)] = decision
+    return record
+
+
+def known(found: Situation, device: int) -> Decision | None:
+    """The decision that this process has taken for a situation; None if it has not yet."""
+    return _decisions.get(_key_of(found, device))
+
+
+def _key_of(found: Situation, device: int) -> _Key:
+    p = found.problem
+    dtype = getattr(torch, p.dtype)
+    return (p.pattern.weight_shape, dtype, p.batch_last, p.exact, found.rows, found.bits, device)
 
 
 def situation_of(x: Tensor, weight: Tensor, batch_last: bool) -> Situation:
@@ -156,26 +166,6 @@ def situation_of(x: Tensor, weight: Tensor, batch_last: bool) -> Situation:
     exact = dtype != "float32" or lanes32.precise()
     rows = situation.rows_of(x, batch_last, batch)
     return Situation(Problem(pattern, dtype, batch_last, exact), rows, situation.bits_of(batch))
-
-
-def decided(found: Situation, device: int) -> Decision:
-    """The decision for a situation without operands: nothing is timed, no data is touched.
-
-    It is the one that this process has taken or that is on disk; else the model's, or the rule's.
-    """
-    p = found.problem
-    dtype = getattr(torch, p.dtype)
-    key = (p.pattern.weight_shape, dtype, p.batch_last, p.exact, found.rows, found.bits, device)
-    if key in _decisions:
-        return _decisions[key]
-    mode = settings.tuning()
-    if mode == "off":
-        return _rule(p)
-    if mode == "measure" and not torch.are_deterministic_algorithms_enabled():
-        recorded = _recorded(found, device)
-        if recorded is not None:
-            return recorded
-    return _model(found, device)
 
 
 @functools.cache
@@ -219,16 +209,16 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
 
 def _first(found: Situation, device: int, x: Tensor, weight: Tensor, batch: int) -> Decision:
     """What is recorded; else measure, if no other process does so while this one waits."""
-    identity = _identity(device)
+    identity = identity_of(device)
     if identity is None:
-        return _measured(found, x, weight, batch, None, measure.BUDGET_S)
+        return _measured(found, x, weight, batch, measure.BUDGET_S)
     decision = _recorded(found, device)
     if decision is not None:
         return decision
     with choices.alone(identity, found):
         decision = _recorded(found, device)
         if decision is None:
-            decision = _measured(found, x, weight, batch, None, measure.BUDGET_S)
+            decision = _measured(found, x, weight, batch, measure.BUDGET_S)
             assert decision.kept.record is not None
             choices.save(identity, decision.kept.record)
     return decision
@@ -239,13 +229,16 @@ def _measured(
     x: Tensor,
     weight: Tensor,
     batch: int,
-    previous: Record | None,
     budget_s: float,
+    previous: Record | None = None,
+    accept: Accept | None = None,
 ) -> Decision:
     """Build and time the ways that are worth it."""
     device = x.get_device()
     candidates = ways.candidates(found.problem, batch, machine_of(device))
     built = ways.built(candidates, device)
+    if accept is not None:
+        built = [(way, call) for way, call in built if _is_right(way, call, x, weight, accept)]
     entries = [
         (way, _preparing(call, weight_is), weight_is)
         for way, call in built
@@ -274,6 +267,18 @@ def _measured(
     }
     # One object for both where one way serves both, so that `choice_for` need not ask which.
     return Decision(made[record.kept], made[record.changing])
+
+
+def _is_right(way: Way, call: Call, x: Tensor, weight: Tensor, accept: Accept) -> bool:
+    try:
+        wrong = accept(call(x, weight))
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError as error:
+        wrong = f"it cannot run here: {error}"
+    if wrong is not None:
+        ways.warn_once(f"{way.label} for {way.problem.pattern} is left out: {wrong}")
+    return wrong is None
 
 
 # Nothing is kept where preparing anew is not told apart from it: it costs memory, and trust in
@@ -312,7 +317,7 @@ def _previous(record: Record | None, league: str) -> str | None:
 
 def _recorded(found: Situation, device: int) -> Decision | None:
     """What is on disk, built again without timing; None if it is missing or no longer possible."""
-    identity = _identity(device)
+    identity = identity_of(device)
     record = None if identity is None else choices.load(identity, found)
     if record is None:
         return None
@@ -333,7 +338,8 @@ def _recorded(found: Situation, device: int) -> Decision | None:
     return Decision(made[record.kept], made[record.changing])
 
 
-def _identity(device: int) -> choices.Machine | None:
+def identity_of(device: int) -> choices.Machine | None:
+    """What choices on a CUDA device depend on; None without a driver, and then nothing is kept."""
     try:
         return choices.cuda_machine(device)
     except UnavailableError:  # said already: without it there are no kernels to choose from

@@ -233,16 +233,27 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
     assert "bmm" in device.clock.calls
 
 
+def tuned(wrong=()):
+    record = cuda.tune(*operands(), False, 0.1, lambda y: "it is wrong" if y in wrong else None)
+    return record.chosen(changing=False).way
+
+
+def test_tune_does_not_time_what_is_wrong(device):
+    with pytest.warns(RuntimeWarning, match=r"lanes16\(.* is left out: it is wrong"):
+        assert tuned(wrong={f"lanes16 {rank}" for rank in range(8)}) == "bmm"
+    assert device.clock.calls.count("lanes16 0") == 1
+
+
 def test_tune_measures_again_and_keeps_what_is_not_beaten(device):
     device.ms |= {"bmm": 0.5, "lanes16": [0.505]}
     assert cuda.run(*operands(), False) == "bmm"
     device.ms |= {"bmm": 0.505, "lanes16": [0.5]}
-    assert cuda.tune(*operands(), False, budget_s=0.1).kept.name == "bmm"
+    assert tuned() == "bmm"
     device.ms |= {"bmm": 0.51, "lanes16": [0.3]}
-    assert cuda.tune(*operands(), False, budget_s=0.1).kept.name == "lanes16"
+    assert tuned() == "lanes16"
     assert cuda.run(*operands(), False) == "lanes16 0"
     device.ms |= {"bmm": 0.298, "lanes16": [0.3]}
-    assert cuda.tune(*operands(), False, budget_s=0.1).kept.name == "lanes16"
+    assert tuned() == "lanes16"
     in_a_new_process()
     assert cuda.run(*operands(), False) == "lanes16 0"
 

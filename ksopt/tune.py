@@ -1,0 +1,198 @@
+"""Fill the cache of choices ahead of time: what `ksopt tune` does, as a library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ksopt.baselines import BASELINES
+from ksopt.checks import checked_int
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import choices, cpu, cuda
+from ksopt.kernels.choices import Record
+from ksopt.kernels.cuda import Source
+from ksopt.kernels.report import ChoiceReport, from_record
+from ksopt.kernels.situation import Situation
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+_CHECKED_ROWS = 128
+_ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds differently
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """Which products are tuned, and how.
+
+    Args:
+        patterns: supports of the factors, each once.
+        batches: rows of x.
+        device: a CPU or CUDA device.
+        dtype: "float32", "float16" or "bfloat16".
+        batch_last: the layout.
+        tf32: whether float32 products are at TF32's accuracy, on CUDA.
+        backward: whether to tune the products of the backward pass (the transposed patterns) too.
+        budget_s: seconds for timing one product; compilation comes on top.
+        again: whether to measure what is recorded already.
+
+    Raises:
+        InvalidInputError: a batch below 1, no time, nothing to tune, or TF32 of 16 bit.
+    """
+
+    patterns: tuple[Pattern, ...]
+    batches: tuple[int, ...]
+    device: torch.device
+    dtype: str = "float32"
+    batch_last: bool = False
+    tf32: bool = False
+    backward: bool = False
+    budget_s: float = 1.0
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        for batch in self.batches:
+            checked_int(batch, "batch", "tune")
+        if not self.patterns or not self.batches:
+            raise InvalidInputError("tune: give at least one pattern and one batch")
+        if not 0 < self.budget_s < float("inf"):
+            raise InvalidInputError(f"tune: seconds {self.budget_s!r}: give more than 0")
+        if self.tf32 and (self.dtype != "float32" or self.device.type != "cuda"):
+            raise InvalidInputError(
+                f"tune: TF32 is a precision of float32 on CUDA, not of {self.dtype} on "
+                f"{self.device.type}"
+            )
+
+    def products(self) -> list[tuple[Pattern, int]]:
+        """What is tuned: (pattern, batch), each once."""
+        patterns = [*self.patterns]
+        if self.backward:
+            patterns += [pattern.transpose() for pattern in self.patterns]
+        return [
+            (p, batch) for p in dict.fromkeys(patterns) for batch in dict.fromkeys(self.batches)
+        ]
+
+
+def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
+    """Tune one product after the other; each choice is on disk before the next begins.
+
+    Args:
+        request: what is tuned.
+
+    Yields:
+        A report for each of ``request.products()``, as soon as it is there.
+
+    Raises:
+        UnavailableError: the CUDA driver's bindings are missing.
+
+    Example:
+        >>> patterns = (Pattern(2, 16, 16, 2),)
+        >>> request = TuneRequest(patterns, (8,), torch.device("cpu"), budget_s=0.01)
+        >>> [report.source for report in tune(request)], [r.source for r in tune(request)]
+        (['measured'], ['recorded'])
+    """
+    before = torch.backends.cuda.matmul.fp32_precision
+    if request.dtype == "float32" and request.device.type == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
+    try:
+        for pattern, batch in request.products():
+            record = None if request.again else recorded(request, pattern, batch)
+            source: Source = "measured" if record is None else "recorded"
+            yield from_record(record or _measured(request, pattern, batch), source)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | None:
+    """What is on disk for a product of the request."""
+    on_cpu = request.device.type == "cpu"
+    exact = on_cpu or request.dtype != "float32" or not request.tf32
+    situation = Situation.of(pattern, request.dtype, batch, request.batch_last, exact)
+    return choices.load(machine_of(request.device), situation)
+
+
+def all_recorded(device: torch.device) -> list[Record]:
+    """Everything on disk for a device.
+
+    Raises:
+        UnavailableError: the CUDA driver's bindings are missing.
+    """
+    return choices.load_all(machine_of(device))
+
+
+def machine_of(device: torch.device) -> choices.Machine:
+    """What choices on a device depend on.
+
+    Raises:
+        UnavailableError: the CUDA driver's bindings are missing.
+    """
+    if device.type == "cpu":
+        return choices.cpu_machine()
+    return choices.cuda_machine(_index(device))
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
+    x, weight = _operands(request, pattern, batch)
+    if request.device.type == "cpu":
+        return cpu.tune(x, weight, request.batch_last, request.budget_s)
+    check = _Check(x, weight, request.batch_last)
+    return cuda.tune(x, weight, request.batch_last, request.budget_s, check)
+
+
+def _operands(request: TuneRequest, pattern: Pattern, batch: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator(request.device).manual_seed(0)
+    dtype = getattr(torch, request.dtype)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=request.device, dtype=dtype)
+
+    rows, features = batch, pattern.in_features
+    x = draw(features, rows) if request.batch_last else draw(rows, features)
+    return x, draw(*pattern.weight_shape) / pattern.c**0.5
+
+
+class _Check:
+    """Compares results with float64, on the last rows of the batch."""
+
+    def __init__(self, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+        self._last = batch_last
+        few = self._rows(x)
+        layout = "batch_last" if batch_last else "batch_first"
+        self._truth = ks_reference(few.double(), weight.double(), layout)
+        pytorch = BASELINES["bmm"].bind(weight, layout)(few)
+        self._allowed = _ALLOWED_ERROR * max(self._error(pytorch), torch.finfo(x.dtype).eps)
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        return tensor[:, -_CHECKED_ROWS:] if self._last else tensor[-_CHECKED_ROWS:]
+
+    def _error(self, y: Tensor) -> float:
+        return float((y.double() - self._truth).norm() / self._truth.norm())
+
+    def __call__(self, y: Tensor) -> str | None:
+        error = self._error(self._rows(y))
+        if error <= self._allowed:  # false for NaN
+            return None
+        return f"its result is wrong (relative error {error:.1e}, allowed {self._allowed:.1e})"
+
+
+def summary(reports: Sequence[ChoiceReport]) -> str:
+    """One sentence about all of them.
+
+    Example:
+        >>> summary([])
+        'No choices.'
+    """
+    if not reports:
+        return "No choices."
+    ours = [report for report in reports if not report.is_pytorch]
+    new = sum(report.source == "measured" for report in reports)
+    return (
+        f"{len(reports)} choice{'s' if len(reports) > 1 else ''}, {new} measured now: "
+        f"{len(ours)} of ksopt's kernels, {len(reports) - len(ours)} of PyTorch's ways."
+    )

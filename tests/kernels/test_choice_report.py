@@ -1,0 +1,177 @@
+"""What is chosen and why, in words: measured, recorded, predicted, or by rule."""
+
+import pytest
+import stand_ins
+import torch
+from stand_ins import H200, OnDevice
+
+from ksopt.kernels import choices, cpu, cuda, lanes32
+from ksopt.kernels.families import Machine
+from ksopt.kernels.report import choice_report
+from ksopt.kernels.situation import Situation
+from ksopt.pattern import Pattern
+
+PATTERN = Pattern(4, 64, 64, 16)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    yield stand_ins.install(monkeypatch)
+    cuda.forget()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    cpu.forget()
+    yield
+    cpu.forget()
+
+
+def product(rows=1000, last=False):
+    shape = (PATTERN.in_features, rows) if last else (rows, PATTERN.in_features)
+    x = torch.zeros(shape, dtype=torch.float16).as_subclass(OnDevice)
+    return cuda.run(x, torch.zeros(PATTERN.weight_shape, dtype=torch.float16), last)
+
+
+def report(**options):
+    return choice_report(PATTERN, "float16", 1000, **options)
+
+
+def test_before_anything_was_measured_it_predicts_and_runs_nothing(device):
+    found = report()
+    assert (found.source, found.way, found.measured_us) == ("model", "lanes16", None)
+    assert found.predicted_us is not None
+    assert "nothing was measured yet" in found.reason
+    assert device.clock.built == []
+
+
+def test_what_was_measured_is_told(device):
+    product()
+    for source in ("measured", "recorded"):
+        found = report()
+        assert (found.source, found.way, found.measured_us) == (source, "lanes16", 1000.0)
+        assert found.best_pytorch_us == 3000.0
+        assert "3.00 times as fast as the best of PyTorch, bmm (3000.0 us)" in found.reason
+        assert next(iter(found.rivals)) == "lanes16"
+        assert found.rivals["general"] == 9000.0
+        assert found.to_json()["situation"]["batch_up_to"] == 1024
+        cuda.forget()
+    device.clock.calls.clear()
+    assert report(batch_last=True).source == "model"
+    assert device.clock.calls == []
+
+
+def test_where_pytorch_is_faster_it_says_what_the_kernels_take(device):
+    device.ms["bmm"] = 0.5
+    product()
+    found = report()
+    assert found.is_pytorch
+    assert "the best of ksopt's kernels, lanes16, takes 1000.0 us" in found.reason
+
+
+def test_a_tie_is_called_one(device):
+    device.ms["bmm"] = 1.01
+    product()
+    assert "not told apart from lanes16 (1000.0 us)" in report().reason
+
+
+def test_weights_that_change_have_their_own_report(device):
+    device.ms |= {"bmm": 0.5, "lanes16": [0.9]}
+    device.preparing_ms = {"bmm": 1.0}
+    product()
+    kept, changing = report(), report(changing=True)
+    assert (kept.way, changing.way) == ("bmm", "lanes16")
+    assert "its weight is prepared once a version" in kept.reason
+    assert "1.67 times as fast as the best of PyTorch, bmm (1500.0 us)" in changing.reason
+
+
+def test_the_model_decides_alone_if_it_is_told_to(device, monkeypatch):
+    product()
+    cuda.forget()
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    found = report()
+    assert (found.source, found.measured_us) == ("model", None)
+    assert "measured" not in found.reason
+    assert product() == "lanes16 0"  # and the product takes what the report says
+    assert cuda.choice_for(*_operands(), False).way.config == found.config
+
+
+def _operands():
+    x = torch.zeros(1000, PATTERN.in_features, dtype=torch.float16).as_subclass(OnDevice)
+    return x, torch.zeros(PATTERN.weight_shape, dtype=torch.float16)
+
+
+def test_off_is_pytorch(device, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    found = report()
+    assert (found.source, found.way) == ("rule", "bmm")
+    assert "KSOPT_TUNE=off" in found.reason
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_machines_that_are_not_here_can_be_asked_about(dtype, last, exact):
+    """Nothing of CUDA is called: this is a machine without it."""
+    for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
+        machine = Machine(capability, 100, 100 * 1024)
+        found = choice_report(PATTERN, dtype, 4096, batch_last=last, exact=exact, machine=machine)
+        assert found.source == "model"
+        assert found.predicted_us is not None
+        if capability == (7, 5) or dtype == "float64":
+            assert found.is_pytorch
+
+
+def test_predictions_grow_with_the_batch():
+    times = [
+        choice_report(PATTERN, "float16", batch, machine=H200).predicted_us
+        for batch in (16, 1000, 25_088, 200_000)
+    ]
+    assert times == sorted(times)
+
+
+def test_the_precision_is_torchs_unless_it_is_given(monkeypatch):
+    monkeypatch.setattr(lanes32, "precise", lambda: False)
+    for exact, expected in ((None, False), (True, True)):
+        found = choice_report(PATTERN, "float32", 1000, exact=exact, machine=H200)
+        assert found.situation.problem.exact is expected
+
+
+@pytest.mark.parametrize("mode", ["measure", "model", "off"])
+def test_on_a_cpu_it_is_the_rule_until_it_was_tuned(mode, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", mode)
+    pattern = Pattern(2, 8, 8, 2)
+    found = choice_report(pattern, "float32", 40, device="cpu")
+    assert (found.source, found.way) == ("rule", cpu.rule(pattern))
+    record = cpu.tune(torch.randn(40, 32), torch.randn(pattern.weight_shape), False, 0.02)
+    found = choice_report(pattern, "float32", 40, device="cpu")
+    if mode == "measure":
+        assert (found.source, found.way) == ("recorded", record.chosen(changing=True).way)
+        assert set(found.rivals) >= {"bmm", "expand"}
+    else:
+        assert f"KSOPT_TUNE={mode}" in found.reason
+
+
+def test_a_tuned_cpu_does_not_time_again(monkeypatch):
+    pattern, x = Pattern(2, 8, 8, 2), torch.randn(40, 32)
+    weight = torch.randn(pattern.weight_shape)
+    way = cpu.tune(x, weight, False, 0.02).chosen(changing=True).way
+
+    def never(*_):
+        raise AssertionError("it was timed again")
+
+    cpu.forget()
+    monkeypatch.setattr(cpu, "_times", never)
+    cpu.run(x, weight, False)
+    assert list(cpu.chosen().values()) == [way]
+    # A way that is gone is not taken: the record is set aside, and the product is timed.
+    cpu.forget()
+    situation = Situation.of(pattern, "float32", 40, False, exact=True)
+    record = choices.load(choices.cpu_machine(), situation)
+    assert record is not None
+    gone = choices.Timed("gone", None, "any", None, 1.0, 1.0, 1.0)
+    choices.save(choices.cpu_machine(), choices.Record(situation, 40, (gone,), 0, 0))
+    with pytest.raises(AssertionError, match="timed again"):
+        cpu.run(x, weight, False)

@@ -1,0 +1,386 @@
+"""The choices on disk, under the conditions that break caches."""
+
+import contextlib
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import stand_ins
+import torch
+
+from ksopt.jit import cache
+from ksopt.kernels import choices, cuda
+from ksopt.kernels.choices import Record, Timed
+from ksopt.kernels.problem import Problem
+from ksopt.kernels.situation import Situation, rows_of
+from ksopt.pattern import Pattern
+
+MACHINE = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
+SITUATION = Situation(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are made by fork here")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(folder))
+    monkeypatch.setattr(cache, "_warned", set())
+    return folder
+
+
+def a_record(us: float = 10.0, situation: Situation = SITUATION) -> Record:
+    timed = (
+        Timed("bmm", None, "fresh", 30.5, 3 * us, 2.9 * us, 3.1 * us),
+        Timed("lanes16", {"mt": 1, "resident": True}, "any", 9.0, us, us, us),
+    )
+    return Record(situation, 1000, timed, kept=1, changing=0)
+
+
+@contextlib.contextmanager
+def a_process(work):
+    """A forked process that does ``work``; killed at the end if it still lives."""
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+
+def ended_well(process: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def test_what_is_saved_is_loaded():
+    assert choices.load(MACHINE, SITUATION) is None
+    assert choices.save(MACHINE, a_record())
+    assert choices.load(MACHINE, SITUATION) == a_record()
+    assert choices.load_all(MACHINE) == [a_record()]
+    assert choices.save(MACHINE, a_record(5.0))
+    assert choices.load_all(MACHINE) == [a_record(5.0)]
+
+
+def test_situations_are_apart():
+    problem = SITUATION.problem
+    others = [
+        Situation(Problem(problem.pattern, "bfloat16", False), "aligned", 10),
+        Situation(Problem(problem.pattern, "float32", False), "aligned", 10),
+        Situation(Problem(problem.pattern, "float32", False, exact=False), "aligned", 10),
+        Situation(Problem(problem.pattern, "float16", True), "aligned", 10),
+        Situation(Problem(problem.pattern, "float16", True), "unaligned", 10),
+        Situation(problem, "aligned", 11),
+        Situation(Problem(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
+    ]
+    for number, situation in enumerate([SITUATION, *others], start=1):
+        choices.save(MACHINE, a_record(float(number), situation))
+    assert len(choices.load_all(MACHINE)) == len(others) + 1
+    for number, situation in enumerate([SITUATION, *others], start=1):
+        assert choices.load(MACHINE, situation) == a_record(float(number), situation)
+        assert Situation.from_json(situation.to_json()) == situation
+
+
+def test_machines_are_apart():
+    choices.save(MACHINE, a_record())
+    for name in MACHINE:
+        assert choices.load({**MACHINE, name: "other"}, SITUATION) is None
+        assert choices.load_all({**MACHINE, name: "other"}) == []
+
+
+def test_files_are_private(own_cache):
+    choices.save(MACHINE, a_record())
+    with choices.alone(MACHINE, SITUATION):
+        pass
+    folder = choices.folder_of(MACHINE)
+    assert len(list(folder.iterdir())) == 2
+    for path in (own_cache, folder, *folder.iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert not list(own_cache.rglob(".aside-*"))
+
+
+def damaged(values: dict, how: str) -> bytes:
+    if how == "emptied":
+        return b""
+    if how == "half":
+        return json.dumps(values).encode()[:200]
+    if how == "not text":
+        return bytes(range(256))
+    if how == "too deep":
+        return b"[" * 100_000
+    if how == "a list":
+        return b"[]"
+    if how == "another schema":
+        values["schema"] = 99
+    elif how == "another machine":
+        values["machine"] = {**MACHINE, "driver": "9"}
+    elif how == "another situation":
+        values["situation"]["dtype"] = "bfloat16"
+    elif how == "no such choice":
+        values["kept"] = 7
+    elif how == "a choice below zero":
+        values["changing"] = -1
+    elif how == "a time that is none":
+        values["timed"][0]["median_us"] = "fast"
+    elif how == "a time that is not a number":
+        values["timed"][0]["median_us"] = float("nan")
+    elif how == "a field too many":
+        values["timed"][0]["extra"] = 1
+    elif how == "a field too few":
+        del values["timed"][0]["way"]
+    elif how == "a pattern that is none":
+        values["situation"]["pattern"] = "(1,0,2,3)"
+    else:
+        raise AssertionError(how)
+    return json.dumps(values).encode()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("emptied", "half", "not text", "too deep", "a list", "another schema"),
+        *("another machine", "another situation", "no such choice", "a choice below zero"),
+        *("a time that is none", "a time that is not a number", "a field too many"),
+        *("a field too few", "a pattern that is none"),
+    ],
+)
+def test_what_is_corrupt_or_foreign_counts_as_missing_and_is_written_again(how):
+    choices.save(MACHINE, a_record())
+    path = choices.path_of(MACHINE, SITUATION)
+    path.write_bytes(damaged(json.loads(path.read_text()), how))
+    assert choices.load(MACHINE, SITUATION) is None
+    choices.save(MACHINE, a_record(2.0))
+    assert choices.load(MACHINE, SITUATION) == a_record(2.0)
+
+
+def test_a_corrupt_file_does_not_hide_the_others():
+    other = Situation(SITUATION.problem, "aligned", 3)
+    choices.save(MACHINE, a_record())
+    choices.save(MACHINE, a_record(1.0, other))
+    choices.path_of(MACHINE, other).write_bytes(b"{")
+    assert choices.load_all(MACHINE) == [a_record()]
+
+
+@pytest.mark.parametrize("place", ["/proc/ksopt-cache", "{file}/cache"])
+def test_a_place_that_cannot_be_written_costs_one_warning(place, tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("KSOPT_CACHE_DIR", place.format(file=file))
+    with pytest.warns(RuntimeWarning, match="KSOPT_CACHE_DIR"):
+        assert not choices.save(MACHINE, a_record())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with choices.alone(MACHINE, SITUATION):
+            assert not choices.save(MACHINE, a_record())
+    assert choices.load(MACHINE, SITUATION) is None
+    assert choices.load_all(MACHINE) == []
+
+
+def test_a_full_disk_leaves_the_old_choice(own_cache, monkeypatch):
+    choices.save(MACHINE, a_record())
+
+    def full(_handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(choices.os, "fsync", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        assert not choices.save(MACHINE, a_record(2.0))
+    assert choices.load(MACHINE, SITUATION) == a_record()
+    assert not list(own_cache.rglob(".aside-*"))
+
+
+def test_a_place_that_others_may_write_is_not_written(own_cache):
+    own_cache.mkdir()
+    own_cache.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="writable by other users"):
+        assert not choices.save(MACHINE, a_record())
+    assert not list(own_cache.rglob("*.json"))
+
+
+def test_killed_while_writing_the_old_choice_or_the_new_one_is_there(own_cache):
+    """A process writes without end and is killed at 25 moments; every time the file is whole."""
+    choices.save(MACHINE, a_record())
+
+    def write_for_ever():
+        for us in range(1, 10**9):
+            choices.save(MACHINE, a_record(float(us)))
+
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(25):
+        with a_process(write_for_ever):
+            time.sleep(rng.uniform(0.0, 0.05))
+        found = choices.load(MACHINE, SITUATION)
+        assert found is not None
+        assert found == a_record(found.timed[1].median_us)
+        seen.add(found.timed[1].median_us)
+    assert len(seen) > 3  # it did get to write
+    assert choices.load_all(MACHINE) == [found]  # what was left half written is never read
+
+
+def test_only_one_process_at_a_time_measures_a_situation(tmp_path):
+    log = tmp_path / "log"
+
+    def measure():
+        with choices.alone(MACHINE, SITUATION):
+            with log.open("a") as file:
+                file.write("in\n")
+            time.sleep(0.02)
+            with log.open("a") as file:
+                file.write("out\n")
+
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(a_process(measure)) for _ in range(10)]
+        assert all(map(ended_well, processes))
+    assert log.read_text().split() == ["in", "out"] * 10
+
+
+def operands(rows):
+    x = torch.zeros(rows, SITUATION.problem.pattern.in_features, dtype=torch.float16)
+    weight = torch.zeros(SITUATION.problem.pattern.weight_shape, dtype=torch.float16)
+    return x.as_subclass(stand_ins.OnDevice), weight
+
+
+def test_ten_processes_measure_once_and_all_take_the_choice(monkeypatch, tmp_path):
+    device = stand_ins.install(monkeypatch)
+    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    folder = tmp_path / "said"
+    folder.mkdir()
+
+    def product():
+        found = cuda.choice_for(*operands(1000), False)
+        (folder / f"{os.getpid()}").write_text(f"{found.source} {found.way.label}")
+
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(a_process(product)) for _ in range(10)]
+        assert all(map(ended_well, processes))
+    said = [path.read_text().split(maxsplit=1) for path in folder.iterdir()]
+    assert sorted(source for source, _ in said) == ["measured"] + ["recorded"] * 9
+    assert len({label for _, label in said}) == 1
+
+
+def test_killed_while_measuring_nothing_that_was_measured_is_lost(monkeypatch, tmp_path):
+    """A process tunes three problems, and is killed in the middle of a slow way of the third."""
+    device = stand_ins.install(monkeypatch)
+    began = tmp_path / "began"
+
+    def slow(x, weight):
+        began.touch()
+        time.sleep(600)
+
+    def tune():
+        for rows in (100, 200):
+            cuda.run(*operands(rows), False)
+        monkeypatch.setattr(stand_ins.Device, "tile", lambda *_: slow)
+        cuda.run(*operands(400), False)
+
+    with a_process(tune):
+        wait_for(began.exists)
+    records = choices.load_all(stand_ins.IDENTITY)
+    assert [record.batch for record in records] == [100, 200]
+    for rows in (100, 200):
+        assert cuda.choice_for(*operands(rows), False).source == "recorded"
+    start = time.monotonic()
+    assert cuda.choice_for(*operands(400), False).source == "measured"  # the lock died with it
+    assert time.monotonic() - start < 30
+    assert "bmm" in device.clock.calls
+
+
+def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path):
+    monkeypatch.setattr(choices, "_LONGEST_WAIT_S", 0.2)
+    held = tmp_path / "held"
+
+    def hold():
+        with choices.alone(MACHINE, SITUATION):
+            held.touch()
+            time.sleep(600)
+
+    with a_process(hold):
+        wait_for(held.exists)
+        with choices.alone(MACHINE, SITUATION):
+            assert choices.save(MACHINE, a_record())
+
+
+@pytest.mark.parametrize("edited", ["csrc/cuda/lanes16.cuh", "kernels/measure.py", "baselines.py"])
+def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, monkeypatch):
+    import ksopt
+    import ksopt.csrc
+
+    places = {
+        "ksopt": Path(ksopt.__file__).parent,
+        "ksopt.csrc": Path(ksopt.csrc.__file__).parent,
+        "ksopt.kernels": Path(choices.__file__).parent,
+    }
+    copies = {
+        "ksopt": tmp_path,
+        "ksopt.csrc": tmp_path / "csrc",
+        "ksopt.kernels": tmp_path / "kernels",
+    }
+    for name in ("ksopt.csrc", "ksopt.kernels"):
+        shutil.copytree(places[name], copies[name])
+    shutil.copy(places["ksopt"] / "baselines.py", tmp_path)
+    before = choices.code_digest()
+    monkeypatch.setattr(choices.resources, "files", copies.__getitem__)
+    choices.code_digest.cache_clear()
+    try:
+        assert choices.code_digest() == before
+        with (tmp_path / edited).open("a") as file:
+            file.write(" ")
+        choices.code_digest.cache_clear()
+        assert choices.code_digest() != before
+    finally:
+        choices.code_digest.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("x", "last", "expected"),  # 64 features, or 63 where no row is aligned
+    [
+        (torch.zeros(5, 64), False, "aligned"),
+        (torch.zeros(5, 63), False, "unaligned"),
+        (torch.zeros(5, 128)[:, :64], False, "aligned"),
+        (torch.zeros(5, 127)[:, :64], False, "unaligned"),
+        (torch.zeros(64, 5).T, False, "scattered"),
+        (torch.zeros(5, 65)[:, 1:], False, "unaligned"),
+        (torch.zeros(321)[1:].view(5, 64), False, "unaligned"),
+        (torch.zeros(2, 3, 64), False, "aligned"),
+        (torch.zeros(64), False, "aligned"),
+        (torch.zeros(64, 8), True, "aligned"),
+        (torch.zeros(64, 7), True, "unaligned"),
+        (torch.zeros(8, 64).T, True, "scattered"),
+        (torch.zeros(64, 16)[:, :8], True, "aligned"),
+        (torch.zeros(64, 16)[:, :6], True, "unaligned"),
+        (torch.zeros(64, 2, 4), True, "aligned"),
+    ],
+)
+def test_how_rows_lie(x, last, expected):
+    rows = x.numel() // 64 if 64 in x.shape else x.shape[0]
+    assert rows_of(x, last, rows) == expected
+
+
+def test_nothing_here_warns_by_itself():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choices.save(MACHINE, a_record())
+        assert choices.load(MACHINE, SITUATION) is not None

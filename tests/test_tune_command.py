@@ -1,0 +1,199 @@
+"""`ksopt tune`: what it prints, keeps and refuses."""
+
+import json
+
+import pytest
+import torch
+
+from ksopt import tune as tuning
+from ksopt.cli import main
+from ksopt.kernels import choices, cpu, packed
+from ksopt.kernels.situation import Situation
+from ksopt.pattern import Pattern
+
+QUICK = ["--seconds", "0.01", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    cpu.forget()
+    yield
+    cpu.forget()
+
+
+def tune(*words: str) -> int:
+    return main(["tune", *words])
+
+
+def test_a_table_with_the_choice_its_rivals_and_the_reason(capsys):
+    assert tune("--pattern", "(2,8,8,2)", "(1,16,16,1)", "--batch", "8", "40", *QUICK) == 0
+    out, err = capsys.readouterr()
+    head, *rows = out.splitlines()[:5]
+    for word in ("pattern", "batch", "way", "predicted us", "measured us", "rivals, us"):
+        assert word in head
+    assert [row.split()[0] for row in rows] == ["(2,8,8,2)"] * 2 + ["(1,16,16,1)"] * 2
+    assert "expand" in rows[0]
+    assert "einsum" in rows[0]
+    assert "(2,8,8,2) float32 batch_first batch<=64: measured" in out
+    assert "4 choices, 4 measured now: 0 of ksopt's kernels, 4 of PyTorch's ways." in out
+    assert str(choices.folder_of(choices.cpu_machine())) in out
+    assert len(err.splitlines()) == 4  # one line each, as it goes
+
+
+def test_what_is_recorded_is_not_measured_again_unless_asked(capsys, monkeypatch):
+    words = ["--pattern", "(2,8,8,2)", "--batch", "40", "--json", *QUICK]
+    assert tune(*words) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert [choice["source"] for choice in first["choices"]] == ["measured"]
+    assert tune(*words) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert [choice["source"] for choice in second["choices"]] == ["recorded"]
+    assert second["choices"][0]["timed"] == first["choices"][0]["timed"]
+    assert tune(*words, "--again") == 0
+    assert json.loads(capsys.readouterr().out)["choices"][0]["source"] == "measured"
+
+
+def test_show_measures_nothing(capsys, monkeypatch):
+    assert tune("--show", "--device", "cpu") == 0
+    assert "No choices." in capsys.readouterr().out
+    assert tune("--pattern", "(2,8,8,2)", "(1,16,16,1)", "--batch", "8", "40", *QUICK) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(cpu, "tune", None)
+    assert tune("--show", "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    assert "4 choices, 0 measured now" in out
+    assert tune("--show", "--device", "cpu", "--batch", "40", "--pattern", "(2,8,8,2)") == 0
+    assert "1 choice, 0 measured now" in capsys.readouterr().out
+    assert tune("--show", "--device", "cpu", "--json", "--batch", "9") == 0
+    assert json.loads(capsys.readouterr().out)["choices"] == []
+
+
+def test_chains_dims_and_the_backward_pass(capsys):
+    chain = ["--chain", "(1,24,4,2)*(2,4,6,1)", "--batch", "4", "--json", *QUICK]
+
+    def tuned(*words):
+        assert tune(*words) == 0
+        found = json.loads(capsys.readouterr().out)["choices"]
+        return [choice["situation"]["pattern"] for choice in found]
+
+    assert tuned(*chain) == ["(1,24,4,2)", "(2,4,6,1)"]
+    assert tuned(*chain, "--backward")[2:] == ["(1,4,24,2)", "(2,6,4,1)"]
+    named = tuned("--dims", "16x16", "--budget", "75%", "--batch", "4", "--json", *QUICK)
+    assert len(named) == len(set(named)) > 2
+
+
+def test_the_tuned_choice_is_what_a_product_takes():
+    pattern = Pattern(2, 8, 8, 2)
+    request = tuning.TuneRequest((pattern,), (40,), torch.device("cpu"), budget_s=0.01)
+    (report,) = tuning.tune(request)
+    cpu.forget()
+    cpu.run(torch.randn(40, 32), torch.randn(pattern.weight_shape), False)
+    assert list(cpu.chosen().values()) == [report.way]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "give --pattern, --chain or --dims, or --show"),
+        (["--pattern", "(1,2,2)"], "is not a pattern"),
+        (["--pattern", "(1,0,2,1)"], "b must be at least 1"),
+        (["--chain", "(1,2,2,2)*(1,3,3,1)"], "(1,3,3,1)"),
+        (["--dims", "12"], "write INxOUT"),
+        (["--dims", "12x8", "--budget", "1"], "no chain of the named families"),
+        (["--budget", "25%"], "--budget needs --dims"),
+        (["--pattern", "(1,2,2,2)", "--batch", "0"], "batch must be at least 1"),
+        (["--pattern", "(1,2,2,2)", "--dtype", "int8"], "dtype 'int8' is unknown"),
+        (["--pattern", "(1,2,2,2)", "--layout", "last"], "layout 'last' is unknown"),
+        (["--pattern", "(1,2,2,2)", "--seconds", "0"], "give more than 0"),
+        (["--pattern", "(1,2,2,2)", "--device", "cpu", "--tf32"], "TF32 is a precision of float32"),
+        (["--pattern", "(1,2,2,2)", "--device", "tpu"], "device 'tpu' is not available"),
+    ],
+)
+def test_misuse_is_answered_by_a_sentence(words, said, capsys):
+    assert tune(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.parametrize("words", [["--pattern", "(1,2,2,2)"], ["--show"]])
+def test_a_machine_without_cuda_says_so(words, capsys):
+    assert tune(*words, "--device", "cuda") == 2
+    assert "device 'cuda' is not available: this machine has cpu" in capsys.readouterr().err
+
+
+def test_a_setting_that_makes_tuning_useless_is_mentioned(capsys, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    assert tune("--pattern", "(2,8,8,2)", "--batch", "8", *QUICK) == 0
+    assert "KSOPT_TUNE is off, so products will not use" in capsys.readouterr().err
+
+
+def test_stopping_it_loses_nothing_that_was_measured(capsys, monkeypatch):
+    real, done = cpu.tune, []
+
+    def stopped(*args):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(real(*args))
+        return done[-1]
+
+    words = ["--pattern", "(2,8,8,2)", "(1,16,16,1)", "(4,4,4,1)", "--batch", "8", *QUICK]
+    monkeypatch.setattr(cpu, "tune", stopped)
+    assert tune(*words) == 130
+    monkeypatch.setattr(cpu, "tune", real)
+    capsys.readouterr()
+    assert tune(*words, "--json") == 0
+    sources = [choice["source"] for choice in json.loads(capsys.readouterr().out)["choices"]]
+    assert sources == ["recorded", "recorded", "measured"]
+
+
+def _multiply(x, weight):
+    return cpu.run(x, weight, False)
+
+
+def test_a_wrong_kernel_is_found_by_comparing_with_float64():
+    x, weight = torch.randn(300, 512), torch.randn(2, 16, 16, 16)
+    check = tuning._Check(x, weight, batch_last=False)
+    y = _multiply(x, weight)
+    assert check(y) is None
+    wrong = y.clone()
+    wrong[-1, 3] += 1
+    assert "its result is wrong (relative error" in str(check(wrong))
+    wrong[-1, 3] = float("nan")
+    assert "wrong" in str(check(wrong))
+    assert "wrong" in str(check(torch.zeros_like(y)))
+    last = tuning._Check(x.T.contiguous(), weight, batch_last=True)
+    assert last(y.T.contiguous()) is None
+
+
+def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
+    from ksopt.kernels.choices import Record, Timed
+    from ksopt.kernels.report import from_record
+    from ksopt.tune_command import table
+
+    situation = Situation.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
+    timed = (
+        Timed("bmm", None, "fresh", 500.0, 563.0, 560.0, 570.0),
+        Timed("bmm", None, "kept", 500.0, 552.0, 550.0, 560.0),
+        Timed("lanes16", {"mt": 2}, "any", 156.0, 139.0, 138.0, 140.0),
+        Timed("lanes16", {"mt": 1}, "any", 157.0, 150.0, 149.0, 151.0),
+    )
+    found = from_record(Record(situation, 25_088, timed, kept=2, changing=2), "measured")
+    (row,) = table([found]).rows
+    assert row == (
+        *("(4,64,64,16)", "float16 batch_first", "25088", "lanes16", "156.0", "139.0", "3.97"),
+        "bmm 552.0",
+    )
+    assert tuning.summary([found]) == (
+        "1 choice, 1 measured now: 1 of ksopt's kernels, 0 of PyTorch's ways."
+    )
+
+
+def test_nothing_is_kept_of_the_weights_that_were_tuned_with():
+    packed.refresh()
+    request = tuning.TuneRequest((Pattern(2, 8, 8, 2),), (8,), torch.device("cpu"), budget_s=0.01)
+    list(tuning.tune(request))
+    assert packed.kept_bytes(torch.device("cpu")) == 0
