@@ -17,6 +17,7 @@ from ksopt import tune_command
 from ksopt.bench import command as bench_command
 from ksopt.conversion import command as convert_command
 from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.search import listing_command as space_command
 from ksopt.search.request import SearchRequest
 
 _SEARCH_EPILOG = """\
@@ -131,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ksopt {ksopt.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_search(commands)
+    text = "Count and list the chains that a search of a layer chooses from."
+    command = _add_command(commands, "space", space_command.run, text, space_command.EPILOG)
+    space_command.add_arguments(command)
     text = "Replace the linear layers of a trained model by chains, and say how near they come."
     command = _add_command(commands, "convert", convert_command.run, text, convert_command.EPILOG)
     convert_command.add_arguments(command)
