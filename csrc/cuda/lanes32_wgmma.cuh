@@ -11,23 +11,19 @@
 // store, two or three of them, so that the tensor cores always have somebody's products to work on.
 // They are one team that shares the rows of a tile, or teams of one that take tiles in turns: then
 // one stores while another multiplies.
-//
-// The blocks of a cluster compute the same outputs of neighbouring rows: each asks for its share of a
-// stage's weights, on behalf of all, so that these cross from the L2 cache once a cluster.
 #pragma once
 
 #include "lanes32.cuh"
 #include "pipeline.cuh"
 #include "wgmma_tf32.cuh"
 
-template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int CLUSTER_, int NT_, int KL_,
-          int STAGES_, bool RESIDENT_, int CHAIN_, int PENDING_, int PRODUCTS_>
+template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int NT_, int KL_, int STAGES_,
+          bool RESIDENT_, int CHAIN_, int PENDING_, int PRODUCTS_>
 struct Lanes32WgmmaTile
     : Lanes32Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_> {
   using Base = Lanes32Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_>;
   using Fold = typename Base::Fold;
   static constexpr int TEAMS = TEAMS_, TEAM = 128 * WARPGROUPS_J_ * WARPGROUPS_M_;  // threads
-  static constexpr int CLUSTER = CLUSTER_;  // blocks
   static constexpr int MULTIPLIERS = TEAMS * TEAM, LOADERS = 128;
   static constexpr int THREADS = LOADERS + MULTIPLIERS;
   // Registers a thread, added up over the warpgroups: a block starts with the most that all threads
@@ -62,17 +58,14 @@ struct Lanes32WgmmaTile
   static constexpr int LAYERS_AT = Base::BM * PITCH * 16;
   static constexpr int STAGE_BYTES = LAYERS_AT + (RESIDENT_ ? 0 : LAYERS * LAYER_BYTES);
   static constexpr int FULLS = TEAMS * STAGES_;  // barriers: of each team and stage of the ring
-  static constexpr int BARRIERS = FULLS + 1 + (CLUSTER > 1 ? STAGES_ : 0);
   static constexpr int BARRIER_BYTES = 256;
   static constexpr int RING_AT = BARRIER_BYTES + (RESIDENT_ ? LAYERS * LAYER_BYTES : 0);
   static constexpr int SHARED_BYTES = RING_AT + STAGES_ * STAGE_BYTES + SLICES_BYTES;
   // Named barriers: 1 to 4 are those of slices that two warpgroups share.
   static constexpr int FIRST_EMPTY = 5;
-  static_assert(STAGES_ >= 2 && BARRIERS * 8 <= BARRIER_BYTES && FIRST_EMPTY + STAGES_ <= 16, "");
+  static_assert(STAGES_ >= 2 && (FULLS + 1) * 8 <= BARRIER_BYTES && FIRST_EMPTY + STAGES_ <= 16, "");
   static_assert(MULTIPLIERS == 256 || MULTIPLIERS == 384, "");
   static_assert(WARPGROUPS_J_ == 1 || WARPGROUPS_M_ * TEAMS == 1, "only four warps' slices have barriers");
-  static_assert(CLUSTER == 1 || (!RESIDENT_ && TEAMS == 1), "only streamed weights are shared, by one team");
-  static_assert(LAYERS * LAYER_BYTES % (16 * CLUSTER) == 0, "");
   static_assert(STAGE_UNITS % TURN_UNITS == 0 && Fold::STEPS * TURN_UNITS % CHAIN == 0, "");
 };
 
@@ -141,23 +134,6 @@ __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const un
   }
 }
 
-// A block's tiles, one for each turn it takes; numbered with columns running fastest, as in lanes32.cuh,
-// but the blocks of a cluster have the same column of neighbouring rows. A cluster's last rows may lie
-// beyond the batch.
-template <typename P, typename Tile> struct Turns {
-  int64 turns;
-
-  __device__ __forceinline__ explicit Turns(const Arguments& arguments) {
-    constexpr int ROWS = Tile::BM * Tile::CLUSTER;
-    turns = (arguments.batch + ROWS - 1) / ROWS * (Tile::COLUMNS * Tile::CLUSTER);
-  }
-  __device__ __forceinline__ static int64 tile(int64 turn) {
-    if constexpr (Tile::CLUSTER == 1) return turn;
-    const int64 together = turn / Tile::CLUSTER;
-    return (together / Tile::COLUMNS * Tile::CLUSTER + turn % Tile::CLUSTER) * Tile::COLUMNS + together % Tile::COLUMNS;
-  }
-};
-
 // Where the packed weights of a column begin.
 template <typename P, typename Tile>
 __device__ __forceinline__ const unsigned char* packed_column(const Arguments& arguments, int column) {
@@ -165,14 +141,11 @@ __device__ __forceinline__ const unsigned char* packed_column(const Arguments& a
 }
 
 // The job of the first warpgroup. `full` has a barrier for each team and stage of the ring, so that a
-// team misses no phase of its own, then one for resident weights, and one for each stage of the ring at
-// which the cluster's blocks tell that the stage is empty in them.
+// team misses no phase of its own, and one after them for resident weights.
 template <typename P, typename Tile>
 __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned char* layers,
                                             unsigned char* ring, PhaseBarrier* full) {
-  const Turns<P, Tile> all(arguments);
-  PhaseBarrier* const empty_in_all = full + Tile::FULLS + 1;
-  const int rank = blockIdx.x % Tile::CLUSTER;
+  const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
   const bool asks = threadIdx.x == 0;  // for weights
   const auto wait_for_empty = [](int stage) {
     wait_at(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::LOADERS + Tile::TEAM);
@@ -183,8 +156,7 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
                                    uint32(Tile::COLUMN_BYTES));
   }
   int loaded = 0, team = 0;  // stages; whose tile
-  for (int64 turn = blockIdx.x; turn < all.turns; turn += gridDim.x) {
-    const int64 tile = all.tile(turn);
+  for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const Column column = column_at<P, Tile>(tile % Tile::COLUMNS);
     const int64 row0 = tile / Tile::COLUMNS * Tile::BM;
     const float* const x = static_cast<const float*>(arguments.x) + column.i * (P::C * P::D) + column.j0 +
@@ -195,25 +167,13 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
       if (loaded >= Tile::STAGES) wait_for_empty(loaded);
       PhaseBarrier& barrier = full[team * Tile::STAGES + loaded % Tile::STAGES];
       unsigned char* const stage = ring + loaded % Tile::STAGES * Tile::STAGE_BYTES;
-      constexpr int BYTES = Tile::LAYERS * Tile::LAYER_BYTES, SHARE = BYTES / Tile::CLUSTER;
-      unsigned char* const to = stage + Tile::LAYERS_AT;
-      PhaseBarrier& empty = empty_in_all[loaded % Tile::STAGES];
-      const bool reused = loaded >= Tile::STAGES;
       if (!Tile::RESIDENT && asks) {
+        constexpr int BYTES = Tile::LAYERS * Tile::LAYER_BYTES;
         barrier.arrive_and_expect(BYTES);
-        if (Tile::CLUSTER == 1) {
-          barrier.copy_in_bulk(to, weights + part * BYTES, BYTES);
-        } else if (reused) {
-          for (int block = 0; block < Tile::CLUSTER; ++block) empty.arrive_at_block(block);
-        }
+        barrier.copy_in_bulk(stage + Tile::LAYERS_AT, weights + part * BYTES, BYTES);
       }
       load_rows<P, Tile, Tile::BM, Tile::KL, Tile::PITCH, false>(stage, x, arguments.x_batch_stride, rows,
                                                                  part * Tile::KL);
-      if (Tile::CLUSTER > 1 && asks) {
-        if (reused) empty.wait(loaded / Tile::STAGES % 2 ^ 1);
-        barrier.template copy_in_bulk_to_cluster<Tile::CLUSTER>(
-            to + rank * SHARE, weights + part * BYTES + rank * SHARE, SHARE);
-      }
       barrier.arrive_after_copies();
     }
     if (++team == Tile::TEAMS) team = 0;
@@ -298,14 +258,13 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
   unsigned char* const slice =
       ring + Tile::STAGES * Tile::STAGE_BYTES + (team * Tile::WARPS_M + warp_m) * Tile::SLICE_BYTES;
   const int first_matrix = warp_j * Fold::J * Tile::HALVES * Tile::MATRIX_BYTES;
-  const Turns<P, Tile> all(arguments);
+  const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
 
   Sums<Tile> sums = {};
   if (Tile::RESIDENT) full[Tile::FULLS].wait(0);
   int used = team * Tile::STAGES_PER_TILE;  // stages before the team's next
   uint32 parities = 0;                      // of the team's phases, a bit for each stage of the ring
-  for (int64 turn = blockIdx.x + int64(team) * gridDim.x; turn < all.turns; turn += int64(Tile::TEAMS) * gridDim.x) {
-    const int64 tile = all.tile(turn);
+  for (int64 tile = blockIdx.x + int64(team) * gridDim.x; tile < tiles; tile += int64(Tile::TEAMS) * gridDim.x) {
     for (int part = 0; part < Tile::STAGES_PER_TILE; ++part, ++used) {
       const int slot = used % Tile::STAGES;
       unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
@@ -347,14 +306,9 @@ __device__ __forceinline__ void lanes32_wgmma_kernel(const Arguments& arguments)
     // All loaders arrive, and once more the one that asks for weights.
     for (int s = 0; s < Tile::FULLS; ++s) full[s].init(Tile::LOADERS + (Tile::RESIDENT ? 0 : 1));
     full[Tile::FULLS].init(1);
-    for (int s = Tile::FULLS + 1; s < Tile::BARRIERS; ++s) full[s].init(Tile::CLUSTER);
     fence_for_tensor_cores();  // and for the copy engine
   }
-  if constexpr (Tile::CLUSTER > 1) {
-    meet_in_cluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {
     give_up_registers<Tile::LOADER_REGISTERS>();
     load_stages<P, Tile>(arguments, layers, ring, full);
@@ -362,7 +316,6 @@ __device__ __forceinline__ void lanes32_wgmma_kernel(const Arguments& arguments)
     take_registers<Tile::MULTIPLIER_REGISTERS>();
     multiply_and_store<P, Tile>(arguments, layers, ring, full);
   }
-  if constexpr (Tile::CLUSTER > 1) meet_in_cluster();  // nobody may end while others arrive at its barriers
 }
 
 // Splits the weights, contiguous at `arguments.x`, and writes them to `arguments.y` column by column

@@ -41,24 +41,6 @@ struct PhaseBarrier {
         : "memory");
   }
 
-  // The same to all blocks of the cluster of `BLOCKS`, at the same places, for the phases of their
-  // own barriers. Blocks bring equal parts of one run: this block's is the one of its rank.
-  template <int BLOCKS>
-  __device__ __forceinline__ void copy_in_bulk_to_cluster(void* shared, const void* global, uint32 bytes) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1], %2, [%3], %4;\n" ::"r"(shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(shared_address(&state)), "h"(static_cast<uint16>((1 << BLOCKS) - 1))
-        : "memory");
-  }
-
-  // Arrives at the barrier of the cluster's block `rank` that lies at the same place.
-  __device__ __forceinline__ void arrive_at_block(int rank) {
-    uint32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(shared_address(&state)), "r"(rank));
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(there) : "memory");
-  }
-
   // Waits for the phase of this parity: the first phase is 0, and "the one before it", 1, is over.
   __device__ __forceinline__ void wait(int parity) {
     uint32 over = 0;
@@ -73,13 +55,6 @@ struct PhaseBarrier {
     }
   }
 };
-
-// All threads of the cluster; orders barriers that were set up before what other blocks do to them.
-__device__ __forceinline__ void meet_in_cluster() {
-  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-  asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
-}
 
 // Arrives at a barrier at which others of its `threads` threads wait (`wait_at` in ptx.cuh).
 __device__ __forceinline__ void arrive_at(int barrier, int threads) {

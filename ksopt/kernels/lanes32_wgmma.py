@@ -30,7 +30,6 @@ class Config:
     warpgroups_j: int
     warpgroups_m: int
     teams: int
-    cluster: int
     nt: int
     kl: int
     stages: int
@@ -117,22 +116,9 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     p = problem.pattern
     f = fold(p.d)
-    # Warpgroups side by side in j and in rows, teams, blocks of a cluster. Rows of results that are
-    # narrower than a sector of memory cost as much as whole ones: wider ones where d allows it.
-    wide = [j for j in (2, 3) if p.d % (4 * j) == 0]
-    shapes = [
-        *((j, 1, 1, cluster) for j in wide for cluster in (1, 2)),
-        *(((1, m, 1, cluster) for m in (2, 3) for cluster in (1, 2)) if 2 not in wide else ()),
-        *(((1, 1, teams, 1) for teams in (2, 3)) if 2 not in wide else ()),
-    ]
     chains = (1, 2) if p.c >= _LONG_SUM else (1,)
-    for (
-        group_j,
-        group_m,
-        teams,
-        cluster,
-    ), nt, kl, stages, resident, chain, pending in itertools.product(
-        shapes,
+    for (group_j, group_m, teams), nt, kl, stages, resident, chain, pending in itertools.product(
+        _shapes(p.d),
         (1, 2, 3, 4, 6, 8, 12, 16),
         (8, 16, 32, 64),
         (2, 3, 4, 6, 8),
@@ -140,16 +126,13 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
         chains,
         (0, 1),
     ):
-        config = Config(
-            *(group_j, group_m, teams, cluster, nt, kl, stages, resident, chain, pending), 0
-        )
+        config = Config(group_j, group_m, teams, nt, kl, stages, resident, chain, pending, 0)
         turn = config.turn(f)
-        if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c) or (resident and cluster > 1):
+        if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
             continue
         columns = config.columns(p)
         walkers = max(1, multiprocessors // columns)
-        most = walkers * columns if resident else multiprocessors // cluster * cluster
-        config = replace(config, max_blocks=most)
+        config = replace(config, max_blocks=walkers * columns if resident else multiprocessors)
         fits = config.registers(p) <= _registers(config.multipliers)
         if fits and config.shared_bytes(p) <= SHARED_LIMIT:
             yield config
@@ -160,8 +143,8 @@ def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
     return Geometry(
         threads=config.threads,
         shared_bytes=config.shared_bytes(problem.pattern, exact),
-        rows_per_tile=config.rows * config.cluster,
-        tiles_per_row_tile=config.columns(problem.pattern) * config.cluster,
+        rows_per_tile=config.rows,
+        tiles_per_row_tile=config.columns(problem.pattern),
         max_blocks=config.max_blocks,
     )
 
@@ -179,10 +162,9 @@ def source(problem: Problem, config: Config, exact: bool = True) -> str:
         config: one of `configs`.
         exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
     """
-    cluster = f" __cluster_dims__({config.cluster}, 1, 1)" if config.cluster > 1 else ""
     return (
         _tile(problem, config, exact)
-        + f'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1){cluster}\n'
+        + 'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1)\n'
         f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
         "  lanes32_wgmma_kernel<Support, Tile>(arguments);\n"
         "}\n"
@@ -276,6 +258,18 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
         ),
         general.launcher(problem, device),
     )
+
+
+def _shapes(d: int) -> list[tuple[int, int, int]]:
+    """Warpgroups side by side in j, in rows, and teams.
+
+    Results narrower than a sector of memory cost as much as whole sectors: where d allows it, two
+    or three warpgroups make them wider.
+    """
+    if d % 8 == 0:
+        return [(2, 1, 1)]
+    shapes = [(1, 2, 1), (1, 3, 1), (1, 1, 2), (1, 1, 3)]
+    return [(3, 1, 1), *shapes] if d % 12 == 0 else shapes
 
 
 def _tile(problem: Problem, config: Config, exact: bool) -> str:

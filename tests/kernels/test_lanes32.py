@@ -40,10 +40,13 @@ def test_it_compiles(target, exact):
 def test_warpgroup_products_compile_for_hopper(shape):
     problem = problem_of(shape)
     for resident, exact in ((True, True), (False, True), (False, False)):
-        candidates = [c for c in lanes32_wgmma.configs(problem, 132) if c.resident == resident]
-        config = random.Random(str(shape)).choice(candidates)
+        candidates = list(lanes32_wgmma.configs(problem, 132))
+        fitting = [c for c in candidates if c.resident == resident] or candidates
+        config = random.Random(str(shape)).choice(fitting)
         code = nvrtc.cubin(lanes32_wgmma.source(problem, config, exact), "sm_90a").data
         assert lanes32_wgmma.kernel_name(problem, exact).encode() in code
+        code = nvrtc.cubin(lanes32_wgmma.pack_source(problem, config, exact), "sm_90a").data
+        assert lanes32_wgmma.pack_name(problem, exact).encode() in code
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,6 @@
 
 #define INSTRUCTION __attribute__((no_sanitize("thread"), noinline)) inline
 
-inline constexpr int _ = 0;  // where PTX wants no result
-
 namespace emulate::ptx {
 
 using std::uint16_t;
@@ -374,25 +372,6 @@ INSTRUCTION void cp_async_mbarrier_arrive_noinc_shared_cta_b64(uint32_t at) {
 INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t shared, const void* global,
                                                                                 uint32_t bytes, uint32_t at) {
   copy_in_bulk(shared, global, bytes, at, __builtin_return_address(0));
-}
-
-// Clusters ------------------------------------------------------------------------------------
-//
-// Blocks run alone. Each is its own neighbour: where the others of its cluster would arrive at its
-// barriers and bring their shares of a run of bytes, it does it itself.
-
-INSTRUCTION void mapa_shared_cluster_u32(uint32_t& there, uint32_t here, int) { there = here; }
-INSTRUCTION void mbarrier_arrive_release_cluster_shared_cluster_b64(int, uint32_t at) { arrive_at_phase_barrier(at); }
-INSTRUCTION void fence_mbarrier_init_release_cluster() {}
-INSTRUCTION void barrier_cluster_arrive_release() {}
-INSTRUCTION void barrier_cluster_wait_acquire() { block_barrier(); }
-INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
-    uint32_t shared, const void* global, uint32_t bytes, uint32_t at, uint16_t blocks) {
-  const int count = __builtin_popcount(blocks), rank = int(block_index().x) % count;
-  for (int block = 0; block < count; ++block) {
-    const int apart = (block - rank) * int(bytes);
-    copy_in_bulk(shared + apart, static_cast<const char*>(global) + apart, bytes, at, __builtin_return_address(0));
-  }
 }
 
 }  // namespace emulate::ptx
