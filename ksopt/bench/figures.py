@@ -127,9 +127,9 @@ def _boxes(
     room = (right - _LEFT) / len(shown)
     for place, group in enumerate(shown):
         left = _LEFT + room * place
-        # Names do not fit side by side on a telephone: every other one a line lower.
-        low_line = 30 if width < 500 and place % 2 else 16
-        parts.append(plots.text(left + room / 2, bottom + low_line, group.name, "middle"))
+        # Names do not fit side by side on a telephone: they take turns on three lines.
+        lower = 12 * (place % 3) if width < 500 else 0
+        parts.append(plots.text(left + room / 2, bottom + 15 + lower, group.name, "middle"))
         each = 0.8 * room / len(names)
         for number, values in enumerate(group.values[:_SERIES]):
             if values:

@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ksopt import settings
 from ksopt.bench.device import DeviceRecord
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.roofline import Roofline
@@ -103,6 +104,7 @@ def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:
         "torch": record.torch,
         "cuda": record.cuda,
         "threads": record.threads if record.type == "cpu" else None,
+        "tuning": settings.tuning(),
         "code": code_digest(),
     }
     read_back: dict[str, Any] = json.loads(json.dumps(request.identity() | machine))

@@ -353,6 +353,38 @@ def test_another_machine_is_refused(change: dict[str, Any], named: str, tmp_path
         pass
 
 
+def test_another_way_of_choosing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    run(tmp_path, patterns=["(1,4,4,1)"])
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    assert run(tmp_path, patterns=["(1,4,4,1)"]) == 2
+    assert "tuning" in capsys.readouterr().err
+
+
+def test_a_lost_device_leaves_what_it_was_lost_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(y: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def lost(self: Bench, after: str) -> None:
+        raise measuring.DeviceLost(f"{after} broke it", [])
+
+    break_einsum(monkeypatch, fail)
+    monkeypatch.setattr(Bench, "_refuse_lost_device", lost)
+    assert run(tmp_path, "--against", "bmm,einsum") == 1
+    assert "einsum on (2,8,4,3) batch 16 broke it" in capsys.readouterr().err
+    reasons = {row["way"]: row["reason"] for row in rows_of(tmp_path)}
+    assert reasons == {
+        OURS: "not timed: einsum on (2,8,4,3) batch 16 broke it",
+        "einsum": "failed: an illegal memory access was encountered",
+    }
+    # The next run goes on behind it.
+    assert run(tmp_path, "--against", "bmm,einsum") == 1
+    assert [line["chain"] for line in rows_of(tmp_path, "summary.csv")] == TINY[:2]
+
+
 def test_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, patterns=["(1,4,4,1)"])
     monkeypatch.setattr(journal, "code_digest", lambda: "0" * 12)
