@@ -1,0 +1,71 @@
+"""docs/tuning.md runs as it stands: its commands and its Python."""
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ksopt.cli import _parser, main
+from ksopt.kernels import cpu, families, measure
+
+PAGE = Path(__file__).parents[1] / "docs" / "tuning.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^```sh\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)[0].splitlines()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    cpu.forget()
+    yield
+    cpu.forget()
+
+
+def test_the_commands_run_one_after_the_other(capsys):
+    shown = []
+    for command in COMMANDS:
+        program, *words = shlex.split(command)
+        assert program == "ksopt"
+        assert main([*words, "--device", "cpu"]) == 0, command
+        shown.append(capsys.readouterr().out)
+    assert "2 choices, 2 measured now" in shown[0]
+    assert "4 choices, 4 measured now" in shown[1]
+    tuned = sum(int(out.splitlines()[-2].split()[0]) for out in shown[:3])
+    assert f"{tuned} choices, 0 measured now" in shown[3]
+    assert '"recorded"' in shown[4]
+
+
+def test_the_gpus_command_is_understood():
+    (command,) = re.findall(r"On a GPU: `(.*?)`", TEXT)
+    given = _parser().parse_args(shlex.split(command)[1:])
+    assert given.batch == [64, 25088]
+
+
+def test_the_python_runs_as_it_stands():
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(code, {}, PAGE.name, str(PAGE), 0)
+    assert len(test.examples) >= 12
+    said: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    assert not said, "".join(said)
+
+
+def test_the_options_are_the_command_lines():
+    table = TEXT.split("| option | meaning | default |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`(--[a-z0-9-]+)`", table))
+    usage = _parser()._subparsers._group_actions[0].choices["tune"].format_help()
+    options = set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", usage, flags=re.MULTILINE))
+    assert named == options - {"--help", "--json", "--traceback"}
+
+
+def test_the_numbers_are_the_codes():
+    assert families.TILES == 8
+    assert "at\nmost 8, side by side" in TEXT
+    assert measure.BUDGET_S == 0.5
+    assert "about half\na second" in TEXT
+    assert (measure._TIE, measure._NOISY_TIE) == (1.02, 1.05)
+    assert "within 2 %, or within 5 % and the fastest's own spread" in TEXT
+    assert cpu.BUDGET_S == 0.02
+    assert "takes 20 ms" in TEXT
