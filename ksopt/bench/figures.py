@@ -87,7 +87,9 @@ def _shares(
         for index, value in enumerate(values, 1):
             path += f"H{x(value):.1f}V{y(index / len(values)):.1f}"
         parts.append(f'<path class="line s{number}" d="{path}"/>')
-        parts.append(_legend(name, number, _LEFT + 12, _TOP + 14 + 16 * number))
+        # At the bottom on the right, where no curve is that comes near its end.
+        above = 16 * (len(drawn) - 1 - number)
+        parts.append(_legend(name, number, right - 6, bottom - 10 - above, "end"))
     label = f"Share of products by {what}: " + "; ".join(
         f"{name}: median {quantile(list(values), 0.5):.2f}" for name, values in drawn
     )
@@ -122,7 +124,7 @@ def _boxes(
         parts.append(f'<path class="grid" d="M{_LEFT:.1f} {y(tick):.1f}H{right:.1f}"/>')
         parts.append(plots.text(_LEFT - 6, y(tick) + 4, f"{tick:g}", "end"))
     parts.append(f'<path class="axis" d="M{_LEFT:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}"/>')
-    parts.append(f'<path class="dense" d="M{_LEFT:.1f} {y(line):.1f}H{right:.1f}"/>')
+    parts.append(f'<path class="budget" d="M{_LEFT:.1f} {y(line):.1f}H{right:.1f}"/>')
     parts.append(plots.text(4, 14, what, "start"))
     room = (right - _LEFT) / len(shown)
     for place, group in enumerate(shown):
@@ -158,8 +160,8 @@ def _box(
     ]
 
 
-def _legend(name: str, number: int, x: float, y: float) -> str:
-    return plots.text(x, y, name, "start", f"label s{number}")
+def _legend(name: str, number: int, x: float, y: float, anchor: str = "start") -> str:
+    return plots.text(x, y, name, anchor, f"label s{number}")
 
 
 def _ticks(low: float, high: float, log: bool) -> list[float]:

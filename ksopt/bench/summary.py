@@ -98,7 +98,7 @@ def overall_table(series: Sequence[Series]) -> tables.Table:
     """One row a folder: the distribution in a few numbers."""
     heads = (
         *("setting", ">products", ">median efficiency", ">10th percentile"),
-        *(">times PyTorch's best", ">slower", ">times its best in this layout", ">slower"),
+        *(">times PyTorch's best", ">slower", ">in this layout", ">slower"),
         *(">times the paper's ways", ">times compiled"),
     )
     rows = []
@@ -218,7 +218,7 @@ def _d_class(pattern: Pattern) -> str:
         return "d = 1"
     if pattern.d < 8:
         return "d from 2 to 7"
-    return "d a multiple of 8" if pattern.d % 8 == 0 else "other d from 8 on"
+    return "d a multiple of 8" if pattern.d % 8 == 0 else "other d from 8"
 
 
 def _a_class(pattern: Pattern) -> str:
@@ -226,7 +226,7 @@ def _a_class(pattern: Pattern) -> str:
 
 
 RHO = Grouping("rho", tuple(_rho_name(i) for i in range(len(_RHO_ENDS) + 1)), _rho_class)
-D = Grouping("d", ("d = 1", "d from 2 to 7", "d a multiple of 8", "other d from 8 on"), _d_class)
+D = Grouping("d", ("d = 1", "d from 2 to 7", "d a multiple of 8", "other d from 8"), _d_class)
 A = Grouping("a", ("a = 1", "a from 2 to 7", "a from 8 on"), _a_class)
 
 
