@@ -27,8 +27,8 @@ _SECONDS = 0.2
 # PyTorch's ways that are this many times as slow as its fastest are recorded and timed no longer.
 _HOPELESS = 2.0
 # A way whose multiplications by zero alone take this many times the floor, at the best rate that
-# was measured, is not tried: the best of PyTorch takes a median of about 5.
-_MOST_FLOORS = 30.0
+# was measured, is not tried: the best of PyTorch in any layout is seldom near 10.
+_MOST_FLOORS = 15.0
 
 _Key = tuple[str, str]  # way, layout
 
