@@ -142,7 +142,7 @@ def cuda_machine(device: int) -> Machine:
         "capability": f"{found.major}.{found.minor}",
         "multiprocessors": str(found.multi_processor_count),
         "driver": driver.version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "code": code_digest(),
     }
@@ -153,7 +153,7 @@ def cpu_machine() -> Machine:
     return {
         "device": _cpu_name(),
         "threads": str(torch.get_num_threads()),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "code": code_digest(),
     }
 
