@@ -1,8 +1,8 @@
 """Calls as a model in service makes them: captured in a CUDA graph, every weight cold.
 
-A graph holds a call for each of several copies of the weight, whose sizes add up to more than L2
-holds, and L2 is emptied before each replay: so every call reads its weight from memory, as every
-layer of a model does that runs token by token, and the cost of a replay is shared by all of them.
+A graph holds a call for each of several copies of the weight, and L2 is emptied before each replay:
+so every call reads its weight from memory, as every layer of a model does that runs token by token,
+and the cost of starting a replay is shared by all of them.
 The input is the same in all, and warm: the layer before has just written it.
 """
 
@@ -18,7 +18,7 @@ _FEWEST_COPIES, _MOST_COPIES = 8, 128
 
 
 def copies(weight_bytes: int, device: torch.device) -> int:
-    """How many copies of the weights fill L2 twice."""
+    """How many copies of the weights fill L2 twice, from 8 to 128."""
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     wanted = math.ceil(2 * l2_bytes / max(weight_bytes, 1))
     return min(max(wanted, _FEWEST_COPIES), _MOST_COPIES)

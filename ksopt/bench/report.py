@@ -121,9 +121,9 @@ def _answer(series: Sequence[Series]) -> Section:
         "Efficiency is the roofline's floor over the measured time: 1 is as fast as this device "
         "moves the bytes or does the arithmetic. PyTorch's best is the fastest of its eager ways "
         "in either layout, its weights prepared beforehand; the paper's ways are those that "
-        "it compares with (its own bmm, einsum, dense). In this layout is against PyTorch's best in "
-        "ksopt's layout. The ratios are medians. Slower counts products on which ksopt is behind "
-        "by more than the noise: each median outside the other's band from the 20th to the 80th "
+        "it compares with (its own bmm, einsum, dense). In this layout is against PyTorch's best "
+        "in ksopt's layout. The ratios are medians. Slower counts products on which ksopt is "
+        "behind by more than the noise: each median outside the other's band from the 20th to the 80th "
         "percentile."
     )
     return Section("Answer", (), (text,), summary.overall_table(series))
@@ -265,9 +265,9 @@ def _method(series: Sequence[Series]) -> list[Section]:
         "large copy, or the arithmetic at the rate of a large matrix product, whichever is longer."
     )
     graphs = (
-        "With graphs, a sample is one replay of a CUDA graph that calls the product with several "
-        "copies of the weights, more than L2 holds, after L2 was emptied: every call finds its "
-        "weights cold, as in a model that runs token by token, and its input warm."
+        "With graphs, a sample is one replay of a CUDA graph that calls the product once with each "
+        "of 8 to 128 copies of the weights, after L2 was emptied: every call finds its weights "
+        "cold, as in a model that runs token by token, and its input warm."
     )
     texts = (text, graphs) if any(one.identity["graph"] for one in series) else (text,)
     found = [Section("How it was measured", (), texts)]
