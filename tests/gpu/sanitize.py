@@ -21,6 +21,8 @@ from ksopt.kernels import (
     lanes16,
     lanes32,
     lanes32_wgmma,
+    small_batch,
+    small_batch_fma,
 )
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -29,6 +31,7 @@ ROWS = 37
 FAMILIES = (
     *(lanes16, lanes32, lanes32_wgmma),
     *(batch_last16, batch_last16_wgmma, batch_last32),
+    *(small_batch, small_batch_fma),
 )
 
 

@@ -245,6 +245,12 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[:8000]}")
 
 
+def _cluster(source: str) -> int:
+    """Blocks of the kernel's clusters."""
+    found = re.search(r"__cluster_dims__\((\d+), 1, 1\)", source)
+    return 1 if found is None else int(found[1])
+
+
 def _unit(instances: Sequence[Instance]) -> str:
     """The file that instantiates every kernel, each in a namespace of its own."""
     includes: dict[str, None] = {}
@@ -258,7 +264,7 @@ def _unit(instances: Sequence[Instance]) -> str:
         body = translate(body, f"kernel {index}").replace('extern "C" ', "static ")
         bodies.append(f"namespace instance_{index} {{\n{body}}}\n")
         table.append(
-            f'    {{"{found[1]}", [](const void* arguments) {{\n'
+            f'    {{"{found[1]}", {_cluster(instance.source)}, [](const void* arguments) {{\n'
             f"       instance_{index}::{found[1]}(*static_cast<const Arguments*>(arguments));\n"
             "     }},\n"
         )

@@ -1,4 +1,4 @@
-"""The small-batch family's index logic, run on the CPU by the emulator (one block a cluster)."""
+"""The small-batch family's index logic and its clusters, run on the CPU by the emulator."""
 
 import random
 from collections.abc import Iterator
@@ -33,10 +33,14 @@ SHAPES = [
     (2, 22, 18, 24),
     (1, 31, 5, 40),
     (1, 5, 40, 64),
+    (1, 12, 264, 2),
+    (1, 24, 136, 8),
+    (1, 13, 150, 16),
 ]
 BATCHES = (1, 2, 7, 16, 33, 64)
 CONFIGS_EACH = 2
-OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "warps_l", "mt", "nt", "units")
+OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "warps_l", "mt", "nt", "units", "cluster")
+MOST_THREADS = 1024  # of a cluster: the emulator compares each with each
 
 
 def cases() -> Iterator[tuple[Problem, small_batch.Config]]:
@@ -51,8 +55,15 @@ def cases() -> Iterator[tuple[Problem, small_batch.Config]]:
         for turn in range(CONFIGS_EACH):
             dtype = list(small_batch.DTYPES)[(at + turn) % 2]
             problem = Problem(Pattern(*shape), dtype, batch_last=False)
-            alone = [c for c in small_batch.configs(problem, 4) if c.cluster == 1]
-            sample = draw.sample(alone, min(len(alone), 30))
+            candidates = [
+                c
+                for c in small_batch.configs(problem, 4)
+                if c.cluster * c.threads <= MOST_THREADS
+                and c.cluster * c.shared_bytes(problem.pattern) <= 256 * 1024
+            ]
+            several = [c for c in candidates if c.cluster > 1]
+            candidates = several if several and turn == 1 else candidates
+            sample = draw.sample(candidates, min(len(candidates), 30))
             config = max(sample, key=lambda config: len(values(config) - seen))
             seen |= values(config)
             yield problem, config
@@ -74,7 +85,7 @@ def kernels(emulator):
 def name(at: int) -> str:
     problem, c = CASES[at]
     warps = f"{c.warps_j}x{c.warps_m}x{c.warps_n}x{c.warps_l}w"
-    return f"{problem.pattern}-{problem.dtype}-{warps}-{c.mt}x{c.nt}-{c.units}u"
+    return f"{problem.pattern}-{problem.dtype}-{warps}-{c.mt}x{c.nt}-{c.units}u-{c.cluster}b"
 
 
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
@@ -85,6 +96,10 @@ def test_results(kernels, at):
         y = kernels[at](x, weight)
         assert_close_to_float64(y, x, weight, problem)
     assert torch.equal(y, kernels[at](x, weight, seed=1)), "it depends on the order of threads"
+
+
+def test_there_are_clusters_of_every_size():
+    assert {config.cluster for _, config in CASES} >= {1, 2, 4, 8}
 
 
 def test_the_cases_differ_in_every_template_argument():
@@ -126,12 +141,32 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+IN_CLUSTERS = {
+    "no barrier before the other blocks' sums are read": (
+        "    cluster_barrier();\n    for",
+        "    for",
+        "race|nothing wrote|have ended",
+    ),
+    "a block that ends while its sums are read": (
+        "    cluster_barrier();  // none",
+        "    // none",
+        "have ended",
+    ),
+    "a block that adds all of the sums": (
+        "int e = rank * THREADS + thread; e < rows * FOURS; e += CLUSTER * THREADS",
+        "int e = thread; e < rows * FOURS; e += THREADS",
+        "written twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS | IN_CLUSTERS)
 def test_the_emulator_finds(emulator, fault):
-    before, after, message = FAULTS[fault]
+    before, after, message = (FAULTS | IN_CLUSTERS)[fault]
     # A single group: what lies beyond b lies outside the weight.
     problem = Problem(Pattern(1, 31, 40, 40), "float16", batch_last=False)
-    config = small_batch.Config(1, 1, 2, 2, 1, 2, 1, cluster=1, blocks=1)
+    cluster = 2 if fault in IN_CLUSTERS else 1
+    config = small_batch.Config(1, 1, 2, 2, 1, 2, 1, cluster, blocks=1)
 
     def edit(header: str, text: str) -> str:
         if header != "small_batch.cuh":

@@ -133,6 +133,18 @@ INSTRUCTION void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
 INSTRUCTION void griddepcontrol_wait() {}
 INSTRUCTION void griddepcontrol_launch_dependents() {}
 
+// Clusters: what lies between arriving and waiting counts as before the barrier -----------------
+
+INSTRUCTION void barrier_cluster_arrive_release_aligned() { arrive_at_cluster_barrier(); }
+INSTRUCTION void barrier_cluster_wait_acquire_aligned() { wait_at_cluster_barrier(); }
+INSTRUCTION void mapa_shared_cluster_u32(uint32_t& result, uint32_t address, int rank) {
+  result = shared_offset_in(address, unsigned(rank));
+}
+INSTRUCTION void ld_shared_cluster_v4_f32(float& x, float& y, float& z, float& w, uint32_t address) {
+  const float* const from = static_cast<const float*>(read_shared_of_cluster(address, 16, __builtin_return_address(0)));
+  x = from[0], y = from[1], z = from[2], w = from[3];
+}
+
 // Barriers ------------------------------------------------------------------------------------
 
 INSTRUCTION void bar_sync(int name, int threads) { named_barrier(unsigned(name), unsigned(threads)); }

@@ -1,4 +1,6 @@
-// Runs a kernel on the CPU, one block after another, and checks every access to memory.
+// Runs a kernel on the CPU, one block after another, and checks every access to memory. The blocks
+// of a cluster run together: they are the threads of one large block, each with its own window of
+// shared memory and its own barriers.
 //
 // Each CUDA thread is a fiber. It runs until it waits (at a barrier, or for the lanes of its warp),
 // in an order drawn from a seed. Device code is compiled with -fsanitize=thread, without that
@@ -13,7 +15,9 @@
 //   - an access to bytes that a background copy is yet to bring;
 //   - a vector access that is not aligned, an index beyond an array's bound (-fsanitize=alignment,
 //     bounds);
-//   - threads that wait for each other for ever.
+//   - threads that wait for each other for ever;
+//   - an access to another block's shared memory that is not made as one, or after threads of that
+//     block have ended.
 #include "runtime.hpp"
 
 #include <setjmp.h>
@@ -42,6 +46,7 @@ namespace {
 constexpr std::size_t STACK_BYTES = 128 * 1024;
 constexpr std::size_t SHARED_LIMIT = 512 * 1024;  // room for red zones too
 constexpr std::size_t RED_ZONE = 256;
+constexpr unsigned MOST_BLOCKS_OF_CLUSTER = 8, BARRIERS = 16;
 constexpr std::size_t GRANULE = 2;  // bytes that share a record: the smallest element's
 constexpr int NOBODY = -1;
 
@@ -89,6 +94,7 @@ struct Fiber {
   std::size_t shared_cursor;
   std::vector<Copy> uncommitted;
   std::deque<std::vector<Copy>> groups;
+  bool arrived_at_cluster;
 };
 
 struct Warp {
@@ -114,7 +120,9 @@ struct PhaseBarrier {
 struct Launch {
   const Kernel* kernel;
   const void* arguments;
-  unsigned blocks, threads, block;
+  unsigned blocks;
+  unsigned threads, block_threads;  // of a cluster, of a block
+  unsigned block;                   // the cluster's first
   std::size_t dynamic_bytes;
   Range argument_range, x, weight, y;
   std::string error;
@@ -132,10 +140,15 @@ alignas(1024) char shared[SHARED_LIMIT];
 int current = NOBODY;
 std::vector<std::vector<Access>> concurrent_reads;
 std::vector<std::uint32_t> clocks;  // [t * threads + u]: what t knows of u's clock
-Barrier barriers[16];
+Barrier barriers[MOST_BLOCKS_OF_CLUSTER * BARRIERS + 1];  // the last is the cluster's
 std::size_t shared_end = SHARED_LIMIT;  // of what this block, or the last, may have touched
 std::mt19937 random_order;
 bool shuffled;
+
+unsigned rank_of(int thread) { return static_cast<unsigned>(thread) / launch.block_threads; }
+
+// Bytes of shared memory that lie between a block's and the next one's.
+std::size_t window() { return SHARED_LIMIT / (launch.threads / launch.block_threads); }
 
 // A place in the code, for cuda_emulator.py to replace by file and line.
 std::string place(Address site) {
@@ -146,8 +159,8 @@ std::string place(Address site) {
 
 // Called on a fiber, which is then never resumed: back to where the scheduler left off.
 [[noreturn]] void stop(const std::string& what) {
-  launch.error = what + " (block " + std::to_string(launch.block) + ", thread " +
-                 std::to_string(current) + ")";
+  launch.error = what + " (block " + std::to_string(launch.block + rank_of(current)) + ", thread " +
+                 std::to_string(static_cast<unsigned>(current) % launch.block_threads) + ")";
   _longjmp(scheduler, 1);
 }
 
@@ -213,11 +226,14 @@ std::string racing(const std::string& what, const char* before, int thread, Addr
          " with no barrier between";
 }
 
-void check_shared(bool write, Address address, std::size_t bytes, Address site) {
+void check_shared(bool write, Address address, std::size_t bytes, Address site, bool remote) {
   const Address base = reinterpret_cast<Address>(shared);
   const auto what = [&] { return accessed(write, address, bytes, "shared memory", base, site); };
   const std::size_t first = (address - base) / GRANULE, last = (address - base + bytes - 1) / GRANULE;
   const Access now{current, clocks_of(current)[current]};
+  if (!remote && (address - base) / window() != rank_of(current)) {
+    stop("outside the block's shared memory: " + what());
+  }
   for (std::size_t g = first; g <= last; ++g) {
     Record& r = records[g];
     if (!r.allocated) stop("outside the block's shared memory: " + what());
@@ -249,14 +265,14 @@ void check_shared(bool write, Address address, std::size_t bytes, Address site) 
   }
 }
 
-void check(bool write, const void* pointer, std::size_t bytes, Address site) {
+void check(bool write, const void* pointer, std::size_t bytes, Address site, bool remote = false) {
   if (current == NOBODY || bytes == 0) return;
   const Address address = reinterpret_cast<Address>(pointer);
   const Address stack = reinterpret_cast<Address>(fibers[current].stack.get());
   if (stack <= address && address + bytes <= stack + STACK_BYTES) return;
   const Address base = reinterpret_cast<Address>(shared);
   if (base <= address && address + bytes <= base + SHARED_LIMIT) {
-    check_shared(write, address, bytes, site);
+    check_shared(write, address, bytes, site, remote);
     return;
   }
   if (launch.x.holds(address, bytes) || launch.weight.holds(address, bytes)) {
@@ -323,8 +339,10 @@ void run_block() {
   untouched.write.thread = untouched.read.thread = untouched.concurrent = NOBODY;
   std::fill_n(records.begin(), shared_end / GRANULE, untouched);
   std::memset(shared, 0xff, shared_end);  // NaN in every element type
-  for (std::size_t g = 0; g < launch.dynamic_bytes / GRANULE; ++g) records[g].allocated = true;
-  shared_end = launch.dynamic_bytes;
+  for (std::size_t base = 0; base < launch.threads / launch.block_threads * window(); base += window()) {
+    for (std::size_t g = 0; g < launch.dynamic_bytes / GRANULE; ++g) records[base / GRANULE + g].allocated = true;
+    shared_end = base + launch.dynamic_bytes;
+  }
   warps.assign((launch.threads + 31) / 32, Warp{});
   concurrent_reads.clear();
   clocks.assign(std::size_t(launch.threads) * launch.threads, 0);
@@ -334,9 +352,10 @@ void run_block() {
   ready.clear();
   for (unsigned t = 0; t < launch.threads; ++t) {
     Fiber& fiber = fibers[t];
-    fiber.shared_cursor = (launch.dynamic_bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
+    fiber.shared_cursor = rank_of(static_cast<int>(t)) * window() +
+                          (launch.dynamic_bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
     fiber.uncommitted.clear(), fiber.groups.clear();
-    fiber.begun = false;
+    fiber.begun = fiber.arrived_at_cluster = false;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = STACK_BYTES;
@@ -364,26 +383,26 @@ void run_block() {
   }
   for (const Barrier& barrier : barriers) {
     if (barrier.arrived > 0) {
-      launch.error = "threads arrived at barrier " + std::to_string(&barrier - barriers) + ", and nobody waited for them";
+      launch.error = "threads arrived at barrier " + std::to_string((&barrier - barriers) % BARRIERS) + ", and nobody waited for them";
     }
   }
 }
 
 }  // namespace
 
-Index3 thread_index() { return {static_cast<unsigned>(current), 0, 0}; }
-Index3 block_index() { return {launch.block, 0, 0}; }
+Index3 thread_index() { return {static_cast<unsigned>(current) % launch.block_threads, 0, 0}; }
+Index3 block_index() { return {launch.block + rank_of(current), 0, 0}; }
 Index3 grid_size() { return {launch.blocks, 1, 1}; }
-Index3 block_size() { return {launch.threads, 1, 1}; }
+Index3 block_size() { return {launch.block_threads, 1, 1}; }
 
-void* dynamic_shared() { return shared; }
+void* dynamic_shared() { return shared + rank_of(current) * window(); }
 
 void* static_shared(std::size_t bytes, std::size_t alignment) {
   std::size_t& cursor = fibers[current].shared_cursor;
   cursor = (cursor + alignment - 1) / alignment * alignment;
   const std::size_t at = cursor;
   cursor = (cursor + bytes + 2 * RED_ZONE - 1) / RED_ZONE * RED_ZONE;
-  if (cursor > SHARED_LIMIT) stop("the block's shared arrays are larger than any GPU's");
+  if (cursor > (rank_of(current) + 1) * window()) stop("the block's shared arrays are larger than any GPU's");
   shared_end = std::max(shared_end, cursor);
   for (std::size_t g = at / GRANULE; g < (at + bytes) / GRANULE; ++g) records[g].allocated = true;
   return shared + at;
@@ -397,7 +416,7 @@ std::uint32_t shared_offset(const void* address) {
   return static_cast<std::uint32_t>(offset);
 }
 
-void block_barrier() { named_barrier(0, launch.threads); }
+void block_barrier() { named_barrier(0, launch.block_threads); }
 
 namespace {
 
@@ -405,13 +424,17 @@ void learn(std::vector<std::uint32_t>& what, const std::uint32_t* from) {
   for (unsigned u = 0; u < launch.threads; ++u) what[u] = std::max(what[u], from[u]);
 }
 
+Barrier& barrier_of_block(unsigned name) {
+  if (name >= BARRIERS) fail("barrier %u: a block has barriers 0 to 15", name);
+  return barriers[rank_of(current) * BARRIERS + name];
+}
+
 // The current thread comes to a barrier. Returns whether it was the last, after waking all who wait.
-bool come(unsigned name, unsigned count) {
-  if (name >= std::size(barriers)) fail("barrier %u: a block has barriers 0 to 15", name);
-  Barrier& barrier = barriers[name];
+bool come(Barrier& barrier, unsigned count) {
   if (barrier.arrived == 0) barrier.count = count, barrier.known.assign(launch.threads, 0);
   if (barrier.count != count) {
-    fail("barrier %u is to take %u threads for one and %u for another", name, barrier.count, count);
+    fail("barrier %u is to take %u threads for one and %u for another",
+         static_cast<unsigned>(&barrier - barriers) % BARRIERS, barrier.count, count);
   }
   learn(barrier.known, clocks_of(current));
   ++clocks_of(current)[current];
@@ -426,12 +449,9 @@ bool come(unsigned name, unsigned count) {
   return true;
 }
 
-}  // namespace
-
-void named_barrier(unsigned name, unsigned count) {
-  const bool last = come(name, count);
-  Barrier& barrier = barriers[name];
-  if (!last) {
+// The current thread comes to a barrier and waits for all.
+void meet_at(Barrier& barrier, unsigned count) {
+  if (!come(barrier, count)) {
     barrier.waiting.push_back(current);
     return leave(State::AT_BARRIER);
   }
@@ -440,7 +460,37 @@ void named_barrier(unsigned name, unsigned count) {
   std::copy(known.begin(), known.end(), clocks_of(current));
 }
 
-void arrive_at_named_barrier(unsigned name, unsigned count) { come(name, count); }
+}  // namespace
+
+void named_barrier(unsigned name, unsigned count) { meet_at(barrier_of_block(name), count); }
+
+void arrive_at_named_barrier(unsigned name, unsigned count) { come(barrier_of_block(name), count); }
+
+void arrive_at_cluster_barrier() {
+  if (fibers[current].arrived_at_cluster) fail("a thread arrives twice at the cluster's barrier");
+  fibers[current].arrived_at_cluster = true;
+}
+
+void wait_at_cluster_barrier() {
+  if (!fibers[current].arrived_at_cluster) fail("a thread waits at the cluster's barrier and has not arrived");
+  fibers[current].arrived_at_cluster = false;
+  meet_at(barriers[MOST_BLOCKS_OF_CLUSTER * BARRIERS], launch.threads);
+}
+
+std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank) {
+  if (rank >= launch.threads / launch.block_threads) fail("the cluster has no block %u", rank);
+  return static_cast<std::uint32_t>(offset % window() + rank * window());
+}
+
+const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
+  if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
+  const unsigned rank = static_cast<unsigned>(from / window());
+  for (unsigned t = rank * launch.block_threads; t < (rank + 1) * launch.block_threads; ++t) {
+    if (fibers[t].state == State::DONE) fail("threads of block %u have ended: its shared memory may be gone", rank);
+  }
+  check(false, shared + from, bytes, reinterpret_cast<Address>(caller), true);
+  return shared + from;
+}
 
 namespace {
 
@@ -590,10 +640,20 @@ extern "C" __attribute__((visibility("default"))) int emulate_launch(
     const emulate::Range* y, char* message, std::size_t message_bytes) {
   using namespace emulate;
   const Address at = reinterpret_cast<Address>(arguments);
-  launch = {&emulated_kernels[kernel], arguments, blocks, threads, 0, shared_bytes,
+  const unsigned cluster = emulated_kernels[kernel].cluster;
+  if (cluster < 1 || cluster > MOST_BLOCKS_OF_CLUSTER || blocks % cluster != 0 || threads % 32 != 0) {
+    std::snprintf(message, message_bytes,
+                  "%u blocks of %u threads in clusters of %u: blocks come in whole clusters, of at most %u, "
+                  "and threads in whole warps",
+                  blocks, threads, cluster, MOST_BLOCKS_OF_CLUSTER);
+    return 1;
+  }
+  const unsigned block_threads = threads;
+  threads *= cluster;
+  launch = {&emulated_kernels[kernel], arguments, blocks, threads, block_threads, 0, shared_bytes,
             {at, at + argument_bytes}, *x, *weight, *y, ""};
   while (fibers.size() < threads) fibers.emplace_back().stack = std::make_unique<char[]>(STACK_BYTES);
-  if (shared_bytes > SHARED_LIMIT - 2 * RED_ZONE) {
+  if (shared_bytes > window() - 2 * RED_ZONE) {
     std::snprintf(message, message_bytes, "%zu bytes of shared memory are more than any GPU has", shared_bytes);
     return 1;
   }
@@ -602,8 +662,8 @@ extern "C" __attribute__((visibility("default"))) int emulate_launch(
   std::memset(reinterpret_cast<void*>(y->begin), 0xff, y->end - y->begin);
   random_order.seed(seed);
   shuffled = seed != 0;
-  std::vector<unsigned> order(blocks);
-  for (unsigned b = 0; b < blocks; ++b) order[b] = b;
+  std::vector<unsigned> order(blocks / cluster);
+  for (unsigned b = 0; b < order.size(); ++b) order[b] = b * cluster;
   if (shuffled) std::shuffle(order.begin(), order.end(), random_order);
 
   for (const unsigned block : order) {

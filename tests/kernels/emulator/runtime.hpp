@@ -24,6 +24,8 @@ void block_barrier();
 void named_barrier(unsigned name, unsigned count);  // of `count` threads; 0 is __syncthreads's
 void arrive_at_named_barrier(unsigned name, unsigned count);  // without waiting
 void warp_barrier();
+void arrive_at_cluster_barrier();
+void wait_at_cluster_barrier();
 
 // A barrier in shared memory whose phases end when `count` threads have arrived (mbarrier). A wait
 // ends as soon as the phase under way has another parity than the one waited for.
@@ -49,11 +51,16 @@ void wait_for_copies(unsigned pending);
 // Where `bytes` bytes of shared memory lie, checked as a read by this thread.
 const void* read_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
 
+// The same place in the shared memory of another block of the cluster, and a read there.
+std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank);
+const void* read_shared_of_cluster(std::uint32_t shared, std::size_t bytes, const void* caller);
+
 // Ends the launch with a sentence. Emulated instructions call it for operands they do not take.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 
 struct Kernel {
   const char* name;
+  unsigned cluster;  // blocks
   void (*run)(const void* arguments);
 };
 
