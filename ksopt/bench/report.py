@@ -123,8 +123,8 @@ def _answer(series: Sequence[Series]) -> Section:
         "in either layout, its weights prepared beforehand; the paper's ways are those that "
         "it compares with (its own bmm, einsum, dense). In this layout is against PyTorch's best "
         "in ksopt's layout. The ratios are medians. Slower counts products on which ksopt is "
-        "behind by more than the noise: each median outside the other's band from the 20th to the 80th "
-        "percentile."
+        "behind by more than the noise: each median outside the other's band from the 20th to the "
+        "80th percentile."
     )
     return Section("Answer", (), (text,), summary.overall_table(series))
 
