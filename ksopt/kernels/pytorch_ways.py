@@ -96,7 +96,7 @@ def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) 
     copied, launches = _copies(name, problem)
     copying = 2 * copied * (x + y) / _COPY_BYTES
     if not problem.batch_last:  # runs of d values; in batch_last, runs of whole rows
-        copying *= max(1.0, p.d / _COPY_D) * (2.0 if p.a == 1 and p.d >= _COPY_D else 1.0)
+        copying *= max(1.0, p.d / _COPY_D)
     return (product + copying) / multiprocessors + launches * _LAUNCH_US
 
 

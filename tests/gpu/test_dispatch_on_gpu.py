@@ -26,6 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Two results of one product may round differently (order of summation, split sums), so neither is
 # the truth for the other: both are compared with float64, and ours may be up to twice as far away.
 ALLOWED_RATIO = 2.0
+TF32_ROUNDING = 2.0**-11
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +156,8 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
             truth = ks_reference(x.double(), weight.double(), layout)
             twice = ks_reference(x.double(), 2 * weight.double(), layout)
             theirs = relative_error(cpu.multiply_by_bmm(x, weight, last), truth)
+            if not exact:  # cuBLAS is allowed TF32, and need not use it for products as small
+                theirs = max(theirs, TF32_ROUNDING)
             for way, call in built:
                 changing = weight.clone()
                 for _ in range(2):  # the second time with what was kept
