@@ -13,7 +13,7 @@ from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import choices, cpu, cuda, lanes32
 from ksopt.kernels.choices import Record
-from ksopt.kernels.cuda import Source
+from ksopt.kernels.decision import Source
 from ksopt.kernels.report import ChoiceReport, from_record
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Pattern

@@ -20,10 +20,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,53 +27,12 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import choices, lanes32, measure, packed, situation, ways
-from ksopt.kernels.choices import Record, Timed
+from ksopt.kernels.choices import Record
+from ksopt.kernels.decision import Accept, Choice, Decision, measured, rebuilt
 from ksopt.kernels.families import Machine
-from ksopt.kernels.measure import Contender
 from ksopt.kernels.problem import Problem
 from ksopt.kernels.situation import Situation
-from ksopt.kernels.ways import Call, Way
 from ksopt.pattern import Pattern
-
-Source = Literal["measured", "recorded", "model", "rule"]
-Accept = Callable[[Tensor], str | None]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A way to multiply, and why it was taken.
-
-    Attributes:
-        way: which, with its configuration.
-        call: (x, weight) -> y.
-        source: measured just now, recorded on disk, predicted by the model, or by a fixed rule.
-        record: what was measured, now or then; None if nothing was.
-    """
-
-    way: Way
-    call: Call
-    source: Source
-    record: Record | None = None
-
-    @property
-    def name(self) -> str:
-        """A kernel family's name, ``general`` or the name of one of PyTorch's ways."""
-        return self.way.name
-
-    @property
-    def times_us(self) -> tuple[tuple[str, float], ...]:
-        """Measured median of every way in microseconds; empty if none was timed."""
-        timed = () if self.record is None else self.record.timed
-        return tuple((one.way, one.median_us) for one in timed)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The choice for weights whose preparation is kept, and the one for weights that change."""
-
-    kept: Choice
-    changing: Choice
-
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, situation.Rows, int, int]
 _decisions: dict[_Key, Decision] = {}
@@ -135,12 +90,11 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, accept: A
         UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
     """
     device = x.get_device()
-    batch = x.numel() // (weight.shape[0] * weight.shape[2] * weight.shape[3])
     found = situation_of(x, weight, batch_last)
     identity = choices.cuda_machine(device)
     with _timing, choices.alone(identity, found), torch.cuda.device(device):
         previous = choices.load(identity, found)
-        decision = _measured(found, x, weight, batch, budget_s, previous, accept)
+        decision = measured(found, x, weight, machine_of(device), budget_s, previous, accept)
         record = decision.kept.record
         assert record is not None
         choices.save(identity, record)
@@ -201,141 +155,34 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     try:
         if key not in _decisions:
             with torch.cuda.device(device):
-                _decisions[key] = _first(found, device, x, weight, batch)
+                _decisions[key] = _first(found, device, x, weight)
         return _decisions[key]
     finally:
         _timing.release()
 
 
-def _first(found: Situation, device: int, x: Tensor, weight: Tensor, batch: int) -> Decision:
+def _first(found: Situation, device: int, x: Tensor, weight: Tensor) -> Decision:
     """What is recorded; else measure, if no other process does so while this one waits."""
-    identity = identity_of(device)
+    identity, machine = identity_of(device), machine_of(device)
     if identity is None:
-        return _measured(found, x, weight, batch, measure.BUDGET_S)
+        return measured(found, x, weight, machine, measure.BUDGET_S)
     decision = _recorded(found, device)
     if decision is not None:
         return decision
     with choices.alone(identity, found):
         decision = _recorded(found, device)
         if decision is None:
-            decision = _measured(found, x, weight, batch, measure.BUDGET_S)
+            decision = measured(found, x, weight, machine, measure.BUDGET_S)
             assert decision.kept.record is not None
             choices.save(identity, decision.kept.record)
     return decision
-
-
-def _measured(
-    found: Situation,
-    x: Tensor,
-    weight: Tensor,
-    batch: int,
-    budget_s: float,
-    previous: Record | None = None,
-    accept: Accept | None = None,
-) -> Decision:
-    """Build and time the ways that are worth it."""
-    device = x.get_device()
-    candidates = ways.candidates(found.problem, batch, machine_of(device))
-    built = ways.built(candidates, device)
-    if accept is not None:
-        built = [(way, call) for way, call in built if _is_right(way, call, x, weight, accept)]
-    entries = [
-        (way, _preparing(call, weight_is), weight_is)
-        for way, call in built
-        for weight_is in _weights_timed(way)
-    ]
-    contenders = [
-        Contender(way.label, partial(call, x, weight), _LEAGUES[weight_is])
-        for way, call, weight_is in entries
-    ]
-    measure.race(contenders, x.device, budget_s)
-    ran = [index for index, contender in enumerate(contenders) if contender.samples_us]
-    if not ran:
-        raise UnavailableError(
-            f"no way to multiply by {found.problem.pattern} ran on this device; the warnings above "
-            "say why"
-        )
-    timed = tuple(_timed(entries[index][0], entries[index][2], contenders[index]) for index in ran)
-    chosen = {
-        league: ran.index(measure.winner(contenders, league, _previous(previous, league)))
-        for league in ("kept", "changing")
-    }
-    record = Record(found, batch, timed, chosen["kept"], chosen["changing"])
-    made = {
-        index: Choice(entries[ran[index]][0], entries[ran[index]][1], "measured", record)
-        for index in {record.kept, record.changing}
-    }
-    # One object for both where one way serves both, so that `choice_for` need not ask which.
-    return Decision(made[record.kept], made[record.changing])
-
-
-def _is_right(way: Way, call: Call, x: Tensor, weight: Tensor, accept: Accept) -> bool:
-    try:
-        wrong = accept(call(x, weight))
-    except torch.OutOfMemoryError:
-        return False
-    except RuntimeError as error:
-        wrong = f"it cannot run here: {error}"
-    if wrong is not None:
-        ways.warn_once(f"{way.label} for {way.problem.pattern} is left out: {wrong}")
-    return wrong is None
-
-
-# Nothing is kept where preparing anew is not told apart from it: it costs memory, and trust in
-# torch's count of changes.
-_LEAGUES: dict[choices.Weight, frozenset[str]] = {
-    "any": frozenset({"kept", "changing"}),
-    "fresh": frozenset({"kept", "changing"}),
-    "kept": frozenset({"kept"}),
-}
-
-
-def _weights_timed(way: Way) -> Sequence[choices.Weight]:
-    return ("fresh", "kept") if way.prepares else ("any",)
-
-
-def _preparing(call: Call, weight_is: choices.Weight) -> Call:
-    """The way as it was, or is to be, timed."""
-    if weight_is != "fresh":
-        return call
-
-    def fresh(x: Tensor, weight: Tensor) -> Tensor:
-        with packed.changing():
-            return call(x, weight)
-
-    return fresh
-
-
-def _timed(way: Way, weight_is: choices.Weight, contender: Contender) -> Timed:
-    quantiles = (contender.quantile_us(share) for share in (0.5, 0.2, 0.8))
-    return Timed(way.name, way.config, weight_is, way.predicted_us, *quantiles)
-
-
-def _previous(record: Record | None, league: str) -> str | None:
-    return None if record is None else record.chosen(league == "changing").label
 
 
 def _recorded(found: Situation, device: int) -> Decision | None:
     """What is on disk, built again without timing; None if it is missing or no longer possible."""
     identity = identity_of(device)
     record = None if identity is None else choices.load(identity, found)
-    if record is None:
-        return None
-    made: dict[int, Choice] = {}
-    for index in {record.kept, record.changing}:
-        chosen = record.timed[index]
-        way = ways.restored(
-            found.problem, chosen.way, chosen.config, record.batch, machine_of(device)
-        )
-        if way is None:
-            return None
-        try:
-            call = _preparing(way.build(device), chosen.weight)
-        except KsoptError as error:
-            ways.warn_once(str(error))
-            return None
-        made[index] = Choice(way, call, "recorded", record)
-    return Decision(made[record.kept], made[record.changing])
+    return None if record is None else rebuilt(record, device, machine_of(device))
 
 
 def identity_of(device: int) -> choices.Machine | None:

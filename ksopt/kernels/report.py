@@ -11,7 +11,7 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels import choices, cpu, cuda, ways
 from ksopt.kernels.choices import Record, Timed
-from ksopt.kernels.cuda import Source
+from ksopt.kernels.decision import Source
 from ksopt.kernels.families import Machine
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Pattern

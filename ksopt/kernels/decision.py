@@ -1,0 +1,186 @@
+"""From a situation to a decision: ways timed against each other, or built again from a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ksopt.errors import KsoptError, UnavailableError
+from ksopt.kernels import choices, measure, packed, ways
+from ksopt.kernels.choices import Record, Timed
+from ksopt.kernels.families import Machine
+from ksopt.kernels.measure import Contender
+from ksopt.kernels.situation import Situation
+from ksopt.kernels.ways import Call, Way
+
+Source = Literal["measured", "recorded", "model", "rule"]
+Accept = Callable[[Tensor], str | None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to multiply, and why it was taken.
+
+    Attributes:
+        way: which, with its configuration.
+        call: (x, weight) -> y.
+        source: measured just now, recorded on disk, predicted by the model, or by a fixed rule.
+        record: what was measured, now or then; None if nothing was.
+    """
+
+    way: Way
+    call: Call
+    source: Source
+    record: Record | None = None
+
+    @property
+    def name(self) -> str:
+        """A kernel family's name, ``general`` or the name of one of PyTorch's ways."""
+        return self.way.name
+
+    @property
+    def times_us(self) -> tuple[tuple[str, float], ...]:
+        """Measured median of every way in microseconds; empty if none was timed."""
+        timed = () if self.record is None else self.record.timed
+        return tuple((one.way, one.median_us) for one in timed)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The choice for weights whose preparation is kept, and the one for weights that change."""
+
+    kept: Choice
+    changing: Choice
+
+
+def measured(
+    found: Situation,
+    x: Tensor,
+    weight: Tensor,
+    machine: Machine | None,
+    budget_s: float,
+    previous: Record | None = None,
+    accept: Accept | None = None,
+) -> Decision:
+    """Build and time the ways that are worth it.
+
+    Args:
+        found: the situation.
+        x: (*batch, N), or (N, *batch) when batch_last, of that situation.
+        weight: (a, b, c, d).
+        machine: the device; None where its driver cannot be asked.
+        budget_s: seconds for the timing; compilation comes on top.
+        previous: what was recorded before: its choice stays where it is not beaten.
+        accept: says what is wrong with a result, or None; a way with a wrong result is not timed.
+
+    Raises:
+        UnavailableError: no way could be built and run.
+    """
+    batch = x.numel() // found.problem.pattern.in_features
+    candidates = ways.candidates(found.problem, batch, machine)
+    built = ways.built(candidates, x.get_device())
+    if accept is not None:
+        built = [(way, call) for way, call in built if _is_right(way, call, x, weight, accept)]
+    entries = [
+        (way, _preparing(call, weight_is), weight_is)
+        for way, call in built
+        for weight_is in _weights_timed(way)
+    ]
+    contenders = [
+        Contender(way.label, partial(call, x, weight), _LEAGUES[weight_is])
+        for way, call, weight_is in entries
+    ]
+    measure.race(contenders, x.device, budget_s)
+    ran = [index for index, contender in enumerate(contenders) if contender.samples_us]
+    if not ran:
+        raise UnavailableError(
+            f"no way to multiply by {found.problem.pattern} ran on this device; the warnings above "
+            "say why"
+        )
+    timed = tuple(_timed(entries[index][0], entries[index][2], contenders[index]) for index in ran)
+    chosen = {
+        league: ran.index(measure.winner(contenders, league, _previous(previous, league)))
+        for league in ("kept", "changing")
+    }
+    record = Record(found, batch, timed, chosen["kept"], chosen["changing"])
+    made = {
+        index: Choice(entries[ran[index]][0], entries[ran[index]][1], "measured", record)
+        for index in {record.kept, record.changing}
+    }
+    # One object for both where one way serves both, so that `choice_for` need not ask which.
+    return Decision(made[record.kept], made[record.changing])
+
+
+def _is_right(way: Way, call: Call, x: Tensor, weight: Tensor, accept: Accept) -> bool:
+    try:
+        wrong = accept(call(x, weight))
+    except torch.OutOfMemoryError:
+        return False
+    except RuntimeError as error:
+        wrong = f"it cannot run here: {error}"
+    if wrong is not None:
+        ways.warn_once(f"{way.label} for {way.problem.pattern} is left out: {wrong}")
+    return wrong is None
+
+
+# Nothing is kept where preparing anew is not told apart from it: it costs memory, and trust in
+# torch's count of changes.
+_LEAGUES: dict[choices.Weight, frozenset[str]] = {
+    "any": frozenset({"kept", "changing"}),
+    "fresh": frozenset({"kept", "changing"}),
+    "kept": frozenset({"kept"}),
+}
+
+
+def _weights_timed(way: Way) -> Sequence[choices.Weight]:
+    return ("fresh", "kept") if way.prepares else ("any",)
+
+
+def _preparing(call: Call, weight_is: choices.Weight) -> Call:
+    """The way as it was, or is to be, timed."""
+    if weight_is != "fresh":
+        return call
+
+    def fresh(x: Tensor, weight: Tensor) -> Tensor:
+        with packed.changing():
+            return call(x, weight)
+
+    return fresh
+
+
+def _timed(way: Way, weight_is: choices.Weight, contender: Contender) -> Timed:
+    quantiles = (contender.quantile_us(share) for share in (0.5, 0.2, 0.8))
+    return Timed(way.name, way.config, weight_is, way.predicted_us, *quantiles)
+
+
+def _previous(record: Record | None, league: str) -> str | None:
+    return None if record is None else record.chosen(league == "changing").label
+
+
+def rebuilt(record: Record, device: int, machine: Machine | None) -> Decision | None:
+    """What was recorded, built again without timing; None if it is no longer possible.
+
+    Args:
+        record: of this device.
+        device: CUDA device index.
+        machine: the device; None where its driver cannot be asked.
+    """
+    problem = record.situation.problem
+    made: dict[int, Choice] = {}
+    for index in {record.kept, record.changing}:
+        chosen = record.timed[index]
+        way = ways.restored(problem, chosen.way, chosen.config, record.batch, machine)
+        if way is None:
+            return None
+        try:
+            call = _preparing(way.build(device), chosen.weight)
+        except KsoptError as error:
+            ways.warn_once(str(error))
+            return None
+        made[index] = Choice(way, call, "recorded", record)
+    return Decision(made[record.kept], made[record.changing])
