@@ -170,6 +170,39 @@ def test_cuda_graph_replays_on_new_values(module, dtype):
 
 
 @pytest.mark.parametrize(("module", "dtype"), FAMILIES, ids=["tensor cores", "fma"])
+def test_a_captured_kernel_may_follow_copies_and_other_streams(module, dtype):
+    """What is no kernel, and several streams, cannot let a kernel start early: it must wait."""
+    problem, launch = layer(module, dtype)
+    x, weight = operands(problem, 4)
+    given, other = x.clone(), weight.clone()
+    launch(x, weight)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.copy_(given)  # a copy in memory
+        y = launch(x, weight)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = launch(y, other)
+        u = launch(y, weight)
+        torch.cuda.current_stream().wait_stream(side)
+        v = launch(z, other)  # after both streams
+        x.zero_()
+    for _ in range(3):
+        given.normal_()
+        weight.normal_().div_(16)
+        other.normal_().div_(16)
+        for result in (y, z, u, v):
+            result.fill_(float("nan"))
+        graph.replay()
+        assert_close(y, given, weight)
+        assert_close(z, y, other)
+        assert_close(u, y, weight)
+        assert_close(v, z, other)
+
+
+@pytest.mark.parametrize(("module", "dtype"), FAMILIES, ids=["tensor cores", "fma"])
 def test_what_is_not_aligned_and_what_is_transposed(module, dtype):
     problem, launch = layer(module, dtype)
     x, weight = operands(problem, 5)
