@@ -11,6 +11,7 @@ from torch import Tensor
 from ksopt.kernels import general, lanes32, packed
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.lanes32 import fold, row_pitch, slice_chunks
+from ksopt.kernels.lanes32_wgmma_cost import predicted_us as predicted_us
 from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
@@ -18,6 +19,7 @@ from ksopt.pattern import Pattern
 _PACK_THREADS = 256
 _PACK_BLOCKS = 1056  # 8 for each of an H200's multiprocessors
 _BARRIER_BYTES = 256
+_STAGES = (8, 6, 4, 3, 2)
 _LONG_SUM = 128
 """From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
 cuBLAS's own error is larger there (docs/performance.md)."""
@@ -113,29 +115,25 @@ def supports(problem: Problem) -> str | None:
 
 
 def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
+    """All tiles worth considering, without order: each with as many stages as fit."""
     p = problem.pattern
     f = fold(p.d)
     chains = (1, 2) if p.c >= _LONG_SUM else (1,)
-    for (group_j, group_m, teams), nt, kl, stages, resident, chain, pending in itertools.product(
-        _shapes(p.d),
-        (1, 2, 3, 4, 6, 8, 12, 16),
-        (8, 16, 32, 64),
-        (2, 3, 4, 6, 8),
-        (False, True),
-        chains,
-        (0, 1),
+    for (group_j, group_m, teams), nt, kl, resident, chain, pending in itertools.product(
+        _shapes(p.d), (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 32, 64), (False, True), chains, (0, 1)
     ):
-        config = Config(group_j, group_m, teams, nt, kl, stages, resident, chain, pending, 0)
+        config = Config(group_j, group_m, teams, nt, kl, 0, resident, chain, pending, 0)
         turn = config.turn(f)
         if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
             continue
+        if config.registers(p) > _registers(config.multipliers):
+            continue
         columns = config.columns(p)
         walkers = max(1, multiprocessors // columns)
-        config = replace(config, max_blocks=walkers * columns if resident else multiprocessors)
-        fits = config.registers(p) <= _registers(config.multipliers)
-        if fits and config.shared_bytes(p) <= SHARED_LIMIT:
-            yield config
+        most = walkers * columns if resident else multiprocessors
+        deepest = (replace(config, stages=stages, max_blocks=most) for stages in _STAGES)
+        fitting = (config for config in deepest if config.shared_bytes(p) <= SHARED_LIMIT)
+        yield from itertools.islice(fitting, 1)
 
 
 def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:

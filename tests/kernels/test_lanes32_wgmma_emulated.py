@@ -52,7 +52,8 @@ def cases() -> Iterator[tuple[Problem, lanes32_wgmma.Config]]:
             fitting = [c for c in candidates if c.resident == resident and c.chain == longest]
             ways = sorted({way(c) for c in fitting}, key=lambda w: (w in seen, draw.random()))
             seen.add(ways[0])
-            yield problem, draw.choice([c for c in fitting if way(c) == ways[0]])
+            config = draw.choice([c for c in fitting if way(c) == ways[0]])
+            yield problem, replace(config, stages=draw.choice([2, 3, config.stages]))
 
 
 CASES = list(cases())
