@@ -1,25 +1,29 @@
 """Entry point of ``torch.compile(model, backend="ksopt")``.
 
-A product by a Kronecker-sparse factor stays one operator, `torch.ops.ksopt.ks_mm`; everything
-around it goes to Inductor. torch finds this function through the entry-point group
-``torch_dynamo_backends``.
+Kronecker-sparse products become one operator, `torch.ops.ksopt.ks_mm`; everything around them goes
+to Inductor. torch finds this function through the entry-point group ``torch_dynamo_backends``.
+
+It runs before AOTAutograd, for every graph that Dynamo captures, also when torch's caches hold what
+Inductor made of it: so nothing that it finds in a weight's values can be stale.
 """
 
 from __future__ import annotations
 
-import difflib
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 import ksopt as package
 from ksopt import ops
-from ksopt.errors import InvalidInputError
-
-OPTIONS = {"mode": "what torch.compile's own `mode` means, for use next to other options"}
-"""Options of ksopt's own, and what they do; all others are Inductor's."""
+from ksopt.compile.decide import decide
+from ksopt.compile.explain import check_requirement
+from ksopt.compile.frozen import FrozenValues, Watched
+from ksopt.compile.options import OPTIONS, Options, inductor_config, read
+from ksopt.compile.passes import Judge, count, log, rewrite_graph
+from ksopt.compile.sites import Decision, Report, Site, Verdict
 
 
 def ksopt(
@@ -44,12 +48,41 @@ def ksopt(
     Raises:
         InvalidInputError: an unknown mode or option, or a value of the wrong type. Dynamo shows it
             inside its own BackendCompilerFailed.
+        RequirementError: ``options["require"]`` asks for more than was lowered.
 
     Example:
         >>> from ksopt.nn import KSLinear
         >>> model = torch.compile(KSLinear(8, 8, "(1,8,8,1)"), backend="ksopt")
     """
-    config = inductor_config(mode, options)
+    given = read(mode, options)
+    values = None
+    if given.frozen_values:
+        values = FrozenValues(example_inputs, given.frozen_tolerance)
+    original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if values is not None else None
+    report = rewrite_graph(gm, example_inputs, judge(example_inputs, given.tune), values)
+    _tell(report)
+    check_requirement(report, given.require)
+    compiled = hand_over(gm, example_inputs, given.inductor)
+    if values is not None and values.found and original is not None:
+        return Watched(compiled, original, values)
+    return compiled
+
+
+def judge(example_inputs: Sequence[Any], tune: Any) -> Judge:
+    """Who decides about the sites of a graph with these inputs."""
+    tensors = [value for value in example_inputs if isinstance(value, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+
+    def decided(site: Site) -> Decision:
+        return decide(site, device, tune)
+
+    return decided
+
+
+def hand_over(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], config: dict[str, Any]
+) -> Callable[..., Any]:
+    """Let Inductor compile a graph. Tests of what was rewritten put a quicker compiler here."""
     from torch._inductor.compile_fx import compile_fx
 
     # torch's on-disk caches know operators by name only: see the top of ksopt.ops.
@@ -58,6 +91,19 @@ def ksopt(
     with settings.patch(cache_key_tag=tag):
         compiled: Any = compile_fx(gm, example_inputs, config_patches=config)
     return compiled
+
+
+def _tell(report: Report) -> None:
+    count(report)
+    for site in report.sites:
+        log.debug("%s: %s %s: %s", site.place, site.chain, site.verdict.value, site.reason)
+    if report.sites:
+        log.info(
+            "%d sites lowered, %d kept, %d not recognised; %.0f %% of the linear flops; %.0f ms",
+            *(report.count(verdict) for verdict in Verdict),
+            100 * report.covered,
+            1e3 * report.pass_s,
+        )
 
 
 def _reset() -> None:
@@ -70,43 +116,4 @@ def _reset() -> None:
 
 ksopt.reset = _reset  # type: ignore[attr-defined]
 
-
-def inductor_config(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    """Inductor's settings for a mode and options, once both are known to be right.
-
-    Raises:
-        InvalidInputError: see `ksopt`.
-    """
-    import torch._inductor
-
-    rest = dict(options or {})
-    if "mode" in rest:
-        also = rest.pop("mode")
-        if mode not in (None, also):
-            raise InvalidInputError(
-                f"mode is {mode!r} and options['mode'] is {also!r}: give one of them"
-            )
-        mode = also
-    modes = list(torch._inductor.list_mode_options())
-    if mode is not None and mode not in modes:
-        raise InvalidInputError(f"mode {mode!r} is unknown: it must be one of {', '.join(modes)}")
-    known = torch._inductor.list_options()
-    for name in rest:
-        # Inductor reads a-b as a_b.
-        if not isinstance(name, str) or name.replace("-", "_") not in known:
-            raise InvalidInputError(_unknown(name, known))
-    try:
-        wrapper = torch._TorchCompileInductorWrapper(mode, rest, None)
-    except RuntimeError as error:
-        raise InvalidInputError(f"options: {error}") from error
-    return wrapper.config
-
-
-def _unknown(name: object, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(str(name), [*OPTIONS, *known], n=3)
-    meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    own = "; ".join(f"{option!r} ({meaning})" for option, meaning in OPTIONS.items())
-    return (
-        f"option {name!r} is unknown.{meant} ksopt's own options: {own}. Inductor's "
-        f"{len(known)} options are accepted too: torch._inductor.list_options() lists them."
-    )
+__all__ = ["OPTIONS", "Options", "hand_over", "inductor_config", "judge", "ksopt"]

@@ -69,7 +69,8 @@ def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Cand
         reader = readers[0]
         if root not in chosen or len(readers) != 1 or not isinstance(reader, Root):
             continue
-        if reader in chosen and _origin(reader).x is root:
+        # A permutation in between would make it another matrix.
+        if reader in chosen and _origin(reader).x is root and _origin(reader).factor.direct:
             following[root] = reader
     found_chains = []
     for root in trace.contractions:

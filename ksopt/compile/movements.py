@@ -17,7 +17,7 @@ from ksopt.compile.index import (
     permute,
     reshape,
 )
-from ksopt.compile.sizes import Size, plain
+from ksopt.compile.sizes import Size, plain, same_shape
 from ksopt.compile.tracking import FixedSizeNeeded, Tracker, rule
 from ksopt.compile.values import Cast, Piece, View
 
@@ -131,9 +131,11 @@ def _slice(
 ) -> None:
     given = [*args, *(0, None, None, 1)[len(args) - 1 :]]
     source, dim, start, step = given[0], given[1], given[2], given[4]
-    size = source.shape[dim]
-    if tuple(source.shape) == tuple(result.shape):
+    size = plain(source.shape[dim])
+    if same_shape(source.shape, result.shape):
         tracker.moved(result, source, tracker.view(source).map)
+    elif step != 1 and not isinstance(size, int) and dim % source.dim() == source.dim() - 1:
+        raise FixedSizeNeeded(size)  # every step-th feature
     elif all(isinstance(known, int) for known in (size, step, start or 0)):
         first = 0 if start is None else max(0, start + size if start < 0 else min(start, size))
         _narrowed(tracker, source, dim % source.dim(), first, result, step)

@@ -29,7 +29,7 @@ from ksopt.compile.index import (
 )
 from ksopt.compile.recognition import NotKroneckerSparseError, places, recognise, y_shape
 from ksopt.compile.sizes import Size, plain, product, same, same_shape
-from ksopt.compile.tracking import Tracker, rule
+from ksopt.compile.tracking import FixedSizeNeeded, Tracker, rule
 from ksopt.compile.values import (
     Biased,
     Compact,
@@ -276,6 +276,7 @@ def _product(
         dims = [[turned[v] for v in dim] for dim in dims]
         summed = [turned[v] for v in summed]
     everything = [v for group in (*dims, summed) for v in group]
+    need_fixed(x, [v.left for v in everything if v.left and v.right])
     _count_flops(
         tracker,
         [v.size for v in everything if v.right is not None],
@@ -293,6 +294,17 @@ def _product(
         if is_tied:
             tracker.miss(str(error))
         return None
+
+
+def need_fixed(x: Root, features: Sequence[Atom]) -> None:
+    """Have the axes of x that hold features fixed; ``dynamic=True`` makes them symbolic.
+
+    Raises:
+        FixedSizeNeeded: one is not.
+    """
+    for atom in features:
+        if atom.axis is not None and not isinstance(x.shape[atom.axis], int):
+            raise FixedSizeNeeded(x.shape[atom.axis])
 
 
 def _structured(tracker: Tracker, view: View) -> Root | None:
@@ -335,7 +347,9 @@ def _structured_product(
     p = Pattern(*(int(size) for size in weight.shape))
     inputs, outputs = (p.c, p.b) if meets_columns else (p.b, p.c)
     axis_l, axis_k = (2, 1) if meets_columns else (1, 2)
-    digits = regroup(x.map.dims[1 if right_is_weight else 0], (p.a, inputs, p.d))
+    features = x.map.dims[1 if right_is_weight else 0]
+    need_fixed(x.root, features)
+    digits = regroup(features, (p.a, inputs, p.d))
     i = _tied(digits[0], _axis(0, p.a))
     l = _tied(digits[1], _axis(axis_l, inputs), summed=True)
     j = _tied(digits[2], _axis(3, p.d))

@@ -4,14 +4,14 @@ A product out[...] = sum x[...] w[...] is described by its variables (`ksopt.com
 is a digit of x, of w, of both. With x's features in their order in memory, it is the product by a
 factor (a, b, c, d) if the variables are of four classes:
 
-=========  ====  ====  ======  ====================================
+=========  ====  ====  ======  ============================================
 class      in x  in w  summed
-=========  ====  ====  ======  ====================================
+=========  ====  ====  ======  ============================================
 batch      yes   no    no      makes up the batch
-tied       yes   yes   no      i where it stands above l in x, else j
+tied       yes   yes   no      i where it stands above some of l in x, else j
 summed     yes   yes   yes     l
 new        no    yes   no      k
-=========  ====  ====  ======  ====================================
+=========  ====  ====  ======  ============================================
 
 Then a is the product of the sizes of i, and so on. Nothing here knows how the author spelled it.
 """
@@ -60,9 +60,10 @@ def recognise(
     for variable in (*features, *new):
         if not isinstance(variable.size, int):
             raise NotKroneckerSparseError("the number of features is not fixed")
-    first = features.index(summed[0])
-    outer, rest = features[:first], features[first:]
-    inner = [v for v in rest if not v.summed]
+    # Above the last summed one: i. Where one stands between two summed ones, x is permuted anyway.
+    last = features.index(summed[-1])
+    outer = [v for v in features[:last] if not v.summed]
+    inner = features[last + 1 :]
     pattern = Pattern(*(product(v.size for v in group) for group in (outer, new, summed, inner)))
     wanted = [*outer, *summed, *inner]
     batch_last = bool(batch) and [*wanted, *batch] == ordered

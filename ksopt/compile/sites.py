@@ -6,6 +6,7 @@ Everything here is plain data without any weight value, safe to print, store and
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,15 @@ from typing import Any
 import torch
 from torch import fx
 
+import ksopt as package
 from ksopt.pattern import Chain
 
-_TORCH = str(Path(torch.__file__).parent)
+_NOT_THE_AUTHORS = (
+    str(Path(torch.__file__).parent),
+    str(Path(package.__file__).parent),
+    f"{os.sep}einops{os.sep}",
+)
+"""Libraries that a line of the author's code calls to multiply."""
 
 
 class Verdict(enum.Enum):
@@ -34,7 +41,7 @@ class Place:
     Args:
         file: its path, as Python knows it; empty if unknown.
         line: its number, from 1.
-        code: the line's text.
+        code: the line's text; where the file is unknown, the module's path in the model.
     """
 
     file: str = ""
@@ -42,7 +49,9 @@ class Place:
     code: str = ""
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line}" if self.file else "(unknown)"
+        if self.file:
+            return f"{Path(self.file).name}:{self.line}"
+        return self.code or "(unknown)"
 
 
 @dataclass(frozen=True)
@@ -165,11 +174,18 @@ def place_of(node: fx.Node) -> Place:
             continue
         file, _, rest = text.removeprefix('File "').partition('", line ')
         number = rest.partition(",")[0]
-        if file.startswith(_TORCH) or not number.isdigit():
+        if any(library in file for library in _NOT_THE_AUTHORS) or not number.isdigit():
             continue
         code = lines[at + 1].strip() if at + 1 < len(lines) else ""
         found = Place(file, int(number), code)
-    return found
+    return found if found.file else Place(code=_module_of(node))
+
+
+def _module_of(node: fx.Node) -> str:
+    """The module that a node belongs to, for code of torch's own that no line of theirs calls."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = [entry[0] for entry in stack.values()][-1:]
+    return path[0] if path else ""
 
 
 def spelling_of(nodes: Iterable[fx.Node]) -> str:

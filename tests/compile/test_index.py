@@ -1,5 +1,6 @@
 """Index maps, against torch itself on tensors that hold their own indices."""
 
+import itertools
 import math
 
 import pytest
@@ -40,7 +41,7 @@ def check(index_map: IndexMap, root: tuple[int, ...], expected: torch.Tensor) ->
     assert torch.equal(elements(index_map, root), expected)
     for atoms in index_map.dims:
         assert all(atom.size > 1 for atom in atoms)
-        for high, low in zip(atoms, atoms[1:], strict=False):
+        for high, low in itertools.pairwise(atoms):
             assert (high.axis, high.stride) != (low.axis, low.span)
 
 

@@ -1,0 +1,254 @@
+"""What was lowered in a model, what was not, and why: as a table, Markdown and JSON.
+
+Nothing in it is a weight's value, so it can be attached to a bug report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, fx, nn
+
+from ksopt import tables
+from ksopt.compile.sites import Report, Site, Verdict
+from ksopt.errors import KsoptError
+from ksopt.tables import Table
+
+
+class RequirementError(KsoptError, RuntimeError):
+    """``options["require"]`` asks for more than was lowered; the message is the table."""
+
+
+@dataclass(frozen=True)
+class EndToEnd:
+    """What one call of the model takes, microseconds.
+
+    Args:
+        inductor_us: compiled by Inductor alone.
+        ksopt_us: compiled by the backend "ksopt".
+    """
+
+    inductor_us: float
+    ksopt_us: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the backend does to a model.
+
+    Args:
+        report: its sites.
+        end_to_end: times of the whole model, if they were asked for.
+    """
+
+    report: Report
+    end_to_end: EndToEnd | None = None
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All sites, in the order in which the model runs them."""
+        return tuple(self.report.sites)
+
+    def table(self) -> Table:
+        """One row for each site."""
+        return table_of(self.report)
+
+    def summary(self) -> str:
+        """A few sentences."""
+        return _summary(self)
+
+    def markdown(self) -> str:
+        """A section of a Markdown document."""
+        return f"{self.summary()}\n\n{self.table().markdown()}\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        report, times = self.report, self.end_to_end
+        return {
+            "sites": [site.to_json() for site in report.sites],
+            "graphs": report.graphs,
+            "linear_flops": report.linear_flops,
+            "covered": report.covered,
+            "pass_s": report.pass_s,
+            "notes": list(report.notes),
+            "end_to_end": None if times is None else vars(times),
+        }
+
+    def print(self, stream: TextIO | None = None) -> None:
+        """Write the table and the summary, with colours and lines on a terminal."""
+        if self.report.sites:
+            tables.write(self.table(), stream)
+        print(self.summary(), file=stream)
+
+    def __str__(self) -> str:
+        rows = [self.table().plain()] if self.report.sites else []
+        return "\n".join([*rows, self.summary()])
+
+
+def explain(
+    model: Callable[..., Any],
+    *inputs: Any,
+    tune: Any = None,
+    dynamic: bool | None = None,
+    timed: bool = False,
+    **named: Any,
+) -> Explanation:
+    """Say what ``torch.compile(model, backend="ksopt")`` would lower, and why not the rest.
+
+    The model runs once, uncompiled, on the inputs; its buffers and the random state are restored.
+
+    Args:
+        model: a module or function.
+        *inputs: what to call it with; as many rows as it will see, because times depend on them.
+        tune: as ``options["tune"]``.
+        dynamic: as in torch.compile.
+        timed: whether to compile the model both ways and time a call of each.
+        **named: keyword arguments of the model.
+
+    Returns:
+        An `Explanation`: print it, or take ``.markdown()`` or ``.to_json()``.
+
+    Example:
+        >>> from ksopt.nn import KSLinear
+        >>> found = explain(KSLinear(8, 8, "(2,4,4,1)"), torch.ones(3, 8))
+        >>> [(str(site.chain), site.verdict.value) for site in found.sites]
+        [('(2,4,4,1)', 'lowered')]
+    """
+    from ksopt.compile.backend import judge
+    from ksopt.compile.decide import checked_tune
+    from ksopt.compile.frozen import FrozenValues
+    from ksopt.compile.passes import rewrite_graph
+
+    total = Report()
+    mode = checked_tune(tune)
+
+    def collect(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        values = FrozenValues(example_inputs)
+        original = gm.forward
+        total.add(rewrite_graph(gm, example_inputs, judge(example_inputs, mode), values))
+        return original if values.found else gm.forward
+
+    with _undone(model):
+        torch.compile(model, backend=collect, dynamic=dynamic)(*inputs, **named)
+    times = _end_to_end(model, inputs, named, mode, dynamic) if timed else None
+    return Explanation(total, times)
+
+
+def table_of(report: Report) -> Table:
+    """One row for each site of a report."""
+    columns = ("where", "written as", "chain", ">rows", "dtype", ">us", ">Inductor us", "then",
+               "decision", "reason")  # fmt: skip
+    return tables.of(columns, [_row(site) for site in report.sites])
+
+
+def check_requirement(report: Report, require: str | None) -> None:
+    """Refuse a graph in which too little was lowered.
+
+    Args:
+        report: of one graph. A graph without any product by a weight is never refused.
+        require: "all", "any" or None.
+
+    Raises:
+        RequirementError: not every site (all) or none (any) was lowered.
+    """
+    lowered = report.count(Verdict.LOWERED)
+    if require == "all" and lowered < len(report.sites):
+        missing = len(report.sites) - lowered
+        problem = f"{missing} of {len(report.sites)} sites are not lowered"
+    elif require and report.notes:
+        problem = "a graph could not be followed"
+    elif require == "any" and not lowered and report.linear_flops:
+        problem = "nothing is lowered"
+    else:
+        return
+    raise RequirementError(f"options['require'] is {require!r}, but {problem}:\n"
+                           f"{Explanation(report)}")  # fmt: skip
+
+
+def _row(site: Site) -> tuple[str, ...]:
+    return (
+        str(site.place),
+        site.spelling,
+        "" if site.chain is None else str(site.chain),
+        "" if site.batch is None else str(site.batch),
+        site.dtype,
+        _us(site.ksopt_us, site.measured),
+        _us(site.unfused_us, site.measured),
+        ", ".join(site.epilogue),
+        site.verdict.value,
+        site.reason,
+    )
+
+
+def _us(value: float | None, is_measured: bool) -> str:
+    if value is None:
+        return ""
+    return f"{value:.1f}" if is_measured else f"~{value:.1f}"
+
+
+def _summary(explanation: Explanation) -> str:
+    report, times = explanation.report, explanation.end_to_end
+    counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in Verdict)
+    graphs = "1 graph" if report.graphs == 1 else f"{report.graphs} graphs"
+    lines = [
+        f"{len(report.sites)} sites in {graphs}: {counts}. Lowered sites do "
+        f"{100 * report.covered:.0f} % of the linear flops. "
+        f"The pass took {1e3 * report.pass_s:.0f} ms."
+    ]
+    lines += [f"Note: {note}." for note in report.notes]
+    if times is not None:
+        lines.append(
+            f"One call takes {times.inductor_us:.1f} us under Inductor alone and "
+            f"{times.ksopt_us:.1f} us under ksopt."
+        )
+    return "\n".join(lines)
+
+
+@contextmanager
+def _undone(model: Callable[..., Any]) -> Iterator[None]:
+    """Restore buffers and random state afterwards."""
+    buffers: dict[str, Tensor] = {}
+    if isinstance(model, nn.Module):
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        if isinstance(model, nn.Module):
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    if not torch.equal(buffer, buffers[name]):
+                        buffer.copy_(buffers[name])
+
+
+def _end_to_end(
+    model: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    named: dict[str, Any],
+    tune: Any,
+    dynamic: bool | None,
+) -> EndToEnd:
+    from ksopt.compile.decide import medians_us
+
+    device = next((value.device for value in inputs if isinstance(value, Tensor)), None)
+    ours = torch.compile(model, backend="ksopt", dynamic=dynamic, options={"tune": tune})
+    plain = torch.compile(model, backend="inductor", dynamic=dynamic)
+    with _undone(model), torch.no_grad():
+        found = medians_us(
+            {
+                "inductor": lambda: plain(*inputs, **named),
+                "ksopt": lambda: ours(*inputs, **named),
+            },
+            device or torch.device("cpu"),
+        )
+    return EndToEnd(found["inductor"], found["ksopt"])
+
+
+def dumps(explanation: Explanation) -> str:
+    """The JSON text of an explanation."""
+    return json.dumps(explanation.to_json(), indent=2) + "\n"

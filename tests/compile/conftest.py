@@ -1,0 +1,43 @@
+"""What the tests of the backend share."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
+
+from ksopt.compile import backend, passes
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Forget what was compiled, count anew, draw the same random numbers."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def compiled_by_eager(monkeypatch):
+    """Rewritten graphs run through AOTAutograd, but eagerly: Inductor is slow, and Inductor's.
+
+    Returns:
+        The graphs and the reports of whatever the test compiles.
+    """
+    seen = SimpleNamespace(graphs=[], reports=[])
+
+    def hand_over(gm, example_inputs, config):
+        seen.graphs.append(gm.graph)
+        return aot_eager(gm, example_inputs)
+
+    def rewrite_graph(*args, **kwargs):
+        report = passes.rewrite_graph(*args, **kwargs)
+        seen.reports.append(report)
+        return report
+
+    monkeypatch.setattr(backend, "hand_over", hand_over)
+    monkeypatch.setattr(backend, "rewrite_graph", rewrite_graph)
+    return seen
