@@ -49,14 +49,14 @@ def predicted(shape: tuple[int, int, int, int], config: Config) -> float:
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
-def test_it_is_near_what_was_measured(shape):
+def test_it_is_near_what_was_measured(shape: tuple[int, int, int, int]) -> None:
     # Half of the tiles that it was fitted to are within 7 %; 30 % is what nearly all are within.
     for config, us in MEASURED[shape]:
         assert predicted(shape, config) == pytest.approx(us, rel=0.3), config
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
-def test_what_was_clearly_slower_is_predicted_to_be(shape):
+def test_what_was_clearly_slower_is_predicted_to_be(shape: tuple[int, int, int, int]) -> None:
     for fast, fast_us in MEASURED[shape]:
         for slow, slow_us in MEASURED[shape]:
             if slow_us > 1.15 * fast_us:
@@ -64,13 +64,13 @@ def test_what_was_clearly_slower_is_predicted_to_be(shape):
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
-def test_measured_tiles_are_still_offered(shape):
+def test_measured_tiles_are_still_offered(shape: tuple[int, int, int, int]) -> None:
     offered = set(lanes32_wgmma.configs(Problem(Pattern(*shape), "float32", False), 132))
     for config, _ in MEASURED[shape]:
         assert config in offered, config
 
 
-def test_more_rows_take_longer_and_fewer_products_do_not():
+def test_more_rows_take_longer_and_fewer_products_do_not() -> None:
     shape = (1, 256, 256, 32)
     config = MEASURED[shape][0][0]
     times = [
