@@ -81,39 +81,61 @@ def measured(
     Raises:
         UnavailableError: no way could be built and run.
     """
-    batch = x.numel() // found.problem.pattern.in_features
-    candidates = ways.candidates(found.problem, batch, machine)
+    candidates = ways.candidates(found.problem, _rows(found, x), machine)
     built = ways.built(candidates, x.get_device())
+    # A copy, whose prepared forms go with it; an ordinary one, also where the weight is not.
+    with torch.inference_mode(False), torch.no_grad():
+        copy = weight.detach().clone()
     if accept is not None:
-        built = [(way, call) for way, call in built if _is_right(way, call, x, weight, accept)]
+        built = [(way, call) for way, call in built if _is_right(way, call, x, copy, accept)]
     entries = [
-        (way, _preparing(call, weight_is), weight_is)
+        _Entry(way, call, weight_is, x, copy)
         for way, call in built
         for weight_is in _weights_timed(way)
     ]
-    contenders = [
-        Contender(way.label, partial(call, x, weight), _LEAGUES[weight_is])
-        for way, call, weight_is in entries
-    ]
-    measure.race(contenders, x.device, budget_s)
-    ran = [index for index, contender in enumerate(contenders) if contender.samples_us]
-    if not ran:
+    with packed.changing(False):
+        measure.race([entry.contender for entry in entries], x.device, budget_s)
+    entries = [entry for entry in entries if entry.contender.samples_us]
+    if not entries:
         raise UnavailableError(
             f"no way to multiply by {found.problem.pattern} ran on this device; the warnings above "
             "say why"
         )
-    timed = tuple(_timed(entries[index][0], entries[index][2], contenders[index]) for index in ran)
-    chosen = {
-        league: ran.index(measure.winner(contenders, league, _previous(previous, league)))
-        for league in ("kept", "changing")
-    }
-    record = Record(found, batch, timed, chosen["kept"], chosen["changing"])
+    ran = [entry.contender for entry in entries]
+    record = Record(
+        found,
+        _rows(found, x),
+        tuple(entry.timed() for entry in entries),
+        kept=measure.winner(ran, "kept", _previous(previous, "kept")),
+        changing=measure.winner(ran, "changing", _previous(previous, "changing")),
+    )
     made = {
-        index: Choice(entries[ran[index]][0], entries[ran[index]][1], "measured", record)
+        index: Choice(entries[index].way, entries[index].call, "measured", record)
         for index in {record.kept, record.changing}
     }
-    # One object for both where one way serves both, so that `choice_for` need not ask which.
+    # One object for both where one way serves both, so that nobody need ask which.
     return Decision(made[record.kept], made[record.changing])
+
+
+class _Entry:
+    """A way in the race, with its weight kept or prepared anew."""
+
+    def __init__(
+        self, way: Way, call: Call, weight_is: choices.Weight, x: Tensor, weight: Tensor
+    ) -> None:
+        self.way = way
+        self.call = _preparing(call, weight_is)
+        self.contender = Contender(way.label, partial(self.call, x, weight), _LEAGUES[weight_is])
+        self._weight_is = weight_is
+
+    def timed(self) -> Timed:
+        quantiles = (self.contender.quantile_us(share) for share in (0.5, 0.2, 0.8))
+        way = self.way
+        return Timed(way.name, way.config, self._weight_is, way.predicted_us, *quantiles)
+
+
+def _rows(found: Situation, x: Tensor) -> int:
+    return x.numel() // found.problem.pattern.in_features
 
 
 def _is_right(way: Way, call: Call, x: Tensor, weight: Tensor, accept: Accept) -> bool:
@@ -151,11 +173,6 @@ def _preparing(call: Call, weight_is: choices.Weight) -> Call:
             return call(x, weight)
 
     return fresh
-
-
-def _timed(way: Way, weight_is: choices.Weight, contender: Contender) -> Timed:
-    quantiles = (contender.quantile_us(share) for share in (0.5, 0.2, 0.8))
-    return Timed(way.name, way.config, weight_is, way.predicted_us, *quantiles)
 
 
 def _previous(record: Record | None, league: str) -> str | None:

@@ -26,6 +26,7 @@ from ksopt.kernels import (
     small_batch_fma,
 )
 from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
 
 TILES = 8
 """How many tiles, of all families together, are compiled and timed for a problem."""
@@ -79,7 +80,8 @@ class Family:
             ``launcher(problem, config, device)``, which takes ``exact`` too if it computes fp32.
         capability: the least compute capability that has its instructions.
         only: whether no other capability has them: sm_90a code runs on 9.0 alone.
-        packs: whether the weight of a pattern with d > 1 is prepared before the kernel is launched.
+        packs_from_d: the least d of patterns whose weight is prepared before the kernel is launched
+            (through packed.py); None if no weight is.
         splits: whether exact fp32 products are three TF32 ones: short sums are then less exact.
         cost: predicts a tile's time; None takes the module's own ``predicted_us``.
     """
@@ -87,7 +89,7 @@ class Family:
     module: ModuleType
     capability: tuple[int, int]
     only: bool = False
-    packs: bool = False
+    packs_from_d: int | None = None
     splits: bool = False
     cost: Cost | None = None
 
@@ -95,6 +97,10 @@ class Family:
     def name(self) -> str:
         """The module's own name."""
         return self.module.__name__.rpartition(".")[2]
+
+    def prepares(self, p: Pattern) -> bool:
+        """Whether the weight of pattern ``p`` is prepared before the kernel is launched."""
+        return self.packs_from_d is not None and p.d >= self.packs_from_d
 
     def refusal(self, problem: Problem, machine: Machine) -> str | None:
         """None if the family computes ``problem`` on ``machine``; otherwise why not."""
@@ -127,11 +133,11 @@ FAMILIES: tuple[Family, ...] = (
     Family(small_batch, capability=(8, 0)),
     Family(small_batch_fma, capability=(8, 0)),
     Family(lanes32, capability=(8, 0), splits=True, cost=lanes32_cost.predicted_us),
-    Family(lanes32_wgmma, capability=(9, 0), only=True, packs=True, splits=True),
-    Family(permuted, capability=(8, 0), packs=True),
-    Family(batch_last16, capability=(8, 0), packs=True),
-    Family(batch_last16_wgmma, capability=(9, 0), only=True, packs=True),
-    Family(batch_last32, capability=(8, 0), packs=True, splits=True),
+    Family(lanes32_wgmma, capability=(9, 0), only=True, packs_from_d=1, splits=True),
+    Family(permuted, capability=(8, 0), packs_from_d=2),
+    Family(batch_last16, capability=(8, 0), packs_from_d=2),
+    Family(batch_last16_wgmma, capability=(9, 0), only=True, packs_from_d=2),
+    Family(batch_last32, capability=(8, 0), packs_from_d=2, splits=True),
 )
 
 

@@ -1,19 +1,17 @@
-"""Predicted times of the tiles of lanes32 and lanes32_wgmma: rooflines, not fits.
+"""Predicted times of lanes32's tiles: a roofline, not a fit.
 
 The rates of memory, caches and shared memory are those that were fitted for the 16-bit family of
-the same walk (lanes16.py). The rates of the products are read off docs/performance.md: 54 effective
-TFLOP/s of an H200 for ``mma`` and 74 for warpgroup products where d = 1, which splits the fewest
-values. For 16 of the patterns there, the best predicted tile's time is 0.75 to 1.4 times that of
-the fastest tile measured: good enough to choose what is compiled and timed. A module's own fitted
-``predicted_us`` takes their place by changing its line in families.py.
+the same walk (lanes16.py); that of the products is read off docs/performance.md: 54 effective
+TFLOP/s of an H200 where d = 1, which splits the fewest values. For 16 of the patterns there, the
+best predicted tile's time is 0.75 to 1.4 times that of the fastest tile measured: good enough to
+choose what is compiled and timed.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from ksopt.kernels.lanes32 import fold
+from ksopt.kernels.lanes32 import Config, fold
 from ksopt.pattern import Pattern
 
 # Of one multiprocessor, in a microsecond.
@@ -21,7 +19,6 @@ _DRAM_BYTES = 32_300.0
 _L2_BYTES = 22_500.0
 _SHARED_BYTES = 107_800.0
 _STEPS = {True: 215.0, False: 430.0}  # m16n8k8, exact (three products and their splits) or TF32
-_WGMMA_STEPS = {True: 280.0, False: 700.0}
 _STAGE_US = 0.25
 _LAUNCH_US = 4.0
 _SPLIT = 3.0  # what preparing the operands of a warp's steps costs, in steps
@@ -30,13 +27,13 @@ _FULL_WARPS = 8.0  # with fewer on a multiprocessor, latency shows
 
 
 def predicted_us(
-    p: Pattern, config: Any, batch: int, multiprocessors: int, exact: bool = True
+    p: Pattern, config: Config, batch: int, multiprocessors: int, exact: bool = True
 ) -> float:
     """Predicted time of a tile of lanes32 in microseconds.
 
     Args:
         p: the pattern.
-        config: a ``lanes32.Config``.
+        config: the tile.
         batch: rows of x.
         multiprocessors: of the device.
         exact: FP32 accuracy rather than TF32's.
@@ -46,53 +43,19 @@ def predicted_us(
     step_us = (1 + _SPLIT / (config.mt * config.nt)) / (_STEPS[exact] * pace)
     # Fragments of x and of the weight for one step, reused mt and nt times.
     step_bytes = 256 / config.mt + 512 / config.nt
-    return _walk_us(
-        p, config, batch, multiprocessors, config.warps_j, config.blocks, step_us, step_bytes
-    )
-
-
-def wgmma_predicted_us(
-    p: Pattern, config: Any, batch: int, multiprocessors: int, exact: bool = True
-) -> float:
-    """Predicted time of a tile of lanes32_wgmma in microseconds.
-
-    Args:
-        p: the pattern.
-        config: a ``lanes32_wgmma.Config``.
-        batch: rows of x.
-        multiprocessors: of the device.
-        exact: FP32 accuracy rather than TF32's.
-    """
-    # x is split for 8 * nt outputs at a time; the weights are read from shared memory by 64 rows.
-    step_us = (1 + 2 * _SPLIT / (4 * config.nt)) / _WGMMA_STEPS[exact]
-    step_bytes = 512 / config.nt + (128.0 if exact else 64.0)
-    return _walk_us(p, config, batch, multiprocessors, config.warpgroups_j, 1, step_us, step_bytes)
-
-
-def _walk_us(
-    p: Pattern,
-    config: Any,
-    batch: int,
-    multiprocessors: int,
-    lanes_j: int,
-    blocks_each: int,
-    step_us: float,
-    step_bytes: float,
-) -> float:
-    """Both kernels' walk over tiles: what moves, what is computed, what waits."""
     f = fold(p.d)
     columns = config.columns(p)
     tiles = -(-batch // config.rows) * columns
-    slots = multiprocessors * blocks_each
+    slots = multiprocessors * config.blocks
     blocks = min(config.max_blocks, tiles)
     rounds = -(-tiles // blocks) * -(-blocks // slots)
     busy = tiles / (rounds * slots)  # share of the multiprocessors' time that has work
 
     x_bytes, y_bytes = 4 * batch * p.in_features, 4 * batch * p.out_features
     # 16 bytes of a row cost the sector of 32.
-    waste = 2.0 if p.d % 4 == 0 and p.d > 4 and lanes_j == 1 else 1.0
+    waste = 2.0 if p.d % 4 == 0 and p.d > 4 and config.warps_j == 1 else 1.0
     x_reads = p.b / config.outputs * waste
-    width = lanes_j * f.j
+    width = config.warps_j * f.j
     weight_bytes = 4 * config.outputs * p.c * width
     streamed = 0 if config.resident else tiles * weight_bytes
     steps = batch * p.nnz / 1024

@@ -87,11 +87,18 @@ _lock = threading.RLock()
 
 
 class changing:  # a class, because a generator costs twice as much
-    """In this block (of this thread) weights are about to change: nothing is kept."""
+    """In this block (of this thread) weights are about to change: nothing is kept.
+
+    Args:
+        active: False for a block inside such a block whose weights do not change.
+    """
+
+    def __init__(self, active: bool = True) -> None:
+        self._active = active
 
     def __enter__(self) -> None:
         self._before = _thread.changing
-        _thread.changing = True
+        _thread.changing = self._active
 
     def __exit__(
         self,

@@ -58,7 +58,7 @@ class Way:
     def prepares(self) -> bool:
         """Whether the weight is prepared before the product."""
         if self.tile is not None:
-            return self.tile.family.packs and self.problem.pattern.d > 1
+            return self.tile.family.prepares(self.problem.pattern)
         return self.name != GENERAL and pytorch_ways.prepares(self.name, self.problem)
 
     def build(self, device: int) -> Call:

@@ -129,6 +129,33 @@ def test_the_weight_is_kept_only_where_that_pays(device):
     assert decision.kept.record.chosen(changing=False).weight == "fresh"
 
 
+def test_a_first_product_in_training_times_kept_weights_as_kept(device):
+    device.ms |= {"bmm": 0.5, "lanes16": [0.9]}
+    device.preparing_ms = {"bmm": 1.0}
+    with packed.changing():
+        assert cuda.run(*operands(), False) == "lanes16 0"
+    assert cuda.run(*operands(), False) == "bmm"
+
+
+def test_timing_leaves_no_prepared_weights_behind(monkeypatch):
+    prepare = pytorch_ways.BASELINES["expand"].prepare
+
+    def multiplier(name, problem):
+        def call(x, weight):
+            return packed.prepared(weight, name, lambda w: prepare(w, False))
+
+        return call
+
+    monkeypatch.setattr(pytorch_ways, "multiplier", multiplier)
+    packed.refresh()
+    pattern = Pattern(2, 4, 4, 2)
+    x, weight = operands(pattern=pattern)
+    cuda.choice_for(x, weight, False)
+    assert packed.kept_bytes(torch.device("cpu")) == 0
+    with torch.inference_mode():  # a weight that counts no versions stands for one that does
+        cuda.choice_for(*operands(pattern=Pattern(2, 4, 4, 4)), False)
+
+
 def test_a_captured_graph_gets_the_choice_for_weights_that_change(device, monkeypatch):
     device.ms |= {"bmm": 0.5, "lanes16": [0.9], "expand": 0.7}
     device.preparing_ms = {"bmm": 0.3}

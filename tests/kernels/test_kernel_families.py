@@ -78,6 +78,14 @@ def test_short_sums_of_split_products_are_left_to_pytorch(last: bool) -> None:
             assert "less exact" not in str(family.refusal(Problem(long, "float32", last), H200))
 
 
+def test_which_families_prepare_weights() -> None:
+    d1, d4 = Pattern(4, 64, 64, 1), Pattern(4, 64, 64, 4)
+    prepare = {f.name: (f.prepares(d1), f.prepares(d4)) for f in FAMILIES}
+    assert prepare["lanes16"] == prepare["lanes32"] == prepare["small_batch"] == (False, False)
+    assert prepare["batch_last16"] == prepare["permuted"] == (False, True)
+    assert prepare["lanes32_wgmma"] == (True, True)
+
+
 def test_one_product_takes_less_time_than_three() -> None:
     for name in ("lanes32", "lanes32_wgmma", "batch_last32"):
         family = next(family for family in FAMILIES if family.name == name)

@@ -75,17 +75,24 @@ def test_a_change_is_noticed_at_once(prepare, change):
 
 
 def test_memory_that_was_given_to_another_weight_is_not_mistaken(prepare):
-    """The allocator hands out an address again: the storage is another one all the same."""
-    weight = nn.Parameter(torch.randn(2, 3, 4, 5))
+    """The same address, shape and version, as an allocator may give them: another storage."""
+    memory = bytearray(4 * 2 * 3 * 4 * 5)
+
+    def at_the_same_address(value):
+        values = torch.frombuffer(memory, dtype=torch.float32).view(2, 3, 4, 5)
+        return values.fill_(value).detach()
+
+    weight = nn.Parameter(at_the_same_address(0.0))
     ask(weight, prepare)
-    seen = set()
-    for count in range(2, 40):
+    seen = {(weight.data_ptr(), weight._version)}
+    for count in range(2, 6):
         weight.data = torch.empty(0)
-        weight.data = torch.randn(2, 3, 4, 5)
-        seen.add(weight.data_ptr())
+        gc.collect()
+        weight.data = at_the_same_address(float(count))
+        seen.add((weight.data_ptr(), weight._version))
         ask(weight, prepare)
         assert prepare.count == count
-    assert len(seen) < 38  # addresses did come back
+    assert len(seen) == 1
 
 
 def test_modules_move_load_and_train(prepare):
@@ -209,6 +216,14 @@ def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
     ask(weight, prepare)
     assert prepare.count == 3
     assert packed.kept_bytes(weight.device) > 0
+
+
+def test_what_does_not_change_inside_is_kept(prepare):
+    weight = new_weight()
+    with packed.changing(), packed.changing(False):
+        first = ask(weight, prepare)
+    assert ask(weight, prepare) is first
+    assert packed._thread.changing is False
 
 
 def test_autograd_marks_weights_as_changing(monkeypatch):
