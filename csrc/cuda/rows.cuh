@@ -9,6 +9,9 @@ constexpr int row_pitch(int chunks, int spread) {
   return chunks + ((spread == 2 ? 1 : 4) - chunks % 8 + 8) % 8;
 }
 
+// The largest divisor of a number that is not above a limit.
+constexpr int largest_divisor(int of, int limit) { return of % limit == 0 ? limit : largest_divisor(of, limit - 1); }
+
 // How a block's threads walk over the 16-byte chunks of a tile's rows: WIDTH neighbouring threads
 // take neighbouring chunks of a row, and each thread keeps its chunks and steps from row to row, so
 // that an address costs an addition.

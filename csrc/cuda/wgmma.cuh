@@ -25,6 +25,14 @@ template <int PENDING> __device__ __forceinline__ void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
 
+// Tells the compiler that values come from here: products write registers behind its back.
+template <int COUNT> __device__ __forceinline__ void appear(float (&values)[COUNT]) {
+#pragma unroll
+  for (int v = 0; v < COUNT; ++v) {
+    asm volatile("" : "+f"(values[v])::"memory");
+  }
+}
+
 // An operand whose 8 x 8 matrices are 128 bytes in one run, rows along the summation.
 // `next_sum` and `next_row`: bytes from a matrix to the next along the summation and across it.
 __device__ __forceinline__ uint64 describe_plain(uint32 address, uint32 next_sum, uint32 next_row) {

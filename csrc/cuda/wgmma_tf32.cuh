@@ -6,14 +6,6 @@
 
 #include "wgmma.cuh"
 
-// Tells the compiler that values come from here: products write registers behind its back.
-template <int COUNT> __device__ __forceinline__ void appear(float (&values)[COUNT]) {
-#pragma unroll
-  for (int v = 0; v < COUNT; ++v) {
-    asm volatile("" : "+f"(values[v])::"memory");
-  }
-}
-
 // sums[64 x N] (+)= a[64 x 8] b[8 x N]; the sums before it count only if `accumulate`.
 template <int N>
 __device__ __forceinline__ void multiply_warpgroup_tf32(float (&sums)[N / 2], const uint32 (&a)[4], uint64 b,

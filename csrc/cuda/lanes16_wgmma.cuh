@@ -1,0 +1,403 @@
+// 16-bit factors on Hopper's warpgroup tensor cores, with j in the vector lanes (batch first, sm_90a).
+//
+// The products of lanes16.cuh for blocks b x c whose weights are too many for its trips through
+// registers: x passes through registers as there, but 64 rows at a time, and the tensor cores read
+// the weights from shared memory themselves. For each j, 8 l of all outputs are one matrix, 16 bytes
+// an output.
+//
+// The first warpgroup of a block copies x into a ring of stages; the others multiply and store. A
+// warpgroup that multiplies has 64 rows and NT * 8 outputs of as many j as a chunk holds; several
+// divide a block's j, outputs or rows between them.
+//
+// Blocks that read the same bytes of x, for different outputs or neighbouring j, form a team: they
+// walk over the same rows at the same time, so that all but the first find x in the L2 cache. A
+// team takes an even share of all rows of all groups of columns, and loads weights again where its
+// share passes from one group to the next.
+#pragma once
+
+#include "lanes16.cuh"
+#include "pipeline.cuh"
+#include "wgmma16.cuh"
+
+template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_, int BLOCKS_,
+          int TEAM_J_>
+struct Lanes16WgmmaTile {
+  using Fold = Lanes<P::D>;
+  static constexpr int GROUPS_J = GROUPS_J_, GROUPS_N = GROUPS_N_, GROUPS_M = GROUPS_M_;  // warpgroups
+  static constexpr int GROUPS = GROUPS_J * GROUPS_N * GROUPS_M;
+  static constexpr int NT = NT_, N = NT * 8;  // outputs of a warpgroup
+  static constexpr int KL = KL_;              // l in a stage
+  static constexpr int STAGES = STAGES_;
+  static constexpr int BLOCKS = BLOCKS_;      // blocks that should fit on a multiprocessor
+  static constexpr int MULTIPLIERS = 128 * GROUPS, LOADERS = 128, THREADS = LOADERS + MULTIPLIERS;
+  static constexpr int JC = GROUPS_J * Fold::J, BM = GROUPS_M * 64, NB = GROUPS_N * N;  // of a block
+  // Registers a thread: a block starts with the most that all threads can have alike. To take more
+  // than were given up would wait for ever.
+  static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
+  static constexpr int LOADER_REGISTERS = 24;
+  static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
+  static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
+  // Whether registers allow to load a unit while the tensor cores work on the one before it.
+  static constexpr bool AHEAD = N / 2 * Fold::J + Fold::CHUNKS * 8 + Fold::J * Fold::STEPS * 4 + 20 <= MULTIPLIER_REGISTERS;
+  static constexpr int UNITS = smallest_multiple(P::C, Fold::UNIT) / Fold::UNIT;
+  static constexpr int STAGE_UNITS = KL / Fold::UNIT;
+  static constexpr int STAGES_PER_TILE = (UNITS + STAGE_UNITS - 1) / STAGE_UNITS;
+  static constexpr int CHUNKS_OF_L = Fold::WIDE ? GROUPS_J : 1;  // that hold one l, where 8 divides d
+  static constexpr int SPREAD = Fold::WIDE ? GROUPS_J : Fold::RUN;
+  // Eight threads that load at a time must meet eight different groups of banks: chunks of odd rows
+  // swap places with those that are so far away.
+  static constexpr int STAGE_CHUNKS = KL * JC / 8;  // of one row
+  static constexpr int SWAP = STAGE_CHUNKS % 8 == 0 ? (SPREAD == 2 ? 1 : 4) : 0;
+  static constexpr int ROW_BYTES = STAGE_CHUNKS * 16, STAGE_BYTES = BM * ROW_BYTES;
+  // Weights: for each unit, step and j, two matrices of 8 l and NB outputs.
+  static constexpr int HALF_BYTES = NB * 16, MATRIX_BYTES = 2 * HALF_BYTES;
+  static constexpr int UNIT_BYTES = Fold::STEPS * JC * MATRIX_BYTES, WEIGHT_BYTES = UNITS * UNIT_BYTES;
+  // Results leave a few 8-output tiles at a time, through a slice of shared memory for 16 rows.
+  static constexpr int SLICE_TILES = largest_divisor(NT, JC < 16 ? 16 / JC : 1);
+  static constexpr int SLICE_CHUNKS = SLICE_TILES * JC;  // of one row
+  static constexpr int SLICE_PITCH = row_pitch(SLICE_CHUNKS, SPREAD);
+  static constexpr int SLICE_BYTES = 16 * SLICE_PITCH * 16;
+  static constexpr int SLICES = 4 * GROUPS_M * GROUPS_N, SLICE_THREADS = 32 * GROUPS_J;
+  static constexpr int BARRIER_BYTES = 128;
+  static constexpr int RING_AT = BARRIER_BYTES + WEIGHT_BYTES, SLICES_AT = RING_AT + STAGES * STAGE_BYTES;
+  static constexpr int SHARED_BYTES = SLICES_AT + SLICES * SLICE_BYTES;
+  static constexpr int OUTPUT_TILES = P::B / NB;
+  static constexpr int TEAM_J = TEAM_J_, TEAM = OUTPUT_TILES * TEAM_J;
+  static constexpr int COLUMN_GROUPS = P::A * (P::D / (JC * TEAM_J));
+  static constexpr int ALL_MULTIPLIERS = 15;  // a barrier's number; those of slices begin with 1
+  static_assert(Fold::WIDE || GROUPS_J == 1, "all j of a small d belong to one warpgroup");
+  static_assert(P::D % (JC * TEAM_J) == 0 && P::B % NB == 0 && KL % Fold::UNIT == 0 && P::C * P::D % 8 == 0, "");
+  static_assert(SPREAD <= 3 && (SWAP != 0 || (STAGE_CHUNKS % 8 == 4 && SPREAD != 2)), "rows meet in banks");
+  static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
+};
+
+// What a block computes: all rows of some groups of columns, in order, from one item to another.
+template <typename P, typename Tile> struct TeamWalk {
+  int64 row_tiles, at, end;
+  int member, group;
+  int64 tile;
+
+  __device__ __forceinline__ explicit TeamWalk(const Arguments& arguments) {
+    row_tiles = (arguments.batch + Tile::BM - 1) / Tile::BM;
+    const int teams = gridDim.x / Tile::TEAM, team = blockIdx.x / Tile::TEAM;
+    const int64 items = row_tiles * Tile::COLUMN_GROUPS;
+    at = items * team / teams, end = items * (team + 1) / teams;
+    member = blockIdx.x % Tile::TEAM;
+    group = static_cast<int>(at / row_tiles), tile = at % row_tiles;
+  }
+  __device__ __forceinline__ bool inside() const { return at < end; }
+  __device__ __forceinline__ void next() {
+    ++at;
+    if (++tile == row_tiles) tile = 0, ++group;
+  }
+  __device__ __forceinline__ int i() const { return group / (P::D / (Tile::JC * Tile::TEAM_J)); }
+  __device__ __forceinline__ int j0() const {
+    const int first = group % (P::D / (Tile::JC * Tile::TEAM_J)) * Tile::TEAM_J;
+    return (first + member / Tile::OUTPUT_TILES) * Tile::JC;
+  }
+  __device__ __forceinline__ int n0() const { return member % Tile::OUTPUT_TILES * Tile::NB; }
+};
+
+// How threads walk over the rows of a tile: as RowWalk says, in a number of steps that is known.
+template <int ROWS, int CHUNKS, int THREADS> struct Steps : RowWalk<ROWS, CHUNKS, THREADS> {
+  using Walk = RowWalk<ROWS, CHUNKS, THREADS>;
+  static constexpr int COUNT = (ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
+  static constexpr bool EXACT = ROWS % Walk::PASS_ROWS == 0 && THREADS % Walk::WIDTH == 0;
+  __device__ static __forceinline__ bool inside(int m0, int step) {
+    return EXACT || m0 + step * Walk::PASS_ROWS < Walk::end(m0);
+  }
+};
+
+// The job of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned char* ring, PhaseBarrier* full,
+                                          PhaseBarrier* empty) {
+  using Fold = typename Tile::Fold;
+  using Walk = Steps<Tile::BM, Tile::STAGE_CHUNKS, Tile::LOADERS>;
+  static_assert(Tile::SWAP == 0 || Walk::PASS_ROWS % 2 == 0, "a thread keeps to even or odd rows");
+  const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
+  const int64 pass_stride = Walk::PASS_ROWS * arguments.x_batch_stride;
+  int slot = 0, parity = 1;
+  for (TeamWalk<P, Tile> walk(arguments); walk.inside(); walk.next()) {
+    const int64 row0 = walk.tile * Tile::BM;
+    const int rows = rows_inside<Tile::BM>(arguments.batch - row0) - m0;
+    const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_batch_stride +
+                            int64(walk.i()) * P::C * P::D + walk.j0();
+    for (int part = 0; part < Tile::STAGES_PER_TILE; ++part) {
+      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES + m0 * Tile::ROW_BYTES;
+      empty[slot].wait(parity);
+#pragma unroll
+      for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+        const int chunk = first_chunk + pass * Walk::WIDTH;
+        const int offset = part * Tile::KL * P::D + (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D +
+                                                                      chunk % Tile::CHUNKS_OF_L * 8
+                                                                : chunk * 8);
+        const bool inside = P::C % Tile::KL == 0 || offset < P::C * P::D;
+        const uint16* from = x + offset;
+        unsigned char* const to = stage + (chunk ^ m0 % 2 * Tile::SWAP) * 16;
+#pragma unroll
+        for (int step = 0; step < Walk::COUNT; ++step) {
+          if (Walk::inside(m0, step)) {
+            copy_async_16(to + step * Walk::PASS_ROWS * Tile::ROW_BYTES, from,
+                          inside && step * Walk::PASS_ROWS < rows);
+          }
+          from += pass_stride;
+        }
+      }
+      full[slot].arrive_after_copies();
+      if (++slot == Tile::STAGES) slot = 0, parity ^= 1;
+    }
+  }
+}
+
+// Regroups the weights of a block's outputs as the tensor cores read them. `w` is the weight at
+// (i, n0, 0, j0); output n of each tile of eight is `output_of_column(n)`.
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int thread) {
+  using Fold = typename Tile::Fold;
+  for (int task = thread; task < Tile::GROUPS_J * Tile::NB * Tile::UNITS; task += Tile::MULTIPLIERS) {
+    const int group_j = task % Tile::GROUPS_J, n = task / Tile::GROUPS_J % Tile::NB;
+    const int unit = task / (Tile::GROUPS_J * Tile::NB);
+    const uint16* const from = w + int64(n - n % 8 + output_of_column<Fold>(n % 8)) * P::C * P::D;
+    uint32 words[4][Fold::CHUNKS * 4];  // of the four threads that share a row of x
+#pragma unroll
+    for (int q = 0; q < 4; ++q)
+#pragma unroll
+      for (int run = 0; run < Fold::RUNS; ++run)
+#pragma unroll
+        for (int c = 0; c < Fold::RUN; ++c) {
+          const int l = ((unit * Fold::RUNS + run) * 4 + q) * Fold::RUN_L;
+          const int offset = l * P::D + (Fold::WIDE ? group_j * 8 : c * 8);
+          uint4 loaded = make_uint4(0, 0, 0, 0);
+          if (P::C % Fold::UNIT == 0 || offset < P::C * P::D) {
+            loaded = *reinterpret_cast<const uint4*>(from + offset);
+          }
+          put_chunk(words[q] + (run * Fold::RUN + c) * 4, loaded);
+        }
+#pragma unroll
+    for (int s = 0; s < Fold::STEPS; ++s)
+#pragma unroll
+      for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = (s * Tile::JC + group_j * Fold::J + j) * Tile::MATRIX_BYTES + half * Tile::HALF_BYTES;
+          const int pair = 2 * s + half;
+          *reinterpret_cast<uint4*>(weights + unit * Tile::UNIT_BYTES + at + n * 16) =
+              make_uint4(pair_of<Fold>(words[0], j, pair), pair_of<Fold>(words[1], j, pair),
+                         pair_of<Fold>(words[2], j, pair), pair_of<Fold>(words[3], j, pair));
+        }
+  }
+}
+
+// Tells the compiler that registers are in use until here: products read them behind its back, and
+// where regrouping changes nothing they are the very registers that are loaded next.
+template <int J, int STEPS> __device__ __forceinline__ void keep(const uint32 (&a)[J][STEPS][4]) {
+#pragma unroll
+  for (int j = 0; j < J; ++j)
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        asm volatile("" ::"r"(a[j][s][e]) : "memory");
+      }
+}
+
+// A thread's place among those that multiply.
+template <typename Tile> struct GroupPlace {
+  int lane, warp, group_j, group_n, group_m, quarter, row_in_eight;
+  __device__ __forceinline__ explicit GroupPlace(int thread) {
+    lane = thread % 32, warp = thread / 32 % 4, quarter = lane % 4, row_in_eight = lane / 4;
+    const int warpgroup = thread / 128;
+    group_j = warpgroup % Tile::GROUPS_J;
+    group_n = warpgroup / Tile::GROUPS_J % Tile::GROUPS_N;
+    group_m = warpgroup / (Tile::GROUPS_J * Tile::GROUPS_N);
+  }
+};
+
+// A warpgroup's sums: for each j, of 8-output tile n a lane has elements 4 n to 4 n + 3, two
+// neighbouring columns of two rows.
+template <typename Tile> using GroupSums = float[Tile::Fold::J][Tile::N / 2];
+
+// Rounds tiles n0 to n0 + SLICE_TILES of a warp's 16 rows into their slice.
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void fill_slice(unsigned char* slice, const GroupSums<Tile>& sums, int n0,
+                                           const GroupPlace<Tile>& place) {
+  using Fold = typename Tile::Fold;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    unsigned char* const row = slice + (half * 8 + place.row_in_eight) * Tile::SLICE_PITCH * 16;
+#pragma unroll
+    for (int n = 0; n < Tile::SLICE_TILES; ++n) {
+      const int k = n * 8 + output_of_column<Fold>(2 * place.quarter);
+      // Words in the order of memory: column 2q with j = 0.., then column 2q + 1.
+      uint32 words[Fold::J];
+#pragma unroll
+      for (int word = 0; word < Fold::J; ++word) {
+        const int e0 = 2 * word, e1 = e0 + 1, at = (n0 + n) * 4 + half * 2;
+        words[word] = pack_pair<T>(sums[e0 % Fold::J][at + e0 / Fold::J], sums[e1 % Fold::J][at + e1 / Fold::J]);
+      }
+      if constexpr (Fold::WIDE) {
+        uint4* const chunks = reinterpret_cast<uint4*>(row);
+        chunks[k * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[0], words[1], words[2], words[3]);
+        chunks[(k + 4) * Tile::CHUNKS_OF_L + place.group_j] = make_uint4(words[4], words[5], words[6], words[7]);
+      } else {
+        store_words<Fold::J>(row + k * P::D * 2, words);
+      }
+    }
+  }
+}
+
+// Writes a slice to y, whole sectors at a time. `y` is y at its first row, (i, k, j0).
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_slice(const unsigned char* slice, uint16* y, int rows, int thread,
+                                            const Arguments& arguments) {
+  using Walk = Steps<16, Tile::SLICE_CHUNKS, Tile::SLICE_THREADS>;
+  const int m0 = thread / Walk::WIDTH;
+#pragma unroll
+  for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+    const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
+    const int offset = Tile::Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D + chunk % Tile::CHUNKS_OF_L * 8
+                                        : chunk * 8;
+    const unsigned char* const from = slice + (m0 * Tile::SLICE_PITCH + chunk) * 16;
+    uint16* to = y + m0 * arguments.y_batch_stride + offset;
+#pragma unroll
+    for (int step = 0; step < Walk::COUNT; ++step) {
+      const int m = step * Walk::PASS_ROWS;
+      if (Walk::inside(m0, step) && m0 + m < rows) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + m * Tile::SLICE_PITCH * 16);
+      }
+      to += Walk::PASS_ROWS * arguments.y_batch_stride;
+    }
+  }
+}
+
+// Stores what a warpgroup has of a complete tile. `y` is y at the block's first row, (i, n0, j0).
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void store_group(const Arguments& arguments, uint16* y, int rows, unsigned char* slices,
+                                            GroupSums<Tile>& sums, const GroupPlace<Tile>& place) {
+  const int own = (place.group_m * Tile::GROUPS_N + place.group_n) * 4 + place.warp;
+  unsigned char* const slice = slices + own * Tile::SLICE_BYTES;
+  const int first_row = place.group_m * 64 + place.warp * 16;
+  const auto meet = [&] {
+    if constexpr (Tile::GROUPS_J == 1) {
+      __syncwarp();
+    } else {
+      wait_at(1 + own, Tile::SLICE_THREADS);
+    }
+  };
+  uint16* const first = y + first_row * arguments.y_batch_stride + place.group_n * Tile::N * P::D;
+#pragma unroll
+  for (int n0 = 0; n0 < Tile::NT; n0 += Tile::SLICE_TILES) {
+    fill_slice<T, P, Tile>(slice, sums, n0, place);
+    meet();
+    write_slice<P, Tile>(slice, first + n0 * 8 * P::D, rows - first_row, place.group_j * 32 + place.lane, arguments);
+    meet();
+  }
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void multiply_and_store_rows(const Arguments& arguments, unsigned char* weights,
+                                                        unsigned char* ring, unsigned char* slices,
+                                                        PhaseBarrier* full, PhaseBarrier* empty) {
+  using Fold = typename Tile::Fold;
+  const int thread = threadIdx.x - Tile::LOADERS;
+  const GroupPlace<Tile> place(thread);
+  const int row = place.group_m * 64 + place.warp * 16 + place.row_in_eight;
+  const int swap = row % 2 * Tile::SWAP;
+  const uint32 matrices = shared_address(weights) + place.group_j * Fold::J * Tile::MATRIX_BYTES +
+                          place.group_n * Tile::N * 16;
+  int slot = 0, parity = 0, group = -1;
+  for (TeamWalk<P, Tile> walk(arguments); walk.inside(); walk.next()) {
+    const int64 weight_group = int64(walk.i()) * P::B * P::D;
+    if (walk.group != group) {
+      group = walk.group;
+      wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);  // the weights before are no longer in use
+      write_weights<P, Tile>(weights,
+                             static_cast<const uint16*>(arguments.weight) +
+                                 (weight_group + int64(walk.n0()) * P::D) * P::C + walk.j0(),
+                             thread);
+      fence_for_tensor_cores();
+      wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);
+    }
+
+    GroupSums<Tile> sums;
+    uint32 words[2][Fold::CHUNKS * 4];
+    // Loads what a thread has of unit `u` of the stage, for its two rows, and may give the stage back.
+    const auto load_unit = [&](int u, bool last) {
+      const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES + row * Tile::ROW_BYTES;
+      if (u == 0) full[slot].wait(parity);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int run = 0; run < Fold::RUNS; ++run)
+#pragma unroll
+          for (int c = 0; c < Fold::RUN; ++c) {
+            const int q = (u * Fold::RUNS + run) * 4 + place.quarter;  // run within the stage
+            const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + place.group_j : q * Fold::RUN + c;
+            put_chunk(words[half] + (run * Fold::RUN + c) * 4,
+                      *reinterpret_cast<const uint4*>(stage + half * 8 * Tile::ROW_BYTES + (chunk ^ swap) * 16));
+          }
+      if (last) {
+        empty[slot].arrive();
+        if (++slot == Tile::STAGES) slot = 0, parity ^= 1;
+      }
+    };
+    const auto ends_stage = [](int unit) { return (unit + 1) % Tile::STAGE_UNITS == 0 || unit + 1 == Tile::UNITS; };
+    if (Tile::AHEAD) load_unit(0, ends_stage(0));
+#pragma unroll 1
+    for (int unit = 0; unit < Tile::UNITS; ++unit) {
+      if (!Tile::AHEAD) load_unit(unit % Tile::STAGE_UNITS, ends_stage(unit));
+      uint32 a[Fold::J][Fold::STEPS][4];
+#pragma unroll
+      for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+        for (int s = 0; s < Fold::STEPS; ++s)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) a[j][s][e] = pair_of<Fold>(words[e % 2], j, 2 * s + e / 2);
+      const uint32 unit_matrices = matrices + unit * Tile::UNIT_BYTES;
+      begin_products();
+#pragma unroll
+      for (int s = 0; s < Fold::STEPS; ++s)
+#pragma unroll
+        for (int j = 0; j < Fold::J; ++j) {
+          const uint64 b =
+              describe_plain(unit_matrices + (s * Tile::JC + j) * Tile::MATRIX_BYTES, Tile::HALF_BYTES, 128);
+          multiply_warpgroup_16<T, Tile::N>(sums[j], a[j][s], b, unit + s);
+        }
+      commit_products();
+      if (Tile::AHEAD && unit + 1 < Tile::UNITS) load_unit((unit + 1) % Tile::STAGE_UNITS, ends_stage(unit + 1));
+      wait_for_products<0>();
+      keep(a);
+    }
+#pragma unroll
+    for (int j = 0; j < Fold::J; ++j) appear(sums[j]);
+    const int64 row0 = walk.tile * Tile::BM;
+    uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride + weight_group +
+                      walk.n0() * P::D + walk.j0();
+    store_group<T, P, Tile>(arguments, y, rows_inside<Tile::BM>(arguments.batch - row0), slices, sums, place);
+  }
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void lanes16_wgmma_kernel(const Arguments& arguments) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  PhaseBarrier* const full = reinterpret_cast<PhaseBarrier*>(shared);
+  PhaseBarrier* const empty = full + Tile::STAGES;
+  unsigned char* const weights = shared + Tile::BARRIER_BYTES;
+  unsigned char* const ring = shared + Tile::RING_AT;
+  unsigned char* const slices = shared + Tile::SLICES_AT;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Tile::STAGES; ++s) {
+      full[s].init(Tile::LOADERS);
+      empty[s].init(Tile::MULTIPLIERS);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < Tile::LOADERS) {
+    give_up_registers<Tile::LOADER_REGISTERS>();
+    load_rows<P, Tile>(arguments, ring, full, empty);
+  } else {
+    take_registers<Tile::MULTIPLIER_REGISTERS>();
+    multiply_and_store_rows<T, P, Tile>(arguments, weights, ring, slices, full, empty);
+  }
+}

@@ -1,0 +1,208 @@
+"""The 16-bit family for batch first on Hopper's tensor cores (csrc/cuda/lanes16_wgmma.cuh)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from ksopt.kernels import general
+from ksopt.kernels.fold import Fold
+from ksopt.kernels.lanes16 import DTYPES, fold
+from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.pattern import Pattern
+
+_OUTPUT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # for which wgmma16.cuh has an instruction
+_BARRIER_BYTES = 128
+_MOST_NEIGHBOURS = 8  # of j, in a team
+_MOST_STAGES = 8
+_LOADER_REGISTERS = 24
+_REGISTERS = 65536  # of a multiprocessor
+_RESERVED_SHARED = 1024  # bytes of shared memory that each block costs beyond its own
+
+
+@dataclass(frozen=True)
+class Config:
+    """Template arguments of ``Lanes16WgmmaTile``, in its order and with its meaning."""
+
+    groups_j: int
+    groups_n: int
+    groups_m: int
+    nt: int
+    kl: int
+    stages: int
+    blocks: int
+    team_j: int
+    max_blocks: int
+    """Blocks of the largest launch, whole teams; not a template argument."""
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply."""
+        return self.groups_j * self.groups_n * self.groups_m
+
+    @property
+    def threads(self) -> int:
+        """Threads a block, with the warpgroup that loads."""
+        return 128 * (1 + self.groups)
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.groups_m
+
+    @property
+    def outputs(self) -> int:
+        return 8 * self.nt * self.groups_n
+
+    def columns(self, p: Pattern) -> int:
+        """Blocks that together cover all outputs of the same rows."""
+        return p.a * (p.d // (self.groups_j * fold(p.d).j)) * (p.b // self.outputs)
+
+    def team(self, p: Pattern) -> int:
+        """Blocks that walk over the same bytes of x together."""
+        return p.b // self.outputs * self.team_j
+
+    def weight_bytes(self, p: Pattern) -> int:
+        """Of a block, in shared memory."""
+        f = fold(p.d)
+        return -(-p.c // f.unit) * f.unit * self.groups_j * f.j * self.outputs * 2
+
+    def shared_bytes(self, p: Pattern, stages: int | None = None) -> int:
+        """Dynamic shared memory of a block, or of one with another number of stages."""
+        f = fold(p.d)
+        width = self.groups_j * f.j
+        spread = self.groups_j if p.d % 8 == 0 else f.run
+        tiles = max(n for n in range(1, max(2, 16 // width + 1)) if self.nt % n == 0)
+        chunks = tiles * width
+        pitch = chunks + ((1 if spread == 2 else 4) - chunks) % 8
+        slices = 4 * self.groups_m * self.groups_n * 16 * pitch * 16
+        stage = self.rows * self.kl * width * 2
+        count = self.stages if stages is None else stages
+        return _BARRIER_BYTES + self.weight_bytes(p) + count * stage + slices
+
+    def registers(self, p: Pattern) -> int:
+        """Registers of a thread that multiplies, at the least: sums, operands, and addresses.
+
+        What they exceed this by is spilled outside of the innermost loop.
+        """
+        f = fold(p.d)
+        return self.nt * f.j * 4 + f.j * f.steps * 4 + 8
+
+    @property
+    def register_limit(self) -> int:
+        """``MULTIPLIER_REGISTERS`` of lanes16_wgmma.cuh."""
+        at_start = _REGISTERS // (self.threads * self.blocks) // 8 * 8
+        return min(240, (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8)
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
+    p = problem.pattern
+    if problem.dtype not in DTYPES:
+        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
+    if problem.batch_last:
+        return "batch_last has its own kernels"
+    if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
+        return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
+    if p.b % 8 != 0:
+        return f"b = {p.b} is not a multiple of 8"
+    if p.c * p.d % 8 != 0:
+        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
+    if next(configs(problem, 132), None) is None:
+        return "no tile's weights fit in shared memory"
+    return None
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """All tiles worth considering, without order."""
+    p = problem.pattern
+    f = fold(p.d)
+    for groups_j, groups_n, groups_m, nt in itertools.product(
+        (1, 2, 3), (1, 2, 3), (1, 2, 3), _OUTPUT_TILES
+    ):
+        if groups_j * groups_n * groups_m > 3 or p.b % (8 * nt * groups_n):
+            continue
+        if (p.d % (8 * groups_j) if p.d % 8 == 0 else groups_j > 1) or (
+            groups_j == 3 and p.d != 24
+        ):
+            continue
+        groups = groups_j * groups_n * groups_m
+        for kl, blocks in itertools.product((16, 32, 48, 64), (1, 2)):
+            if not _staged(f, kl, groups_j, p) or (blocks > 1 and groups > 1):
+                continue
+            for team_j in _teams(p, groups_j * f.j):
+                config = Config(groups_j, groups_n, groups_m, nt, kl, 0, blocks, team_j, 0)
+                config = replace(config, stages=_stages(p, config))
+                if config.stages < 2 or config.registers(p) > config.register_limit:
+                    continue
+                team = config.team(p)
+                yield replace(config, max_blocks=max(1, multiprocessors * blocks // team) * team)
+
+
+def _stages(p: Pattern, config: Config) -> int:
+    """As many as fit: the more of x is under way, the faster it comes."""
+    limit = (SHARED_LIMIT + _RESERVED_SHARED) // config.blocks - _RESERVED_SHARED
+    one = config.shared_bytes(p, stages=1) - config.shared_bytes(p, stages=0)
+    return min(_MOST_STAGES, (limit - config.shared_bytes(p, stages=0)) // one)
+
+
+def _staged(f: Fold, kl: int, groups_j: int, p: Pattern) -> bool:
+    """Whether a stage may hold ``kl`` l: whole units, and rows that meet in no bank."""
+    chunks = kl * groups_j * f.j // 8
+    if kl % f.unit or (kl > f.unit and -(-p.c // f.unit) * f.unit % kl):
+        return False
+    return chunks <= 64 and (chunks % 8 == 0 or (chunks % 8 == 4 and groups_j != 2))
+
+
+def _teams(p: Pattern, width: int) -> list[int]:
+    """How many neighbours of j walk together: one, those of a line of 128 bytes, or some more."""
+    neighbours = p.d // width
+    line = max(n for n in range(1, max(1, 64 // width) + 1) if neighbours % n == 0)
+    return sorted({1, line, neighbours if neighbours <= _MOST_NEIGHBOURS else line})
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel is launched."""
+    return Geometry(
+        threads=config.threads,
+        shared_bytes=config.shared_bytes(problem.pattern),
+        rows_per_tile=config.rows,
+        tiles_per_row_tile=config.columns(problem.pattern),
+        max_blocks=config.max_blocks,
+    )
+
+
+def kernel_name(problem: Problem) -> str:
+    """The kernel's name, as profilers show it."""
+    shape = "_".join(map(str, problem.pattern.weight_shape))
+    return f"ksopt_lanes16_wgmma_{problem.dtype}_{shape}"
+
+
+def source(problem: Problem, config: Config) -> str:
+    """The generated file: one instance of the template."""
+    p = problem.pattern
+    arguments = ", ".join(map(str, astuple(config)[:-1]))
+    return (
+        '#include "lanes16_wgmma.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = Lanes16WgmmaTile<Support, {arguments}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
+        '"csrc and kernels/lanes16_wgmma.py disagree");\n'
+        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
+        f"  lanes16_wgmma_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
+        "}\n"
+    )
+
+
+def launcher(problem: Problem, config: Config, device: int) -> Launcher:
+    """Compile and load the kernel for ``problem`` on CUDA device ``device`` (sm_90)."""
+    return prepare(
+        problem,
+        kernel_name(problem),
+        source(problem, config),
+        geometry(problem, config),
+        device,
+        fallback=general.launcher(problem, device),
+    )
