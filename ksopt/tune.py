@@ -91,8 +91,10 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
     Example:
         >>> patterns = (Pattern(2, 16, 16, 2),)
         >>> request = TuneRequest(patterns, (8,), torch.device("cpu"), budget_s=0.01)
-        >>> [report.source for report in tune(request)], [r.source for r in tune(request)]
-        (['measured'], ['recorded'])
+        >>> [report.batch for report in tune(request)]
+        [8]
+        >>> [report.source for report in tune(request)]
+        ['recorded']
     """
     before = torch.backends.cuda.matmul.fp32_precision
     if request.dtype == "float32" and request.device.type == "cuda":

@@ -14,8 +14,9 @@ Prepared anew on every call:
 - for inference tensors, which count no versions, and for subclasses of Tensor;
 - where keeping it would take more memory than `limit_bytes`.
 
-What torch does not count goes unseen: a write through ``weight.data`` or to the same memory from
-outside torch. After such a write, call ``ksopt.refresh()``.
+What torch does not count goes unseen: a write through ``weight.data``, one to the same memory from
+outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as FSDP's gathering
+of shards is (eager training is safe: it keeps nothing). After such a write, call ``ksopt.refresh()``.
 """
 
 from __future__ import annotations
