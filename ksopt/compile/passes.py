@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
@@ -25,7 +24,8 @@ from ksopt.compile.lowering import CannotLowerError, Uses, check, lower, uses
 from ksopt.compile.running import CannotRunError, run
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.compile.tracking import Tracker
-from ksopt.compile.values import Kind, Miss, Root
+from ksopt.compile.values import Contraction, Kind, Miss, Root
+from ksopt.pattern import Chain, Pattern
 
 log = logging.getLogger("ksopt.compile")
 """The one logger of the backend: INFO says what was done to a graph, DEBUG what to each site."""
@@ -90,6 +90,7 @@ def _rewrite(
     misses = list(trace.misses)
     chosen = worth_a_look(trace)
     chosen, found = _possible(gm, tracker, chosen, misses)
+    misses += _unread(chosen, found)
     sites = []
     kept: list[Candidate] = []
     for candidate in candidates(trace, found, chosen):
@@ -102,9 +103,11 @@ def _rewrite(
     if chosen:
         _lower(gm, tracker, chosen, misses, sites)
     order = {node.name: at for node, at in trace.order.items()}
-    missed = [_missed(miss) for miss in misses]
     taken = {site.node for site in sites}
-    sites += [site for site in missed if site.node not in taken]
+    for miss in misses:
+        if miss.node.name not in taken:  # the first reason for a node says the most
+            sites.append(_missed(miss))
+            taken.add(miss.node.name)
     sites += native_sites(trace)
     report.sites += sorted(sites, key=lambda site: order.get(site.node, 0))
     if chosen:
@@ -130,6 +133,20 @@ def _possible(
         chosen = [root for root in chosen if root not in alone]
 
 
+def _unread(chosen: list[Root], found: Uses) -> list[Miss]:
+    """Products that still run as they were, because no view of all of their result is read."""
+    dead = set(found.dead)
+    return [
+        Miss(root.made_at, "only parts or repetitions of its result are read", _pattern(root))
+        for root in chosen
+        if root not in found.readers and root.made_at is not None and root.made_at not in dead
+    ]
+
+
+def _pattern(root: Root) -> Pattern | None:
+    return root.origin.factor.pattern if isinstance(root.origin, Contraction) else None
+
+
 def _lower(
     gm: fx.GraphModule,
     tracker: Tracker,
@@ -150,17 +167,11 @@ def _lower(
 
 
 def _add_miss(misses: list[Miss], error: CannotLowerError) -> None:
-    from ksopt.compile.values import Contraction
-
-    origin = error.root.origin
-    pattern = origin.factor.pattern if isinstance(origin, Contraction) else None
     if error.root.made_at is not None:
-        misses.append(Miss(error.root.made_at, error.reason, pattern))
+        misses.append(Miss(error.root.made_at, error.reason, _pattern(error.root)))
 
 
 def _missed(miss: Miss) -> Site:
-    from ksopt.pattern import Chain
-
     return Site(
         node=miss.node.name,
         place=place_of(miss.node),
@@ -228,6 +239,3 @@ def count(report: Report) -> None:
     counters["ksopt"]["graphs"] += report.graphs
     for verdict in Verdict:
         counters["ksopt"][verdict.value.replace(" ", "_")] += report.count(verdict)
-
-
-assert torch

@@ -24,7 +24,7 @@ from ksopt.compile.index import (
     regroup,
     same_atoms,
 )
-from ksopt.compile.products import contraction, digit_of, new_product
+from ksopt.compile.products import biased, contraction, digit_of, new_product
 from ksopt.compile.recognition import NotKroneckerSparseError
 from ksopt.compile.sizes import product, same, same_shape
 from ksopt.compile.tracking import Tracker, rule
@@ -89,18 +89,11 @@ def _note(
         return
     if found is None:
         return
-    origin = found.root.origin
-    if isinstance(origin, Biased):
-        parts = (
-            View(part.root, replace(part.map, dims=placed(part.map.dims)))
-            for part in (origin.product, origin.bias)
-        )
-        tracker.fresh(result, Kind.ACTIVATION, Biased(*parts))
-    else:
-        view = tracker.note(
-            result, View(found.root, replace(found.map, dims=placed(found.map.dims)))
-        )
-        view.root.storage = tracker.stamp(result)
+    tracker.note(result, View(found.root, replace(found.map, dims=placed(found.map.dims))))
+    stamp = tracker.stamp(result)
+    found.root.storage = stamp
+    if isinstance(found.root.origin, Biased):
+        found.root.origin.product.root.storage = stamp
 
 
 def side_by_side(tracker: Tracker, views: Sequence[View]) -> View | None:
@@ -176,9 +169,7 @@ def _biased(tracker: Tracker, views: Sequence[View]) -> View | None:
     whole, bias = side_by_side(tracker, products), side_by_side(tracker, biases)
     if whole is None or bias is None:
         return None
-    shape = whole.map.shape
-    root = tracker.root(shape, whole.root.dtype, Kind.ACTIVATION, Biased(whole, bias))
-    return View(root, identity(shape))
+    return biased(tracker, whole, bias, None)
 
 
 def _casts(tracker: Tracker, views: Sequence[View]) -> View | None:

@@ -216,7 +216,31 @@ def note_biased(tracker: Tracker, view: View, bias: Tensor | View, result: Tenso
     """Note that a result is a product plus a bias that is broadcast to its shape."""
     biases = bias if isinstance(bias, View) else tracker.view(bias)
     spread = View(biases.root, expand(biases.map, result.shape))
-    tracker.fresh(result, Kind.ACTIVATION, Biased(view, spread))
+    tracker.note(result, biased(tracker, view, spread, result))
+
+
+def biased(tracker: Tracker, whole: View, bias: View, tensor: Tensor | None) -> View:
+    """A view of the sum of a product and a bias of the same dims.
+
+    The sum's root has an axis for each digit of the product, so that a dim that flattens several,
+    a dynamic batch among them, need not be split again.
+
+    Raises:
+        NotNestedError: the bias does not nest with the digits of the product.
+    """
+    digits: list[Atoms] = []
+    repeats: list[Atoms] = []
+    dims: list[Atoms] = []
+    for atoms, added in zip(whole.map.dims, bias.map.dims, strict=True):
+        dims.append(tuple(Atom(len(digits) + at, atom.size, 1) for at, atom in enumerate(atoms)))
+        repeats += regroup(added, [atom.size for atom in atoms])
+        digits += [(atom,) for atom in atoms]
+    axes = IndexMap(tuple(digits), whole.map.offsets)
+    origin = Biased(
+        View(whole.root, axes), View(bias.root, IndexMap(tuple(repeats), bias.map.offsets))
+    )
+    root = tracker.root(axes.shape, whole.root.dtype, Kind.ACTIVATION, origin, tensor)
+    return View(root, IndexMap(tuple(dims)))
 
 
 def contraction(view: View) -> Contraction | None:
