@@ -100,6 +100,7 @@ ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 class _KsMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+        packed.forget(weight)
         with packed.changing():
             y = ks_mm_inner(x, weight, batch_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad

@@ -14,9 +14,12 @@ Prepared anew on every call:
 - for inference tensors, which count no versions, and for subclasses of Tensor;
 - where keeping it would take more memory than `limit_bytes`.
 
-What torch does not count goes unseen: a write through ``weight.data``, one to the same memory from
-outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as FSDP's gathering
-of shards is (eager training is safe: it keeps nothing). After such a write, call ``ksopt.refresh()``.
+A product under autograd also forgets what was kept of its weight, so that an evaluation after
+training steps prepares anew, whatever the steps did to the weight.
+
+Otherwise, what torch does not count goes unseen: a write through ``weight.data``, one to the same
+memory from outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as
+FSDP's gathering of shards is. After such a write, call ``ksopt.refresh()``.
 """
 
 from __future__ import annotations
@@ -146,6 +149,21 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         if kept is not None and kept.is_of(weight):
             return kept.on_current_stream()
     return _prepare(weight, owner, key, prepare)
+
+
+def forget(weight: Tensor) -> None:
+    """Forget what is kept of a weight and of its views: it is being trained.
+
+    Example:
+        >>> weight = torch.arange(4.0).reshape(1, 2, 2, 1)
+        >>> first = prepared(weight, "double", lambda w: 2 * w)
+        >>> forget(weight)
+        >>> prepared(weight, "double", lambda w: 2 * w) is first
+        False
+    """
+    if _by_weight:
+        with _lock:
+            _by_weight.pop(id(weight if weight._base is None else weight._base), None)
 
 
 def refresh() -> None:

@@ -249,6 +249,16 @@ def test_autograd_marks_weights_as_changing(monkeypatch):
     assert packed._thread.changing is False
 
 
+def test_an_evaluation_after_training_prepares_anew_whatever_the_step_did(prepare):
+    layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
+    weight = layer.weights[0]
+    ask(weight, prepare)
+    layer(torch.randn(3, 12)).sum().backward()
+    weight.data.sub_(0.1 * weight.grad)  # as old optimizers do, which torch does not count
+    ask(weight, prepare)
+    assert prepare.count == 2
+
+
 def test_a_subclass_is_prepared_every_time(prepare):
     class Other(torch.Tensor):
         pass
