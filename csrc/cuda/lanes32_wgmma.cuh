@@ -29,7 +29,7 @@ struct Lanes32WgmmaTile
   // Registers a thread, added up over the warpgroups: a block starts with the most that all threads
   // can have alike. To take more than were given up would wait for ever.
   static constexpr int REGISTERS = MULTIPLIERS == 384 ? 4 * 128 : 3 * 168;
-  static constexpr int LOADER_REGISTERS = 56;
+  static constexpr int LOADER_REGISTERS = MULTIPLIERS == 384 && WARPGROUPS_J_ == 1 ? 32 : 56;
   static constexpr int MULTIPLIER_REGISTERS = (REGISTERS - LOADER_REGISTERS) / (MULTIPLIERS / 128);
   static_assert(MULTIPLIER_REGISTERS % 8 == 0, "");
   static_assert(LOADER_REGISTERS + MULTIPLIERS / 128 * MULTIPLIER_REGISTERS <= REGISTERS, "");
@@ -179,7 +179,8 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
     if (++team == Tile::TEAMS) team = 0;
   }
   // Nobody may arrive at a barrier without end: the last stages are waited for too.
-  for (int stage = loaded < Tile::STAGES ? 0 : loaded - Tile::STAGES; stage < loaded; ++stage) wait_for_empty(stage);
+  const int first = loaded < Tile::STAGES ? 0 : loaded - Tile::STAGES;
+  for (int stage = first; stage < loaded; ++stage) wait_for_empty(stage);
 }
 
 // The weight of output k, l and j of a column, from its packed weights.
@@ -264,7 +265,8 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
   if (Tile::RESIDENT) full[Tile::FULLS].wait(0);
   int used = team * Tile::STAGES_PER_TILE;  // stages before the team's next
   uint32 parities = 0;                      // of the team's phases, a bit for each stage of the ring
-  for (int64 tile = blockIdx.x + int64(team) * gridDim.x; tile < tiles; tile += int64(Tile::TEAMS) * gridDim.x) {
+  const int64 walkers = int64(Tile::TEAMS) * gridDim.x;
+  for (int64 tile = blockIdx.x + int64(team) * gridDim.x; tile < tiles; tile += walkers) {
     for (int part = 0; part < Tile::STAGES_PER_TILE; ++part, ++used) {
       const int slot = used % Tile::STAGES;
       unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
@@ -327,7 +329,8 @@ __device__ __forceinline__ void lanes32_pack_kernel(const Arguments& arguments) 
   constexpr int64 TASKS = int64(Tile::COLUMNS) * RUNS * Tile::WARPS_J * Tile::NB;
   const float* const weight = static_cast<const float*>(arguments.x);
   uint4* const packed = static_cast<uint4*>(arguments.y);
-  for (int64 task = blockIdx.x * int64(blockDim.x) + threadIdx.x; task < TASKS; task += int64(gridDim.x) * blockDim.x) {
+  const int64 threads = int64(gridDim.x) * blockDim.x;
+  for (int64 task = blockIdx.x * int64(blockDim.x) + threadIdx.x; task < TASKS; task += threads) {
     const int n = task % Tile::NB, group_j = task / Tile::NB % Tile::WARPS_J;
     const int runs = task / (Tile::NB * Tile::WARPS_J) % RUNS;
     const int index = static_cast<int>(task / (Tile::NB * Tile::WARPS_J * RUNS));
@@ -361,7 +364,8 @@ __device__ __forceinline__ void lanes32_pack_kernel(const Arguments& arguments) 
             words[0][q] = __float_as_uint(value), words[1][q] = 0x7fffffffu;
           }
         }
-        const int64 matrix = (int64(index) * Tile::COLUMN_LAYERS + runs * Fold::RUN_L + l) * Tile::JC + group_j * J + j;
+        const int64 layer = int64(index) * Tile::COLUMN_LAYERS + runs * Fold::RUN_L + l;
+        const int64 matrix = layer * Tile::JC + group_j * J + j;
 #pragma unroll
         for (int half = 0; half < Tile::HALVES; ++half) {
           packed[(matrix * Tile::HALVES + half) * Tile::NB + n] =

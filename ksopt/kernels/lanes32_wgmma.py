@@ -126,7 +126,7 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
         turn = config.turn(f)
         if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
             continue
-        if config.registers(p) > _registers(config.multipliers):
+        if config.registers(p) > _registers(config):
             continue
         columns = config.columns(p)
         walkers = max(1, multiprocessors // columns)
@@ -295,6 +295,8 @@ def _fit_for_vectors(x: Tensor) -> bool:
     return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
 
 
-def _registers(multipliers: int) -> int:
+def _registers(config: Config) -> int:
     """``MULTIPLIER_REGISTERS`` of lanes32_wgmma.cuh."""
-    return ((512 if multipliers == 3 else 504) - 56) // multipliers
+    if config.multipliers == 3:
+        return (512 - (32 if config.warpgroups_j == 1 else 56)) // 3
+    return (504 - 56) // 2
