@@ -32,16 +32,30 @@ step() {
   fi
 }
 
+# Nothing is timed yet, so the checks share the device, or take one each where there are several.
+devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+checks=()
+beside() {
+  local device=$((${#checks[@]} % devices))
+  (
+    failed=0
+    export CUDA_VISIBLE_DEVICES=$device
+    step "$@"
+    exit "$failed"
+  ) &
+  checks+=($!)
+}
 workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n 4)
-step tests 400 "$python" -m pytest -m gpu -q "${workers[@]}"
+beside tests 400 "$python" -m pytest -m gpu -q "${workers[@]}"
 if command -v compute-sanitizer >/dev/null; then
   sanitize=(compute-sanitizer --error-exitcode 1 --report-api-errors no)
-  step memcheck 120 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py
-  step racecheck 180 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py
+  beside memcheck 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py
+  beside racecheck 300 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py
 else
   echo "skipped memcheck, racecheck: there is no compute-sanitizer on the PATH"
 fi
+for check in "${checks[@]}"; do wait "$check" || failed=1; done
 step search 120 "$python" -m ksopt search --dims 768x3072 --budget 25% --device cuda --out "$out/search"
 
 if [ "$failed" -ne 0 ]; then
