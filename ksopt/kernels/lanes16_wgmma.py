@@ -21,6 +21,21 @@ _LOADER_REGISTERS = 24
 _REGISTERS = 65536  # of a multiprocessor
 _RESERVED_SHARED = 1024  # bytes of shared memory that each block costs beyond its own
 
+# The cost model's constants: fitted to 142 tiles of 18 of the paper's patterns (fp16, batch 25,088,
+# one H200). ``python -m ksopt.bench.tiles lanes16_wgmma`` measures such tiles, and how much slower
+# the best predicted ones are than the best (docs/performance.md).
+_DRAM_BYTES_US = 32_300.0  # per multiprocessor and microsecond
+_L2_BYTES_US = 37_600.0  # of y, and of x's first reading; per multiprocessor too
+_L2_REQUESTS_US = 100_000.0  # of the device; a request is of one line of 128 bytes
+# Reading x again costs less than the first time: n readings cost as much as n to this power.
+_AGAIN_BYTES, _AGAIN_REQUESTS = 0.63, 0.46
+_LATENCY_US = 1.12  # in which what a block's ring holds arrives
+_OUTPUT_US = 0.00103  # a warpgroup product of 64 rows, 16 l and one j, for each output
+_NOT_AHEAD = 1.75  # times slower, where registers do not allow to load during products
+_WEIGHT_BYTES_US = 18_000.0  # a block's weights, read and regrouped
+_LAUNCH_US = 4.0
+_OVERLAP = 4.3  # the times hide behind each other as a norm of this power
+
 
 @dataclass(frozen=True)
 class Config:
@@ -89,6 +104,12 @@ class Config:
         f = fold(p.d)
         return self.nt * f.j * 4 + f.j * f.steps * 4 + 8
 
+    def loads_ahead(self, p: Pattern) -> bool:
+        """``AHEAD`` of lanes16_wgmma.cuh: x is loaded while the tensor cores work."""
+        f = fold(p.d)
+        operands = f.chunks * 8 + f.j * f.steps * 4
+        return self.nt * f.j * 4 + operands + 20 <= self.register_limit
+
     @property
     def register_limit(self) -> int:
         """``MULTIPLIER_REGISTERS`` of lanes16_wgmma.cuh."""
@@ -103,8 +124,8 @@ def supports(problem: Problem) -> str | None:
         return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
     if problem.batch_last:
         return "batch_last has its own kernels"
-    if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
-        return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
+    if p.d % 8 != 0 and p.d not in (2, 3, 4, 6, 12):
+        return f"d = {p.d} is not 2, 3, 4, 6, 12 or a multiple of 8"
     if p.b % 8 != 0:
         return f"b = {p.b} is not a multiple of 8"
     if p.c * p.d % 8 != 0:
@@ -123,9 +144,7 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     ):
         if groups_j * groups_n * groups_m > 3 or p.b % (8 * nt * groups_n):
             continue
-        if (p.d % (8 * groups_j) if p.d % 8 == 0 else groups_j > 1) or (
-            groups_j == 3 and p.d != 24
-        ):
+        if groups_j not in _groups_j(p.d):
             continue
         groups = groups_j * groups_n * groups_m
         for kl, blocks in itertools.product((16, 32, 48, 64), (1, 2)):
@@ -138,6 +157,13 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
                     continue
                 team = config.team(p)
                 yield replace(config, max_blocks=max(1, multiprocessors * blocks // team) * team)
+
+
+def _groups_j(d: int) -> tuple[int, ...]:
+    """Warpgroups side by side along j: for whole sectors of 32 bytes where d allows."""
+    if d % 16 == 0:
+        return (2,)
+    return (1, 3) if d == 24 else (1,)
 
 
 def _stages(p: Pattern, config: Config) -> int:
@@ -160,6 +186,52 @@ def _teams(p: Pattern, width: int) -> list[int]:
     neighbours = p.d // width
     line = max(n for n in range(1, max(1, 64 // width) + 1) if neighbours % n == 0)
     return sorted({1, line, neighbours if neighbours <= _MOST_NEIGHBOURS else line})
+
+
+def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
+    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+
+    Args:
+        p: the pattern.
+        config: the tile.
+        batch: rows of x.
+        multiprocessors: of the device.
+
+    Returns:
+        Microseconds.
+    """
+    f = fold(p.d)
+    width = config.groups_j * f.j
+    blocks = min(config.max_blocks, -(-batch // config.rows) * config.columns(p))
+    busy = min(float(multiprocessors), blocks / config.blocks)
+
+    x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
+    reads = p.b / config.outputs
+    if width == p.d:  # all of a row's bytes, in one run
+        sectors, request_bytes, fetched = 1.0, 128.0, 1.0
+    else:
+        sectors = 2.0 if width == 8 else 1.0  # 16 bytes cost a sector of 32
+        request_bytes = 2.0 * width * max(1, 128 // (2 * p.d))
+        # A line of 128 bytes comes from DRAM as a whole; a team uses so much of it at one time.
+        line = min(64, p.d)
+        fetched = line / min(line, width * config.team_j)
+    ring = config.stages * config.rows * config.kl * width * 2 * config.blocks
+    outputs = batch / 64 * p.nnz / 16  # of all products
+    slower = 1.0 if config.loads_ahead(p) else _NOT_AHEAD
+    times = (
+        (x_bytes * fetched + y_bytes) / (_DRAM_BYTES_US * multiprocessors),
+        sectors * (x_bytes * reads**_AGAIN_BYTES + y_bytes) / (_L2_BYTES_US * multiprocessors),
+        (x_bytes * reads**_AGAIN_REQUESTS + y_bytes) / request_bytes / _L2_REQUESTS_US,
+        x_bytes * reads / busy / ring * _LATENCY_US,
+        outputs * _OUTPUT_US * slower / busy,
+    )
+    groups = p.a * (p.d // (width * config.team_j))
+    fills = 1 + (groups - 1) / max(1, blocks // config.team(p))
+    return (
+        float(sum(time**_OVERLAP for time in times) ** (1 / _OVERLAP))
+        + fills * config.weight_bytes(p) / _WEIGHT_BYTES_US
+        + _LAUNCH_US
+    )
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:

@@ -19,6 +19,7 @@ from ksopt.kernels import (
     batch_last32,
     general,
     lanes16,
+    lanes16_wgmma,
     lanes32,
     lanes32_wgmma,
     small_batch,
@@ -29,7 +30,7 @@ from ksopt.pattern import Pattern
 
 ROWS = 37
 FAMILIES = (
-    *(lanes16, lanes32, lanes32_wgmma),
+    *(lanes16, lanes16_wgmma, lanes32, lanes32_wgmma),
     *(batch_last16, batch_last16_wgmma, batch_last32),
     *(small_batch, small_batch_fma),
 )

@@ -14,9 +14,8 @@ from ksopt.kernels import lanes16_wgmma
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
-# A shape for every fold d; c is no multiple of the unit of l (16 or 32), or is one.
+# A shape for every fold d; c is a multiple of the unit of l (16 or 32), or is none.
 SHAPES = [
-    (2, 24, 40, 1),
     (1, 32, 20, 2),
     (2, 24, 40, 3),
     (1, 48, 22, 4),
