@@ -13,6 +13,9 @@ from ksopt.errors import CompilationError, InvalidInputError, KsoptError, Unavai
 from ksopt.pattern import Chain, Pattern
 
 if TYPE_CHECKING:
+    from ksopt.compile.explain import explain
+    from ksopt.compile.patching import patch
+    from ksopt.compile.standalone import export_pass
     from ksopt.conversion.apply import Conversion, convert
     from ksopt.conversion.folder import load_converted, save_converted
     from ksopt.conversion.plan import Plan
@@ -37,8 +40,11 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "convert",
+    "explain",
+    "export_pass",
     "ks_linear",
     "load_converted",
+    "patch",
     "project",
     "refresh",
     "save_converted",
@@ -47,6 +53,9 @@ __all__ = [
 # Where the names that need torch are; a module's own name gives the module.
 _LAZY = {
     "refresh": "kernels.packed",
+    "explain": "compile.explain",
+    "export_pass": "compile.standalone",
+    "patch": "compile.patching",
     "ks_linear": "functional",
     "KSLinear": "nn",
     "KSStacked": "nn",

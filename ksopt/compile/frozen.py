@@ -4,7 +4,7 @@ A weight that no optimizer trains may be dense in shape only: a factor that was 
 pruned or a padded matrix. Its nonzeros show the pattern. The product then reads the nonzeros alone,
 as a strided view of the live weight, so changes inside the support need no care; `Watched` notices
 at every call whether a weight has changed, and falls back to the graph as it was if something has
-left the support.
+left the support. Writes through ``weight.data`` leave no trace: ``ksopt.refresh()`` has it look.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ksopt.kernels import packed
 from ksopt.pattern import Pattern
 
 log = logging.getLogger("ksopt.compile")
@@ -26,22 +27,6 @@ log = logging.getLogger("ksopt.compile")
 _SAMPLES = 256
 _MOST_DENSE = 0.7
 """A pattern with a*d > 1 has at most half of its entries nonzero: of 256 samples 70 % never are."""
-
-_epoch = 0
-
-
-def refresh() -> None:
-    """Look at the values of all frozen weights again at the next call.
-
-    Changes through ``weight.data`` leave no trace that could be noticed at a call. Call this after
-    making them to weights that a compiled model takes for Kronecker-sparse by their values.
-
-    Example:
-        >>> import ksopt
-        >>> ksopt.refresh()
-    """
-    global _epoch
-    _epoch += 1
 
 
 def pattern_of(matrix: Tensor, tolerance: float = 0.0) -> Pattern | None:
@@ -131,15 +116,15 @@ class Watched:
         self._tolerance = values.tolerance
         self._patterns = tuple(sorted(values.found.items()))
         self._stamps = tuple(self._stamp(values.inputs[at]) for at, _ in self._patterns)
-        self._epoch = _epoch
+        self._refreshes = packed.refreshes
         self._right = True
 
     def __call__(self, *args: Any) -> Any:
         """Run whichever graph is right for the weights as they are now."""
         stamps = tuple(self._stamp(args[at]) for at, _ in self._patterns)
-        if stamps != self._stamps or self._epoch != _epoch:
+        if stamps != self._stamps or self._refreshes != packed.refreshes:
             self._look(args)
-            self._stamps, self._epoch = stamps, _epoch
+            self._stamps, self._refreshes = stamps, packed.refreshes
         return self._compiled(*args) if self._right else self._original(*args)
 
     def _look(self, args: Sequence[Any]) -> None:

@@ -42,6 +42,7 @@ def rewrite_graph(
     example_inputs: Sequence[Any],
     judge: Judge,
     frozen_values: frozen.FrozenValues | None = None,
+    weights: frozenset[int] | None = None,
 ) -> Report:
     """Rewrite the Kronecker-sparse products of a graph, in place.
 
@@ -50,13 +51,15 @@ def rewrite_graph(
         example_inputs: a tensor or number for each placeholder; parameters as they are.
         judge: decides each site.
         frozen_values: looks at the values of frozen weights; None leaves them alone.
+        weights: which placeholders are parameters or buffers; None finds out.
 
     Returns:
         What was done. A graph that cannot be followed is left as it was, and noted.
     """
     start = time.perf_counter()
     inputs = _fake_inputs(gm, example_inputs)
-    weights = _weights(gm, example_inputs)
+    if weights is None:
+        weights = _weights(gm, example_inputs)
     report = Report(graphs=1)
     try:
         _rewrite(gm, inputs, weights, judge, frozen_values, report)

@@ -85,6 +85,8 @@ def run(
         CannotRunError: the graph does something that cannot be followed.
     """
     for node in gm.graph.nodes:
+        if node.op == "call_module":
+            raise CannotRunError(f"node {node.name} calls a module whole, whose weights are hidden")
         if getattr(node.target, "__name__", "") in _TRANSFORMS:
             raise CannotRunError(f"node {node.name} starts a torch.func transform other than vmap")
     while True:

@@ -166,6 +166,10 @@ def forget(weight: Tensor) -> None:
             _by_weight.pop(id(weight if weight._base is None else weight._base), None)
 
 
+refreshes = 0
+"""How often `refresh` was called: whoever else keeps something of a weight's values compares it."""
+
+
 def refresh() -> None:
     """Forget all prepared weights, after a change to a weight that torch does not count.
 
@@ -177,8 +181,10 @@ def refresh() -> None:
         >>> _ = layer.weights[0].data.zero_()
         >>> ksopt.refresh()
     """
+    global refreshes
     with _lock:
         _by_weight.clear()
+        refreshes += 1
 
 
 def kept_bytes(device: torch.device) -> int:

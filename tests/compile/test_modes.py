@@ -1,0 +1,356 @@
+"""The backend in every mode of torch: gradients, autocast, dynamic batches, changes of weights."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import ksopt
+from ksopt.compile import backend
+
+KS_MM = torch.ops.ksopt.ks_mm.default
+
+
+class Blocks(nn.Module):
+    """A block-diagonal layer in plain PyTorch: pattern (groups, fan_out, fan_in, 1)."""
+
+    def __init__(self, groups=4, fan_in=8, fan_out=8):
+        super().__init__()
+        self.groups = groups
+        self.weight = nn.Parameter(torch.randn(groups, fan_out, fan_in) / fan_in**0.5)
+        self.bias = nn.Parameter(torch.randn(groups * fan_out))
+
+    def forward(self, x):
+        y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (self.groups, -1)), self.weight)
+        return y.flatten(-2) + self.bias
+
+
+def operators(seen):
+    return [sum(node.target is KS_MM for node in graph.nodes) for graph in seen.graphs]
+
+
+def check_equal(model, compiled, x, **tolerance):
+    found, expected = compiled(x), model(x)
+    assert found.dtype == expected.dtype
+    assert found.requires_grad == expected.requires_grad
+    torch.testing.assert_close(found, expected, **tolerance)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_grad_modes(mode, compiled_by_eager):
+    model = Blocks()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    with mode():
+        check_equal(model, compiled, torch.randn(5, 32))
+    assert operators(compiled_by_eager) == [1]
+
+
+def test_autocast_outside_lowers_in_its_dtype(compiled_by_eager):
+    model = nn.Sequential(Blocks(), nn.GELU(), Blocks())
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    x = torch.randn(5, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        check_equal(model, compiled, x, rtol=2e-2, atol=2e-2)  # bfloat16 rounds both
+        gradients = [
+            torch.autograd.grad(run(x).float().square().sum(), list(model.parameters()))
+            for run in (model, compiled)
+        ]
+    torch.testing.assert_close(*gradients, rtol=5e-2, atol=5e-2)
+    assert operators(compiled_by_eager) == [2]
+    assert {site.dtype for site in compiled_by_eager.reports[0].sites} == {"bfloat16"}
+
+
+def test_half_precision_parameters(compiled_by_eager):
+    model = Blocks().to(torch.bfloat16)
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    check_equal(model, compiled, torch.randn(5, 32).bfloat16(), rtol=2e-2, atol=2e-2)
+    assert operators(compiled_by_eager) == [1]
+
+
+def test_a_marked_batch_is_compiled_once(compiled_by_eager):
+    model = Blocks()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    for batch in (5, 9, 64):
+        x = torch.randn(batch, 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        check_equal(model, compiled, x)
+    assert operators(compiled_by_eager) == [1]
+
+
+@pytest.mark.parametrize("shape", [(5, 32), (2, 3, 32), (2, 3, 4, 32), (32,), (1, 32)])
+def test_batches_of_any_rank(shape, compiled_by_eager):
+    model = Blocks()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    check_equal(model, compiled, torch.randn(shape))
+    assert operators(compiled_by_eager) == [1]
+
+
+def test_an_empty_batch_is_left_alone(compiled_by_eager):
+    model = Blocks()
+    check_equal(model, torch.compile(model, backend="ksopt"), torch.randn(0, 32))
+    assert operators(compiled_by_eager) == [0]
+
+
+def test_inputs_that_are_not_contiguous(compiled_by_eager):
+    model = Blocks()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    wide = torch.randn(32, 10, 3)
+    for x in (wide[:, ::2, 1].t(), wide.permute(2, 1, 0), torch.randn(1, 32).expand(6, 32)):
+        check_equal(model, compiled, x)
+    assert set(operators(compiled_by_eager)) == {1}
+
+
+def test_graph_breaks_make_several_graphs(compiled_by_eager):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Blocks(), Blocks()
+
+        def forward(self, x):
+            x = self.one(x)
+            torch._dynamo.graph_break()
+            return self.two(x)
+
+    model = Broken()
+    check_equal(model, torch.compile(model, backend="ksopt"), torch.randn(5, 32))
+    assert operators(compiled_by_eager) == [1, 1]
+
+
+def test_weights_changed_after_compiling(compiled_by_eager):
+    model = Blocks()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    x = torch.randn(5, 32)
+    check_equal(model, compiled, x)
+    with torch.no_grad():
+        model.weight.mul_(2.0)
+    check_equal(model, compiled, x)
+    model.load_state_dict(Blocks().state_dict())
+    check_equal(model, compiled, x)
+    model.weight.data = torch.randn(4, 8, 8)
+    check_equal(model, compiled, x)
+    model.weight = nn.Parameter(torch.randn(4, 8, 8))
+    check_equal(model, compiled, x)
+    model.weight = nn.Parameter(torch.randn(4, 6, 8))
+    model.bias = nn.Parameter(torch.zeros(24))
+    check_equal(model, compiled, x)
+    assert set(operators(compiled_by_eager)) == {1}
+
+
+def test_training_steps_match(compiled_by_eager):
+    model = nn.Sequential(Blocks(), nn.ReLU(), Blocks())
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    x, target = torch.randn(16, 32), torch.randn(16, 32)
+    losses = []
+    for run, parameters in ((compiled, model.parameters()), (twin, twin.parameters())):
+        optimizer = torch.optim.Adam(parameters, lr=1e-2)
+        losses.append([])
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = F.mse_loss(run(x), target)
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
+    assert operators(compiled_by_eager) == [2]
+
+
+def test_tied_weights(compiled_by_eager):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Blocks()
+
+        def forward(self, x):
+            hidden = torch.relu(self.layer(x))
+            # The same weight again, transposed.
+            y = torch.einsum("bgo,goi->bgi", hidden.view(-1, 4, 8), self.layer.weight)
+            return y.flatten(1)
+
+    model = Tied()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    x = torch.randn(5, 32)
+    check_equal(model, compiled, x)
+    gradients = [
+        torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
+        for run in (model, compiled)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    assert operators(compiled_by_eager) == [2]
+
+
+def test_checkpointed_layers(compiled_by_eager):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Blocks(), Blocks()
+
+        def forward(self, x):
+            hidden = torch.utils.checkpoint.checkpoint(self.one, x, use_reentrant=False)
+            return self.two(hidden)
+
+    model = Checkpointed()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    x = torch.randn(5, 32)
+    check_equal(model, compiled, x)
+    gradients = [
+        torch.autograd.grad(run(x).square().sum(), list(model.parameters()))
+        for run in (model, compiled)
+    ]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    assert len(compiled_by_eager.reports[0].sites) == 2
+
+
+def test_functions_that_are_not_modules(compiled_by_eager):
+    weight = nn.Parameter(torch.randn(4, 6, 8))
+
+    def function(x, scale=1.0):
+        return torch.einsum("bgi,goi->bgo", x.view(-1, 4, 8), weight) * scale
+
+    check_equal(function, torch.compile(function, backend="ksopt"), torch.randn(5, 32))
+    assert operators(compiled_by_eager) == [1]
+
+
+def test_a_sequence_of_matmuls_with_an_intermediate_that_is_read(compiled_by_eager):
+    class TwoOutputs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Blocks(), Blocks()
+
+        def forward(self, x):
+            middle = self.one(x)
+            return self.two(middle) + middle.sum(-1, keepdim=True)
+
+    model = TwoOutputs()
+    check_equal(
+        model, torch.compile(model, backend="ksopt"), torch.randn(5, 32), rtol=1e-4, atol=1e-4
+    )
+    assert operators(compiled_by_eager) == [2]
+
+
+def test_the_wrapper_of_data_parallel_training(compiled_by_eager, tmp_path):
+    if not torch.distributed.is_available():
+        pytest.skip("this build of torch has no torch.distributed")
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        model = nn.Sequential(Blocks(), nn.ReLU(), Blocks())
+        twin = copy.deepcopy(model)
+        compiled = torch.compile(nn.parallel.DistributedDataParallel(model), backend="ksopt")
+        x = torch.randn(6, 32)
+        compiled(x).square().sum().backward()
+        twin(x).square().sum().backward()
+        for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert sum(operators(compiled_by_eager)) == 2
+
+
+def test_inductor_compiles_what_was_rewritten_and_its_caches_are_used():
+    model = nn.Sequential(Blocks(), nn.GELU(), Blocks())
+    x = torch.randn(5, 32)
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True, dynamic=True)
+    for batch in (5, 8):
+        rows = torch.randn(batch, 32)
+        gradients = [
+            torch.autograd.grad(run(rows).square().sum(), list(model.parameters()))
+            for run in (model, compiled)
+        ]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    assert counters["ksopt"]["lowered"] == 2
+    assert counters["ksopt"]["graphs"] == 1
+    assert not counters["aot_autograd"]["autograd_cache_bypass"]
+    torch._dynamo.reset()
+    counters.clear()
+    torch.compile(model, backend="ksopt", fullgraph=True, dynamic=True)(x)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    assert counters["ksopt"]["lowered"] == 2  # the pass runs all the same
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"mode": "reduce-overhead"}, {"options": {"mode": "max-autotune", "tune": "off"}}],
+    ids=["mode", "options"],
+)
+def test_inductors_modes(how):
+    model = Blocks()
+    with torch.no_grad():
+        check_equal(model, torch.compile(model, backend="ksopt", **how), torch.randn(5, 32))
+    assert counters["ksopt"]["lowered"] == 1
+
+
+def frozen_layer():
+    layer = nn.Linear(32, 32)
+    with torch.no_grad():
+        layer.weight.copy_(torch.block_diag(*torch.randn(4, 8, 8)))
+    return layer.requires_grad_(False)
+
+
+def test_a_frozen_weight_is_watched(compiled_by_eager, caplog):
+    layer = frozen_layer()
+    compiled = torch.compile(layer, backend="ksopt")
+    x = torch.randn(5, 32)
+    check_equal(layer, compiled, x)
+    assert operators(compiled_by_eager) == [1]
+    layer.weight[0, 0] = 7.0  # inside the support
+    check_equal(layer, compiled, x)
+    assert "has left the pattern" not in caplog.text
+    layer.weight[0, 31] = 7.0  # outside
+    check_equal(layer, compiled, x)
+    assert "has left the pattern" in caplog.text
+    layer.weight[0, 31] = 0.0
+    check_equal(layer, compiled, x)
+    layer.weight.data[0, 31] = 3.0  # torch does not count this
+    ksopt.refresh()
+    check_equal(layer, compiled, x)
+
+
+def test_nearly_zero_counts_as_zero_on_request_only(compiled_by_eager):
+    layer = frozen_layer()
+    layer.weight[0, 31] = 1e-6
+    x = torch.randn(5, 32)
+    options = {"frozen_tolerance": 1e-4}
+    check_equal(layer, torch.compile(layer, backend="ksopt", options=options), x)
+    torch._dynamo.reset()
+    check_equal(layer, torch.compile(layer, backend="ksopt"), x)
+    torch._dynamo.reset()
+    layer.weight[0, 31] = 0.0
+    options = {"frozen_values": False}
+    check_equal(layer, torch.compile(layer, backend="ksopt", options=options), x)
+    assert operators(compiled_by_eager) == [1, 0, 0]
+
+
+def test_what_is_required_and_missing_fails_with_the_table(compiled_by_eager):
+    x = torch.randn(5, 32)
+    torch.compile(Blocks(), backend="ksopt", options={"require": "all"})(x)
+    dense = nn.Linear(32, 32)
+    torch.compile(dense, backend="ksopt", options={"require": "all"})(x)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="nothing is lowered"):
+        torch.compile(dense, backend="ksopt", options={"require": "any"})(x)
+    double = Blocks().double()
+    message = r"(?s)1 of 1 sites are not lowered.*einsum.*it computes in float64"
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+        torch.compile(double, backend="ksopt", options={"require": "all"})(x.double())
+
+
+def test_a_site_that_is_slower_is_kept(compiled_by_eager, monkeypatch):
+    from ksopt.compile.sites import Decision
+
+    def slower(site, device, tune):
+        return Decision(
+            False, "Measured 9.0 us, slower than 3.0 us under Inductor.", 9.0, 3.0, True
+        )
+
+    monkeypatch.setattr(backend, "decide", slower)
+    model = Blocks()
+    check_equal(model, torch.compile(model, backend="ksopt"), torch.randn(5, 32))
+    assert operators(compiled_by_eager) == [0]
+    (site,) = compiled_by_eager.reports[0].sites
+    assert (site.verdict.value, site.ksopt_us, site.unfused_us) == ("kept", 9.0, 3.0)
+    assert counters["ksopt"]["kept"] == 1
