@@ -10,11 +10,14 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace {
@@ -127,27 +130,37 @@ bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t elemen
          aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y);
 }
 
-// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout.
-Tensor launch(const Tensor& x_given, const Tensor& weight_given, int64_t plan_index) {
-  Plan plan = plan_at(plan_index);
-  // A transposed weight (every backward pass has one) is small beside x: laying it out anew keeps
-  // the fast kernel.
-  const bool lay_out = plan.fallback >= 0 && !weight_given.is_contiguous();
-  const Tensor weight = lay_out ? torch::stable::contiguous(weight_given) : weight_given;
-  const int64_t dims = x_given.dim();
-  const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
-  const Tensor x = one_stride(x_given, first, last) ? x_given : torch::stable::contiguous(x_given);
+// A new contiguous tensor of x's dtype and device. (The operator new_empty would go through the
+// dispatcher, boxed: a microsecond.)
+Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * (sizes[i] > 0 ? sizes[i] : 1);
+  int32_t dtype = 0, type = 0;
+  aoti_torch_get_dtype(x.get(), &dtype);
+  aoti_torch_get_device_type(x.get(), &type);
+  AtenTensorHandle made = nullptr;
+  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, type,
+                               x.get_device_index(), &made) != 0) {
+    // The operator says what is wrong (no memory, say) in the words and with the type that torch has.
+    return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()));
+  }
+  return Tensor(made);
+}
 
+// x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
+Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight) {
+  const int64_t dims = x.dim();
+  const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   std::vector<int64_t> sizes(static_cast<size_t>(dims));
   int64_t batch = 1;
   for (int64_t i = 0; i < dims; ++i) sizes[static_cast<size_t>(i)] = x.size(i);
   for (int64_t i = first; i < last; ++i) batch *= sizes[static_cast<size_t>(i)];
   sizes[static_cast<size_t>(plan.batch_last ? 0 : dims - 1)] = plan.out_features;
-  const torch::headeronly::IntHeaderOnlyArrayRef shape(sizes.data(), sizes.size());
 
   const int32_t device = x.get_device_index();
-  const torch::stable::accelerator::DeviceGuard guard(device);
-  Tensor y = torch::stable::new_empty(x, shape);
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+  Tensor y = empty_like_in(x, sizes);
   if (batch == 0) return y;
 
   Arguments arguments{};
@@ -175,6 +188,90 @@ Tensor launch(const Tensor& x_given, const Tensor& weight_given, int64_t plan_in
   return y;
 }
 
+// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout.
+Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index) {
+  const Plan plan = plan_at(plan_index);
+  // A transposed weight (every backward pass has one) is small beside x: laying it out anew keeps
+  // the fast kernel.
+  const bool lay_out = plan.fallback >= 0 && !weight.is_contiguous();
+  const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
+  return launch_plan(plan, one_stride(x, first, last) ? x : torch::stable::contiguous(x),
+                     lay_out ? torch::stable::contiguous(weight) : weight);
+}
+
+// What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device.
+using Situation = std::array<int64_t, 9>;
+struct SituationHash {
+  size_t operator()(const Situation& situation) const {
+    size_t hash = 0;
+    for (const int64_t value : situation) hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+  }
+};
+std::unordered_map<Situation, int64_t, SituationHash> known;
+std::shared_mutex known_mutex;
+
+// As ksopt.kernels.situation.bits_of counts: batches up to 2 to this power are one situation.
+int64_t bits_of(int64_t batch) {
+  int64_t bits = 0;
+  while (bits < 62 && batch > int64_t{1} << bits) ++bits;
+  return bits;
+}
+
+int32_t dtype_of(const Tensor& x) {
+  int32_t dtype = -1;
+  aoti_torch_get_dtype(x.get(), &dtype);
+  return dtype;
+}
+
+// Whether x's elements lie side by side and its rows (batch last: its features) begin at multiples of
+// 16 bytes: what ksopt.kernels.situation calls aligned.
+bool is_aligned(const Tensor& x, bool batch_last) {
+  const int64_t features = x.size(batch_last ? 0 : x.dim() - 1);
+  const int64_t row = batch_last ? x.numel() / (features > 0 ? features : 1) : features;
+  return x.is_contiguous() && aligned_16(x.const_data_ptr()) &&
+         row * static_cast<int64_t>(x.element_size()) % 16 == 0;
+}
+
+// y, if a plan is known for these operands and nothing about them is out of the ordinary; the caller
+// checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
+std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact) {
+  const int64_t dims = x.dim();
+  if (dims == 0 || weight.dim() != 4 || !weight.is_contiguous() || !is_aligned(x, batch_last)) {
+    return std::nullopt;
+  }
+  const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
+  const int64_t features = x.size(batch_last ? 0 : dims - 1);
+  const int32_t dtype = dtype_of(x), device = x.get_device_index();
+  if (features != a * c * d || features == 0 || dtype != dtype_of(weight) || device != weight.get_device_index()) {
+    return std::nullopt;
+  }
+  const int64_t batch = x.numel() / features;
+  if (batch == 0) return std::nullopt;
+  int64_t plan = -1;
+  {
+    const std::shared_lock lock(known_mutex);
+    const auto found = known.find({a, b, c, d, dtype, batch_last, exact, bits_of(batch), device});
+    if (found == known.end()) return std::nullopt;
+    plan = found->second;
+  }
+  return launch_plan(plan_at(plan), x, weight);
+}
+
+// Tells `launch_known` the plan for operands like these, if it takes such.
+void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, int64_t plan) {
+  if (!is_aligned(x, batch_last) || x.numel() == 0) return;
+  const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
+  const std::unique_lock lock(known_mutex);
+  known[{weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x), batch_last, exact,
+         bits_of(batch), x.get_device_index()}] = plan;
+}
+
+void forget() {
+  const std::unique_lock lock(known_mutex);
+  known.clear();
+}
+
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
 int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t threads,
                  int64_t shared_bytes, int64_t rows_per_tile, int64_t tiles_per_row_tile,
@@ -190,13 +287,21 @@ int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t 
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan) -> Tensor");
+  m.def("launch_known(Tensor x, Tensor weight, bool batch_last, bool exact) -> Tensor?");
+  m.def("know(Tensor x, Tensor weight, bool batch_last, bool exact, int plan) -> ()");
+  m.def("forget() -> ()");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }
+STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
+  m.impl("launch", TORCH_BOX(&launch));
+  m.impl("launch_known", TORCH_BOX(&launch_known));
+  m.impl("know", TORCH_BOX(&know));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
+  m.impl("forget", TORCH_BOX(&forget));
 }

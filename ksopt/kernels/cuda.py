@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from ksopt.kernels import choices, lanes32, measure, packed, situation, ways
 from ksopt.kernels.choices import Record
 from ksopt.kernels.decision import Accept, Choice, Decision, measured, rebuilt
 from ksopt.kernels.families import Machine
+from ksopt.kernels.launch import HostLauncher
 from ksopt.kernels.problem import Problem
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Pattern
@@ -38,6 +40,27 @@ _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, situation.Rows, int, int]
 _decisions: dict[_Key, Decision] = {}
 _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
 _timing = threading.Lock()
+# The host library's own table of decisions that are one kernel each, whose call costs no Python.
+_launch_known: Callable[..., Tensor | None] | None = None
+
+
+def run_known(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor | None:
+    """y, if the decision for such operands was taken and is one kernel; None otherwise.
+
+    Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
+    """
+    if _launch_known is None:
+        return None
+    exact = x.dtype != torch.float32 or lanes32.precise()
+    return _launch_known(x, weight, batch_last, exact)
+
+
+def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+    global _launch_known
+    call = decision.kept.call
+    if decision.kept is decision.changing and isinstance(call, HostLauncher):
+        call.tell_host(x, weight, x.dtype != torch.float32 or lanes32.precise())
+        _launch_known = torch.ops.ksopt_host.launch_known.default
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
@@ -76,6 +99,8 @@ def forget() -> None:
     _model.cache_clear()
     _rule.cache_clear()
     machine_of.cache_clear()
+    if _launch_known is not None:
+        torch.ops.ksopt_host.forget()
 
 
 def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, accept: Accept) -> Record:
@@ -99,6 +124,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, accept: A
         assert record is not None
         choices.save(identity, record)
         _decisions[_key_of(found, device)] = decision
+        _tell_host(decision, x, weight, batch_last)
     return record
 
 
@@ -156,6 +182,7 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
         if key not in _decisions:
             with torch.cuda.device(device):
                 _decisions[key] = _first(found, device, x, weight)
+                _tell_host(_decisions[key], x, weight, key[2])
         return _decisions[key]
     finally:
         _timing.release()

@@ -43,7 +43,7 @@ def prepare(
     kernel = driver.load_kernel(code, name, geometry.shared_bytes, device)
     if host.load() is not None:
         return _PythonLauncher(problem, geometry, kernel, fallback)
-    return _HostLauncher(problem, geometry, kernel, fallback)
+    return HostLauncher(problem, geometry, kernel, fallback)
 
 
 class Launcher(abc.ABC):
@@ -62,7 +62,7 @@ class Launcher(abc.ABC):
         """x: (*batch, N) or (N, *batch); weight: (a, b, c, d)."""
 
 
-class _HostLauncher(Launcher):
+class HostLauncher(Launcher):
     """Through csrc/host/launcher.cpp."""
 
     def __init__(
@@ -81,11 +81,15 @@ class _HostLauncher(Launcher):
             geometry.tiles_per_row_tile,
             geometry.max_blocks,
             geometry.early,
-            fallback.plan if isinstance(fallback, _HostLauncher) else -1,
+            fallback.plan if isinstance(fallback, HostLauncher) else -1,
         )
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._launch(x, weight, self.plan)
+
+    def tell_host(self, x: Tensor, weight: Tensor, exact: bool) -> None:
+        """Let the host library's ``launch_known`` take this launcher for operands like these."""
+        torch.ops.ksopt_host.know(x, weight, self.problem.batch_last, exact, self.plan)
 
 
 class _Arguments(ctypes.Structure):

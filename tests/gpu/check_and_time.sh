@@ -62,6 +62,7 @@ if [ "$failed" -ne 0 ]; then
   echo "nothing is timed: a wrong kernel has no speed"
   exit 1
 fi
+step host-time 60 "$python" tests/gpu/host_time.py
 step tiles 150 "$python" -m ksopt.bench.tiles lanes16 --tiles 20 --out "$out/tiles.csv"
 for layout in batch_first batch_last; do
   step "bench-$layout" 150 "$python" -m ksopt bench kernels --patterns sample:12 --dtype float16 --layout "$layout" \
