@@ -15,6 +15,7 @@ from typing import NoReturn
 import ksopt
 from ksopt import tune_command
 from ksopt.bench import command as bench_command
+from ksopt.compile import command as explain_command
 from ksopt.conversion import command as convert_command
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search import listing_command as space_command
@@ -135,6 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     text = "Count and list the chains that a search of a layer chooses from."
     command = _add_command(commands, "space", space_command.run, text, space_command.EPILOG)
     space_command.add_arguments(command)
+    command = _add_command(
+        commands, "explain", explain_command.run, explain_command.SUMMARY, explain_command.EPILOG
+    )
+    explain_command.add_arguments(command)
     text = "Replace the linear layers of a trained model by chains, and say how near they come."
     command = _add_command(commands, "convert", convert_command.run, text, convert_command.EPILOG)
     convert_command.add_arguments(command)

@@ -5,7 +5,6 @@ Nothing in it is a weight's value, so it can be attached to a bug report.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,8 +246,3 @@ def _end_to_end(
             device or torch.device("cpu"),
         )
     return EndToEnd(found["inductor"], found["ksopt"])
-
-
-def dumps(explanation: Explanation) -> str:
-    """The JSON text of an explanation."""
-    return json.dumps(explanation.to_json(), indent=2) + "\n"

@@ -84,7 +84,7 @@ def run(given: argparse.Namespace) -> int:
     plan = Plan.read(given.plan)
     if given.out is not None:
         check_new_folder(Path(given.out))
-    model = _build(given.model, sys.stderr)
+    model = build_model(given.model, sys.stderr)
     return _dry_run(model, plan, given) if given.dry_run else _convert(model, plan, given)
 
 
@@ -147,8 +147,8 @@ def _print_dense(dense: dict[str, str], stream: TextIO) -> None:
         print(f"{name} stays dense: {reason}", file=stream)
 
 
-def _build(text: str, stream: TextIO) -> nn.Module:
-    """The model that MODULE:FACTORY names."""
+def build_model(text: str, stream: TextIO) -> nn.Module:
+    """The model that MODULE:FACTORY names; ``stream`` is told that its code runs."""
     from torch import nn
 
     module_name, _, factory_name = text.partition(":")

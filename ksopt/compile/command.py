@@ -1,0 +1,136 @@
+"""``ksopt explain``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ksopt.errors import InvalidInputError
+from ksopt.files import write_whole
+
+if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
+    import torch
+
+    from ksopt.compile.explain import Explanation
+
+SUMMARY = "Say which products of a model torch.compile(backend='ksopt') lowers, and why not others."
+EPILOG = """\
+inputs:
+  --input SHAPE or SHAPE:DTYPE for each argument of the model, such as 128x197x384 or 8x1024:int64;
+  floating point is random, integers are zeros. Take as many rows as the model will see: what is
+  faster depends on them.
+
+MODULE is imported, from the current folder too, and FACTORY is called without arguments; it returns
+the model, which runs once, uncompiled. (--time compiles it twice, and runs it.)
+
+the columns:
+  rows         that the chain multiplies
+  us           by ksopt's operator, microseconds; ~ marks a prediction
+  Inductor us  the same as batched products under Inductor
+  then         what follows and could be computed with it: bias, activation, residual
+  decision     lowered, kept (it is slower), or not recognised
+
+examples:
+  ksopt explain mymodel:build --input 128x197x384 --dtype bfloat16 --device cuda
+  ksopt explain mymodel:build --input 8x1024:int64 --out explained.md
+  ksopt explain mymodel:build --input 128x197x384 --tune measure --time
+
+exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
+"""
+_DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    command.add_argument("model", metavar="MODULE:FACTORY", help="what builds the model")
+    how = command.add_argument_group("how it is called").add_argument
+    how("--input", required=True, nargs="+", metavar="SHAPE[:DTYPE]", help="see below")
+    how("--dtype", default="float32", help="of the model: float32 (default), float16 or bfloat16")
+    how("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    how("--train", action="store_true", help="in training mode, with gradients")
+    how("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
+    ask = command.add_argument_group("what is asked").add_argument
+    ask("--tune", help="how it is decided what is faster: model, measure or off")
+    ask("--time", action="store_true", help="compile the model both ways, and time a call of each")
+    ask("--out", metavar="FILE", help="write it to a .md or .json file, too")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Explain, print, and write if asked."""
+    import torch
+
+    from ksopt.compile.explain import explain
+    from ksopt.conversion.command import build_model
+
+    if given.dtype not in ("float32", "float16", "bfloat16"):
+        raise InvalidInputError(f"--dtype {given.dtype!r}: it must be float32, float16 or bfloat16")
+    out = _checked_out(given.out)
+    device = _checked_device(given.device)
+    inputs = [_tensor(text, given.dtype, device) for text in given.input]
+    model = build_model(given.model, sys.stderr)
+    model = model.to(device=device, dtype=getattr(torch, given.dtype)).train(given.train)
+    with torch.set_grad_enabled(given.train):
+        found = explain(
+            model,
+            *inputs,
+            tune=given.tune,
+            dynamic=True if given.dynamic else None,
+            timed=given.time,
+        )
+    if out is not None:
+        write_whole(out, _text(found, out))
+    if given.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        found.print()
+    return 0
+
+
+def _tensor(text: str, dtype: str, device: torch.device) -> Any:
+    """The input that SHAPE or SHAPE:DTYPE names."""
+    import torch
+
+    shape, colon, name = text.partition(":")
+    name = name if colon else dtype
+    sizes = shape.split("x")
+    if not all(size.isdecimal() for size in sizes) or name not in _DTYPES:
+        raise InvalidInputError(
+            f"--input {text!r}: write sizes with x between them, such as 128x197x384, and a dtype "
+            f"of {', '.join(_DTYPES)} behind a colon if it is not the model's"
+        )
+    kind, numbers = getattr(torch, name), [int(size) for size in sizes]
+    if kind.is_floating_point:
+        return torch.randn(numbers, device=device).to(kind)
+    return torch.zeros(numbers, dtype=kind, device=device)
+
+
+def _checked_device(text: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise InvalidInputError(f"--device {text!r}: write cpu, cuda, cuda:1, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInputError(f"--device {text}: torch {torch.__version__} sees no CUDA device")
+    return device
+
+
+def _checked_out(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix not in (".md", ".json"):
+        raise InvalidInputError(f"--out {text}: the file's name must end in .md or .json")
+    if not path.parent.is_dir():
+        raise InvalidInputError(f"--out {text}: there is no folder {path.parent}")
+    return path
+
+
+def _text(found: Explanation, path: Path) -> str:
+    if path.suffix == ".json":
+        return json.dumps(found.to_json(), indent=2) + "\n"
+    return f"# What ksopt lowers\n\n{found.markdown()}"

@@ -1,0 +1,137 @@
+"""What the backend says about a model: the table, its files, the command."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ksopt
+from ksopt import cli
+from ksopt.compile.sites import Report, Site, Verdict
+from ksopt.errors import InvalidInputError
+
+
+class Mixed(nn.Module):
+    """One site of each verdict but kept, and a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Parameter(torch.randn(4, 8, 8) / 3)
+        self.bias = nn.Parameter(torch.randn(32))
+        self.dense = nn.Linear(32, 32)
+        self.precise = nn.Parameter(torch.randn(4, 8, 8, dtype=torch.float64) / 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        y = torch.einsum("bgi,goi->bgo", x.view(-1, 4, 8), self.blocks).flatten(1)
+        y = F.gelu(y + self.bias, approximate="tanh") + x
+        z = torch.einsum("bgi,goi->bgo", self.dense(y).double().view(-1, 4, 8), self.precise)
+        return z.flatten(1) + torch.rand(())
+
+
+def test_it_tells_lowered_from_not_recognised_and_why():
+    model, x = Mixed(), torch.randn(6, 32)
+    state = torch.get_rng_state()
+    found = ksopt.explain(model, x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.calls == 0
+    lowered, missed = found.sites
+    assert lowered.verdict is Verdict.LOWERED
+    assert (str(lowered.chain), lowered.batch, lowered.dtype) == ("(4,8,8,1)", 6, "float32")
+    assert lowered.epilogue == ("bias", "gelu_tanh", "residual")
+    assert lowered.flops == 2 * 6 * 4 * 8 * 8
+    assert lowered.place.file == __file__
+    assert "self.blocks" in lowered.place.code
+    assert missed.verdict is Verdict.MISSED
+    assert missed.reason.startswith("At node ")
+    assert "float64" in missed.reason
+    # Linear flops: two block-diagonal layers of 4 * 8 * 8 weights, a dense one of 32 * 32.
+    assert found.report.linear_flops == 2 * 6 * (256 + 256 + 1024)
+    assert found.report.covered == pytest.approx(256 / 1536)
+
+
+def test_a_dynamic_batch_is_counted_as_it_is_at_hand():
+    found = ksopt.explain(Mixed(), torch.randn(6, 32), dynamic=True)
+    assert found.sites[0].batch == 6
+    assert found.report.linear_flops == 2 * 6 * (256 + 256 + 1024)
+
+
+def test_markdown_and_json_hold_the_same_and_no_weight():
+    model = Mixed()
+    with torch.no_grad():
+        model.blocks.fill_(0.123456)
+    found = ksopt.explain(model, torch.randn(6, 32))
+    text = found.markdown()
+    values = json.loads(json.dumps(found.to_json()))
+    assert [site["verdict"] for site in values["sites"]] == ["lowered", "not recognised"]
+    for site in found.sites:
+        assert site.reason in text
+    assert str(found).count("test_explain.py:") == 2
+    assert "0.1234" not in text + json.dumps(values) + str(found)
+
+
+def test_times_of_the_whole_model_when_asked():
+    model = nn.Conv1d(8, 8, 1, groups=2)
+    found = ksopt.explain(model, torch.randn(3, 8, 5), timed=True)
+    assert found.end_to_end is not None
+    assert min(found.end_to_end.inductor_us, found.end_to_end.ksopt_us) > 0
+    assert "One call takes" in str(found)
+
+
+def test_wrong_arguments_are_refused_in_words():
+    with pytest.raises(InvalidInputError, match="options\\['tune'\\] is 'fast'"):
+        ksopt.explain(nn.Linear(2, 2), torch.ones(1, 2), tune="fast")
+
+
+def test_a_report_without_products_covers_nothing():
+    report = Report()
+    report.add(Report(sites=[Site("n", ksopt_place(), "mm", Verdict.KEPT, "")], graphs=1))
+    assert (report.covered, report.count(Verdict.KEPT), report.graphs) == (0.0, 1, 1)
+
+
+def ksopt_place():
+    from ksopt.compile.sites import Place
+
+    return Place()
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    (tmp_path / "explained_model.py").write_text(
+        "import torch\ndef build():\n    return torch.nn.Conv1d(8, 8, 1, groups=2)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_prints_and_writes(in_folder, capsys):
+    arguments = ["explain", "explained_model:build", "--input", "3x8x5"]
+    assert cli.main([*arguments, "--out", "e.md"]) == 0
+    said = capsys.readouterr().out
+    assert "(2,4,4,1)" in said
+    assert "1 lowered" in said
+    assert "| (2,4,4,1) |" in (in_folder / "e.md").read_text(encoding="utf-8")
+    assert cli.main([*arguments, "--json", "--train", "--dynamic", "--tune", "off"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["sites"][0]["chain"] == "(2,4,4,1)"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--input", "3y8"], "write sizes with x between them"),
+        (["--input", "3x8:complex64"], "write sizes with x between them"),
+        (["--input", "3x8x5", "--dtype", "int8"], "it must be float32, float16 or bfloat16"),
+        (["--input", "3x8x5", "--out", "e.txt"], "must end in .md or .json"),
+        (["--input", "3x8x5", "--out", "no/e.md"], "there is no folder no"),
+        (["--input", "3x8x5", "--device", "gpu"], "write cpu, cuda, cuda:1"),
+        (["--input", "3x8x5", "--tune", "fast"], "it must be one of model, measure, off"),
+    ],
+)
+def test_the_command_refuses_in_words(more, message, in_folder, capsys):
+    assert cli.main(["explain", "explained_model:build", *more]) == 2
+    assert message in capsys.readouterr().err
