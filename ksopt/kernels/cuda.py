@@ -1,11 +1,11 @@
 """The product on a CUDA device: the fastest of ksopt's kernels and PyTorch's own ways.
 
 With ``KSOPT_TUNE=measure``, the default, the first product of a situation (pattern, dtype, layout,
-precision, alignment, batch to the next power of two) times the ways that the cost models rank best
-against PyTorch's, on the operands at hand; so nothing is slower than PyTorch by more than the noise
-of a few runs. It takes `measure.BUDGET_S` seconds and the compilation of at most `families.TILES`
-kernels. What was chosen is kept on disk (choices.py): the next process, or another one that waits
-for this, takes it without timing.
+precision, alignment, batch to the next power of two) compares the kernels that the cost models rank
+best with float64 and times them against PyTorch's ways, on the operands at hand; so nothing is
+wrong, or slower than PyTorch by more than the noise of a few runs. It takes `measure.BUDGET_S`
+seconds and the compilation of at most `families.TILES` kernels. What was chosen is kept on disk
+(choices.py): the next process, or another one that waits for this, takes it without timing.
 
 Each way whose weight is prepared is timed with the preparation and without it, which makes two
 choices: one for weights that are prepared once (packed.py) and one for weights that change.
@@ -28,8 +28,9 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import choices, lanes32, measure, packed, situation, ways
+from ksopt.kernels.check import Check
 from ksopt.kernels.choices import Record
-from ksopt.kernels.decision import Accept, Choice, Decision, measured, rebuilt
+from ksopt.kernels.decision import Choice, Decision, measured, rebuilt
 from ksopt.kernels.families import Machine
 from ksopt.kernels.launch import HostLauncher
 from ksopt.kernels.problem import Problem
@@ -103,13 +104,12 @@ def forget() -> None:
         torch.ops.ksopt_host.forget()
 
 
-def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, accept: Accept) -> Record:
+def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
     """Measure for these operands even if a choice exists; keep it here and on disk.
 
     Args:
         x, weight, batch_last: as for `run`.
         budget_s: seconds for the timing of the ways; compilation comes on top.
-        accept: says what is wrong with a result, or None; a way with a wrong result is not timed.
 
     Raises:
         UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
@@ -119,7 +119,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, accept: A
     identity = choices.cuda_machine(device)
     with _timing, choices.alone(identity, found), torch.cuda.device(device):
         previous = choices.load(identity, found)
-        decision = measured(found, x, weight, machine_of(device), budget_s, previous, accept)
+        decision = _measured(found, device, x, weight, budget_s, previous)
         record = decision.kept.record
         assert record is not None
         choices.save(identity, record)
@@ -190,19 +190,32 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
 
 def _first(found: Situation, device: int, x: Tensor, weight: Tensor) -> Decision:
     """What is recorded; else measure, if no other process does so while this one waits."""
-    identity, machine = identity_of(device), machine_of(device)
+    identity = identity_of(device)
     if identity is None:
-        return measured(found, x, weight, machine, measure.BUDGET_S)
+        return _measured(found, device, x, weight)
     decision = _recorded(found, device)
     if decision is not None:
         return decision
     with choices.alone(identity, found):
         decision = _recorded(found, device)
         if decision is None:
-            decision = measured(found, x, weight, machine, measure.BUDGET_S)
+            decision = _measured(found, device, x, weight)
             assert decision.kept.record is not None
             choices.save(identity, decision.kept.record)
     return decision
+
+
+def _measured(
+    found: Situation,
+    device: int,
+    x: Tensor,
+    weight: Tensor,
+    budget_s: float = measure.BUDGET_S,
+    previous: Record | None = None,
+) -> Decision:
+    with torch.no_grad():
+        check = Check(x.detach(), weight.detach(), found.problem.batch_last)
+    return measured(found, x, weight, machine_of(device), budget_s, check, previous)
 
 
 def _recorded(found: Situation, device: int) -> Decision | None:

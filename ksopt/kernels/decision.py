@@ -64,8 +64,8 @@ def measured(
     weight: Tensor,
     machine: Machine | None,
     budget_s: float,
+    accept: Accept,
     previous: Record | None = None,
-    accept: Accept | None = None,
 ) -> Decision:
     """Build and time the ways that are worth it.
 
@@ -75,8 +75,9 @@ def measured(
         weight: (a, b, c, d).
         machine: the device; None where its driver cannot be asked.
         budget_s: seconds for the timing; compilation comes on top.
+        accept: says what is wrong with a result, or None; a kernel with a wrong result is not
+            timed and cannot be chosen.
         previous: what was recorded before: its choice stays where it is not beaten.
-        accept: says what is wrong with a result, or None; a way with a wrong result is not timed.
 
     Raises:
         UnavailableError: no way could be built and run.
@@ -86,8 +87,7 @@ def measured(
     # A copy, whose prepared forms go with it; an ordinary one, also where the weight is not.
     with torch.inference_mode(False), torch.no_grad():
         copy = weight.detach().clone()
-    if accept is not None:
-        built = [(way, call) for way, call in built if _is_right(way, call, x, copy, accept)]
+    built = [(way, call) for way, call in built if _is_right(way, call, x, copy, accept)]
     entries = [
         _Entry(way, call, weight_is, x, copy)
         for way, call in built
@@ -139,12 +139,13 @@ def _rows(found: Situation, x: Tensor) -> int:
 
 
 def _is_right(way: Way, call: Call, x: Tensor, weight: Tensor, accept: Accept) -> bool:
+    if way.is_pytorch:  # the last resort, and the measure of what is right
+        return True
     try:
-        wrong = accept(call(x, weight))
-    except torch.OutOfMemoryError:
-        return False
-    except RuntimeError as error:
-        wrong = f"it cannot run here: {error}"
+        y = call(x, weight)
+    except RuntimeError:  # no memory, too many registers: the race says so
+        return True
+    wrong = accept(y)
     if wrong is not None:
         ways.warn_once(f"{way.label} for {way.problem.pattern} is left out: {wrong}")
     return wrong is None

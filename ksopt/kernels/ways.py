@@ -55,6 +55,11 @@ class Way:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
 
     @property
+    def is_pytorch(self) -> bool:
+        """Whether it is one of PyTorch's own."""
+        return self.tile is None and self.name != GENERAL
+
+    @property
     def prepares(self) -> bool:
         """Whether the weight is prepared before the product."""
         if self.tile is not None:

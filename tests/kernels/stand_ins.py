@@ -47,6 +47,7 @@ class Device:
     Attributes:
         ms: of every way by name; a family's tiles take theirs in the order of their ranks.
         preparing_ms: what preparing the weight adds.
+        faults: what is wrong with the result of a way by its name, a family's with the tile's rank.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class Device:
             "bmm_loop": 8.0,
         }
         self.preparing_ms: dict[str, float] = {}
+        self.faults: dict[str, str] = {}
         self.ranks: dict[str, list[Any]] = {}
 
     def tile(self, tile):
@@ -95,6 +97,7 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: H200))
     monkeypatch.setattr(choices, "cuda_machine", lambda _: dict(IDENTITY))
+    monkeypatch.setattr(cuda, "Check", lambda *_: lambda y: device.faults.get(y))
     monkeypatch.setattr(measure, "_overwriter", lambda _: (lambda: None, 1.0))
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
     monkeypatch.setattr(ways, "_COMPILERS", 1)

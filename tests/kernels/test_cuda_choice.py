@@ -48,6 +48,13 @@ def test_the_fastest_is_taken_and_kept(device):
     assert choice.source == "measured"
 
 
+def test_a_kernel_with_a_wrong_result_cannot_be_chosen(device):
+    device.ms["lanes16"] = [1.0, 2.0]
+    device.faults["lanes16 0"] = "its result is wrong (by a stand-in)"
+    with pytest.warns(RuntimeWarning, match=r"is left out: its result is wrong \(by a stand-in\)"):
+        assert cuda.run(*operands(), False) == "lanes16 1"
+
+
 def test_pytorch_is_taken_where_it_is_faster(device):
     device.ms["bmm"] = 0.5
     assert cuda.run(*operands(), False) == "bmm"
@@ -63,7 +70,7 @@ def test_what_was_not_told_apart_goes_to_the_simpler_way(device):
 
 def test_what_is_hopeless_is_timed_once(device):
     cuda.run(*operands(), False)
-    assert device.clock.calls.count("general") == 3  # two warm it up, one drops it
+    assert device.clock.calls.count("general") == 4  # one is compared, two warm it up, one drops it
     assert device.clock.calls.count("lanes16 0") > 5
 
 
@@ -260,14 +267,17 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
     assert "bmm" in device.clock.calls
 
 
-def tuned(wrong=()):
-    record = cuda.tune(*operands(), False, 0.1, lambda y: "it is wrong" if y in wrong else None)
-    return record.chosen(changing=False).way
+def tuned():
+    x, weight = operands()
+    record = cuda.tune(x, weight, False, 0.5)
+    return record.timed[record.kept].way
 
 
 def test_tune_does_not_time_what_is_wrong(device):
+    device.faults = {f"lanes16 {rank}": "it is wrong" for rank in range(8)}
+    device.faults["bmm"] = "PyTorch is what the others are measured by"
     with pytest.warns(RuntimeWarning, match=r"lanes16\(.* is left out: it is wrong"):
-        assert tuned(wrong={f"lanes16 {rank}" for rank in range(8)}) == "bmm"
+        assert tuned() == "bmm"
     assert device.clock.calls.count("lanes16 0") == 1
 
 
