@@ -93,6 +93,8 @@ def _search(given: argparse.Namespace) -> int:
         out=given.out,
         min_rank=given.min_rank,
         min_use=given.min_use,
+        weights=given.weights,
+        max_error=given.max_error,
     )
     from ksopt.search import for_terminal, print_result, run_search, to_json
 
@@ -216,6 +218,19 @@ def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:
         default=SearchRequest.max_factors,
         metavar="MOST",
         help="most factors, 1 to 3 (%(default)s)",
+    )
+
+    trained = command.add_argument_group("a trained layer").add_argument
+    trained(
+        "--weights",
+        metavar="FILE[:NAME]",
+        help="its weight (.safetensors): how near each chain comes to it is reported",
+    )
+    trained(
+        "--max-error",
+        type=_number,
+        metavar="SHARE",
+        help="most relative error to it that a recommended chain may have (no limit)",
     )
 
     effort = command.add_argument_group("the search").add_argument

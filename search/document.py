@@ -147,6 +147,13 @@ def _method(result: SearchResult) -> Section:
         "weights as moved once; on a CPU, whose caches keep what passes from factor to factor, "
         "efficiency can exceed 1.",
     ]
+    if request.weights is not None:
+        most = "" if request.max_error is None else f" of at most {request.max_error:g}"
+        paragraphs.append(
+            f"Each chain's nearest product to the weights of {request.weights} was found "
+            "(ksopt.project); the weight error is ||W - W'|| / ||W|| in the Frobenius norm."
+            + (f" Only chains with an error{most} are recommended." if most else "")
+        )
     if len(result.runs) > 1:
         timed = " Finalists and the dense layer were timed anew, in this one."
         paragraphs.append(

@@ -15,6 +15,7 @@ from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
 from ksopt.pattern import Chain
 from ksopt.reference import chain_reference
+from ksopt.search.given import GivenWeights
 from ksopt.search.request import SearchRequest
 
 DENSE = "dense"
@@ -39,12 +40,14 @@ class Outcome:
         dense: The dense layer's.
         error: Relative error (Frobenius norm) of the chain's product against float64.
         error_pytorch: The same of PyTorch's einsum in the chain's dtype.
+        weight_error: How far the nearest product is from the given weights; None without them.
     """
 
     latency: Measurement
     dense: Measurement
     error: float
     error_pytorch: float
+    weight_error: float | None
 
 
 class Objective:
@@ -56,13 +59,17 @@ class Objective:
     Args:
         request: What to measure, with ``batch`` set.
         device: Where.
+        given: The trained weights to come near to, if any.
     """
 
-    def __init__(self, request: SearchRequest, device: torch.device) -> None:
+    def __init__(
+        self, request: SearchRequest, device: torch.device, given: GivenWeights | None = None
+    ) -> None:
         assert request.batch is not None
         self._request = request
         self._batch = request.batch
         self._device = device
+        self._given = given
         self._dtype: torch.dtype = getattr(torch, request.dtype)
         self._generator = torch.Generator(device=device).manual_seed(request.seed)
 
@@ -76,7 +83,8 @@ class Objective:
         x, weights = self._input(), self._weights(chain)
         error, error_pytorch = self._check(x, weights)
         found = self._time({str(chain): self._call(x, weights)}, x, _TRIAL_SECONDS, min_repeats=10)
-        return Outcome(found[str(chain)], found[DENSE], error, error_pytorch)
+        weight_error = None if self._given is None else self._given.error(chain)
+        return Outcome(found[str(chain)], found[DENSE], error, error_pytorch, weight_error)
 
     def final(self, chains: Sequence[Chain]) -> dict[str, Measurement]:
         """Time chains against each other and the dense layer, all in turns.

@@ -16,12 +16,17 @@ _FINALISTS_PER_STEP = 3
 _BUSY_NOISE = 0.5
 
 
-def elect(trials: Sequence[TrialRecord], steps: Sequence[Step]) -> list[TrialRecord]:
+def elect(
+    trials: Sequence[TrialRecord], steps: Sequence[Step], max_error: float | None = None
+) -> list[TrialRecord]:
     """The trials whose chains go into the final: of each step the three best and the largest rho.
 
+    With ``max_error`` only those count that come at least so near to the given weights.
     They are ranked by their latency over the dense layer's, measured in turns within the trial, so
     that trials of different runs and different moods of the machine can be compared.
     """
+    if max_error is not None:
+        trials = [t for t in trials if t.weight_error is not None and t.weight_error <= max_error]
     chosen: dict[int, TrialRecord] = {}
     for step in steps:
         for trial in [*_ranked(trials, step)[:_FINALISTS_PER_STEP], *_heuristic(trials, step)]:
@@ -41,14 +46,24 @@ def finalists(
         assert latency is not None
         assert dense is not None
         found.append(
-            Finalist(trial.facts, latency, dense, trial.number, trial.origin, final is not None)
+            Finalist(
+                trial.facts,
+                latency,
+                dense,
+                trial.number,
+                trial.origin,
+                retimed=final is not None,
+                weight_error=trial.weight_error,
+            )
         )
     return tuple(sorted(found, key=lambda f: f.latency.median_us if f.retimed else f.ratio))
 
 
-def recommend(space: Space, standing: Sequence[Finalist]) -> tuple[Recommendation, ...]:
+def recommend(
+    space: Space, standing: Sequence[Finalist], max_error: float | None = None
+) -> tuple[Recommendation, ...]:
     """One recommendation for each step, unmet ones too, in rising order."""
-    answers = [_for_step(step, standing) for step in space.steps]
+    answers = [_for_step(step, standing, max_error) for step in space.steps]
     answers += [_unmet(budget, space) for budget in space.unmet]
     return tuple(sorted(answers, key=lambda answer: answer.budget.parameters))
 
@@ -72,10 +87,15 @@ def _unmet(budget: Budget, space: Space) -> Recommendation:
     return Recommendation(budget, 0, Verdict.UNMET, None, (), None, sentence)
 
 
-def _for_step(step: Step, standing: Sequence[Finalist]) -> Recommendation:
+def _for_step(step: Step, standing: Sequence[Finalist], max_error: float | None) -> Recommendation:
     inside = [f for f in standing if step.holds(f.facts.nnz)]
     if not inside:
         sentence = f"No chain for the budget of {step.budget.text} was measured."
+        if max_error is not None:
+            sentence = (
+                f"No measured chain for the budget of {step.budget.text} comes within a relative "
+                f"error of {max_error:g} of the given weights."
+            )
         return Recommendation(step.budget, step.least, Verdict.UNKNOWN, None, (), None, sentence)
     # In a final all were timed together; without one, only ratios to dense can be compared.
     chosen = min(inside, key=lambda f: f.latency.median_us if f.retimed else f.ratio)
@@ -122,6 +142,11 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
             f"{budget}, no chain is measurably faster than the dense layer: the fastest, {named}, "
             f"is within noise of it, {evidence}. Keep the dense layer, unless fewer weights are "
             "worth having by themselves."
+        )
+    if chosen.weight_error is not None:
+        text += (
+            f" The nearest product of that chain has a relative error of {chosen.weight_error:.3f} "
+            "to the given weights."
         )
     if step.least < step.asked:
         text += (

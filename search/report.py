@@ -73,6 +73,8 @@ def to_json(result: SearchResult) -> str:
             "trials": request.trials,
             "timeout_s": request.timeout_s,
             "seed": request.seed,
+            "weights": request.weights,
+            "max_error": request.max_error,
         },
         "recommendations": [_answer(answer) for answer in result.recommendations],
         "finalists": [_finalist(finalist) for finalist in result.finalists],
@@ -141,7 +143,13 @@ def answers_table(result: SearchResult) -> Table:
 def finalists_table(result: SearchResult) -> Table:
     """Every finalist, and what chose it."""
     rows = [[*_finalist_cells(f), f.origin] for f in result.finalists]
-    return tables.of((*_FINALIST_HEADS, "chosen by"), rows)
+    heads = [*_FINALIST_HEADS, "chosen by"]
+    if any(finalist.weight_error is not None for finalist in result.finalists):
+        heads.append(">weight error")
+        for row, finalist in zip(rows, result.finalists, strict=True):
+            error = finalist.weight_error
+            row.append("" if error is None else f"{error:.3f}")
+    return tables.of(heads, rows)
 
 
 def trials_table(trials: list[TrialRecord]) -> Table:
@@ -234,6 +242,7 @@ def _finalist(finalist: Finalist) -> dict[str, Any]:
         "trial": finalist.trial,
         "origin": finalist.origin,
         "retimed": finalist.retimed,
+        "weight_error": finalist.weight_error,
     }
 
 
@@ -260,6 +269,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "dense": _timing(trial.dense),
         "latency_over_dense": trial.ratio,
         "error": trial.error,
+        "weight_error": trial.weight_error,
         "reason": trial.reason,
     }
 
@@ -281,6 +291,7 @@ _CSV_COLUMNS = [
     *(f"dense_{field.name}" for field in fields(Measurement)),
     "latency_over_dense",
     "error",
+    "weight_error",
     "reason",
 ]
 

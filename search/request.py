@@ -154,6 +154,10 @@ class SearchRequest:
             chain is a bottleneck that the dense layer was not.
         min_use: Least share, 0 to 1, of a step's budget that its chain must use. Without it the
             smallest chain, which is nearly always the fastest, would be the answer to every step.
+        weights: A .safetensors file (or one of torch.save) with the layer's trained weight, and
+            after a colon the tensor's name if more than one has the layer's shape: how near each
+            chain comes to it is then reported.
+        max_error: Most relative error of those weights that a recommended chain may have.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
@@ -177,6 +181,8 @@ class SearchRequest:
     out: Path | str | None = None
     min_rank: int | None = None
     min_use: float = 0.5
+    weights: str | None = None
+    max_error: float | None = None
     steps: tuple[Budget, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -213,6 +219,13 @@ class SearchRequest:
             raise InvalidInputError(
                 f"timeout {self.timeout_s!r}: give seconds, more than 0, or leave it out"
             )
+        if self.max_error is not None:
+            if self.weights is None:
+                raise InvalidInputError(
+                    f"max_error {self.max_error!r} needs weights: without them there is no error"
+                )
+            if not 0 <= self.max_error < math.inf:
+                raise InvalidInputError(f"max_error {self.max_error!r}: give a number from 0")
         object.__setattr__(self, "dims", dims)
         object.__setattr__(self, "budgets", budgets)
         object.__setattr__(self, "dtype", DTYPES[self.dtype])
@@ -250,6 +263,8 @@ class SearchRequest:
             "factors": self.max_factors,
             "min-rank": self.rank,
             "min-use": f"{self.min_use:g}",
+            "weights": None if self.weights is None else shlex.quote(self.weights),
+            "max-error": None if self.max_error is None else f"{self.max_error:g}",
             "trials": self.trials,
             "timeout": None if self.timeout_s is None else f"{self.timeout_s:g}",
             "seed": self.seed,

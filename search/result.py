@@ -49,6 +49,8 @@ class TrialRecord:
         error: Relative error of its product against float64; None if not measured.
         reason: Why it failed; None if it did not.
         run: Which run of the study measured it, from 1.
+        weight_error: Relative error (Frobenius norm) of the nearest product to the given weights;
+            None if none were given.
     """
 
     number: int
@@ -60,6 +62,7 @@ class TrialRecord:
     error: float | None
     reason: str | None
     run: int
+    weight_error: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -80,6 +83,7 @@ class Finalist:
         trial: Number of the trial that found it.
         origin: What chose it then.
         retimed: Whether both times come from the final, in which all finalists took turns.
+        weight_error: As in its trial.
     """
 
     facts: ChainFacts
@@ -88,6 +92,7 @@ class Finalist:
     trial: int
     origin: str
     retimed: bool
+    weight_error: float | None = None
 
     @property
     def ratio(self) -> float:

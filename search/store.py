@@ -55,8 +55,10 @@ def folder(request: SearchRequest) -> Iterator[Path]:
         yield request.out
 
 
-def open_study(request: SearchRequest, device: DeviceRecord) -> optuna.Study:
-    """The study of a request, new or resumed.
+def open_study(
+    request: SearchRequest, device: DeviceRecord, weights: str | None = None
+) -> optuna.Study:
+    """The study of a request, new or resumed; ``weights`` tells given weights from others.
 
     Raises:
         InvalidInputError: The storage cannot be used, or holds a study of something else; the
@@ -82,7 +84,7 @@ def open_study(request: SearchRequest, device: DeviceRecord) -> optuna.Study:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study.set_metric_names(["latency_us", "parameters"])
-    _refuse_another_study(study, _identity(request, device))
+    _refuse_another_study(study, _identity(request, device) | {"weights": weights})
     return study
 
 
@@ -161,6 +163,7 @@ def _record(trial: FrozenTrial, chain: Chain, roofline: Roofline, batch: int) ->
         error=attrs.get("error"),
         reason=None if state == "complete" else attrs.get("reason", LOST),
         run=attrs.get("run", 1),
+        weight_error=attrs.get("weight_error"),
     )
 
 

@@ -18,6 +18,7 @@ from ksopt.bench.timing import Measurement
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import priors, recommend, report, sampler, store, words
+from ksopt.search.given import GivenWeights
 from ksopt.search.objective import Objective
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.request import SearchRequest
@@ -76,18 +77,19 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     )
     request = replace(request, out=request.out or _default_folder(request))
     record = devices.record(device)
+    given = GivenWeights.of(request, device)
     progress.note(f"listing the chains of {words.layer(request.size)} within the budget")
     space = build(request)
     with store.folder(request) as folder:
-        study = store.open_study(request, record)
+        study = store.open_study(request, record, None if given is None else given.digest)
         progress.note(f"measuring the roofline of {record.name}")
         roofline = measure_roofline(device, request.dtype)
         campaign = _Campaign.begin(study, space, request, roofline, record)
-        objective = Objective(request, device)
+        objective = Objective(request, device, given)
         stopped = campaign.run(objective, progress, began)
         trials = store.records(study, roofline, campaign.batch)
         final: dict[str, Measurement] | None = None
-        elected = recommend.elect(trials, space.steps)
+        elected = recommend.elect(trials, space.steps, request.max_error)
         if elected and stopped != "interrupted":
             progress.note(f"timing {len(elected)} finalists against each other and dense")
             try:
@@ -104,7 +106,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             sampler=campaign.sampler.name,
             trials=trials,
             finalists=standing,
-            recommendations=recommend.recommend(space, standing),
+            recommendations=recommend.recommend(space, standing, request.max_error),
             stopped=stopped,
             seconds=time.monotonic() - began,
             folder=folder,
@@ -216,6 +218,7 @@ class _Campaign:
                 "efficiency": floor / latency,
                 "error": outcome.error,
                 "error_pytorch": outcome.error_pytorch,
+                "weight_error": outcome.weight_error,
             }.items():
                 trial.set_user_attr(name, value)
             self.study.tell(trial, [latency, chain.nnz])
