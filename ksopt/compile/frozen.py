@@ -25,8 +25,10 @@ from ksopt.pattern import Pattern
 log = logging.getLogger("ksopt.compile")
 
 _SAMPLES = 256
+_SMALL = 65_536
 _MOST_DENSE = 0.7
-"""A pattern with a*d > 1 has at most half of its entries nonzero: of 256 samples 70 % never are."""
+"""A pattern with a*d > 1 has at most half of its entries nonzero: of 256 samples 70 % never are.
+Matrices of at most so many entries are counted whole."""
 
 
 def pattern_of(matrix: Tensor, tolerance: float = 0.0) -> Pattern | None:
@@ -156,10 +158,12 @@ def _is_frozen(value: Tensor) -> bool:
 
 
 def _looks_dense(matrix: Tensor, tolerance: float) -> bool:
-    rows, columns = matrix.shape
-    places = torch.arange(_SAMPLES, device=matrix.device)
-    # Far apart and without a common step: primes.
-    samples = matrix[places * 7919 % rows, places * 104729 % columns]
+    samples = matrix
+    if matrix.numel() > _SMALL:
+        generator = torch.Generator().manual_seed(0)
+        places = torch.randint(matrix.numel(), (_SAMPLES,), generator=generator)
+        places = places.to(matrix.device)
+        samples = matrix[places // matrix.shape[1], places % matrix.shape[1]]
     return float(_nonzero(samples, tolerance).float().mean()) > _MOST_DENSE
 
 

@@ -1,4 +1,4 @@
-"""A Llama-style decoder: RMSNorm, rotary positions, grouped queries, SwiGLU; low rank and blocks."""
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped queries, SwiGLU, low rank, blocks."""
 
 import torch
 import torch.nn.functional as F
