@@ -1,15 +1,15 @@
 """Longer chains: one factor after the other is split off, each split exact on its own.
 
 From left to right, target = K_1 X with X of the support of K_2 ... K_L, then X = K_2 X', and so on.
-K_1 preserves norms (see `two_factors.split`), so the squared errors of the splits add up. For a
-chainable chain none of them is larger than the error of the best product: its own factors, seen
-through the orthonormal columns split off before, are a candidate of every split. The whole error is
-therefore at most sqrt(L - 1) times the best possible; and the first split's error is a floor that
-no choice of weights goes below.
+K_1 preserves norms (see `two_factors.split`), so the squared errors of the splits add up. If the
+features that each block of a split owns feed on one class of rows of the next factor, none of these
+errors is larger than that of the best product: seen through the orthonormal columns split off
+before, its factors only have such rows mixed, keep their supports, and are a candidate of every
+split. The whole error is then at most sqrt(L - 1) times the best possible, and a product of the
+chain is recovered. Chainable chains are of this kind (`keeps_the_best`), and others too.
 
-Right to left is the same for the transposed chain. Other chains are split in the same way, and then
-nothing is promised, but for the floor: it needs no more than that every product of the chain is one
-of the first split.
+Right to left is the same for the transposed chain. Chains of neither kind are split in the same way,
+and nothing is promised, but that no weights go below the first split's error.
 
 Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
 (arXiv 2411.04506), the butterfly algorithm with orthonormalisation.
@@ -26,7 +26,7 @@ from torch import Tensor
 from ksopt.factor import Pattern
 from ksopt.pattern import Chain
 from ksopt.projection.products import on_support
-from ksopt.projection.two_factors import split
+from ksopt.projection.two_factors import blocks, split
 from ksopt.support import product_support
 
 
@@ -48,6 +48,25 @@ def suffixes(chain: Chain) -> list[Pattern]:
         core = product_support([_core(pattern, g, h) for pattern in rest]) if first else None
         found.append(cover if core is None else Pattern(g * core.a, core.b, core.c, core.d * h))
     return [*found, chain[-1]]
+
+
+def keeps_the_best(chain: Chain) -> bool:
+    """Whether `left_to_right` comes within sqrt(L - 1) of the best product of this chain.
+
+    Example:
+        >>> keeps_the_best(Chain.square_dyadic(8)), keeps_the_best(Chain.kaleidoscope(8))
+        (True, False)
+    """
+    supports = suffixes(chain)
+    for index in range(len(chain) - 2):
+        g, h = _shared(chain.patterns[index:])
+        left, following = _core(chain[index], g, h), _core(chain[index + 1], g, h)
+        for group in blocks(left, _core(supports[index + 1], g, h)):
+            rows = group.features // (following.b * following.d) * following.d
+            rows = rows + group.features % following.d
+            if not bool((rows == rows[:, :1]).all()):
+                return False
+    return True
 
 
 def left_to_right(matrix: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], float]:

@@ -13,7 +13,7 @@ from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 from ksopt.projection.alternating import alternate
-from ksopt.projection.hierarchical import left_to_right
+from ksopt.projection.hierarchical import keeps_the_best, left_to_right
 from ksopt.projection.products import balanced, product, relative_error
 from ksopt.projection.refine import refine as refined
 
@@ -67,17 +67,18 @@ def project(
     refine: int = 0,
     rows: Tensor | Sequence[int] | None = None,
     columns: Tensor | Sequence[int] | None = None,
-    iterations: int = 50,
+    iterations: int = 10,
     tolerance: float = 1e-5,
     dtype: torch.dtype | None = None,
 ) -> Projection:
     """Weights of a chain whose product is ``matrix`` if it can be, and near it if not.
 
     - One or two factors, whatever their patterns: the best there is, in closed form.
-    - Three factors or more, if the chain or its transpose is chainable: one factor after the other
-      is split off, from both ends if both are possible, and the better result is kept. Its error is
-      at most sqrt(L - 1) times the best possible, and zero (but for rounding) where the matrix is a
-      product of the chain.
+    - Three factors or more, if the chain or its transpose is chainable (or at least each split
+      leaves the best product within reach, see `ksopt.projection.hierarchical`): one factor after
+      the other is split off, from either end, and the better result is kept. Its error is at most
+      sqrt(L - 1) times the best possible, and zero (but for rounding) where the matrix is a product
+      of the chain.
     - Other chains: alternating least squares, starting at such splits. Nothing is promised, not
       even that a product is recovered; `Projection.lower_bound` tells how much better it could be
       at most.
@@ -91,7 +92,9 @@ def project(
         refine: steps of L-BFGS on all factors together afterwards; they only lower the error.
         rows: a permutation of the outputs: the chain is fitted to ``matrix[rows][:, columns]``.
         columns: a permutation of the inputs.
-        iterations: most passes of alternating least squares, where it is used.
+        iterations: most passes of alternating least squares, where it is used. Each multiplies
+            dense matrices of the chain's sizes some dozens of times: seconds on a CPU where these
+            are in the thousands.
         tolerance: it stops when a pass lowers the error by less than this share of it.
         dtype: of the weights; None takes the matrix's.
 
@@ -158,7 +161,7 @@ def _split(target: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], fl
 
 
 def _guarantee(chain: Chain) -> float | None:
-    if len(chain) <= 2 or chain.is_chainable or chain.T.is_chainable:
+    if keeps_the_best(chain) or keeps_the_best(chain.T):
         return math.sqrt(max(len(chain) - 1, 1))
     return None
 
