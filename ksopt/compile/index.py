@@ -12,7 +12,7 @@ digit moves the index along one axis of the root by its stride. So with root [B,
 Maps are kept normal: no atom of size 1, and neighbours that run on are one atom. A reshape is then
 possible exactly if the sizes nest: an atom is only ever cut at a divisor of its size.
 
-Pure Python; sizes may be symbolic (`ksopt.compile.sizes`).
+No tensors here; sizes may be symbolic (`ksopt.compile.sizes`).
 """
 
 from __future__ import annotations

@@ -38,8 +38,17 @@ def _reshape(
 ) -> None:
     if func is aten.view.dtype:
         return
-    source: Tensor = args[0]
     asked = args[1] if len(args) > 1 and isinstance(args[1], Sequence) else result.shape
+    reshaped(tracker, args[0], asked, result)
+
+
+def reshaped(tracker: Tracker, source: Tensor, asked: Sequence[Size], result: Tensor) -> None:
+    """Note that a result is a source under another shape, asked for as ``asked``.
+
+    Raises:
+        NotNestedError: the sizes do not nest.
+        FixedSizeNeeded: a symbolic number of features is split into fixed ones.
+    """
     if _splits_features(source, asked):
         raise FixedSizeNeeded(source.shape[-1])
     shape = [plain(size) for size in result.shape]

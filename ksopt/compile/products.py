@@ -212,6 +212,25 @@ def matrix_product(tracker: Tracker, left: Tensor, right: Tensor, result: Tensor
     return _product(tracker, a.root, b.root, dims, summed, result)
 
 
+def dense_layer(
+    tracker: Tracker, x: Tensor, weight: Tensor, bias: Tensor | None, result: Tensor
+) -> bool:
+    """Note F.linear of a weight that is as dense as it looks; False if it must be looked into."""
+    a, w = tracker.view(x), tracker.view(weight)
+    if _roles(a.root, w.root) is not True or weight.dim() != 2 or _structured(tracker, w):
+        return False
+    dims = [*map(_left, a.map.dims[:-1]), _right(w.map.dims[0])]
+    summed = _tied(a.map.dims[-1], w.map.dims[1], summed=True)
+    view = _product(tracker, a.root, w.root, dims, summed, result)
+    if view is None:
+        tracker.fresh(result, Kind.ACTIVATION)
+    elif bias is None:
+        tracker.note(result, view)
+    else:
+        note_biased(tracker, view, bias, result)
+    return True
+
+
 def note_biased(tracker: Tracker, view: View, bias: Tensor | View, result: Tensor) -> None:
     """Note that a result is a product plus a bias that is broadcast to its shape."""
     biases = bias if isinstance(bias, View) else tracker.view(bias)

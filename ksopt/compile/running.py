@@ -23,6 +23,7 @@ from ksopt.compile import movements, pieces, products
 from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError, identity, is_identity
 from ksopt.compile.moves import plan
+from ksopt.compile.shortcuts import take, writes_in_place
 from ksopt.compile.sizes import plain
 from ksopt.compile.tracking import FixedSizeNeeded, FrozenPattern, Tracker
 from ksopt.compile.values import Kind, Region, Trace, View
@@ -141,6 +142,7 @@ class _Runner(fx.Interpreter):
         self.vmap_depth = 0
         self.placeholders = 0
         self.contexts: list[Any] = []
+        self.may_shorten = not writes_in_place(gm.graph)
 
     def leave(self) -> None:
         """Undo what the graph switched on, where it did not run to its end."""
@@ -171,9 +173,14 @@ class _Runner(fx.Interpreter):
                 self.vmap_depth += 1
             elif name == "_vmap_decrement_nesting":
                 self.vmap_depth -= 1
-            known = n.meta.get("example_value")
-            if known is not None and self.vmap_depth == 0 and _is_opaque(n):
+        known = n.meta.get("example_value")
+        if known is not None and self.vmap_depth == 0:
+            if n.op == "call_function" and _is_opaque(n):
                 return self._known(n, known)
+            if self.may_shorten and n.op in ("call_function", "call_method"):
+                args, kwargs = self.fetch_args_kwargs_from_env(n)
+                if take(self.tracker, n, args, kwargs, known):
+                    return known
         if n.op == "get_attr" and isinstance(self.fetch_attr(str(n.target)), fx.GraphModule):
             return None
         result = super().run_node(n)

@@ -1,6 +1,8 @@
 """Sizes of dims: integers, or torch's symbolic ones where a batch is dynamic.
 
-Nothing here adds a guard: what is not known for certain counts as unknown.
+Nothing here adds a guard: what is not known for certain counts as unknown. A symbolic size has a
+hint, its value in the call at hand; what is false of hints is not known to be true, and finding
+that out costs nothing, while torch's own reasoning takes a tenth of a millisecond.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
+
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Size: TypeAlias = Any
 """An int, or a `torch.SymInt`."""
@@ -21,11 +25,28 @@ def plain(size: Size) -> Size:
     return size if known is None else known
 
 
+def hint(size: Size) -> int | None:
+    """The size in the call at hand; None if it depends on data."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return int(found) if isinstance(found, int) else None
+
+
 def same(left: Size, right: Size) -> bool:
     """Whether two sizes are known to be equal."""
     if isinstance(left, int) and isinstance(right, int):
         return left == right
-    return left is right or _known(left == right)
+    if left is right:
+        return True
+    ours, theirs = hint(left), hint(right)
+    if ours is not None and theirs is not None and ours != theirs:
+        return False
+    if not isinstance(left, int) and not isinstance(right, int):
+        one, other = left.node.expr, right.node.expr
+        if one == other:
+            return True
+    return statically_known_true(left == right)
 
 
 def same_shape(left: Sequence[Size], right: Sequence[Size]) -> bool:
@@ -37,7 +58,10 @@ def divides(divisor: Size, size: Size) -> bool:
     """Whether ``size`` is known to be a multiple of ``divisor``."""
     if isinstance(divisor, int) and isinstance(size, int):
         return divisor > 0 and size % divisor == 0
-    return same(divisor, size) or _known(size % divisor == 0)
+    ours, theirs = hint(divisor), hint(size)
+    if ours is not None and theirs is not None and (ours == 0 or theirs % ours):
+        return False
+    return same(divisor, size) or statically_known_true(size % divisor == 0)
 
 
 def quotient(size: Size, divisor: Size) -> Size:
@@ -48,9 +72,3 @@ def quotient(size: Size, divisor: Size) -> Size:
 def product(sizes: Iterable[Size]) -> Size:
     """Product of sizes; 1 for none."""
     return math.prod(sizes)
-
-
-def _known(condition: Any) -> bool:
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return statically_known_true(condition)

@@ -1,0 +1,141 @@
+"""Nodes that need not be run: Dynamo has left their result, and the rule is plain to see.
+
+Running an operator on fake tensors of a dynamic batch takes milliseconds. Views, permutations and
+dense layers are most of a model's nodes, and what they do to index maps follows from the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from ksopt.compile.index import NotNestedError, permute
+from ksopt.compile.movements import reshaped
+from ksopt.compile.products import dense_layer
+from ksopt.compile.tracking import Tracker
+
+Shortcut = Callable[[Tracker, tuple[Any, ...], dict[str, Any], Tensor], bool]
+"""Notes a view of the result, from the arguments and the known result; False: run it instead."""
+
+
+def _reshape(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or any(isinstance(argument, torch.dtype) for argument in args):
+        return False
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    reshaped(tracker, args[0], sizes, result)
+    return True
+
+
+def _restructured(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    reshaped(tracker, args[0], result.shape, result)
+    return True
+
+
+def _permute(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    order = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if kwargs or len(order) != result.dim():
+        return False
+    order = [dim % result.dim() for dim in order]
+    tracker.moved(result, args[0], permute(tracker.view(args[0]).map, order))
+    return True
+
+
+def _transpose(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or len(args) != 3:
+        return False
+    order = list(range(result.dim()))
+    one, other = args[1:]
+    order[one], order[other] = order[other], order[one]
+    tracker.moved(result, args[0], permute(tracker.view(args[0]).map, order))
+    return True
+
+
+def _contiguous(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    tracker.moved(result, args[0], tracker.view(args[0]).map)
+    return True
+
+
+def _linear(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    x, weight, bias = (*args, *(kwargs.get(name) for name in ("bias",)), None)[:3]
+    return len(args) >= 2 and dense_layer(tracker, x, weight, bias, result)
+
+
+SHORTCUTS: dict[Any, Shortcut] = {
+    **dict.fromkeys(("view", "reshape"), _reshape),
+    **dict.fromkeys(("flatten", "unflatten", "unsqueeze", "squeeze"), _restructured),
+    **dict.fromkeys(
+        (torch.flatten, torch.unflatten, torch.unsqueeze, torch.squeeze), _restructured
+    ),
+    **dict.fromkeys(("permute", torch.permute), _permute),
+    **dict.fromkeys(("transpose", torch.transpose), _transpose),
+    "contiguous": _contiguous,
+    F.linear: _linear,
+    torch._C._nn.linear: _linear,
+}
+
+
+def writes_in_place(graph: fx.Graph) -> bool:
+    """Whether a node may write in place: then results must alias as they do when they are run."""
+    return any(_may_write(node) for node in graph.nodes)
+
+
+def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, known: Any) -> bool:
+    """Note what a node's known result is, if there is a shortcut for it."""
+    shortcut = SHORTCUTS.get(node.target) if node.op in ("call_function", "call_method") else None
+    if shortcut is None or not args or not isinstance(args[0], Tensor):
+        return False
+    if not isinstance(known, Tensor) or torch.is_inference_mode_enabled():
+        return False
+    if torch.is_autocast_enabled(known.device.type) and shortcut is _linear:
+        return False
+    try:
+        return shortcut(tracker, args, dict(kwargs), known)
+    except NotNestedError:
+        return False
+
+
+def _may_write(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__")
+    if node.op != "call_function":
+        return False
+    name = getattr(node.target, "__name__", "")
+    if (
+        "out" in node.kwargs
+        or node.kwargs.get("inplace") is True
+        or any(argument is True for argument in node.args)
+    ):
+        return True
+    return (
+        (name.startswith("i") and name[1:] in _IN_PLACE_OPERATORS)
+        or (name.endswith("_") and not name.startswith("_"))
+        or name == "setitem"
+        or _schema_writes(node.target)
+    )
+
+
+_IN_PLACE_OPERATORS = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul",
+)  # fmt: skip
+
+
+def _schema_writes(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
