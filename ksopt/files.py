@@ -59,6 +59,9 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise InvalidInputError(f"the folder {path} cannot be made: {error.strerror}") from None
     try:
         yield beside
+        # As with files: mkdtemp, and some who write files, keep them from others.
+        for file in beside.iterdir():
+            file.chmod(0o644)
         beside.chmod(0o755)
         beside.replace(path)
     except BaseException:

@@ -130,7 +130,7 @@ def test_the_error_is_within_the_guarantee(chain: Chain, seed: int) -> None:
 
 
 @given(st.integers(3, 4).flatmap(chains), SEEDS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_whatever_is_guaranteed_holds_for_chains_that_are_not_chainable(
     chain: Chain, seed: int
 ) -> None:

@@ -35,6 +35,7 @@ arguments; it returns the model. Files of weights are read as tensors, never as 
 examples:
   ksopt convert --model mymodel:build --plan ksopt-report-.../plan.json --out converted
   ksopt convert --model mymodel:build --weights model.safetensors --plan plan.json --out converted
+  ksopt convert --model mymodel:build --plan up/plan.json down/plan.json --out converted
   ksopt convert --model mymodel:build --plan plan.json --dry-run      # what would be converted
 
 then, in Python:
@@ -48,7 +49,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
     what = command.add_argument_group("what is converted").add_argument
     what("--model", required=True, metavar="MODULE:FACTORY", help="what builds the model")
-    what("--plan", required=True, metavar="FILE", help="which layers become which chains (JSON)")
+    what(
+        "--plan",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="which layers become which chains (JSON); several files are read as one",
+    )
     what(
         "--weights",
         metavar="FILE",
@@ -81,7 +88,7 @@ def run(given: argparse.Namespace) -> int:
     """Convert as the arguments say; the exit code."""
     if given.out is None and not given.dry_run:
         raise InvalidInputError("--out: name a new folder for the result, or give --dry-run")
-    plan = Plan.read(given.plan)
+    plan = Plan(tuple(rule for path in given.plan for rule in Plan.read(path).rules))
     if given.out is not None:
         check_new_folder(Path(given.out))
     model = build_model(given.model, sys.stderr)

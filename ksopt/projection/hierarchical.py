@@ -8,8 +8,8 @@ before, its factors only have such rows mixed, keep their supports, and are a ca
 split. The whole error is then at most sqrt(L - 1) times the best possible, and a product of the
 chain is recovered. Chainable chains are of this kind (`keeps_the_best`), and others too.
 
-Right to left is the same for the transposed chain. Chains of neither kind are split in the same way,
-and nothing is promised, but that no weights go below the first split's error.
+Right to left is the same for the transposed chain. Chains of neither kind are split in the same
+way, and nothing is promised, but that no weights go below the first split's error.
 
 Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
 (arXiv 2411.04506), the butterfly algorithm with orthonormalisation.

@@ -54,6 +54,18 @@ def test_json_holds_the_config_alone(place: Path, capsys: pytest.CaptureFixture[
     assert printed["model"] == "usersmodel:tiny"
 
 
+def test_the_rules_of_several_plans_follow_each_other(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ksopt.Plan.of({"blocks.0.down": None, "8x32": UP}).write("first.json")
+    words = ["convert", "--model", "usersmodel:tiny", "--dry-run", "--json"]
+    assert main([*words, "--plan", "first.json", "plan.json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    names = [layer["name"] for layer in printed["layers"]]
+    assert names == ["blocks.0.up", "blocks.1.up", "blocks.1.down"]
+    assert printed["dense"] == {"blocks.0.down": "the plan keeps it dense"}
+
+
 def test_weights_from_a_file(place: Path) -> None:
     state = {name: 2 * tensor for name, tensor in tiny().state_dict().items()}
     torch.save(state, "weights.pt")

@@ -32,6 +32,7 @@ def test_round_trip(done: ksopt.Conversion, tmp_path: Path) -> None:
         "report.md",
     ]
     assert [path.name for path in folder.parent.iterdir()] == ["b"]  # nothing beside it
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
     other = Tiny().eval()
     assert ksopt.load_converted(folder, other) is other
     assert torch.equal(other(TOKENS), done.model(TOKENS))
