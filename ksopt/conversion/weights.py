@@ -17,6 +17,8 @@ _SHOWN = 5
 def load_weights(model: nn.Module, given: str | Path | Mapping[str, Tensor]) -> None:
     """Load weights into a model; every one must be there and fit, or nothing is changed.
 
+    Of names that share a tensor in the model, such as tied embeddings, one is enough.
+
     Args:
         model: The model.
         given: A state_dict, or the path of a .safetensors file or of a file of torch.save, which is
@@ -27,8 +29,20 @@ def load_weights(model: nn.Module, given: str | Path | Mapping[str, Tensor]) -> 
     """
     what = "the weights" if isinstance(given, Mapping) else f"the weights of {given}"
     state = dict(given) if isinstance(given, Mapping) else read(Path(given))
+    own = model.state_dict()
+    for name, tensor in own.items():
+        if name not in state:
+            tied = [other for other in state if other in own and _is_same(own[other], tensor)]
+            if tied:
+                state[name] = state[tied[0]]
     check(model, state, what)
     model.load_state_dict(state)
+
+
+def _is_same(one: object, other: object) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor) or one.is_meta:
+        return False
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.numel() > 0
 
 
 def read(path: Path) -> dict[str, Tensor]:

@@ -208,6 +208,18 @@ def test_weights_are_read_as_tensors_only(
     assert "read as code" not in capsys.readouterr().out
 
 
+def test_one_name_of_a_tied_weight_is_enough() -> None:
+    state = {name: 2 * tensor for name, tensor in tiny().state_dict().items()}
+    tied = state.pop("head.weight")
+    model = tiny()
+    load_weights(model, state)
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model.head.weight, tied)
+    model.head.weight = nn.Parameter(tied.clone())  # no longer tied: then it must be there
+    with pytest.raises(InvalidInputError, match=r"the weights lack head\.weight"):
+        load_weights(model, state)
+
+
 def test_weights_that_do_not_fit_change_nothing() -> None:
     model = tiny()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
