@@ -1,7 +1,7 @@
 // Launches compiled kernels on the current stream: the C++ half of ksopt/kernels.
 //
 // Built on PyTorch's stable ABI, so that one binary serves several torch versions, and without any
-// CUDA header: the two driver functions it needs are looked up when the first kernel is launched,
+// CUDA header: the driver functions it needs are looked up when the first kernel is launched,
 // which lets the same file build and load on a machine that has no GPU.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -80,6 +80,23 @@ using LaunchKernel = int (*)(const LaunchConfig*, void*, void**, void**);
 using GetErrorString = int (*)(int, const char**);
 using CurrentStream = AOTITorchError (*)(int32_t, void**);
 
+constexpr int INVALID_CONTEXT = 201;
+
+// Gives the device's context, which torch shares, to a thread that has none: one whose first use of
+// CUDA is a launch, for memory from torch's cache takes no call that would do it.
+int take_context(int32_t device) {
+  static const auto get_device = reinterpret_cast<int (*)(int*, int)>(required("libcuda.so.1", "cuDeviceGet"));
+  static const auto retain =
+      reinterpret_cast<int (*)(void**, int)>(required("libcuda.so.1", "cuDevicePrimaryCtxRetain"));
+  static const auto set_current =
+      reinterpret_cast<int (*)(void*)>(required("libcuda.so.1", "cuCtxSetCurrent"));
+  int handle = 0;
+  void* context = nullptr;
+  if (const int status = get_device(&handle, device)) return status;
+  if (const int status = retain(&context, handle)) return status;
+  return set_current(context);
+}
+
 void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t device, unsigned blocks) {
   static const auto current_stream = reinterpret_cast<CurrentStream>(
       required("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"));
@@ -97,7 +114,10 @@ void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t dev
   early.programmatic_stream_serialization = 1;
   const LaunchConfig config{{blocks, 1, 1}, {plan.threads, 1, 1}, plan.shared_bytes, stream,
                             &early,         plan.early ? 1u : 0u};
-  const int status = launch_kernel(&config, plan.kernel, parameters, nullptr);
+  int status = launch_kernel(&config, plan.kernel, parameters, nullptr);
+  if (status == INVALID_CONTEXT && (status = take_context(device)) == 0) {
+    status = launch_kernel(&config, plan.kernel, parameters, nullptr);
+  }
   if (status != 0) {
     const char* words = "unknown error";
     error_string(status, &words);
@@ -105,12 +125,21 @@ void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t dev
   }
 }
 
-// Whether the dimensions [first, last) can be walked with one stride.
-bool one_stride(const Tensor& x, int64_t first, int64_t last) {
-  for (int64_t i = first; i + 1 < last; ++i) {
-    if (x.size(i) != 1 && x.stride(i) != x.stride(i + 1) * x.size(i + 1)) return false;
+// The stride with which the dimensions [first, last) are walked as one; none if no stride does that.
+// Dimensions of size 1 do not count: theirs may be anything, also in what torch calls contiguous.
+std::optional<int64_t> common_stride(const Tensor& x, int64_t first, int64_t last) {
+  std::optional<int64_t> stride;
+  int64_t next = 0;
+  for (int64_t i = last; i-- > first;) {
+    if (x.size(i) == 1) continue;
+    if (!stride) {
+      stride = x.stride(i);
+    } else if (x.stride(i) != next) {
+      return std::nullopt;
+    }
+    next = x.stride(i) * x.size(i);
   }
-  return true;
+  return stride.value_or(0);
 }
 
 Plan plan_at(int64_t index) {
@@ -168,7 +197,7 @@ Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight) {
   arguments.weight = weight.const_data_ptr();
   arguments.y = y.mutable_data_ptr();
   arguments.batch = batch;
-  arguments.x_batch_stride = last > first ? x.stride(last - 1) : 0;
+  arguments.x_batch_stride = common_stride(x, first, last).value();
   arguments.x_feature_stride = x.stride(plan.batch_last ? 0 : dims - 1);
   arguments.y_batch_stride = plan.batch_last ? 1 : plan.out_features;
   arguments.y_feature_stride = plan.batch_last ? batch : 1;
@@ -195,7 +224,7 @@ Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index) {
   // the fast kernel.
   const bool lay_out = plan.fallback >= 0 && !weight.is_contiguous();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
-  return launch_plan(plan, one_stride(x, first, last) ? x : torch::stable::contiguous(x),
+  return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x),
                      lay_out ? torch::stable::contiguous(weight) : weight);
 }
 
@@ -258,13 +287,18 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
   return launch_plan(plan_at(plan), x, weight);
 }
 
-// Tells `launch_known` the plan for operands like these, if it takes such.
+// Tells `launch_known` the plan for operands like these, if it takes such; -1: there is none any more.
 void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, int64_t plan) {
   if (!is_aligned(x, batch_last) || x.numel() == 0) return;
   const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
+  const Situation situation = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
+                               batch_last, exact, bits_of(batch), x.get_device_index()};
   const std::unique_lock lock(known_mutex);
-  known[{weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x), batch_last, exact,
-         bits_of(batch), x.get_device_index()}] = plan;
+  if (plan < 0) {
+    known.erase(situation);
+  } else {
+    known[situation] = plan;
+  }
 }
 
 void forget() {

@@ -1,0 +1,177 @@
+"""What csrc/host/launcher.cpp launches, on a CPU: the library itself, with a driver played by C.
+
+The library is compiled with its operators registered for CPU tensors and with a driver and a stream
+of the test's own. The driver keeps what it was given last, and can refuse as the real one does.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ksopt.jit import host
+from ksopt.kernels.launch import _Arguments
+
+DRIVER = r"""
+#include <string.h>
+struct Config {
+  unsigned blocks[3], threads[3], shared;
+  void *stream, *attributes;
+  unsigned count;
+};
+char arguments[96];
+unsigned blocks;
+int launches, has_context = 1;
+int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, void** extra) {
+  if (!has_context) return 201;
+  memcpy(arguments, given[0], sizeof(arguments));
+  blocks = config->blocks[0];
+  ++launches;
+  return kernel == (void*)13 ? 1 : 0;
+}
+int cuGetErrorString(int status, const char** words) {
+  *words = status == 1 ? "unlucky" : "?";
+  return 0;
+}
+int cuDeviceGet(int* handle, int ordinal) { *handle = ordinal; return 0; }
+int cuDevicePrimaryCtxRetain(void** context, int handle) { *context = &blocks; return 0; }
+int cuCtxSetCurrent(void* context) { has_context = context == &blocks; return 0; }
+int aoti_torch_get_current_cuda_stream(int device, void** stream) { *stream = 0; return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """``torch.ops.ksopt_host_on_cpu``, and the driver's own variables."""
+    compiler = shutil.which("cc")
+    if compiler is None or shutil.which("c++") is None:
+        pytest.skip("no C and C++ compiler on this machine")
+    folder = tmp_path_factory.mktemp("launcher")
+    driver = folder / "driver.so"
+    (folder / "driver.c").write_text(DRIVER)
+    command = [compiler, "-shared", "-fPIC", "-o", str(driver), str(folder / "driver.c")]
+    subprocess.run(command, check=True)
+    source = (host.resources.files("ksopt.csrc") / "host" / "launcher.cpp").read_text()
+    for real, played in {
+        '"libcuda.so.1"': f'"{driver}"',
+        '"libtorch_cuda.so"': f'"{driver}"',
+        "ksopt_host, CUDA": "ksopt_host, CPU",
+        "(ksopt_host,": "(ksopt_host_on_cpu,",
+        "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
+    }.items():
+        assert real in source
+        source = source.replace(real, played)
+    built = folder / "ksopt_host_on_cpu.so"
+    built.write_bytes(host._compile("c++", source, host._flags()))
+    torch.ops.load_library(str(built))
+    return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
+
+
+def plan(library, out_features=8, *, last=False, fallback=-1, kernel=1):
+    return library.ops.add_plan(kernel, out_features, last, 32, 0, 16, 2, 1000, False, fallback)
+
+
+def launched(library) -> _Arguments:
+    return _Arguments.in_dll(library.driver, "arguments")
+
+
+def variable(library, name):
+    return ctypes.c_int.in_dll(library.driver, name)
+
+
+WEIGHT = torch.zeros(1, 8, 16, 1)
+
+
+def strided(shape, stride):
+    """Values that tell where they are in memory."""
+    return torch.as_strided(torch.arange(4096.0), shape, stride)
+
+
+# Of rows of 16 values: name -> shape, strides.
+BATCH_FIRST = {
+    "one batch dim": ((5, 16), (16, 1)),
+    "padded rows": ((5, 16), (24, 1)),
+    "a token of each sequence, sequences first": ((5, 1, 16), (16, 80, 1)),
+    "two odd dims of size 1": ((5, 1, 1, 16), (16, 7, 3, 1)),
+    "size 1 in the middle": ((3, 1, 5, 16), (80, 11, 16, 1)),
+    "size 1 first": ((1, 5, 16), (3, 16, 1)),
+    "the same row": ((5, 16), (0, 1)),
+    "no batch dim": ((16,), (1,)),
+    "dims that need a copy": ((3, 5, 16), (16, 48, 1)),
+}
+
+
+@pytest.mark.parametrize("case", BATCH_FIRST)
+def test_the_rows_of_x_are_found(library, case):
+    shape, stride = BATCH_FIRST[case]
+    x = strided(shape, stride)
+    y = library.ops.launch(x, WEIGHT, plan(library))
+    assert y.shape == (*shape[:-1], 8)
+    assert y.is_contiguous()
+    found = launched(library)
+    flat = x.reshape(-1, 16)
+    assert found.batch == len(flat)
+    assert found.y == y.data_ptr()
+    if case == "dims that need a copy":
+        assert found.x != x.data_ptr()
+        assert found.x_batch_stride == 16
+    else:
+        firsts = [x.data_ptr() + 4 * row * found.x_batch_stride for row in range(len(flat))]
+        assert [ctypes.c_float.from_address(at).value for at in firsts] == flat[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride"),
+    [((16, 5), (5, 1)), ((16, 5, 1), (5, 1, 9)), ((16, 1, 5), (5, 77, 1)), ((16, 5), (8, 1))],
+)
+def test_the_rows_of_x_are_found_batch_last(library, shape, stride):
+    x = strided(shape, stride)
+    library.ops.launch(x, WEIGHT, plan(library, last=True))
+    found = launched(library)
+    assert (found.x_batch_stride, found.x_feature_stride) == (1, stride[0])
+
+
+def test_an_empty_batch_launches_nothing(library):
+    before = variable(library, "launches").value
+    assert library.ops.launch(torch.zeros(0, 16), WEIGHT, plan(library)).shape == (0, 8)
+    assert library.ops.launch(torch.zeros(3, 0, 16), WEIGHT, plan(library)).shape == (3, 0, 8)
+    assert variable(library, "launches").value == before
+
+
+def test_blocks_are_as_many_as_there_are_tiles_up_to_the_most(library):
+    for rows, blocks in {1: 2, 16: 2, 17: 4, 100_000: 1000}.items():
+        library.ops.launch(torch.zeros(rows, 16), WEIGHT, plan(library))
+        assert variable(library, "blocks").value == blocks
+
+
+def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library):
+    x = strided((5, 1, 16), (16, 80, 1))
+    known = library.ops.launch_known
+    assert known(x, WEIGHT, False, True) is None
+    library.ops.know(x, WEIGHT, False, True, plan(library))
+    assert known(x, WEIGHT, False, True).shape == (5, 1, 8)
+    assert launched(library).x_batch_stride == 16
+    assert known(x, WEIGHT, False, False) is None
+    assert known(x, WEIGHT, True, True) is None
+    assert known(torch.zeros(9, 16), WEIGHT, False, True) is None  # another situation
+    assert known(torch.zeros(8, 16), WEIGHT, False, True) is not None
+    library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, -1)
+    assert known(x, WEIGHT, False, True) is None
+    library.ops.know(x, WEIGHT, False, True, plan(library))
+    library.ops.forget()
+    assert known(x, WEIGHT, False, True) is None
+
+
+def test_a_thread_without_a_context_gets_the_devices(library):
+    variable(library, "has_context").value = 0
+    library.ops.launch(torch.zeros(5, 16), WEIGHT, plan(library))
+    assert variable(library, "has_context").value == 1
+    assert launched(library).batch == 5
+
+
+def test_what_the_driver_refuses_is_said_in_its_words(library):
+    with pytest.raises(RuntimeError, match="could not be launched: unlucky"):
+        library.ops.launch(torch.zeros(5, 16), WEIGHT, plan(library, kernel=13))
