@@ -70,8 +70,9 @@ def ksopt(
 
 def judge(example_inputs: Sequence[Any], tune: Any) -> Judge:
     """Who decides about the sites of a graph with these inputs."""
-    tensors = [value for value in example_inputs if isinstance(value, Tensor)]
-    device = tensors[0].device if tensors else torch.device("cpu")
+    devices = [value.device for value in example_inputs if isinstance(value, Tensor)]
+    # A graph on a GPU may be given scalars on the CPU.
+    device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
 
     def decided(site: Site) -> Decision:
         return decide(site, device, tune)

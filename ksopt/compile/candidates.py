@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from ksopt.compile.epilogue import epilogue
 from ksopt.compile.lowering import Uses
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
-from ksopt.compile.sizes import Size
+from ksopt.compile.sizes import Size, hint
 from ksopt.compile.values import Biased, Contraction, Native, Root, Trace
 from ksopt.pattern import Chain, Pattern
 
@@ -116,8 +117,6 @@ def native_sites(trace: Trace) -> list[Site]:
 
 
 def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
-    from ksopt.compile.epilogue import epilogue
-
     patterns = tuple(_pattern(root) for root in roots)
     nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
     batch = _hint(roots[0].shape) // patterns[0].out_features
@@ -175,5 +174,5 @@ def _is_low_rank(left: Pattern, right: Pattern) -> bool:
 def _hint(shape: tuple[Size, ...]) -> int:
     total = 1
     for size in shape:
-        total *= size if isinstance(size, int) else size.node.hint or 1
+        total *= hint(size) or 1
     return total

@@ -153,8 +153,13 @@ def measured(
 def by_clock(chain: Chain, dtype: str, batch: int, device: torch.device) -> Times:
     """Time the chain both ways on random operands; Inductor compiles one of them first."""
     kind = getattr(torch, dtype)
-    x = torch.randn(batch, chain.in_features, device=device, dtype=kind)
-    weights = [torch.randn(p.weight_shape, device=device, dtype=kind) for p in chain]
+    generator = torch.Generator(device).manual_seed(0)  # the model's own numbers stay as they are
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=kind)
+
+    x = random(batch, chain.in_features)
+    weights = [random(*pattern.weight_shape) for pattern in chain]
 
     def by_operator() -> Tensor:
         y = x

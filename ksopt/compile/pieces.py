@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.compile.contractions import biased, contraction, digit_of, new_product
 from ksopt.compile.index import (
     Atom,
     Atoms,
@@ -24,7 +25,6 @@ from ksopt.compile.index import (
     regroup,
     same_atoms,
 )
-from ksopt.compile.products import biased, contraction, digit_of, new_product
 from ksopt.compile.recognition import NotKroneckerSparseError
 from ksopt.compile.sizes import product, same, same_shape
 from ksopt.compile.tracking import Tracker, rule

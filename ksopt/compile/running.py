@@ -19,7 +19,7 @@ from torch.amp import autocast_mode
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ksopt.compile import movements, pieces, products
+from ksopt.compile import movements, pieces, products, structured
 from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError, identity, is_identity
 from ksopt.compile.moves import plan
@@ -28,7 +28,7 @@ from ksopt.compile.sizes import plain
 from ksopt.compile.tracking import FixedSizeNeeded, FrozenPattern, Tracker
 from ksopt.compile.values import Kind, Region, Trace, View
 
-_RULES = (movements, products, pieces)  # registered on import
+_RULES = (movements, products, pieces, structured)  # registered on import
 
 
 class CannotRunError(Exception):

@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, vocabulary=61, dim=32, depth=2, heads=4, groups=2, positions=16):
+    def __init__(self, vocabulary=61, dim=32, depth=1, heads=4, groups=2, positions=16):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, dim), nn.Embedding(positions, dim)
         self.h = nn.ModuleList(Block(dim, heads, groups) for _ in range(depth))

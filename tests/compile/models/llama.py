@@ -73,7 +73,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, vocabulary=61, dim=32, depth=2, heads=4, kv_heads=2):
+    def __init__(self, vocabulary=61, dim=32, depth=1, heads=4, kv_heads=2):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocabulary, dim)
         self.layers = nn.ModuleList(Layer(dim, heads, kv_heads) for _ in range(depth))

@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, dim=32, depth=2, heads=4, patch=8, size=32, classes=10):
+    def __init__(self, dim=32, depth=1, heads=4, patch=8, size=32, classes=10):
         super().__init__()
         self.patch = nn.Conv2d(3, dim, patch, stride=patch)
         self.cls = nn.Parameter(torch.zeros(1, 1, dim))
