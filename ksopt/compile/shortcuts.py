@@ -6,6 +6,7 @@ dense layers are most of a model's nodes, and what they do to index maps follows
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from ksopt.compile.einsum import note_einsum
 from ksopt.compile.index import NotNestedError, permute
 from ksopt.compile.movements import reshaped
-from ksopt.compile.products import dense_layer
+from ksopt.compile.products import dense_layer, matrix_product
+from ksopt.compile.sizes import same
 from ksopt.compile.tracking import Tracker
 
 Shortcut = Callable[[Tracker, tuple[Any, ...], dict[str, Any], Tensor], bool]
@@ -76,6 +79,37 @@ def _linear(
     return len(args) >= 2 and dense_layer(tracker, x, weight, bias, result)
 
 
+def _einsum(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    operands = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if len(operands) != 2 or not isinstance(args[0], str) or not _of_one_dtype(*operands, result):
+        return False
+    left, right = operands
+    return note_einsum(tracker, args[0], left, right, result)
+
+
+def _bmm(tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> bool:
+    if kwargs or len(args) != 2 or not _of_one_dtype(*args, result):
+        return False
+    left, right = args
+    if left.dim() != right.dim() or left.dim() not in (2, 3):
+        return False
+    if left.dim() == 3 and not same(left.shape[0], right.shape[0]):
+        return False
+    view = matrix_product(tracker, left, right, result)
+    if view is None:
+        kind = tracker.view(left).root.kind | tracker.view(right).root.kind
+        tracker.fresh(result, kind)
+    else:
+        tracker.note(result, view)
+    return True
+
+
+def _of_one_dtype(*tensors: Any) -> bool:
+    return all(isinstance(one, Tensor) and one.dtype == tensors[0].dtype for one in tensors)
+
+
 SHORTCUTS: dict[Any, Shortcut] = {
     **dict.fromkeys(("view", "reshape"), _reshape),
     **dict.fromkeys(("flatten", "unflatten", "unsqueeze", "squeeze"), _restructured),
@@ -87,7 +121,13 @@ SHORTCUTS: dict[Any, Shortcut] = {
     "contiguous": _contiguous,
     F.linear: _linear,
     torch._C._nn.linear: _linear,
+    **dict.fromkeys((torch.einsum, torch.functional.einsum), _einsum),
+    **dict.fromkeys((torch.bmm, torch.mm, torch.matmul, operator.matmul), _bmm),
 }
+
+
+_CAST = (_linear, _einsum, _bmm)
+"""What autocast casts the operands of."""
 
 
 def writes_in_place(graph: fx.Graph) -> bool:
@@ -98,11 +138,11 @@ def writes_in_place(graph: fx.Graph) -> bool:
 def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, known: Any) -> bool:
     """Note what a node's known result is, if there is a shortcut for it."""
     shortcut = SHORTCUTS.get(node.target) if node.op in ("call_function", "call_method") else None
-    if shortcut is None or not args or not isinstance(args[0], Tensor):
+    if shortcut is None or not args or not (isinstance(args[0], Tensor) or shortcut is _einsum):
         return False
     if not isinstance(known, Tensor) or torch.is_inference_mode_enabled():
         return False
-    if torch.is_autocast_enabled(known.device.type) and shortcut is _linear:
+    if shortcut in _CAST and torch.is_autocast_enabled(known.device.type):
         return False
     try:
         return shortcut(tracker, args, dict(kwargs), known)
