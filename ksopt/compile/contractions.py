@@ -68,7 +68,8 @@ def offered(
         dims = [[turned[v] for v in dim] for dim in dims]
         summed = [turned[v] for v in summed]
     everything = [v for group in (*dims, summed) for v in group]
-    need_fixed(x, [v.left for v in everything if v.left and v.right])
+    features = [v.left for v in everything if v.left and v.right]
+    need_fixed(x, features, [v.left for v in everything if v.left and not v.right])
     count_flops(
         tracker,
         [v.size for v in everything if v.right is not None],
@@ -133,14 +134,19 @@ def biased(tracker: Tracker, whole: View, bias: View, tensor: Tensor | None) -> 
     return View(root, IndexMap(tuple(dims)))
 
 
-def need_fixed(x: Root, features: Sequence[Atom]) -> None:
-    """Have the axes of x that hold features fixed; ``dynamic=True`` makes them symbolic.
+def need_fixed(x: Root, features: Sequence[Atom], batch: Sequence[Atom]) -> None:
+    """Have the axes of x that hold features alone fixed; ``dynamic=True`` makes them symbolic.
+
+    An axis that holds a part of the batch too, as a flattened [batch * heads], stays dynamic.
 
     Raises:
-        FixedSizeNeeded: one is not.
+        FixedSizeNeeded: one is not fixed.
     """
+    of_batch = {atom.axis for atom in batch}
     for atom in features:
-        if atom.axis is not None and not isinstance(x.shape[atom.axis], int):
+        if atom.axis is None or atom.axis in of_batch:
+            continue
+        if not isinstance(x.shape[atom.axis], int):
             raise FixedSizeNeeded(x.shape[atom.axis])
 
 

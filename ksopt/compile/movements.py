@@ -17,7 +17,7 @@ from ksopt.compile.index import (
     permute,
     reshape,
 )
-from ksopt.compile.sizes import Size, plain, same_shape
+from ksopt.compile.sizes import Size, hint, plain, same_shape
 from ksopt.compile.tracking import FixedSizeNeeded, Tracker, rule
 from ksopt.compile.values import Cast, Piece, View
 
@@ -62,9 +62,10 @@ def _splits_features(source: Tensor, asked: Sequence[Size]) -> bool:
         return False
     fixed = 1
     for size in reversed(asked):
-        if isinstance(plain(size), int) and size > 0:
-            fixed *= int(size)
-        if fixed == last.node.hint:
+        if not isinstance(plain(size), int) or size < 0:
+            break
+        fixed *= int(size)
+        if fixed == hint(last):
             return fixed > 1
     return False
 

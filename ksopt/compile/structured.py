@@ -77,15 +77,15 @@ def structured_product(
     inputs, outputs = (p.c, p.b) if meets_columns else (p.b, p.c)
     axis_l, axis_k = (2, 1) if meets_columns else (1, 2)
     features = x.map.dims[1 if right_is_weight else 0]
-    need_fixed(x.root, features)
+    rows = x.map.dims[0 if right_is_weight else 1]
+    need_fixed(x.root, features, rows)
     digits = regroup(features, (p.a, inputs, p.d))
     i = tied(digits[0], _axis(0, p.a))
     l = tied(digits[1], _axis(axis_l, inputs), summed=True)
     j = tied(digits[2], _axis(3, p.d))
     k = right_only(_axis(axis_k, outputs))
-    rows = left_only(x.map.dims[0 if right_is_weight else 1])
     dims: Dims = [[], []]
-    dims[along], dims[across] = rows, [*i, *k, *j]
+    dims[along], dims[across] = left_only(rows), [*i, *k, *j]
     try:
         return new_product(tracker, x.root, weight, dims, l, result.dtype, result)
     except NotKroneckerSparseError as error:

@@ -159,6 +159,28 @@ def test_training_steps_match(compiled_by_eager):
     assert operators(compiled_by_eager) == [2]
 
 
+def test_no_length_is_fixed_because_it_equals_a_number_of_features(compiled_by_eager):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.proj = Blocks(4, 8, 24), Blocks()
+
+        def forward(self, x):
+            b, t, _ = x.shape
+            q, k, v = self.qkv(x).view(b, t, 3, 4, 8).permute(2, 0, 3, 1, 4)
+            scores = (q @ k.transpose(-2, -1)).softmax(-1)
+            return self.proj((scores @ v).transpose(1, 2).reshape(b, t, 32))
+
+    model = Attention()
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True, dynamic=True)
+    compiles = set()
+    for shape in ((2, 8, 32), (3, 9, 32), (5, 32, 32), (4, 7, 32)):  # 8 is the size of a head
+        check_equal(model, compiled, torch.randn(shape), rtol=1e-4, atol=1e-5)
+        compiles.add(len(compiled_by_eager.graphs))
+    assert len(compiles) == 1
+    assert operators(compiled_by_eager)[-1] == 2
+
+
 def test_tied_weights(compiled_by_eager):
     class Tied(nn.Module):
         def __init__(self):
