@@ -11,7 +11,8 @@ Prepared anew on every call:
 - while autograd records or runs backward (see `changing`): such weights change at every step;
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
   have changed when the graph is replayed;
-- for inference tensors, which count no versions, and for subclasses of Tensor;
+- for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
+  views;
 - where keeping it would take more memory than `limit_bytes`.
 
 A product under autograd also forgets what was kept of its weight, so that an evaluation after
@@ -24,11 +25,14 @@ FSDP's gathering of shards is. After such a write, call ``ksopt.refresh()``.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +92,16 @@ _thread = _Thread()
 _by_weight: dict[int, _Forms] = {}
 # Reentrant, for a weight may die, and its reference call back, while the lock is held.
 _lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    # The thread that held it is not in the child.
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class changing:  # a class, because a generator costs twice as much
@@ -210,15 +224,17 @@ def _keepable(weight: Tensor) -> bool:
         _thread.changing
         or (type(weight) is not Tensor and type(weight) is not torch.nn.Parameter)
         or weight.is_inference()
+        or weight.is_neg()  # its memory holds other values
         or (weight.is_cuda and _is_capturing())
     )
 
 
 def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> Tensor:
     version = weight._version
-    # Kept longer than this call, so it must be of use outside inference mode too.
-    with torch.inference_mode(False), torch.no_grad():
-        result = prepare(weight.detach())
+    if weight.is_cuda:
+        result = _in_a_thread_of_its_own(_prepare_to_keep, weight, prepare)
+    else:
+        result = _prepare_to_keep(weight, prepare)
     storage = weight.untyped_storage()
     if result.untyped_storage()._cdata == storage._cdata:
         return result  # a view: it would keep the weight alive, and cost nothing to make again
@@ -236,6 +252,29 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
             stream = _stream(result)
             forms.kept[key] = _Kept(version, StorageWeakRef(storage), result, stream, ready)
     return result
+
+
+def _prepare_to_keep(weight: Tensor, prepare: Prepare) -> Tensor:
+    # Kept longer than this call, so it must be of use outside inference mode too.
+    with torch.inference_mode(False), torch.no_grad():
+        return prepare(weight.detach())
+
+
+def _in_a_thread_of_its_own(function: Callable[..., Tensor], weight: Tensor, *args: Any) -> Tensor:
+    """``function(weight, *args)`` on the current stream, its memory from torch's common pool.
+
+    This thread's memory may come from a pool where nothing may stay: in the first run of a graph
+    that ``torch.compile(mode="reduce-overhead")`` is about to capture, torch refuses what is still
+    alive there at the end, or gives it to others. Torch redirects one thread, not all.
+    """
+    stream = torch.cuda.current_stream(weight.device)
+
+    def work() -> Tensor:
+        with torch.cuda.stream(stream):
+            return function(weight, *args)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
 
 
 def _forms_of(owner: Tensor) -> _Forms:

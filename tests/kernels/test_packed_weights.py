@@ -1,8 +1,12 @@
 """Prepared weights: once a version, gone with the weight, never stale. Preparations are counted."""
 
+import contextlib
 import copy
 import gc
+import os
+import signal
 import threading
+import warnings
 
 import pytest
 import torch
@@ -286,6 +290,69 @@ def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
     assert prepare.count == 2
     assert found is not kept
     assert packed.kept_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
+
+
+def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prepare, monkeypatch):
+    """As in the first run of what mode="reduce-overhead" captures: nothing may stay in its pool."""
+    streams = []
+    monkeypatch.setattr(packed, "_is_capturing", lambda: False)
+    monkeypatch.setattr(packed, "type", lambda _: torch.Tensor, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    monkeypatch.setattr(
+        torch.cuda, "stream", lambda stream: contextlib.nullcontext(streams.append(stream))
+    )
+    threads = []
+
+    def prepared_here(weight):
+        threads.append(threading.get_ident())
+        assert not torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+        return prepare(weight.as_subclass(torch.Tensor))
+
+    weight = torch.randn(2, 3, 4, 5).as_subclass(OnGpu)
+    with torch.inference_mode():
+        found = packed.prepared(weight, "adbc", prepared_here)
+    assert packed.prepared(weight, "adbc", prepared_here) is found
+    assert streams == ["of cpu"]
+    assert threads[0] != threading.get_ident()
+
+    def fails(_):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        packed.prepared(weight, "another form", fails)
+
+
+def test_a_lazily_negated_view_is_another_weight(prepare):
+    weight = torch.randn(2, 3, 4, 5)
+    ask(weight, prepare)
+    ask(torch._neg_view(weight), prepare)
+    assert prepare.count == 2
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(prepare):
+    weight = new_weight()
+    packed.prepared(weight, "adbc", prepare)
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with packed._lock:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        packed.forget(weight)
+        os._exit(0)
+    done.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_writes_that_torch_does_not_count_need_a_refresh(prepare):
