@@ -49,6 +49,7 @@ TIE = 1.02
 """A site is lowered unless it is slower by more than that: what timing can tell apart."""
 
 _ROUNDS = 7
+_MOST_CHAINS = 10_000
 _BUDGET_S = 0.5
 
 
@@ -174,7 +175,11 @@ def by_clock(chain: Chain, dtype: str, batch: int, device: torch.device) -> Time
         return y
 
     compiled = torch.compile(unfused, backend="inductor", dynamic=False)
-    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=10_000):
+    # One function is compiled for each chain; and the model may be compiled under autocast.
+    limits = torch._dynamo.config.patch(
+        recompile_limit=_MOST_CHAINS, accumulated_recompile_limit=_MOST_CHAINS
+    )
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), limits:
         found = medians_us(
             {"ksopt": by_operator, "inductor": lambda: compiled(x, *weights)}, device
         )
