@@ -111,7 +111,8 @@ class Record:
         """The record whose `to_json` gave ``values``.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: they are not such values.
+            ValueError, KeyError, TypeError, AttributeError, OverflowError: they are not such
+                values.
         """
         timed = tuple(_timed(entry) for entry in values["timed"])
         kept, changing, batch = (int(values[name]) for name in ("kept", "changing", "batch"))
@@ -275,5 +276,13 @@ def _read(path: Path, machine: Machine) -> Record | None:
         if values["schema"] != _SCHEMA or values["machine"] != machine:
             return None
         return Record.from_json(values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):
         return None

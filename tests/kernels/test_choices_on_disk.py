@@ -140,6 +140,8 @@ def damaged(values: dict, how: str) -> bytes:
         values["situation"]["dtype"] = "bfloat16"
     elif how == "no such choice":
         values["kept"] = 7
+    elif how == "an infinite choice":
+        values["kept"] = float("inf")
     elif how == "a choice below zero":
         values["changing"] = -1
     elif how == "a time that is none":
@@ -163,7 +165,7 @@ def damaged(values: dict, how: str) -> bytes:
         *("emptied", "half", "not text", "too deep", "a list", "another schema"),
         *("another machine", "another situation", "no such choice", "a choice below zero"),
         *("a time that is none", "a time that is not a number", "a field too many"),
-        *("a field too few", "a pattern that is none"),
+        *("a field too few", "a pattern that is none", "an infinite choice"),
     ],
 )
 def test_what_is_corrupt_or_foreign_counts_as_missing_and_is_written_again(how):
