@@ -12,7 +12,8 @@ choices: one for weights that are prepared once (packed.py) and one for weights 
 
 The way predicted to be the fastest is taken, without timing, with ``KSOPT_TUNE=model``; under
 ``torch.use_deterministic_algorithms``, because it is the same in every process; and, where nothing
-was recorded, while a CUDA graph is captured and while another thread is timing.
+was recorded, while a CUDA graph is captured and while another thread is timing; and for the rest of
+the process where there is no memory to time in.
 ``KSOPT_TUNE=off`` takes PyTorch's batched product and neither compiles nor reads anything.
 """
 
@@ -40,6 +41,7 @@ from ksopt.pattern import Pattern
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, situation.Rows, int, int]
 _decisions: dict[_Key, Decision] = {}
 _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
+_predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _timing = threading.Lock()
 # The host library's own table of decisions that are one kernel each, whose call costs no Python.
 _launch_known: Callable[..., Tensor | None] | None = None
@@ -50,18 +52,24 @@ def run_known(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor | None:
 
     Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
     """
-    if _launch_known is None:
+    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
         return None
     exact = x.dtype != torch.float32 or lanes32.precise()
-    return _launch_known(x, weight, batch_last, exact)
+    try:
+        return _launch_known(x, weight, batch_last, exact)
+    except RuntimeError:  # the way that checks and decides says what is wrong
+        return None
 
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     global _launch_known
     call = decision.kept.call
+    exact = x.dtype != torch.float32 or lanes32.precise()
     if decision.kept is decision.changing and isinstance(call, HostLauncher):
-        call.tell_host(x, weight, x.dtype != torch.float32 or lanes32.precise())
+        call.tell_host(x, weight, exact)
         _launch_known = torch.ops.ksopt_host.launch_known.default
+    elif _launch_known is not None:  # it may know what was decided before
+        torch.ops.ksopt_host.know(x, weight, batch_last, exact, -1)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
@@ -86,7 +94,8 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     exact = dtype != torch.float32 or lanes32.precise()
     bits = situation.bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
-    decision = _decisions.get(key) or _decide(key, x, weight, batch)
+    taken = _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
+    decision = taken.get(key) or _decide(key, x, weight, batch)
     # The same object wherever the choice prepares no weight.
     if decision.kept is decision.changing or not packed.are_changing():
         return decision.kept
@@ -97,6 +106,7 @@ def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
     _decisions.clear()
     _stopgaps.clear()
+    _predicted.clear()
     _model.cache_clear()
     _rule.cache_clear()
     machine_of.cache_clear()
@@ -162,17 +172,14 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     device = key[-1]
     mode = settings.tuning()
     deterministic = torch.are_deterministic_algorithms_enabled()
-    if deterministic and key in _stopgaps:
-        return _stopgaps[key]
+    taken = _predicted if deterministic else _decisions
     found = situation_of(x, weight, key[2])
     if batch == 0:
         return _rule(found.problem)
     if mode == "off":
-        return _decisions.setdefault(key, _rule(found.problem))
-    if mode == "model":
-        return _decisions.setdefault(key, _model(found, device))
-    if deterministic:
-        return _stopgaps.setdefault(key, _model(found, device))
+        return taken.setdefault(key, _rule(found.problem))
+    if mode == "model" or deterministic:
+        return taken.setdefault(key, _model(found, device))
     may_time = not torch.cuda.is_current_stream_capturing() and _timing.acquire(blocking=False)
     if not may_time:
         if key not in _stopgaps:
@@ -181,9 +188,12 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     try:
         if key not in _decisions:
             with torch.cuda.device(device):
-                _decisions[key] = _first(found, device, x, weight)
-                _tell_host(_decisions[key], x, weight, key[2])
+                decision = _first(found, device, x, weight)
+                _tell_host(decision, x, weight, key[2])
+                _decisions[key] = decision
         return _decisions[key]
+    except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
+        return _decisions.setdefault(key, _model(found, device))
     finally:
         _timing.release()
 

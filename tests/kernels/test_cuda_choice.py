@@ -201,6 +201,64 @@ def test_nothing_is_timed_where_it_must_not_be(device, monkeypatch, why):
     assert not cuda._decisions  # the next product may be timed
 
 
+def test_deterministic_products_are_those_predicted_whatever_was_measured(device, monkeypatch):
+    device.ms["lanes16"] = [2.0, 1.0]
+    x, weight = operands()
+    monkeypatch.setattr(cuda, "_launch_known", lambda *_: "what the host library knows")
+    monkeypatch.setattr(torch.ops, "ksopt_host", HostLibrary(), raising=False)
+    assert cuda.run(x, weight, False) == "lanes16 1"
+    assert cuda.run_known(x, weight, False) == "what the host library knows"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert cuda.run_known(x, weight, False) is None
+        for _ in range(2):
+            assert cuda.run(x, weight, False) == "lanes16 0"
+    assert cuda.run(x, weight, False) == "lanes16 1"
+
+
+class HostLibrary:
+    """Stands in for the operators of csrc/host: keeps what it is told."""
+
+    def __init__(self):
+        self.plans = []
+
+    def know(self, x, weight, batch_last, exact, plan):
+        self.plans.append((x.shape, batch_last, exact, plan))
+
+    def forget(self):
+        self.plans.clear()
+
+
+def test_the_host_library_unlearns_a_kernel_that_is_no_longer_the_choice(device, monkeypatch):
+    library = HostLibrary()
+    monkeypatch.setattr(cuda, "_launch_known", lambda *_: None)
+    monkeypatch.setattr(torch.ops, "ksopt_host", library, raising=False)
+    device.ms["bmm"] = 0.3
+    x, weight = operands()
+    cuda.tune(x, weight, False, 0.5)
+    assert library.plans == [(x.shape, False, True, -1)]
+
+
+def test_what_the_host_library_cannot_do_goes_the_way_that_says_why(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("ksopt: there is no memory for the result")
+
+    monkeypatch.setattr(cuda, "_launch_known", fails)
+    monkeypatch.setattr(torch.ops, "ksopt_host", HostLibrary(), raising=False)
+    assert cuda.run_known(*operands(), False) is None
+
+
+def test_without_memory_to_time_in_the_best_predicted_is_taken(device, monkeypatch):
+    def too_big(*_):
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(cuda, "Check", too_big)
+    for _ in range(2):
+        assert cuda.run(*operands(), False) == "lanes16 0"
+    assert device.clock.calls == ["lanes16 0"] * 2
+    assert choices.load_all(stand_ins.IDENTITY) == []
+
+
 def test_the_next_process_takes_the_choice_without_timing(device):
     device.ms["lanes16"] = [2.0, 1.0, 1.5]
     cuda.run(*operands(), False)
