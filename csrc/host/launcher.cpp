@@ -170,8 +170,7 @@ Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes) {
   AtenTensorHandle made = nullptr;
   if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, type,
                                x.get_device_index(), &made) != 0) {
-    // The operator says what is wrong (no memory, say) in the words and with the type that torch has.
-    return torch::stable::new_empty(x, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()));
+    throw std::runtime_error("ksopt: there is no memory for the result");  // launch.py asks torch why
   }
   return Tensor(made);
 }

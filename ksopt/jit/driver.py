@@ -98,15 +98,25 @@ def launch(
     parameters = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
-        (status,) = driver.cuLaunchKernel(
-            driver.CUfunction(kernel),
-            *(blocks, 1, 1),
-            *(threads, 1, 1),
-            shared_bytes,
-            stream,
-            ctypes.addressof(parameters),
-            0,
-        )
+
+        def attempt() -> Any:
+            return driver.cuLaunchKernel(
+                driver.CUfunction(kernel),
+                *(blocks, 1, 1),
+                *(threads, 1, 1),
+                shared_bytes,
+                stream,
+                ctypes.addressof(parameters),
+                0,
+            )[0]
+
+        status = attempt()
+        if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+            # A thread whose first use of CUDA is this one: it takes the context that torch has.
+            status, context = driver.cuDevicePrimaryCtxRetain(device)
+            _check(driver, status, "give a thread the device's context")
+            driver.cuCtxSetCurrent(context)
+            status = attempt()
     _check(driver, status, "launch a kernel")
 
 

@@ -85,7 +85,14 @@ class HostLauncher(Launcher):
         )
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._launch(x, weight, self.plan)
+        try:
+            return self._launch(x, weight, self.plan)
+        except RuntimeError:
+            # torch's C interface tells nothing but that it failed. If it was for want of memory,
+            # this says so, and as the type that callers catch.
+            last, features = self.problem.batch_last, self.problem.pattern.out_features
+            x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
+            raise
 
     def tell_host(self, x: Tensor, weight: Tensor, exact: bool) -> None:
         """Let the host library's ``launch_known`` take this launcher for operands like these."""

@@ -4,6 +4,7 @@ The library is compiled with its operators registered for CPU tensors and with a
 of the test's own. The driver keeps what it was given last, and can refuse as the real one does.
 """
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -12,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ksopt.jit import host
-from ksopt.kernels.launch import _Arguments
+from ksopt.jit import driver, host
+from ksopt.kernels.launch import HostLauncher, _Arguments
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
 
 DRIVER = r"""
 #include <string.h>
@@ -175,3 +178,58 @@ def test_a_thread_without_a_context_gets_the_devices(library):
 def test_what_the_driver_refuses_is_said_in_its_words(library):
     with pytest.raises(RuntimeError, match="could not be launched: unlucky"):
         library.ops.launch(torch.zeros(5, 16), WEIGHT, plan(library, kernel=13))
+
+
+class Full(torch.Tensor):
+    """On a device that has no memory left."""
+
+    def new_empty(self, *_):
+        raise torch.OutOfMemoryError("Tried to allocate 1 GiB")
+
+
+@pytest.mark.parametrize("kind", [Full, torch.Tensor])
+def test_out_of_memory_is_torchs_own_error(kind):
+    def fails(*_):
+        raise RuntimeError("API call failed")
+
+    launcher = HostLauncher.__new__(HostLauncher)
+    launcher.problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    launcher.plan, launcher._launch = 0, fails
+    x = torch.zeros(5, 16).as_subclass(kind)
+    with pytest.raises(torch.OutOfMemoryError if kind is Full else RuntimeError) as caught:
+        launcher(x, WEIGHT)
+    assert ("1 GiB" in str(caught.value)) == (kind is Full)
+
+
+class Driver:
+    """Refuses the first launch of a thread that has no context, as the real one does."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_INVALID_CONTEXT=201)
+    context = None
+    launches = 0
+
+    def CUfunction(self, kernel):
+        return kernel
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return 0, f"of device {device}"
+
+    def cuCtxSetCurrent(self, context):
+        self.context = context
+        return (0,)
+
+    def cuLaunchKernel(self, *_):
+        if self.context != "of device 3":
+            return (201,)
+        self.launches += 1
+        return (0,)
+
+
+def test_a_thread_without_a_context_gets_the_devices_in_python_too(monkeypatch):
+    played = Driver()
+    monkeypatch.setattr(driver, "_driver", lambda: played)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    for _ in range(2):
+        driver.launch(1, 2, 32, 0, _Arguments(), 3)
+    assert played.launches == 2
