@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ksopt import ops
+from ksopt.kernels import packed
 from ksopt.nn import KSLinear
 from ksopt.reference import chain_reference, ks_reference
 
@@ -59,6 +60,46 @@ def test_compiled_is_eager(mode):
         x = torch.randn(rows, 64, device="cuda")
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Preparing(torch.nn.Module):
+    """A product in a way that prepares its weight, whatever is the fastest here."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(4, 64, 64, 4, device="cuda")
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return torch.ops.ksopt_test.prepare_and_multiply(x, self.weight)
+
+
+@pytest.fixture
+def preparing():
+    def prepare_and_multiply(x, weight):
+        matrices = packed.prepared(weight, "adbc", lambda w: w.permute(0, 3, 1, 2).contiguous())
+        return ks_reference(x, matrices.permute(0, 2, 3, 1))
+
+    library = torch.library.Library("ksopt_test", "DEF")
+    library.define("prepare_and_multiply(Tensor x, Tensor weight) -> Tensor")
+    library.impl("prepare_and_multiply", prepare_and_multiply, "CUDA")
+    fake = lambda x, _: torch.empty_like(x)  # noqa: E731
+    torch.library.register_fake("ksopt_test::prepare_and_multiply", fake, lib=library)
+    packed.refresh()
+    yield Preparing()
+    packed.refresh()
+    library._destroy()
+
+
+def test_what_is_kept_in_the_first_run_of_a_captured_graph_is_not_in_its_memory(preparing):
+    """Torch refuses what is still alive there after that run, or gives its memory to others."""
+    compiled = torch.compile(preparing, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(64, 1024, device="cuda")
+            found = compiled(x).clone()
+            torch.testing.assert_close(found, ks_reference(x, preparing.weight))
+    assert packed.kept_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
 
 
 def test_compiled_trains_as_eager_does():
