@@ -90,16 +90,10 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
         >>> [report.source for report in tune(request)]
         ['recorded']
     """
-    before = torch.backends.cuda.matmul.fp32_precision
-    if request.dtype == "float32" and request.device.type == "cuda":
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
-    try:
-        for pattern, batch in request.products():
-            record = None if request.again else recorded(request, pattern, batch)
-            source: Source = "measured" if record is None else "recorded"
-            yield from_record(record or _measured(request, pattern, batch), source)
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+    for pattern, batch in request.products():
+        record = None if request.again else recorded(request, pattern, batch)
+        source: Source = "measured" if record is None else "recorded"
+        yield from_record(record or _measured(request, pattern, batch), source)
 
 
 def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | None:
@@ -138,7 +132,13 @@ def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
     x, weight = _operands(request, pattern, batch)
     if request.device.type == "cpu":
         return cpu.tune(x, weight, request.batch_last, request.budget_s)
-    return cuda.tune(x, weight, request.batch_last, request.budget_s)
+    before = torch.backends.cuda.matmul.fp32_precision
+    if request.dtype == "float32":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
+    try:
+        return cuda.tune(x, weight, request.batch_last, request.budget_s)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def _operands(request: TuneRequest, pattern: Pattern, batch: int) -> tuple[Tensor, Tensor]:

@@ -182,3 +182,25 @@ def test_nothing_is_kept_of_the_weights_that_were_tuned_with():
     request = tuning.TuneRequest((Pattern(2, 8, 8, 2),), (8,), torch.device("cpu"), budget_s=0.01)
     list(tuning.tune(request))
     assert packed.kept_bytes(torch.device("cpu")) == 0
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
+    matmul, during = torch.backends.cuda.matmul, []
+
+    def measured(x, weight, batch_last, budget_s):
+        during.append(matmul.fp32_precision)
+        return cpu.tune(x, weight, batch_last, budget_s)
+
+    monkeypatch.setattr(tuning.cuda, "tune", measured)
+    monkeypatch.setattr(tuning, "machine_of", lambda _: choices.cpu_machine())
+    monkeypatch.setattr(
+        tuning, "_operands", lambda *_: (torch.randn(8, 4), torch.randn(1, 2, 2, 2))
+    )
+    before = matmul.fp32_precision
+    request = tuning.TuneRequest(
+        (Pattern(1, 2, 2, 2),), (8, 64), torch.device("cuda"), tf32=tf32, budget_s=0.01, again=True
+    )
+    for _ in tuning.tune(request):
+        assert matmul.fp32_precision == before
+    assert during == ["tf32" if tf32 else "ieee"] * 2
