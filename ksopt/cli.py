@@ -90,6 +90,8 @@ def _search(given: argparse.Namespace) -> int:
         timeout_s=given.timeout,
         seed=given.seed,
         storage=given.storage,
+        study=given.study,
+        workers=given.workers,
         out=given.out,
         min_rank=given.min_rank,
         min_use=given.min_use,
@@ -256,7 +258,22 @@ def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:
     effort(
         "--storage",
         metavar="URL",
-        help="Optuna storage, such as sqlite:///study.db (a SQLite file in the output folder)",
+        help="Optuna storage, such as sqlite:///study.db, postgresql://user@host/name or "
+        "journal:FILE; searches that are given the same share its study, also from several "
+        "machines (a SQLite file in the output folder)",
+    )
+    effort(
+        "--study",
+        default=SearchRequest.study,
+        metavar="NAME",
+        help="name of the study in the storage (%(default)s)",
+    )
+    effort(
+        "--workers",
+        type=_integer,
+        default=SearchRequest.workers,
+        metavar="COUNT",
+        help="processes that measure, one for each GPU (%(default)s)",
     )
     effort(
         "--out",

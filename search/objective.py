@@ -24,7 +24,8 @@ DENSE = "dense"
 _ERROR_FACTOR = 2.0
 _CHECKED_ROWS = 64
 _TRIAL_SECONDS = 0.5
-_FINAL_SECONDS = 4.0
+FINAL_SECONDS = 4.0
+"""About how long the final takes."""
 
 
 class WrongResultError(KsoptError, RuntimeError):
@@ -60,10 +61,15 @@ class Objective:
         request: What to measure, with ``batch`` set.
         device: Where.
         given: The trained weights to come near to, if any.
+        seed: Of inputs and weights; None takes the request's.
     """
 
     def __init__(
-        self, request: SearchRequest, device: torch.device, given: GivenWeights | None = None
+        self,
+        request: SearchRequest,
+        device: torch.device,
+        given: GivenWeights | None = None,
+        seed: int | None = None,
     ) -> None:
         assert request.batch is not None
         self._request = request
@@ -71,7 +77,9 @@ class Objective:
         self._device = device
         self._given = given
         self._dtype: torch.dtype = getattr(torch, request.dtype)
-        self._generator = torch.Generator(device=device).manual_seed(request.seed)
+        self._generator = torch.Generator(device=device).manual_seed(
+            request.seed if seed is None else seed
+        )
 
     def measure(self, chain: Chain) -> Outcome:
         """Check a chain, then time it in turns with the dense layer.
@@ -86,15 +94,17 @@ class Objective:
         weight_error = None if self._given is None else self._given.error(chain)
         return Outcome(found[str(chain)], found[DENSE], error, error_pytorch, weight_error)
 
-    def final(self, chains: Sequence[Chain]) -> dict[str, Measurement]:
-        """Time chains against each other and the dense layer, all in turns.
+    def final(
+        self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
+    ) -> dict[str, Measurement]:
+        """Time chains against each other and the dense layer, all in turns, for so many seconds.
 
         Returns:
             A Measurement by the chain's text, and one under "dense".
         """
         x = self._input()
         calls = {str(chain): self._call(x, self._weights(chain)) for chain in chains}
-        return self._time(calls, x, _FINAL_SECONDS, min_repeats=20)
+        return self._time(calls, x, seconds, min_repeats=20)
 
     def _time(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
@@ -23,9 +25,12 @@ DTYPES = {
 }
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
+STUDY = "ksopt-search"
 
 _DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")
 _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([%kKmMgG]?)\s*")
+# The password of a URL that names a user.
+_PASSWORD = re.compile(r"(?<=://)([^:@/]*):[^@/]*@")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
@@ -72,6 +77,16 @@ such as 768x3072
 
     def __str__(self) -> str:
         return f"{self.in_features}x{self.out_features}"
+
+
+def without_password(url: str) -> str:
+    """A storage's URL as it may be shown.
+
+    Example:
+        >>> without_password("postgresql://ann:secret@host/layers")
+        'postgresql://ann:***@host/layers'
+    """
+    return _PASSWORD.sub(r"\1:***@", url)
 
 
 @dataclass(frozen=True)
@@ -148,7 +163,11 @@ class SearchRequest:
         trials: Chains to measure in all, those of an earlier run of the same study counted.
         timeout_s: Seconds after which no new trial starts; None for no limit.
         seed: Of the sampler and of the random inputs and weights.
-        storage: Optuna storage URL; None keeps a SQLite file, study.db, in the output folder.
+        storage: Optuna storage URL, or ``journal:FILE``; None keeps a SQLite file, study.db, in the
+            output folder. Searches with one storage, also of several machines, share its study.
+        study: Name of the study in the storage.
+        workers: Processes that measure: on a machine with several GPUs one for each, in turns
+            where there are more processes than GPUs.
         out: Output folder; None makes its name from dims, device, dtype and batch.
         min_rank: Least rank bound of a chain; None asks for full rank, min(in, out), so that no
             chain is a bottleneck that the dense layer was not.
@@ -178,6 +197,8 @@ class SearchRequest:
     timeout_s: float | None = None
     seed: int = 0
     storage: str | None = None
+    study: str = STUDY
+    workers: int = 1
     out: Path | str | None = None
     min_rank: int | None = None
     min_use: float = 0.5
@@ -198,7 +219,13 @@ class SearchRequest:
             raise InvalidInputError(
                 f"layout {self.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
             )
-        for name, least in (("batch", 1), ("trials", 1), ("max_factors", 1), ("min_rank", 1)):
+        for name, least in (
+            ("batch", 1),
+            ("trials", 1),
+            ("max_factors", 1),
+            ("min_rank", 1),
+            ("workers", 1),
+        ):
             if getattr(self, name) is not None:
                 checked_int(getattr(self, name), name, "search", minimum=least)
         checked_int(self.seed, "seed", "search", minimum=0)
@@ -232,6 +259,17 @@ class SearchRequest:
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
         # Two texts for one count (25% and 0.25) are one step; steps rise.
         object.__setattr__(self, "steps", tuple(steps[count] for count in sorted(steps)))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same request of."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        plain = {"dims": str(self.size), "budgets": [step.text for step in self.steps]}
+        return given | plain | {"out": None if self.out is None else str(self.out)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SearchRequest:
+        """The request that `to_json` wrote."""
+        return cls(**{**value, "budgets": tuple(value["budgets"])})
 
     @property
     def size(self) -> Dims:
@@ -268,7 +306,11 @@ class SearchRequest:
             "trials": self.trials,
             "timeout": None if self.timeout_s is None else f"{self.timeout_s:g}",
             "seed": self.seed,
-            "storage": None if self.storage is None else shlex.quote(self.storage),
+            "storage": (
+                None if self.storage is None else shlex.quote(without_password(self.storage))
+            ),
+            "study": None if self.study == STUDY else shlex.quote(self.study),
+            "workers": None if self.workers == 1 else self.workers,
             "out": None if self.out is None else shlex.quote(str(self.out)),
         }
         words = [f"--{name} {value}" for name, value in given.items() if value is not None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import log2
 from typing import Any
 
@@ -60,21 +60,18 @@ class ChainSampler(BaseSampler):
 
     Args:
         candidates: The chains.
-        tried: Those that are not to be drawn again.
         exhaustive: True to take all, fewest weights first; False to learn with TPE (Bergstra et
             al., 2011; the multivariate and multi-objective form of Optuna) after some random draws.
         seed: Of the draws. A resumed study should pass another than its first run's.
     """
 
-    def __init__(
-        self, candidates: Sequence[Chain], tried: set[Chain], exhaustive: bool, seed: int
-    ) -> None:
+    def __init__(self, candidates: Sequence[Chain], exhaustive: bool, seed: int) -> None:
         self._candidates = list(candidates)
         self._names = list(coordinates(candidates[0]))
         self._where = np.array([list(coordinates(chain).values()) for chain in candidates])
         spread = self._where.max(axis=0) - self._where.min(axis=0)
         self._scale = np.where(spread > 0, spread, 1.0)
-        self._open = np.array([chain not in tried for chain in candidates])
+        self._open = np.ones(len(candidates), dtype=bool)
         self._index = {chain: i for i, chain in enumerate(candidates)}
         self._rng = random.Random(seed)
         self._drawn: dict[int, Chain] = {}
@@ -93,14 +90,19 @@ class ChainSampler(BaseSampler):
         return "exhaustive" if self._model is None else "TPE"
 
     @property
+    def dims(self) -> Dims:
+        """Size of the layer."""
+        return Dims(self._candidates[0].in_features, self._candidates[0].out_features)
+
+    @property
     def remaining(self) -> int:
         """Candidates that have not been tried."""
         return int(self._open.sum())
 
-    def close(self, chain: Chain) -> None:
-        """Never draw this chain (again)."""
-        if chain in self._index:
-            self._open[self._index[chain]] = False
+    def close(self, chains: Iterable[Chain]) -> None:
+        """Draw none of these chains, but any other."""
+        self._open[:] = True
+        self._open[[self._index[chain] for chain in chains if chain in self._index]] = False
 
     def drawn(self, trial_number: int) -> tuple[Chain, str] | None:
         """The chain that was drawn for a trial, and how; None if it was enqueued."""
@@ -111,8 +113,7 @@ class ChainSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """All coordinates, always."""
-        dims = Dims(self._candidates[0].in_features, self._candidates[0].out_features)
-        return distributions(dims)
+        return distributions(self.dims)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

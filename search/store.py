@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
 from ksopt.bench.device import DeviceRecord
 from ksopt.bench.roofline import Roofline
@@ -22,11 +22,13 @@ from ksopt.pattern import Chain
 from ksopt.search.priors import facts
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import TrialRecord
+from ksopt.search.storage import Storage
 
-STUDY = "ksopt-search"
 FILE = "study.db"
 LOST = "cut off: the search was stopped or its process ended"
-_NEXT = "another --out folder, or another --storage, starts a new study"
+# Processes that end in the midst of one chain before it is tried no more.
+_MOST_ENDS = 3
+_NEXT = "another --out folder, --storage or --study starts a new study"
 
 
 @contextmanager
@@ -55,8 +57,18 @@ def folder(request: SearchRequest) -> Iterator[Path]:
         yield request.out
 
 
+def storage_of(request: SearchRequest) -> Storage:
+    """Where a request, with its output folder resolved, keeps its study.
+
+    Raises:
+        InvalidInputError: It has no form that is known.
+    """
+    assert isinstance(request.out, Path)
+    return Storage(request.storage or f"sqlite:///{(request.out / FILE).resolve()}")
+
+
 def open_study(
-    request: SearchRequest, device: DeviceRecord, weights: str | None = None
+    storage: Storage, request: SearchRequest, device: DeviceRecord, weights: str | None = None
 ) -> optuna.Study:
     """The study of a request, new or resumed; ``weights`` tells given weights from others.
 
@@ -64,34 +76,20 @@ def open_study(
         InvalidInputError: The storage cannot be used, or holds a study of something else; the
             sentence names what differs.
     """
-    assert isinstance(request.out, Path)
-    if request.storage is not None and "://" not in request.storage:
-        raise InvalidInputError(
-            f"storage {request.storage!r}: give a URL that Optuna knows, such as "
-            "sqlite:///study.db, or leave it out"
-        )
-    url = request.storage or f"sqlite:///{(request.out / FILE).resolve()}"
-    try:
-        study = optuna.create_study(
-            study_name=STUDY,
-            storage=url,
-            directions=["minimize", "minimize"],
-            load_if_exists=True,
-        )
-    except (SQLAlchemyError, ImportError, ValueError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InvalidInputError(f"storage {url!r} cannot be used: {reason}") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(["latency_us", "parameters"])
-    _refuse_another_study(study, _identity(request, device) | {"weights": weights})
+    study = storage.create(request.study)
+    with storage.turn():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(["latency_us", "parameters"])
+        _refuse_another_study(study, _identity(request, device) | {"weights": weights})
     return study
 
 
-def begin_run(study: optuna.Study, device: DeviceRecord) -> int:
+def begin_run(storage: Storage, study: optuna.Study, device: DeviceRecord) -> int:
     """Note that a run begins, and on what; its number, from 1."""
-    records = [*study.user_attrs.get("runs", []), asdict(device)]
-    study.set_user_attr("runs", records)
+    with storage.turn():
+        records = [*study.user_attrs.get("runs", []), asdict(device)]
+        study.set_user_attr("runs", records)
     return len(records)
 
 
@@ -105,18 +103,18 @@ def runs(study: optuna.Study) -> tuple[DeviceRecord, ...]:
 
 
 def give_up_running(study: optuna.Study) -> None:
-    """Close the trials that an ended process left running."""
+    """Close the trials that ended processes left running, where no other process can be at work."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(trial.number, state=TrialState.FAIL)
 
 
-def lost(study: optuna.Study) -> list[tuple[str, Chain]]:
+def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Chain]]:
     """(origin, chain) of what was begun, not ended, and not redone since."""
-    done = tried(study)
+    done = tried(trials)
     found = {}
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.FAIL,)):
+    for trial in trials:
         chain = chain_of(trial)
-        if chain is not None and chain not in done:
+        if trial.state == TrialState.FAIL and chain is not None and chain not in done:
             found[chain] = str(trial.user_attrs["origin"])
     return [(origin, chain) for chain, origin in found.items()]
 
@@ -127,41 +125,58 @@ def chain_of(trial: FrozenTrial) -> Chain | None:
     return None if text is None else Chain.parse(text)
 
 
-def tried(study: optuna.Study) -> set[Chain]:
-    """Chains that were measured, failed, or wait to be: not to be drawn again."""
-    found = (chain_of(t) for t in study.get_trials(deepcopy=False) if _is_settled(t))
-    return {chain for chain in found if chain is not None}
+def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
+    """Chains that are not to be drawn again.
+
+    They were measured, or failed, or are under way; or the processes that measured them were
+    killed so often that they may be what kills them.
+    """
+    found: set[Chain] = set()
+    ends: Counter[Chain] = Counter()
+    for trial in trials:
+        chain = chain_of(trial)
+        if chain is None:
+            continue
+        if trial.state != TrialState.FAIL or "reason" in trial.user_attrs:
+            found.add(chain)
+        elif "interrupted" not in trial.user_attrs:
+            ends[chain] += 1
+    return found | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
 
 
-def settled(study: optuna.Study) -> int:
-    """Trials that were measured or failed for a reason of their own."""
-    ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
-    return sum(_is_settled(trial) for trial in ended)
+def begun(trials: Sequence[FrozenTrial]) -> int:
+    """How many chains were measured, failed for a reason of their own, or are under way."""
+    return len(tried([trial for trial in trials if trial.state != TrialState.WAITING]))
+
+
+def settled(trials: Sequence[FrozenTrial]) -> int:
+    """How many were measured or failed for a reason of their own."""
+    return begun([trial for trial in trials if trial.state != TrialState.RUNNING])
 
 
 def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialRecord, ...]:
-    """Every trial that was begun with a chain, in order."""
-    found = []
-    for trial in study.get_trials(deepcopy=False):
-        chain = chain_of(trial)
-        if chain is None or trial.state == TrialState.WAITING:
-            continue
-        found.append(_record(trial, chain, roofline, batch))
-    return tuple(found)
+    """Every trial that was begun with a chain and has ended, in order."""
+    found = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
+    return tuple(one for one in found if one is not None)
 
 
-def _record(trial: FrozenTrial, chain: Chain, roofline: Roofline, batch: int) -> TrialRecord:
+def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
+    """A trial as the report has it; None if it has no chain, or has not ended."""
+    chain = chain_of(trial)
+    if chain is None or not trial.state.is_finished():
+        return None
     attrs = trial.user_attrs
-    state = "complete" if trial.state == TrialState.COMPLETE else "failed"
+    complete = trial.state == TrialState.COMPLETE
+    failed = "failed" if "reason" in attrs else "lost"
     return TrialRecord(
         number=trial.number,
-        state=state if _is_settled(trial) else "lost",
+        state="complete" if complete else failed,
         facts=facts(chain, roofline, batch),
         origin=attrs["origin"],
-        latency=_measurement(attrs.get("latency")) if state == "complete" else None,
-        dense=_measurement(attrs.get("dense")) if state == "complete" else None,
+        latency=_measurement(attrs.get("latency")) if complete else None,
+        dense=_measurement(attrs.get("dense")) if complete else None,
         error=attrs.get("error"),
-        reason=None if state == "complete" else attrs.get("reason", LOST),
+        reason=None if complete else attrs.get("reason", LOST),
         run=attrs.get("run", 1),
         weight_error=attrs.get("weight_error"),
     )
@@ -169,13 +184,6 @@ def _record(trial: FrozenTrial, chain: Chain, roofline: Roofline, batch: int) ->
 
 def _measurement(stored: dict[str, Any] | None) -> Measurement | None:
     return None if stored is None else Measurement(**stored)
-
-
-def _is_settled(trial: FrozenTrial) -> bool:
-    return trial.state in (TrialState.COMPLETE, TrialState.WAITING) or (
-        # A trial that failed by itself says why; one that was cut off has no time to.
-        trial.state == TrialState.FAIL and "reason" in trial.user_attrs
-    )
 
 
 def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
@@ -194,7 +202,7 @@ def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
     if stored is None:
         if study.get_trials(deepcopy=False):
             raise InvalidInputError(
-                f"the storage holds a study {STUDY!r} that ksopt did not make: {_NEXT}"
+                f"the storage holds a study {study.study_name!r} that ksopt did not make: {_NEXT}"
             )
         study.set_user_attr("identity", asked)
         return

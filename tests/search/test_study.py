@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import objective, study
+from ksopt.search import objective, retime, study
 from ksopt.search.objective import Objective
-from ksopt.search.request import SearchRequest
+from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.result import SearchResult, TrialRecord, Verdict
-from ksopt.search.store import FILE, STUDY
+from ksopt.search.store import FILE
 
 Search = Callable[..., SearchResult]
 
@@ -26,7 +26,7 @@ SCRIPT = """
 import sys
 from ksopt.bench import roofline, timing
 from ksopt.search import SearchRequest, objective, run_search
-objective._TRIAL_SECONDS, objective._FINAL_SECONDS = 0.02, 0.1
+objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
 timing._flush_bytes = lambda cache_bytes: 2**16
 roofline._CPU_SIDES = (256,)
 out, trials = sys.argv[1], int(sys.argv[2])
@@ -193,7 +193,7 @@ def test_ctrl_c_in_the_final_leaves_a_report(
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Objective, "final", interrupt)
+    monkeypatch.setattr(retime, "final", interrupt)
     result = search()
     assert result.stopped == "interrupted"
     assert len(result.trials) == 4

@@ -1,0 +1,110 @@
+"""One process's share of a study: draw a chain, measure it, tell, until the trials are done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import Trial, TrialState
+
+from ksopt.bench.roofline import Roofline
+from ksopt.errors import KsoptError
+from ksopt.pattern import Chain
+from ksopt.search import locks, priors
+from ksopt.search.claims import Claim, Claims
+from ksopt.search.objective import Objective
+
+_WAIT_S = 0.2
+
+
+@dataclass
+class Campaign:
+    """Measures what its claims draw.
+
+    Args:
+        claims: What to measure.
+        objective: How.
+        device: Where; no other process measures there meanwhile.
+        roofline: Ceilings of the device.
+        batch: Rows of the input.
+    """
+
+    claims: Claims
+    objective: Objective
+    device: torch.device
+    roofline: Roofline
+    batch: int
+
+    def run(self, told: Callable[[int], None], deadline: float | None) -> bool:
+        """Measure until the trials of the study are done.
+
+        It ends when every trial has, those of other processes too: if one of them is killed, its
+        chain is measured here.
+
+        Args:
+            told: Called with the number of each trial that ended here.
+            deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
+
+        Returns:
+            Whether the trials were done in time.
+        """
+        while deadline is None or time.monotonic() < deadline:
+            claim = self.claims.next()
+            if claim is not None:
+                self._measure(claim)
+                told(claim.trial.number)
+            elif self.claims.others():
+                time.sleep(_WAIT_S)
+            else:
+                return True
+        return False
+
+    def _measure(self, claim: Claim) -> None:
+        study, trial, chain = self.claims.study, claim.trial, claim.chain
+        self._note_facts(trial, chain)
+        try:
+            with self.claims.alive(claim), locks.device(self.device):
+                outcome = self.objective.measure(chain)
+        except (KsoptError, RuntimeError) as error:
+            # Out of memory, a kernel that does not compile, a wrong result: the chain has no time.
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._tell(trial, {"reason": reason}, TrialState.FAIL)
+        except KeyboardInterrupt:
+            trial.set_user_attr("interrupted", True)
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        else:
+            latency, dense = outcome.latency.median_us, outcome.dense.median_us
+            floor = self.roofline.chain_floor_us(chain, self.batch)
+            found = {
+                "latency": asdict(outcome.latency),
+                "dense": asdict(outcome.dense),
+                "dense_ratio": latency / dense,
+                "efficiency": floor / latency,
+                "error": outcome.error,
+                "error_pytorch": outcome.error_pytorch,
+                "weight_error": outcome.weight_error,
+            }
+            self._tell(trial, found, TrialState.COMPLETE, [latency, chain.nnz])
+
+    def _tell(
+        self,
+        trial: Trial,
+        attrs: dict[str, object],
+        state: TrialState,
+        values: list[float] | None = None,
+    ) -> None:
+        try:
+            for name, value in attrs.items():
+                trial.set_user_attr(name, value)
+        except UpdateFinishedTrialError:
+            return  # this process stood still for so long that another one took the chain over
+        self.claims.study.tell(trial, values, state=state, skip_if_finished=True)
+
+    def _note_facts(self, trial: Trial, chain: Chain) -> None:
+        known = priors.facts(chain, self.roofline, self.batch)
+        for name in ("nnz", "share", "rho", "d_rho", "floor_us"):
+            trial.set_user_attr(name, getattr(known, name))

@@ -1,0 +1,144 @@
+"""Which chain to measure next, so that no two processes measure one, and none is left undone.
+
+Processes that share a study draw their chains one after the other, in turns (`Storage.turn`), and
+then measure side by side. Each marks its trial as its own. A trial whose process has ended is given
+up and its chain drawn anew. On the same machine that is seen at once, by a lock that ends with the
+process. For another machine's, the mark of life must have stood still for a minute: Optuna's own
+heartbeat does the same, but only for databases and for `Study.optimize`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ksopt.pattern import Chain
+from ksopt.search import locks, sampler, store
+from ksopt.search.locks import Presence
+from ksopt.search.sampler import ChainSampler
+from ksopt.search.storage import Storage
+
+BEAT_S = 10.0
+"""Seconds between two marks of life."""
+GRACE_S = 60.0
+"""Seconds without one after which a process of another machine counts as ended."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A trial that is this process's to measure."""
+
+    trial: Trial
+    chain: Chain
+
+
+@dataclass
+class Claims:
+    """Draws trials of a study for one process.
+
+    Args:
+        storage: Of the study.
+        study: The study.
+        chains: What draws where nothing is to be redone and no prior is left.
+        priors: (origin, chain) of what to measure first.
+        limit: Trials of the study in all.
+        run: The run of the study that this process belongs to, from 1.
+        presence: This process's.
+        clock: Seconds, rising.
+    """
+
+    storage: Storage
+    study: optuna.Study
+    chains: ChainSampler
+    priors: Sequence[tuple[str, Chain]]
+    limit: int
+    run: int
+    presence: Presence
+    clock: Callable[[], float] = time.monotonic
+    # When a running trial of another machine was first seen with its last mark of life.
+    _seen: dict[int, tuple[object, float]] = field(default_factory=dict)
+
+    def next(self) -> Claim | None:
+        """A trial to measure; None if there is none now: see `others`."""
+        self.study.sampler = self.chains
+        with self.storage.turn():
+            self._give_up_dead()
+            trials = self.study.get_trials(deepcopy=False)
+            if store.begun(trials) >= self.limit:
+                return None
+            known = store.tried(trials)
+            self.chains.close(known)
+            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            first = [one for one in [*store.lost(trials), *self.priors] if one[1] not in known]
+            if not (waiting or first or self.chains.remaining):
+                return None
+            if first and not waiting:
+                origin, chain = first[0]
+                self.study.enqueue_trial(
+                    sampler.coordinates(chain), user_attrs={"chain": str(chain), "origin": origin}
+                )
+            trial = self.study.ask(sampler.distributions(self.chains.dims))
+            drawn = self.chains.drawn(trial.number)
+            if drawn is not None:
+                trial.set_user_attr("origin", drawn[1])
+                trial.set_user_attr("chain", str(drawn[0]))
+            trial.set_user_attr("run", self.run)
+            trial.set_user_attr("host", self.presence.host)
+            trial.set_user_attr("worker", self.presence.token)
+            return Claim(trial, Chain.parse(trial.user_attrs["chain"]))
+
+    def others(self) -> bool:
+        """Whether other processes are measuring: what they leave undone may be for this one."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any(trial.user_attrs.get("worker") != self.presence.token for trial in running)
+
+    @contextmanager
+    def alive(self, claim: Claim) -> Iterator[None]:
+        """Leaves marks of life on a trial while it is measured."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not ended.wait(BEAT_S):
+                count += 1
+                try:
+                    claim.trial.set_user_attr("heartbeat", count)
+                except UpdateFinishedTrialError:
+                    return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _give_up_dead(self) -> None:
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        for trial in running:
+            if self._is_dead(trial):
+                self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        numbers = {trial.number for trial in running}
+        self._seen = {number: seen for number, seen in self._seen.items() if number in numbers}
+
+    def _is_dead(self, trial: FrozenTrial) -> bool:
+        attrs = trial.user_attrs
+        if "worker" not in attrs:
+            return True  # whoever began it was killed before its turn ended
+        gone = locks.is_gone(attrs["host"], attrs["worker"])
+        if gone is not None:
+            return gone
+        mark, now = attrs.get("heartbeat"), self.clock()
+        last, since = self._seen.setdefault(trial.number, (mark, now))
+        if mark != last:
+            self._seen[trial.number] = (mark, now)
+            return False
+        return now - since > GRACE_S

@@ -1,0 +1,125 @@
+"""``python -m ksopt.search.worker``: a process that measures for a search.
+
+It reads one JSON document, the task, from stdin and answers with JSON lines. Two tasks: a share of
+a study's trials, and the final, which a process that has measured nothing else times. It ends when
+stdin does, so it does not outlive its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+import optuna
+import torch
+
+from ksopt.bench.roofline import Roofline
+from ksopt.errors import KsoptError
+from ksopt.pattern import Chain
+from ksopt.search import store
+from ksopt.search.campaign import Campaign
+from ksopt.search.claims import Claims
+from ksopt.search.given import GivenWeights
+from ksopt.search.locks import Presence
+from ksopt.search.objective import Objective
+from ksopt.search.request import SearchRequest
+from ksopt.search.sampler import ChainSampler
+
+# Time to note that a trial was interrupted.
+_LAST_WORDS_S = 3.0
+Answer = Callable[[Mapping[str, Any]], None]
+
+
+def trials(task: Mapping[str, Any], answer: Answer) -> None:
+    """Measure a share of the trials; answers ``{"trial": number}`` after each."""
+    request = SearchRequest.from_json(task["request"])
+    assert request.batch is not None
+    device = torch.device(task["device"])
+    storage = store.storage_of(request)
+    chains = ChainSampler(
+        [Chain.parse(text) for text in task["candidates"]],
+        exhaustive=task["exhaustive"],
+        seed=task["seed"],
+    )
+    first = [(origin, Chain.parse(text)) for origin, text in task["priors"]]
+    limit = task["seconds"]
+    deadline = None if limit is None else time.monotonic() + limit
+    with Presence() as presence:
+        claims = Claims(
+            storage,
+            storage.load(request.study),
+            chains,
+            first,
+            limit=request.trials,
+            run=task["run"],
+            presence=presence,
+        )
+        objective = Objective(request, device, GivenWeights.of(request, device), task["seed"])
+        campaign = Campaign(claims, objective, device, Roofline(**task["roofline"]), request.batch)
+        in_time = campaign.run(lambda number: answer({"trial": number}), deadline)
+    answer({"in_time": in_time})
+
+
+def final(task: Mapping[str, Any], answer: Answer) -> None:
+    """Time chains against each other and dense; answers ``{"times": {name: Measurement}}``."""
+    request = SearchRequest.from_json(task["request"])
+    objective = Objective(request, torch.device(task["device"]))
+    found = objective.final([Chain.parse(text) for text in task["chains"]], task["seconds"])
+    answer({"times": {name: asdict(one) for name, one in found.items()}})
+
+
+TASKS = {"trials": trials, "final": final}
+
+
+def main() -> int:
+    """Do the task that stdin holds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
+    signal.signal(signal.SIGTERM, _interrupt)
+    answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+
+    def answer(value: Mapping[str, Any]) -> None:
+        answer_to.write(json.dumps(value) + "\n")
+        answer_to.flush()
+
+    task = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        TASKS[task["task"]](task, answer)
+    except KsoptError as error:  # the parent tells the user
+        answer({"error": str(error)})
+        return 1
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}"})
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is said: end at once
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # What is raised in a destructor or a callback of C is lost: then this ends it.
+    timer = threading.Timer(_LAST_WORDS_S, os._exit, [130])
+    timer.daemon = True
+    timer.start()
+    raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,402 @@
+"""Several processes and one study: each chain once, nothing lost when one is killed."""
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+from ksopt.search import SearchRequest, crew, processes, store
+from ksopt.search.claims import GRACE_S, Claims
+from ksopt.search.locks import Presence
+from ksopt.search.request import STUDY
+from ksopt.search.sampler import ChainSampler
+from ksopt.search.storage import Storage
+
+CHAINS = ["(1,8,4,8)*(4,8,8,1)", "(1,16,8,4)*(4,8,8,1)", "(1,64,8,1)*(1,8,32,1)"]
+
+# `ksopt search`, with short measurements; every process it starts has them short too.
+SITE = """
+from ksopt.bench import roofline, timing
+from ksopt.search import objective
+objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
+timing._flush_bytes = lambda cache_bytes: 2**16
+roofline._CPU_SIDES = (256,)
+"""
+# The final in the same process: a fresh one needs seconds to begin.
+SITE_FINAL = """
+from ksopt.search import retime
+retime.final = lambda request, device, chains: (
+    objective.Objective(request, device).final(chains, seconds=0.1)
+)
+"""
+COMMAND = "--dims 32x64 --budget 50% --batch 16 --device cpu"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Of processes that measure quickly, and keep their locks apart from other tests'."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE + SITE_FINAL, encoding="utf-8")
+    return {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "site"),
+        "KSOPT_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+
+def start(environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ksopt", "search", *COMMAND.split(), *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def study_of(url: str) -> optuna.Study:
+    return Storage(url).load(STUDY)
+
+
+def wait_for(url: str, complete: int, process: subprocess.Popen[str]) -> None:
+    """Until so many trials are complete."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        assert process.poll() is None, process.communicate()
+        try:
+            trials = study_of(url).get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        except InvalidInputError:
+            trials = []
+        if len(trials) >= complete:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{complete} trials took more than a minute")
+
+
+def children(parent: int) -> list[int]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+    return [int(number) for number in found.split()]
+
+
+def complete_chains(url: str) -> Counter[str]:
+    trials = study_of(url).get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return Counter(trial.user_attrs["chain"] for trial in trials)
+
+
+def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: int = 6) -> None:
+    """Two searches with one storage measure each chain once and tell the same of it."""
+    pair = [
+        start(environment, "--storage", url, "--out", str(tmp_path / name), "--trials", str(trials))
+        for name in ("one", "two")
+    ]
+    for process in pair:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    counts = complete_chains(url)
+    assert len(counts) == trials
+    assert set(counts.values()) == {1}
+    found = [
+        json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))
+        for name in ("one", "two")
+    ]
+    assert len(found[0]["trials"]) == trials
+    for trial in [*found[0]["trials"], *found[1]["trials"]]:
+        del trial["floor_us"]  # by the roofline that each measured for itself
+    assert found[0]["trials"] == found[1]["trials"]
+    assert {trial["run"] for trial in found[0]["trials"]} == {1, 2}
+    assert len(found[0]["runs"]) == len(found[1]["runs"]) == 2
+
+
+def test_two_searches_share_a_journal(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE, encoding="utf-8")
+    check_shared(f"journal:{tmp_path / 'shared.log'}", environment, tmp_path)
+
+
+def test_a_killed_worker_is_replaced_and_its_trial_redone(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    url = f"sqlite:///{out / store.FILE}"
+    process = start(environment, "--out", str(out), "--workers", "2", "--trials", "25")
+    wait_for(url, 2, process)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "was ended by signal 9; another takes its place" in errors
+    counts = complete_chains(url)
+    assert len(counts) == 25
+    assert set(counts.values()) == {1}
+    states = Counter(trial.state for trial in study_of(url).trials)
+    assert set(states) <= {TrialState.COMPLETE, TrialState.FAIL}
+    assert states[TrialState.FAIL] <= 1  # the one that was cut off, if one was
+
+
+def test_workers_end_with_a_killed_parent_and_the_same_command_goes_on(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    url = f"sqlite:///{out / store.FILE}"
+    options = ("--out", str(out), "--workers", "2", "--trials", "12")
+    process = start(environment, *options)
+    wait_for(url, 3, process)
+    workers = children(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    for worker in workers:
+        until = time.monotonic() + 20
+        while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < until:
+            if Path(f"/proc/{worker}/stat").read_text(encoding="ascii").split()[2] == "Z":
+                break
+            time.sleep(0.05)
+        else:
+            assert not Path(f"/proc/{worker}").exists()
+    before = complete_chains(url)
+    _, errors = start(environment, *options).communicate(timeout=120)
+    after = complete_chains(url)
+    assert len(after) == 12, errors
+    assert set(after.values()) == {1}
+    assert before <= after
+
+
+def test_ctrl_c_ends_the_workers_and_leaves_a_report(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = start(environment, "--out", str(out), "--workers", "2", "--trials", "400")
+    wait_for(f"sqlite:///{out / store.FILE}", 2, process)
+    workers = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert found["stopped"] == "interrupted"
+    assert sum(trial["state"] == "complete" for trial in found["trials"]) >= 2
+
+
+def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
+    request = SearchRequest("32x64", device="cpu", batch=16, out=tmp_path, storage="journal:/no/x")
+    task = {"task": "final", "request": request.to_json(), "device": "nowhere", "chains": []}
+    with pytest.raises(Exception, match="the final: "):
+        processes.once(task)
+
+
+# Claims, as processes of several machines make them.
+
+
+def claims(storage: Storage, presence: Presence, **options: object) -> Claims:
+    found = [Chain.parse(text) for text in CHAINS]
+    given = {"priors": [], "limit": 3, "run": 1, **options}
+    return Claims(
+        storage,
+        storage.create(STUDY),
+        ChainSampler(found, exhaustive=True, seed=0),
+        presence=presence,
+        **given,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    return Storage(f"journal:{tmp_path / 'claims.log'}")
+
+
+def test_each_chain_is_claimed_once(storage: Storage) -> None:
+    with Presence() as one, Presence() as two:
+        here, there = claims(storage, one), claims(storage, two)
+        found = [here.next(), there.next(), here.next()]
+        assert sorted(str(claim.chain) for claim in found if claim is not None) == sorted(CHAINS)
+        assert here.next() is None
+        assert there.next() is None
+        assert here.others()
+
+
+def test_what_a_process_of_this_machine_left_is_taken_over_at_once(storage: Storage) -> None:
+    killed = Presence()
+    left = claims(storage, killed, limit=1).next()
+    assert left is not None
+    with Presence() as alive:
+        rest = claims(storage, alive, limit=1)
+        assert rest.next() is None  # it is at work
+        killed._file.close()  # as the system does when a process ends
+        redone = rest.next()
+        assert redone is not None
+        assert redone.chain == left.chain
+        assert not rest.others()
+
+
+def test_another_machines_process_is_given_time(storage: Storage) -> None:
+    now = [0.0]
+    with Presence() as far, Presence() as near:
+        far.host = "another-machine"
+        left = claims(storage, far, limit=1).next()
+        assert left is not None
+        rest = claims(storage, near, limit=1, clock=lambda: now[0])
+        assert rest.next() is None
+        now[0] = GRACE_S - 1
+        assert rest.next() is None
+        left.trial.set_user_attr("heartbeat", 1)
+        now[0] = GRACE_S + 1
+        assert rest.next() is None  # it has shown life
+        now[0] = 3 * GRACE_S
+        redone = rest.next()
+        assert redone is not None
+        assert redone.chain == left.chain
+
+
+def test_a_chain_that_ends_its_process_again_and_again_is_given_up(storage: Storage) -> None:
+    for _ in range(3):
+        killed = Presence()
+        claim = claims(storage, killed, limit=1).next()
+        assert claim is not None
+        assert str(claim.chain) == CHAINS[0]
+        killed._file.close()
+    with Presence() as alive:
+        assert claims(storage, alive, limit=1).next() is None
+        following = claims(storage, alive, limit=2).next()
+        assert following is not None
+        assert str(following.chain) == CHAINS[1]
+
+
+def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_path: Path) -> None:
+    script = (
+        "import sys, time, torch\n"
+        "from ksopt.search import locks\n"
+        "with locks.device(torch.device('cpu')):\n"
+        "    print(time.monotonic(), flush=True); time.sleep(0.3); print(time.monotonic())\n"
+    )
+    pair = [
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", f"import site; site.main()\n{script}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    spans = sorted([float(x) for x in p.communicate(timeout=60)[0].split()] for p in pair)
+    assert spans[0][1] <= spans[1][0]
+
+
+def test_workers_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"cuda:0": "H200", "cuda:1": "old", "cuda:2": "H200", "cuda:3": "H200"}
+    monkeypatch.setattr(crew.devices, "available", lambda: ["cpu", *names])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: names[str(place)])
+    assert crew.workplaces(torch.device("cuda:2"), 4) == ["cuda:2", "cuda:3", "cuda:0", "cuda:2"]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("journal:", "or journal:FILE"),
+        ("sqlite://", "or journal:FILE"),
+        ("oracle://x", "does not know how to share a oracle server"),
+        ("journal:/no/such/folder/x", "cannot be used"),
+        ("postgresql+psycopg://ann:secret@127.0.0.1:1/x", "ann:[*]{3}@"),
+    ],
+)
+def test_a_storage_that_cannot_be_used(url: str, words: str) -> None:
+    if "psycopg" in url:
+        pytest.importorskip("psycopg")
+    with pytest.raises(InvalidInputError, match=words) as refused:
+        Storage(url).create(STUDY)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_password_is_in_no_report() -> None:
+    url = "postgresql://ann:secret@host/x"
+    command = SearchRequest("32x64", storage=url).command
+    assert "secret" not in command
+    assert "postgresql://ann:***@host/x" in command
+
+
+# PostgreSQL, for real, where it is installed.
+
+
+def _postgresql() -> Path | None:
+    found = shutil.which("initdb")
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    file = Path(found).resolve() if found else folders[-1] if folders else None
+    return None if file is None else file.parent
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """URL of a database of a server that this test starts and ends."""
+    programs = _postgresql()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install psycopg[binary])")
+    user: dict[str, object] = {}
+    if os.getuid() == 0:  # PostgreSQL does not run as root
+        try:
+            account = pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
+        user = {"user": account.pw_uid, "group": account.pw_gid}
+    # Not under tmp_path, which pytest closes to other users.
+    with tempfile.TemporaryDirectory(prefix="ksopt-postgresql-") as name:
+        folder = Path(name)
+        if user:
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        yield from _server(programs, folder, user)
+
+
+def _server(programs: Path, folder: Path, user: dict[str, object]) -> Iterator[str]:
+    def call(name: str, *options: str) -> None:
+        done = subprocess.run(
+            [programs / name, *options],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            **user,  # type: ignore[call-overload]
+        )
+        assert done.returncode == 0, done.stdout
+
+    data = folder / "data"
+    call("initdb", "-D", str(data), "-U", "ksopt", "--auth=trust", "--no-sync")
+    options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+    call("pg_ctl", "-D", str(data), "-w", "-l", str(folder / "log"), "-o", options, "start")
+    try:
+        yield f"postgresql+psycopg://ksopt@/postgres?host={folder}"
+    finally:
+        call("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
+
+
+@pytest.mark.slow
+def test_postgresql(postgresql: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Shared by two searches; a third is killed in the middle and goes on."""
+    check_shared(postgresql, environment, tmp_path, trials=4)
+    options = ("--storage", postgresql, "--out", str(tmp_path / "one"), "--trials", "15")
+    process = start(environment, *options)
+    wait_for(postgresql, 6, process)
+    process.kill()
+    process.communicate()
+    before = complete_chains(postgresql)
+    _, errors = start(environment, *options).communicate(timeout=120)
+    after = complete_chains(postgresql)
+    assert len(after) == 15, errors
+    assert set(after.values()) == {1}
+    assert before <= after
+    running = study_of(postgresql).get_trials(states=(TrialState.RUNNING,))
+    assert not running
