@@ -64,6 +64,7 @@ _OPAQUE = {
 }
 """Functions whose result is a new tensor that is no movement of an operand and no product."""
 
+_MOST_FIXED_SIZES = 20
 _SET_GRAD = torch._C._set_grad_enabled
 _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting")
 
@@ -90,11 +91,14 @@ def run(
             raise CannotRunError(f"node {node.name} calls a module whole, whose weights are hidden")
         if getattr(node.target, "__name__", "") in _TRANSFORMS:
             raise CannotRunError(f"node {node.name} starts a torch.func transform other than vmap")
-    while True:
+    for _ in range(_MOST_FIXED_SIZES):
         try:
             return _run(gm, inputs, weights, frozen_pattern)
         except FixedSizeNeeded as error:
             int(error.size)  # adds a guard; each turn fixes one more size
+            if not isinstance(plain(error.size), int):
+                raise CannotRunError(f"the size {error.size} cannot be fixed") from error
+    raise CannotRunError(f"more than {_MOST_FIXED_SIZES} sizes would have to be fixed")
 
 
 def _run(

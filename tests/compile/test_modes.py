@@ -376,3 +376,13 @@ def test_a_site_that_is_slower_is_kept(compiled_by_eager, monkeypatch):
     (site,) = compiled_by_eager.reports[0].sites
     assert (site.verdict.value, site.ksopt_us, site.unfused_us) == ("kept", 9.0, 3.0)
     assert counters["ksopt"]["kept"] == 1
+
+
+def test_a_size_that_cannot_be_fixed_leaves_the_graph_alone(compiled_by_eager):
+    weight = nn.Parameter(torch.randn(2, 3, 4))
+
+    def function(x):  # features and batch flattened together, then taken apart
+        return torch.einsum("nil,iol->nio", x.reshape(-1).view([5, 2, 4]), weight)
+
+    compiled = torch.compile(function, backend="ksopt", dynamic=True)
+    check_equal(function, compiled, torch.randn(5, 2, 4))
