@@ -328,6 +328,25 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
         costs[best] = 5.0
 
 
+def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatch):
+    monkeypatch.setattr(cpu, "_least", lambda _: "einsum")
+    monkeypatch.setattr(cpu.choices, "load", lambda *_: None)
+    taken = []
+    real = cpu._Choice.multiply
+    shape = (2, 64, 64, 2)
+    x, weight = make_x(shape, "batch_first", (40,), torch.float32), torch.randn(shape)
+    ks_mm(x, weight)
+    monkeypatch.setattr(
+        cpu._Choice,
+        "multiply",
+        lambda self, *args: (taken.append(self.baseline.name), real(self, *args))[1],
+    )
+    ks_mm(x, weight)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    ks_mm(x, weight)
+    assert taken == ["einsum", "bmm"]
+
+
 def test_timing_stops_in_time(monkeypatch):
     """Slow candidates are run twice at most, and once if another is more than twice as fast."""
     costs = {"bmm": 1.0, "bmm_paper": 1.2, "einsum": 1.5, "expand": 0.9, "dense": 2.5}

@@ -91,12 +91,13 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
     shape = weight.shape
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
     key = (shape, x.dtype, batch_last, bits_of(batch), torch.get_num_threads())
-    choice = _choices.get(key)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    choice = None if deterministic else _choices.get(key)
     if choice is not None:
         return choice.multiply(x, weight, batch_last)
     pattern = Pattern(*shape)
     choice = _Choice(pattern, BASELINES[rule(pattern)])
-    if batch > 0 and not torch.are_deterministic_algorithms_enabled():
+    if batch > 0 and not deterministic:
         if settings.tuning() != "measure":
             _choices[key] = choice
         elif (tuned := _tuned(pattern, x.dtype, batch_last, batch)) is not None:

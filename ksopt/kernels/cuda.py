@@ -94,8 +94,7 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     exact = dtype != torch.float32 or lanes32.precise()
     bits = situation.bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
-    taken = _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
-    decision = taken.get(key) or _decide(key, x, weight, batch)
+    decision = _table().get(key) or _decide(key, x, weight, batch)
     # The same object wherever the choice prepares no weight.
     if decision.kept is decision.changing or not packed.are_changing():
         return decision.kept
@@ -140,7 +139,11 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
 
 def known(found: Situation, device: int) -> Decision | None:
     """The decision that this process has taken for a situation; None if it has not yet."""
-    return _decisions.get(_key_of(found, device))
+    return _table().get(_key_of(found, device))
+
+
+def _table() -> dict[_Key, Decision]:
+    return _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
 
 
 def _key_of(found: Situation, device: int) -> _Key:
@@ -171,14 +174,13 @@ def machine_of(device: int) -> Machine | None:
 def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     device = key[-1]
     mode = settings.tuning()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    taken = _predicted if deterministic else _decisions
+    taken = _table()
     found = situation_of(x, weight, key[2])
     if batch == 0:
         return _rule(found.problem)
     if mode == "off":
         return taken.setdefault(key, _rule(found.problem))
-    if mode == "model" or deterministic:
+    if mode == "model" or taken is _predicted:
         return taken.setdefault(key, _model(found, device))
     may_time = not torch.cuda.is_current_stream_capturing() and _timing.acquire(blocking=False)
     if not may_time:

@@ -112,6 +112,8 @@ def choice_report(
         ('lanes16', None)
     """
     mode = settings.tuning()
+    if mode == "measure" and torch.are_deterministic_algorithms_enabled():
+        mode = "model"  # nothing that was measured is taken then, here or on a CPU
     place = torch.device(device)
     if place.type == "cpu" and machine is None:
         found = Situation.of(pattern, dtype, batch, batch_last, exact=True)
@@ -190,7 +192,9 @@ def _on_cpu(found: Situation, batch: int, mode: str) -> ChoiceReport:
     if mode == "measure":
         reason = "the rule's choice; the first product times PyTorch's ways and may take another"
     else:
-        reason = f"KSOPT_TUNE={mode}: the CPU's fixed rule"
+        unmeasured = torch.are_deterministic_algorithms_enabled()
+        why = "torch.use_deterministic_algorithms" if unmeasured else f"KSOPT_TUNE={mode}"
+        reason = f"{why}: the CPU's fixed rule"
     return _from_rule(found, batch, way, reason)
 
 

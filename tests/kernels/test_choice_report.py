@@ -98,6 +98,21 @@ def test_the_model_decides_alone_if_it_is_told_to(device, monkeypatch):
     assert cuda.choice_for(*_operands(), False).way.config == found.config
 
 
+def test_deterministic_products_are_reported_as_they_are_taken(device, monkeypatch):
+    device.ms["lanes16"] = [2.0, 1.0]
+    assert product() == "lanes16 1"
+    pattern = Pattern(2, 8, 8, 2)
+    cpu.tune(torch.randn(40, 32), torch.randn(pattern.weight_shape), False, 0.02)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    for _ in range(2):
+        found = report()
+        assert (found.source, found.measured_us) == ("model", None)
+        assert product() == "lanes16 0"
+    on_cpu = choice_report(pattern, "float32", 40, device="cpu")
+    assert (on_cpu.source, on_cpu.way) == ("rule", cpu.rule(pattern))
+    assert "torch.use_deterministic_algorithms" in on_cpu.reason
+
+
 def _operands():
     x = torch.zeros(1000, PATTERN.in_features, dtype=torch.float16).as_subclass(OnDevice)
     return x, torch.zeros(PATTERN.weight_shape, dtype=torch.float16)
