@@ -139,7 +139,7 @@ std::optional<int64_t> common_stride(const Tensor& x, int64_t first, int64_t las
     }
     next = x.stride(i) * x.size(i);
   }
-  return stride.value_or(0);
+  return stride.value_or(first == 0 ? 0 : 1);  // of one row: batch last, it is one run of elements
 }
 
 Plan plan_at(int64_t index) {

@@ -128,7 +128,13 @@ def test_the_rows_of_x_are_found(library, case):
 
 @pytest.mark.parametrize(
     ("shape", "stride"),
-    [((16, 5), (5, 1)), ((16, 5, 1), (5, 1, 9)), ((16, 1, 5), (5, 77, 1)), ((16, 5), (8, 1))],
+    [
+        ((16, 1), (9, 3)),
+        ((16, 5), (5, 1)),
+        ((16, 5, 1), (5, 1, 9)),
+        ((16, 1, 5), (5, 77, 1)),
+        ((16, 5), (8, 1)),
+    ],
 )
 def test_the_rows_of_x_are_found_batch_last(library, shape, stride):
     x = strided(shape, stride)
