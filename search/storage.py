@@ -109,7 +109,7 @@ class Storage:
             path = self._turn.with_name(self._turn.name.removeprefix(".").removesuffix(".turn"))
             if not path.is_file():
                 raise InvalidInputError(f"there is no study at {path}: the file is not there")
-        with self._refusing():
+        with self._refusing(), self.turn():  # another process may be about to make its tables
             try:
                 return optuna.load_study(study_name=name, storage=self._backend())
             except KeyError:

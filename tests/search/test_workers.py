@@ -178,7 +178,8 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = start(environment, "--out", str(out), "--workers", "2", "--trials", "400")
+    options = ("--out", str(out), "--workers", "2", "--trials", "400", "--dims", "192x192")
+    process = start(environment, *options)
     wait_for(f"sqlite:///{out / store.FILE}", 2, process)
     workers = children(process.pid)
     process.send_signal(signal.SIGINT)
