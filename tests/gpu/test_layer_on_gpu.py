@@ -98,7 +98,8 @@ def test_what_is_kept_in_the_first_run_of_a_captured_graph_is_not_in_its_memory(
         for _ in range(4):
             x = torch.randn(64, 1024, device="cuda")
             found = compiled(x).clone()
-            torch.testing.assert_close(found, ks_reference(x, preparing.weight))
+            expected = ks_reference(x, preparing.weight)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert packed.kept_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
 
 
