@@ -97,6 +97,9 @@ def _search(given: argparse.Namespace) -> int:
         min_use=given.min_use,
         weights=given.weights,
         max_error=given.max_error,
+        max_params=given.max_params,
+        min_speedup=given.min_speedup,
+        objective=given.objective,
     )
     from ksopt.search import for_terminal, print_result, run_search, to_json
 
@@ -233,6 +236,20 @@ def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:
         type=_number,
         metavar="SHARE",
         help="most relative error to it that a recommended chain may have (no limit)",
+    )
+
+    wanted = command.add_argument_group("what is wanted").add_argument
+    wanted(
+        "--objective",
+        default=SearchRequest.objective,
+        help="pareto (default): low latency and few weights; latency: low latency alone",
+    )
+    wanted("--max-params", metavar="SIZE", help="the most weights of any step, such as 600k")
+    wanted(
+        "--min-speedup",
+        type=_number,
+        metavar="TIMES",
+        help="how many times as fast as dense a recommended chain must be, such as 1.2",
     )
 
     effort = command.add_argument_group("the search").add_argument

@@ -15,7 +15,11 @@ from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import locks, priors
 from ksopt.search.claims import Claim, Claims
-from ksopt.search.objective import Objective
+from ksopt.search.cost import CostModel
+from ksopt.search.objective import Objective, Outcome
+from ksopt.search.pruning import Pruning
+from ksopt.search.request import SearchRequest
+from ksopt.search.result import ChainFacts
 
 _WAIT_S = 0.2
 
@@ -29,14 +33,18 @@ class Campaign:
         objective: How.
         device: Where; no other process measures there meanwhile.
         roofline: Ceilings of the device.
-        batch: Rows of the input.
+        request: With its batch resolved.
+        pruning: When a chain is hopeless.
+        model: Predicts latencies, where it can.
     """
 
     claims: Claims
     objective: Objective
     device: torch.device
     roofline: Roofline
-    batch: int
+    request: SearchRequest
+    pruning: Pruning
+    model: CostModel | None
 
     def run(self, told: Callable[[int], None], deadline: float | None) -> bool:
         """Measure until the trials of the study are done.
@@ -64,10 +72,11 @@ class Campaign:
 
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
-        self._note_facts(trial, chain)
+        known = self._note_facts(trial, chain)
         try:
             with self.claims.alive(claim), locks.device(self.device):
-                outcome = self.objective.measure(chain)
+                limit = self.pruning.limit(chain, trial.user_attrs["origin"])
+                outcome = self.objective.measure(chain, limit)
         except (KsoptError, RuntimeError) as error:
             # Out of memory, a kernel that does not compile, a wrong result: the chain has no time.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -78,17 +87,37 @@ class Campaign:
             raise
         else:
             latency, dense = outcome.latency.median_us, outcome.dense.median_us
-            floor = self.roofline.chain_floor_us(chain, self.batch)
             found = {
                 "latency": asdict(outcome.latency),
                 "dense": asdict(outcome.dense),
                 "dense_ratio": latency / dense,
-                "efficiency": floor / latency,
+                "times_as_fast_as_dense": dense / latency,
+                "efficiency": known.floor_us / latency,
                 "error": outcome.error,
                 "error_pytorch": outcome.error_pytorch,
                 "weight_error": outcome.weight_error,
             }
-            self._tell(trial, found, TrialState.COMPLETE, [latency, chain.nnz])
+            if outcome.latency.given_up:
+                found["pruned"] = (
+                    f"hopeless after {outcome.latency.repeats} repeats: more than {limit:.2f} "
+                    "times the dense layer's latency"
+                )
+                self._tell(trial, found, TrialState.PRUNED)
+                return
+            for name, value in self._violations(outcome).items():
+                trial.set_constraint(name, value)
+            values = [latency, float(chain.nnz)]
+            self._tell(trial, found, TrialState.COMPLETE, values[: len(study.directions)])
+
+    def _violations(self, outcome: Outcome) -> dict[str, float]:
+        """By how much a chain misses each constraint of the request; at most 0 is met."""
+        found = {}
+        if self.request.max_error is not None and outcome.weight_error is not None:
+            found["max_error"] = outcome.weight_error - self.request.max_error
+        if self.request.min_speedup is not None:
+            speedup = outcome.dense.median_us / outcome.latency.median_us
+            found["min_speedup"] = self.request.min_speedup - speedup
+        return found
 
     def _tell(
         self,
@@ -104,7 +133,10 @@ class Campaign:
             return  # this process stood still for so long that another one took the chain over
         self.claims.study.tell(trial, values, state=state, skip_if_finished=True)
 
-    def _note_facts(self, trial: Trial, chain: Chain) -> None:
-        known = priors.facts(chain, self.roofline, self.batch)
-        for name in ("nnz", "share", "rho", "d_rho", "floor_us"):
+    def _note_facts(self, trial: Trial, chain: Chain) -> ChainFacts:
+        assert self.request.batch is not None
+        predicted = None if self.model is None else self.model.predicted_us(chain)
+        known = priors.facts(chain, self.roofline, self.request.batch, predicted)
+        for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
             trial.set_user_attr(name, getattr(known, name))
+        return known

@@ -14,13 +14,15 @@ from ksopt.bench.roofline import Roofline
 from ksopt.search import priors, processes, store
 from ksopt.search.campaign import Campaign
 from ksopt.search.claims import Claims
+from ksopt.search.cost import CostModel
 from ksopt.search.given import GivenWeights
 from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
 from ksopt.search.progress import Progress
+from ksopt.search.pruning import Pruning
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import TrialRecord
-from ksopt.search.sampler import ChainSampler
+from ksopt.search.sampler import ChainSampler, suited
 from ksopt.search.space import Space
 from ksopt.search.storage import Storage
 
@@ -82,19 +84,27 @@ class Crew:
     def _alone(
         self, number: int, seed: int, told: Callable[[int], None], deadline: float | None
     ) -> bool:
-        assert self.request.batch is not None
+        model = CostModel.of(self.request, self.device)
         with Presence() as presence:
             claims = Claims(
                 self.storage,
                 self.study,
                 self._sampler(seed),
-                priors.enqueued(self.space, self.request, self.roofline),
+                priors.enqueued(self.space, self.request, self.roofline, model),
                 limit=self.request.trials,
                 run=number,
                 presence=presence,
             )
             objective = Objective(self.request, self.device, self.given)
-            campaign = Campaign(claims, objective, self.device, self.roofline, self.request.batch)
+            campaign = Campaign(
+                claims,
+                objective,
+                self.device,
+                self.roofline,
+                self.request,
+                Pruning(self.study, self.space.steps, self.request),
+                model,
+            )
             return campaign.run(told, deadline)
 
     def _together(
@@ -105,7 +115,8 @@ class Crew:
         deadline: float | None,
         note: Callable[[str], None],
     ) -> bool:
-        first = priors.enqueued(self.space, self.request, self.roofline)
+        model = CostModel.of(self.request, self.device)
+        first = priors.enqueued(self.space, self.request, self.roofline, model)
         places = workplaces(self.device, self.request.workers)
         if len(set(places)) < len(places):
             note(
@@ -118,7 +129,7 @@ class Crew:
             "request": self.request.to_json(),
             "roofline": asdict(self.roofline),
             "candidates": [str(chain) for chain in self.space.candidates],
-            "exhaustive": self._exhaustive,
+            "steps": [asdict(step) for step in self.space.steps],
             "priors": [[origin, str(chain)] for origin, chain in first],
             "run": number,
             "seconds": None if deadline is None else max(0.0, deadline - time.monotonic()),
@@ -147,12 +158,10 @@ class Crew:
 
         return told
 
-    @property
-    def _exhaustive(self) -> bool:
-        return len(self.space.candidates) <= self.request.trials
-
     def _sampler(self, seed: int) -> ChainSampler:
-        return ChainSampler(self.space.candidates, self._exhaustive, seed)
+        return ChainSampler(
+            self.space.candidates, suited(len(self.space.candidates), self.request), seed
+        )
 
 
 def workplaces(device: torch.device, workers: int) -> list[str]:

@@ -137,9 +137,12 @@ def _method(result: SearchResult) -> Section:
         f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
         f"when it has at least {used} of its weights; without that rule the smallest chain, which "
         "is nearly always the fastest, would be the answer to every budget.",
-        f"Sampler: {result.sampler}, after the paper's families, the largest rho and the lowest "
-        f"roofline floor of each budget. {len(result.trials)} trials, "
-        f"{sum(t.state == 'failed' for t in result.trials)} failed; "
+        f"Sampler: {result.sampler}, after the paper's families, the largest rho, the lowest "
+        "roofline floor and, on a GPU, the kernels' cost model's picks of each budget. "
+        f"{len(result.trials)} trials, "
+        f"{sum(t.state == 'failed' for t in result.trials)} failed, "
+        f"{sum(t.state == 'pruned' for t in result.trials)} given up after their first repeats as "
+        "hopeless; "
         f"this run took {result.seconds:.0f} s.",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {roof.rate / 1e12:,.2f} TFLOP/s ({roof.rate_from}, side "

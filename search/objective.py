@@ -81,8 +81,11 @@ class Objective:
             request.seed if seed is None else seed
         )
 
-    def measure(self, chain: Chain) -> Outcome:
+    def measure(self, chain: Chain, limit: float | None = None) -> Outcome:
         """Check a chain, then time it in turns with the dense layer.
+
+        If its first repeats take more than ``limit`` times as long as the dense layer it is given
+        up, and its measurement says so.
 
         Raises:
             WrongResultError: Its product is wrong; nothing was timed.
@@ -90,7 +93,7 @@ class Objective:
         """
         x, weights = self._input(), self._weights(chain)
         error, error_pytorch = self._check(x, weights)
-        found = self._time({str(chain): self._call(x, weights)}, x, _TRIAL_SECONDS, min_repeats=10)
+        found = self._time({str(chain): self._call(x, weights)}, x, _TRIAL_SECONDS, 10, limit)
         weight_error = None if self._given is None else self._given.error(chain)
         return Outcome(found[str(chain)], found[DENSE], error, error_pytorch, weight_error)
 
@@ -112,6 +115,7 @@ class Objective:
         x: Tensor,
         max_seconds: float,
         min_repeats: int,
+        limit: float | None = None,
     ) -> dict[str, Measurement]:
         # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
         dims = self._request.size
@@ -126,6 +130,8 @@ class Objective:
                 self._device,
                 max_seconds=max_seconds,
                 min_repeats=min_repeats,
+                hopeless=limit,
+                against=DENSE,
             )
 
     def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:

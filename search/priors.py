@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ksopt.bench.roofline import Roofline
 from ksopt.pattern import Chain
+from ksopt.search.cost import CostModel
 from ksopt.search.named import families
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import ChainFacts
@@ -15,9 +16,12 @@ from ksopt.search.space import Space
 
 HEURISTIC = "largest rho"
 _MOST_FAMILY_PRIORS = 4
+_COST_MODEL_PRIORS = 2
 
 
-def facts(chain: Chain, roofline: Roofline, batch: int) -> ChainFacts:
+def facts(
+    chain: Chain, roofline: Roofline, batch: int, predicted_us: float | None = None
+) -> ChainFacts:
     """What is known of a chain without measuring it."""
     nnz = chain.nnz
     return ChainFacts(
@@ -27,14 +31,18 @@ def facts(chain: Chain, roofline: Roofline, batch: int) -> ChainFacts:
         rho=sum(pattern.nnz * pattern.rho for pattern in chain) / nnz,
         d_rho=sum(pattern.nnz * pattern.d_rho for pattern in chain) / nnz,
         floor_us=roofline.chain_floor_us(chain, batch),
+        predicted_us=predicted_us,
     )
 
 
-def enqueued(space: Space, request: SearchRequest, roofline: Roofline) -> list[tuple[str, Chain]]:
+def enqueued(
+    space: Space, request: SearchRequest, roofline: Roofline, model: CostModel | None
+) -> list[tuple[str, Chain]]:
     """(origin, chain) in the order to measure them, each chain once, all candidates of the space.
 
-    For each step: the largest rho (paper, equation 2), the lowest roofline floor, then the families
-    with the most weights, at most four of them.
+    For each step: the largest rho (paper, equation 2), the lowest roofline floor, the two that the
+    cost model, if there is one, predicts to be fastest, then the families with the most weights, at
+    most four of them. The cost model is asked for the lowest floors first, for a few seconds.
     """
     assert request.batch is not None
     picks: dict[Chain, str] = {}
@@ -43,7 +51,10 @@ def enqueued(space: Space, request: SearchRequest, roofline: Roofline) -> list[t
     for step in space.steps:
         inside = [chain for chain in space.candidates if step.holds(chain.nnz)]
         picks.setdefault(max(inside, key=lambda chain: known[chain].rho), HEURISTIC)
-        picks.setdefault(min(inside, key=lambda chain: known[chain].floor_us), "lowest floor")
+        by_floor = sorted(inside, key=lambda chain: known[chain].floor_us)
+        picks.setdefault(by_floor[0], "lowest floor")
+        for chain in [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS):
+            picks.setdefault(chain, "cost model")
         family = sorted((c for c in inside if c in named), key=lambda c: -c.nnz)
         for chain in family[:_MOST_FAMILY_PRIORS]:
             picks.setdefault(chain, named[chain])

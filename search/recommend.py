@@ -11,7 +11,8 @@ from ksopt.search.request import Budget
 from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
 from ksopt.search.space import Space, Step
 
-_FINALISTS_PER_STEP = 3
+FINALISTS_PER_STEP = 3
+"""Chains of each step that are timed again at the end, besides the heuristic's."""
 # Spread over the median at which a reader is warned.
 _BUSY_NOISE = 0.5
 
@@ -29,7 +30,7 @@ def elect(
         trials = [t for t in trials if t.weight_error is not None and t.weight_error <= max_error]
     chosen: dict[int, TrialRecord] = {}
     for step in steps:
-        for trial in [*_ranked(trials, step)[:_FINALISTS_PER_STEP], *_heuristic(trials, step)]:
+        for trial in [*_ranked(trials, step)[:FINALISTS_PER_STEP], *_heuristic(trials, step)]:
             chosen[trial.number] = trial
     return [chosen[number] for number in sorted(chosen)]
 
@@ -60,10 +61,13 @@ def finalists(
 
 
 def recommend(
-    space: Space, standing: Sequence[Finalist], max_error: float | None = None
+    space: Space,
+    standing: Sequence[Finalist],
+    max_error: float | None = None,
+    min_speedup: float | None = None,
 ) -> tuple[Recommendation, ...]:
     """One recommendation for each step, unmet ones too, in rising order."""
-    answers = [_for_step(step, standing, max_error) for step in space.steps]
+    answers = [_for_step(step, standing, max_error, min_speedup) for step in space.steps]
     answers += [_unmet(budget, space) for budget in space.unmet]
     return tuple(sorted(answers, key=lambda answer: answer.budget.parameters))
 
@@ -87,7 +91,12 @@ def _unmet(budget: Budget, space: Space) -> Recommendation:
     return Recommendation(budget, 0, Verdict.UNMET, None, (), None, sentence)
 
 
-def _for_step(step: Step, standing: Sequence[Finalist], max_error: float | None) -> Recommendation:
+def _for_step(
+    step: Step,
+    standing: Sequence[Finalist],
+    max_error: float | None,
+    min_speedup: float | None,
+) -> Recommendation:
     inside = [f for f in standing if step.holds(f.facts.nnz)]
     if not inside:
         sentence = f"No chain for the budget of {step.budget.text} was measured."
@@ -105,6 +114,8 @@ def _for_step(step: Step, standing: Sequence[Finalist], max_error: float | None)
         Comparison.SLOWER: Verdict.KEEP_DENSE,
         Comparison.WITHIN_NOISE: Verdict.NO_DIFFERENCE,
     }[chosen.versus_dense]
+    if verdict is Verdict.USE and min_speedup is not None and chosen.ratio * min_speedup > 1:
+        verdict = Verdict.NOT_ENOUGH
     ties = tuple(f for f in others if compare(f.latency, chosen.latency) is Comparison.WITHIN_NOISE)
     heuristic = max(inside, key=lambda f: f.facts.rho)
     return Recommendation(
@@ -114,11 +125,11 @@ def _for_step(step: Step, standing: Sequence[Finalist], max_error: float | None)
         chosen,
         ties,
         heuristic,
-        _sentence(step, verdict, chosen),
+        _sentence(step, verdict, chosen, min_speedup),
     )
 
 
-def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
+def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float | None) -> str:
     budget = f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
     evidence = (
         f"{words.timed(chosen.latency)} against {words.timed(chosen.dense)} for the dense layer"
@@ -132,6 +143,12 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist) -> str:
         )
     elif verdict is Verdict.USE:
         text = f"{budget}, use {named}: {words.times(chosen.ratio)} the dense layer, {evidence}."
+    elif verdict is Verdict.NOT_ENOUGH:
+        text = (
+            f"{budget}, keep the dense layer: the fastest chain, {named}, is "
+            f"{words.times(chosen.ratio)} it, less than the {min_speedup:g} times that were asked "
+            f"for, {evidence}."
+        )
     elif verdict is Verdict.KEEP_DENSE:
         text = (
             f"{budget}, keep the dense layer: the fastest chain, {named}, is "

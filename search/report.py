@@ -19,6 +19,7 @@ from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
 from ksopt.search import words
+from ksopt.search.request import without_password
 from ksopt.search.result import ChainFacts, Finalist, Recommendation, SearchResult, TrialRecord
 from ksopt.tables import Table
 
@@ -75,6 +76,12 @@ def to_json(result: SearchResult) -> str:
             "seed": request.seed,
             "weights": request.weights,
             "max_error": request.max_error,
+            "max_params": request.max_params,
+            "min_speedup": request.min_speedup,
+            "objective": request.objective,
+            "storage": None if request.storage is None else without_password(request.storage),
+            "study": request.study,
+            "workers": request.workers,
         },
         "recommendations": [_answer(answer) for answer in result.recommendations],
         "finalists": [_finalist(finalist) for finalist in result.finalists],
@@ -178,7 +185,7 @@ def trials_table(trials: list[TrialRecord]) -> Table:
         ">dense / chain",
         ">rho",
         "chosen by",
-        "failed because",
+        "given up or failed because",
     )
     if not any(trial.reason for trial in trials):
         return tables.of(heads[:-1], [row[:-1] for row in rows])
@@ -224,6 +231,7 @@ def _facts(known: ChainFacts) -> dict[str, Any]:
         "rho": known.rho,
         "d_rho": known.d_rho,
         "floor_us": known.floor_us,
+        "predicted_us": known.predicted_us,
     }
 
 
@@ -287,6 +295,7 @@ _CSV_COLUMNS = [
     "rho",
     "d_rho",
     "floor_us",
+    "predicted_us",
     *(f"latency_{field.name}" for field in fields(Measurement)),
     *(f"dense_{field.name}" for field in fields(Measurement)),
     "latency_over_dense",

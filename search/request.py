@@ -23,6 +23,7 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
+OBJECTIVES = ("pareto", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
 STUDY = "ksopt-search"
@@ -177,6 +178,10 @@ class SearchRequest:
             after a colon the tensor's name if more than one has the layer's shape: how near each
             chain comes to it is then reported.
         max_error: Most relative error of those weights that a recommended chain may have.
+        max_params: A count or share like a budget's that no step may exceed.
+        min_speedup: How many times as fast as dense a recommended chain must be.
+        objective: "pareto" learns where latency and weights are both low; "latency" only where
+            latency is.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
@@ -204,6 +209,9 @@ class SearchRequest:
     min_use: float = 0.5
     weights: str | None = None
     max_error: float | None = None
+    max_params: str | None = None
+    min_speedup: float | None = None
+    objective: str = "pareto"
     steps: tuple[Budget, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -211,6 +219,18 @@ class SearchRequest:
         budgets = (self.budgets,) if isinstance(self.budgets, str) else tuple(self.budgets)
         budgets = budgets or LADDER
         steps = {budget.parameters: budget for budget in (Budget.parse(b, dims) for b in budgets)}
+        if self.max_params is not None:
+            most = Budget.parse(self.max_params, dims)
+            within = {count: step for count, step in steps.items() if count <= most.parameters}
+            steps = within | ({} if len(within) == len(steps) else {most.parameters: most})
+        if self.objective not in OBJECTIVES:
+            raise InvalidInputError(
+                f"objective {self.objective!r} is unknown: it must be 'pareto' or 'latency'"
+            )
+        if self.min_speedup is not None and not 0 < self.min_speedup < math.inf:
+            raise InvalidInputError(
+                f"min_speedup {self.min_speedup!r}: give a number more than 0, such as 1.2"
+            )
         if self.dtype not in DTYPES:
             raise InvalidInputError(
                 f"dtype {self.dtype!r} is unknown: it can be float32, float16 or bfloat16"
@@ -303,6 +323,9 @@ class SearchRequest:
             "min-use": f"{self.min_use:g}",
             "weights": None if self.weights is None else shlex.quote(self.weights),
             "max-error": None if self.max_error is None else f"{self.max_error:g}",
+            "max-params": self.max_params,
+            "min-speedup": None if self.min_speedup is None else f"{self.min_speedup:g}",
+            "objective": None if self.objective == "pareto" else self.objective,
             "trials": self.trials,
             "timeout": None if self.timeout_s is None else f"{self.timeout_s:g}",
             "seed": self.seed,

@@ -25,6 +25,7 @@ class ChainFacts:
             written over multiplications (paper, equation 2, for a chain).
         d_rho: d (b + c)/(b c), averaged likewise (paper, section 5).
         floor_us: The roofline's floor in microseconds: no run of it factor by factor is faster.
+        predicted_us: By the kernels' cost models; None where there is none.
     """
 
     chain: Chain
@@ -33,6 +34,7 @@ class ChainFacts:
     rho: float
     d_rho: float
     floor_us: float
+    predicted_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ class TrialRecord:
 
     Args:
         number: The trial's number in the study.
-        state: "complete", "failed" or "lost" (left unfinished by a process that ended).
+        state: "complete", "pruned" (given up as hopeless after its first repeats), "failed" or
+            "lost" (left unfinished by a process that ended).
         facts: The chain and what is known of it.
         origin: What chose it: a prior ("monarch", "largest rho", "lowest floor", ...) or a sampler.
-        latency: Its time; None unless complete.
-        dense: The dense layer's, measured in turns with it; None unless complete.
+        latency: Its time, for a pruned one as far as it was seen; None unless measured.
+        dense: The dense layer's, measured in turns with it; None unless measured.
         error: Relative error of its product against float64; None if not measured.
         reason: Why it failed; None if it did not.
         run: Which run of the study measured it, from 1.
@@ -66,7 +69,15 @@ class TrialRecord:
 
     @property
     def ratio(self) -> float | None:
-        """Latency over the dense layer's, measured together; below 1 is faster than dense."""
+        """Latency over the dense layer's, measured together; below 1 is faster than dense.
+
+        None unless complete.
+        """
+        return self.ratio_seen if self.state == "complete" else None
+
+    @property
+    def ratio_seen(self) -> float | None:
+        """The same, for a pruned trial too, whose few repeats are less certain."""
         if self.latency is None or self.dense is None:
             return None
         return self.latency.median_us / self.dense.median_us
@@ -115,6 +126,7 @@ class Verdict(enum.Enum):
 
     USE = "use the chain"
     KEEP_DENSE = "keep the dense layer"
+    NOT_ENOUGH = "not as much faster as asked"
     NO_DIFFERENCE = "no measurable difference"
     UNKNOWN = "nothing was measured"
     UNMET = "no chain has so few weights"

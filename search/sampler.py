@@ -13,19 +13,46 @@ import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import log2
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution
-from optuna.samplers import BaseSampler, TPESampler
-from optuna.trial import FrozenTrial
+from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.pattern import Chain
-from ksopt.search.request import MOST_FACTORS, Dims
+from ksopt.search.request import MOST_FACTORS, Dims, SearchRequest
 
 # Random trials before the model is asked, those that were enqueued counted.
 _STARTUP_TRIALS = 12
+# A genetic algorithm needs generations: at least five, of so many trials each.
+_POPULATION = 40
+_FEWEST_GENERATIONS = 5
+
+Kind = Literal["exhaustive", "TPE", "NSGA-II"]
+
+
+def suited(candidates: int, request: SearchRequest) -> Kind:
+    """What should draw: all in order if they fit into the trials, else a model that learns.
+
+    TPE learns from few trials. Where the whole front is asked for and there are trials for several
+    generations, NSGA-II spreads over it.
+
+    Example:
+        >>> suited(30, SearchRequest("64x64", trials=40))
+        'exhaustive'
+        >>> suited(3000, SearchRequest("64x64", trials=40))
+        'TPE'
+        >>> suited(3000, SearchRequest("64x64", trials=400))
+        'NSGA-II'
+        >>> suited(3000, SearchRequest("64x64", trials=400, objective="latency"))
+        'TPE'
+    """
+    if candidates <= request.trials:
+        return "exhaustive"
+    enough = request.trials >= _POPULATION * _FEWEST_GENERATIONS
+    return "NSGA-II" if request.objective == "pareto" and enough else "TPE"
 
 
 def distributions(dims: Dims) -> dict[str, BaseDistribution]:
@@ -60,12 +87,13 @@ class ChainSampler(BaseSampler):
 
     Args:
         candidates: The chains.
-        exhaustive: True to take all, fewest weights first; False to learn with TPE (Bergstra et
-            al., 2011; the multivariate and multi-objective form of Optuna) after some random draws.
+        kind: "exhaustive" to take all, fewest weights first; "TPE" (Bergstra et al., 2011; the
+            multivariate and multi-objective form of Optuna) or "NSGA-II" (Deb et al., 2002) to
+            learn, after some random draws. Both heed the constraints that trials are marked with.
         seed: Of the draws. A resumed study should pass another than its first run's.
     """
 
-    def __init__(self, candidates: Sequence[Chain], exhaustive: bool, seed: int) -> None:
+    def __init__(self, candidates: Sequence[Chain], kind: Kind, seed: int) -> None:
         self._candidates = list(candidates)
         self._names = list(coordinates(candidates[0]))
         self._where = np.array([list(coordinates(chain).values()) for chain in candidates])
@@ -76,18 +104,16 @@ class ChainSampler(BaseSampler):
         self._rng = random.Random(seed)
         self._drawn: dict[int, Chain] = {}
         self._model: BaseSampler | None = None
-        if not exhaustive:
+        self.name: Kind = kind
+        if kind == "NSGA-II":
+            self._model = NSGAIISampler(seed=seed, population_size=_POPULATION)
+        elif kind == "TPE":
             with warnings.catch_warnings():
                 # Optuna calls the multivariate form experimental.
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 self._model = TPESampler(
                     seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS
                 )
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-        return "exhaustive" if self._model is None else "TPE"
 
     @property
     def dims(self) -> Dims:
@@ -120,6 +146,9 @@ class ChainSampler(BaseSampler):
     ) -> dict[str, Any]:
         """The coordinates of an untried chain; nothing for a trial that was enqueued with one."""
         if "chain" in trial.user_attrs:
+            if self.name == "NSGA-II":  # it counts generations as it is asked
+                assert self._model is not None
+                self._model.sample_relative(study, trial, search_space)
             return {}
         index = self._draw(study, trial, search_space)
         self._open[index] = False
@@ -136,6 +165,17 @@ class ChainSampler(BaseSampler):
         """Never needed: `sample_relative` gives every coordinate."""
         raise AssertionError(f"{param_name} was not among the coordinates")
 
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Let the model know."""
+        if self._model is not None:
+            self._model.after_trial(study, trial, state, values)
+
     def _draw(
         self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution]
     ) -> int:
@@ -145,7 +185,9 @@ class ChainSampler(BaseSampler):
         proposal: Mapping[str, Any] = self._model.sample_relative(study, trial, space)
         if not proposal:  # the model's startup
             return self._random(open_)
-        wanted = np.array([proposal[name] for name in self._names])
+        # NSGA-II leaves out what it mutates, to be drawn at random.
+        fill = dict(zip(self._names, self._where[self._random(open_)].tolist(), strict=True))
+        wanted = np.array([proposal.get(name, fill[name]) for name in self._names])
         distance = (((self._where[open_] - wanted) / self._scale) ** 2).sum(axis=1)
         return int(open_[int(distance.argmin())])
 

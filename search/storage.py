@@ -85,8 +85,8 @@ class Storage:
             finally:
                 connection.execute(sqlalchemy.text(unlock))
 
-    def create(self, name: str) -> optuna.Study:
-        """The study of a name, made if it is not there.
+    def create(self, name: str, objectives: int = 2) -> optuna.Study:
+        """The study of a name, made if it is not there, with so many objectives.
 
         Raises:
             InvalidInputError: The storage cannot be used.
@@ -95,7 +95,7 @@ class Storage:
             return optuna.create_study(
                 study_name=name,
                 storage=self._backend(),
-                directions=["minimize", "minimize"],
+                directions=["minimize"] * objectives,
                 load_if_exists=True,
             )
 

@@ -76,12 +76,13 @@ def open_study(
         InvalidInputError: The storage cannot be used, or holds a study of something else; the
             sentence names what differs.
     """
-    study = storage.create(request.study)
+    metrics = ["latency_us", "parameters"][: 2 if request.objective == "pareto" else 1]
+    study = storage.create(request.study, len(metrics))
     with storage.turn():
+        _refuse_another_study(study, _identity(request, device) | {"weights": weights})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(["latency_us", "parameters"])
-        _refuse_another_study(study, _identity(request, device) | {"weights": weights})
+            study.set_metric_names(metrics)
     return study
 
 
@@ -167,16 +168,19 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         return None
     attrs = trial.user_attrs
     complete = trial.state == TrialState.COMPLETE
-    failed = "failed" if "reason" in attrs else "lost"
+    measured = complete or trial.state == TrialState.PRUNED
+    state = "complete" if complete else "pruned" if measured else "failed"
+    if not measured and "reason" not in attrs:
+        state = "lost"
     return TrialRecord(
         number=trial.number,
-        state="complete" if complete else failed,
-        facts=facts(chain, roofline, batch),
+        state=state,
+        facts=facts(chain, roofline, batch, attrs.get("predicted_us")),
         origin=attrs["origin"],
-        latency=_measurement(attrs.get("latency")) if complete else None,
-        dense=_measurement(attrs.get("dense")) if complete else None,
+        latency=_measurement(attrs.get("latency")) if measured else None,
+        dense=_measurement(attrs.get("dense")) if measured else None,
         error=attrs.get("error"),
-        reason=None if complete else attrs.get("reason", LOST),
+        reason=None if complete else attrs.get("pruned", attrs.get("reason", LOST)),
         run=attrs.get("run", 1),
         weight_error=attrs.get("weight_error"),
     )
@@ -192,6 +196,7 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
         "dtype": request.dtype,
         "batch": request.batch,
         "layout": request.layout,
+        "objective": request.objective,
         "device": device.type,
         "device name": device.name,
     }

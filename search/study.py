@@ -103,7 +103,9 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             sampler=crew.sampler_name,
             trials=trials,
             finalists=standing,
-            recommendations=recommend.recommend(space, standing, request.max_error),
+            recommendations=recommend.recommend(
+                space, standing, request.max_error, request.min_speedup
+            ),
             stopped=stopped,
             seconds=time.monotonic() - began,
             folder=folder,

@@ -27,11 +27,14 @@ from ksopt.pattern import Chain
 from ksopt.search import store
 from ksopt.search.campaign import Campaign
 from ksopt.search.claims import Claims
+from ksopt.search.cost import CostModel
 from ksopt.search.given import GivenWeights
 from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
-from ksopt.search.request import SearchRequest
-from ksopt.search.sampler import ChainSampler
+from ksopt.search.pruning import Pruning
+from ksopt.search.request import Budget, SearchRequest
+from ksopt.search.sampler import ChainSampler, suited
+from ksopt.search.space import Step
 
 # Time to note that a trial was interrupted.
 _LAST_WORDS_S = 3.0
@@ -41,14 +44,10 @@ Answer = Callable[[Mapping[str, Any]], None]
 def trials(task: Mapping[str, Any], answer: Answer) -> None:
     """Measure a share of the trials; answers ``{"trial": number}`` after each."""
     request = SearchRequest.from_json(task["request"])
-    assert request.batch is not None
     device = torch.device(task["device"])
     storage = store.storage_of(request)
-    chains = ChainSampler(
-        [Chain.parse(text) for text in task["candidates"]],
-        exhaustive=task["exhaustive"],
-        seed=task["seed"],
-    )
+    candidates = [Chain.parse(text) for text in task["candidates"]]
+    chains = ChainSampler(candidates, suited(len(candidates), request), task["seed"])
     first = [(origin, Chain.parse(text)) for origin, text in task["priors"]]
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
@@ -63,9 +62,21 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
             presence=presence,
         )
         objective = Objective(request, device, GivenWeights.of(request, device), task["seed"])
-        campaign = Campaign(claims, objective, device, Roofline(**task["roofline"]), request.batch)
+        campaign = Campaign(
+            claims,
+            objective,
+            device,
+            Roofline(**task["roofline"]),
+            request,
+            Pruning(claims.study, [_step(step) for step in task["steps"]], request),
+            CostModel.of(request, device),
+        )
         in_time = campaign.run(lambda number: answer({"trial": number}), deadline)
     answer({"in_time": in_time})
+
+
+def _step(value: Mapping[str, Any]) -> Step:
+    return Step(Budget(**value["budget"]), value["least"], value["asked"])
 
 
 def final(task: Mapping[str, Any], answer: Answer) -> None:

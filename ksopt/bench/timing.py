@@ -134,6 +134,7 @@ def measure(
     precision: float | None = None,
     hopeless: float | None = None,
     rivals: Collection[str] = (),
+    against: str | None = None,
 ) -> dict[str, Measurement]:
     """Time every variant on the device, in turns.
 
@@ -152,6 +153,8 @@ def measure(
         hopeless: After two rounds, give up rivals whose fastest sample is more than this many times
             the fastest rival's; their measurements say so. None: sample all alike.
         rivals: Names of the functions that are rivals of each other; empty: all are.
+        against: Name of the function that ``hopeless`` compares the others with, in place of the
+            fastest rival. It is not given up itself; if all others are, sampling ends.
 
     Returns:
         A Measurement by name, in the order given.
@@ -171,16 +174,24 @@ def measure(
     clock = _clock(torch.device(device))
     if not variants:
         raise InvalidInputError("measure: no variants were given, there must be at least one")
-    limits = _Limits(max_seconds, min_repeats, max_repeats, precision, hopeless, rivals or variants)
+    limits = _Limits(
+        max_seconds, min_repeats, max_repeats, precision, hopeless, rivals or variants, against
+    )
     if min(min_repeats, max_repeats, warmup_calls) < 1 or max_seconds <= 0:
         raise InvalidInputError(
             f"measure: min_repeats={min_repeats}, max_repeats={max_repeats}, "
             f"warmup_calls={warmup_calls} must be at least 1 and max_seconds={max_seconds} above 0"
         )
-    if (precision is not None and precision <= 0) or (hopeless is not None and hopeless <= 1):
+    least_hopeless = 1 if against is None else 0
+    if (precision is not None and precision <= 0) or (
+        hopeless is not None and hopeless <= least_hopeless
+    ):
         raise InvalidInputError(
-            f"measure: precision={precision} must be above 0 and hopeless={hopeless} above 1"
+            f"measure: precision={precision} must be above 0 and hopeless={hopeless} above "
+            f"{least_hopeless}"
         )
+    if against is not None and against not in variants:
+        raise InvalidInputError(f"measure: against={against!r} is none of {', '.join(variants)}")
     with clock.scope:
         plans = {
             name: clock.plan(function, warmup_calls, cold) for name, function in variants.items()
@@ -202,6 +213,7 @@ class _Limits:
     precision: float | None
     hopeless: float | None
     rivals: Collection[str]
+    against: str | None
 
 
 def _rounds(
@@ -225,9 +237,12 @@ def _rounds(
             samples[name].append(read() / plans[name].calls)
         if rounds == _TRIAL_ROUNDS and limits.hopeless is not None:
             fastest = {name: min(samples[name]) for name in limits.rivals}
-            most = limits.hopeless * min(fastest.values())
-            given_up = {name for name in fastest if fastest[name] > most}
+            best = fastest.values() if limits.against is None else samples[limits.against]
+            most = limits.hopeless * min(best)
+            given_up = {name for name in fastest if fastest[name] > most} - {limits.against}
             names = [name for name in names if name not in given_up]
+            if names == [limits.against]:
+                break
         spent = time.perf_counter() - start
         least = limits.min_repeats
         if spent / rounds * least > 3 * limits.max_seconds:

@@ -208,7 +208,7 @@ def claims(storage: Storage, presence: Presence, **options: object) -> Claims:
     return Claims(
         storage,
         storage.create(STUDY),
-        ChainSampler(found, exhaustive=True, seed=0),
+        ChainSampler(found, "exhaustive", seed=0),
         presence=presence,
         **given,  # type: ignore[arg-type]
     )

@@ -1,0 +1,67 @@
+"""When a chain is given up after its first repeats: it can be no finalist any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from ksopt.pattern import Chain
+from ksopt.search.priors import HEURISTIC
+from ksopt.search.recommend import FINALISTS_PER_STEP
+from ksopt.search.request import SearchRequest
+from ksopt.search.space import Step
+
+MARGIN = 2.0
+"""A chain is hopeless if it takes this many times as long as all that it would have to beat."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Says how slow a chain may be.
+
+    Args:
+        study: What was measured so far.
+        steps: Of the ladder.
+        request: With its objective and constraints.
+    """
+
+    study: optuna.Study
+    steps: Sequence[Step]
+    request: SearchRequest
+
+    def limit(self, chain: Chain, origin: str) -> float | None:
+        """Latency over the dense layer's above which a chain is hopeless; None if it never is.
+
+        For each step that could recommend it there must be three others that are twice as fast,
+        within the constraints, and, when the front of latency and weights is asked for, with no
+        more weights. The heuristic's picks are always measured in full.
+        """
+        request = self.request
+        if origin == HEURISTIC or (request.objective == "pareto" and request.weights is not None):
+            return None  # the report compares the heuristic; the error is on the front too
+        states = (TrialState.COMPLETE,)
+        trials = self.study.get_trials(deepcopy=False, states=states)
+        limits = []
+        for step in self.steps:
+            if not step.holds(chain.nnz):
+                continue
+            rivals = sorted(
+                trial.user_attrs["dense_ratio"]
+                for trial in trials
+                if self._is_rival(trial, step, chain)
+            )
+            if len(rivals) < FINALISTS_PER_STEP:
+                return None
+            limits.append(rivals[FINALISTS_PER_STEP - 1])
+        return MARGIN * max(limits) if limits else None
+
+    def _is_rival(self, trial: FrozenTrial, step: Step, chain: Chain) -> bool:
+        attrs, most = trial.user_attrs, self.request.max_error
+        return (
+            step.holds(attrs["nnz"])
+            and (self.request.objective == "latency" or attrs["nnz"] <= chain.nnz)
+            and (most is None or attrs["weight_error"] <= most)
+        )
