@@ -78,6 +78,10 @@ def _fail(what: object, code: int) -> int:
 
 
 def _search(given: argparse.Namespace) -> int:
+    if given.replay is not None:
+        return _replay(given)
+    if given.dims is None:
+        raise InvalidInputError("search: give the layer's size, --dims INxOUT, or a --replay")
     request = SearchRequest(
         dims=given.dims,
         budgets=tuple(given.budget or ()),
@@ -110,6 +114,27 @@ def _search(given: argparse.Namespace) -> int:
     else:
         print_result(result, sys.stdout)
     return 130 if result.stopped == "interrupted" else 0
+
+
+def _replay(given: argparse.Namespace) -> int:
+    unset = vars(_parser().parse_args(["search"]))
+    free = ("replay", "out", "study", "json", "traceback")
+    others = [name for name in unset if name not in free and getattr(given, name) != unset[name]]
+    if others:
+        named = ", ".join("--" + name.replace("_", "-") for name in others)
+        raise InvalidInputError(
+            f"search --replay measures nothing, so {named} cannot be given with it: only --out, "
+            "--study and --json can"
+        )
+    from ksopt.search import print_result, to_json
+    from ksopt.search.again import replay
+
+    result = replay(given.replay, given.study, given.out)
+    if given.json:
+        sys.stdout.write(to_json(result))
+    else:
+        print_result(result, sys.stdout)
+    return 0
 
 
 def _doctor(given: argparse.Namespace) -> int:
@@ -182,7 +207,7 @@ def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:
         _SEARCH_EPILOG,
     )
     layer = command.add_argument_group("the layer").add_argument
-    layer("--dims", required=True, metavar="INxOUT", help="its size, such as 768x3072")
+    layer("--dims", metavar="INxOUT", help="its size, such as 768x3072")
     layer("--batch", type=_integer, metavar="ROWS", help="rows of its input (256, on a GPU 8192)")
     layer("--dtype", default=SearchRequest.dtype, help="float32 (default), float16 or bfloat16")
     layer(
@@ -278,6 +303,11 @@ def _add_search(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="Optuna storage, such as sqlite:///study.db, postgresql://user@host/name or "
         "journal:FILE; searches that are given the same share its study, also from several "
         "machines (a SQLite file in the output folder)",
+    )
+    effort(
+        "--replay",
+        metavar="FOLDER",
+        help="write the report of a search again, from its folder or storage, and measure nothing",
     )
     effort(
         "--study",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ksopt.search.request import Budget, Dims, SearchRequest
 
 if TYPE_CHECKING:
+    from ksopt.search.again import replay
     from ksopt.search.progress import Progress, for_terminal
     from ksopt.search.report import print_result, to_json
     from ksopt.search.result import Finalist, Recommendation, SearchResult, TrialRecord
@@ -27,11 +28,13 @@ __all__ = [
     "TrialRecord",
     "for_terminal",
     "print_result",
+    "replay",
     "run_search",
     "to_json",
 ]
 
 _LAZY = {
+    "replay": "again",
     "run_search": "study",
     "for_terminal": "progress",
     "Progress": "progress",

@@ -73,6 +73,7 @@ class Campaign:
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
         known = self._note_facts(trial, chain)
+        trial.set_user_attr("device", str(self.device))
         try:
             with self.claims.alive(claim), locks.device(self.device):
                 limit = self.pruning.limit(chain, trial.user_attrs["origin"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ksopt import tables
 from ksopt.pages import Figure, Section
-from ksopt.search import report, words
+from ksopt.search import evidence, report, words
 from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
+from ksopt.search.scatter import scatter
 
 _TRIALS_SHOWN = 40
 
@@ -20,6 +21,7 @@ def title(result: SearchResult) -> str:
 def sections(result: SearchResult) -> list[Section]:
     """The whole report, the answer first."""
     found = [_answer(result), *_use(result), _plot(result), _finalists(result)]
+    found += _predictions(result)
     return [*found, _method(result), _trials(result), _device(result), _again(result)]
 
 
@@ -28,11 +30,15 @@ def _answer(result: SearchResult) -> Section:
     measured = [a for a in result.recommendations if a.chosen is not None]
     if len(measured) > 1 and all(a.verdict is Verdict.KEEP_DENSE for a in measured):
         lead.insert(0, "Keep the dense layer: no chain of any budget is faster here.")
+    if result.replayed:
+        lead.append(words.replayed(result))
     if result.stopped == "interrupted":
         lead.append("The search was interrupted; this is what it had measured.")
     if result.stopped == "timeout":
         lead.append("The time was up before all trials were measured.")
     beside = [text for answer in measured for text in _beside(answer)]
+    found = evidence.drift(result)
+    beside += [found.sentence] if found is not None else []
     return Section("Answer", tuple(lead), tuple(beside), report.answers_table(result))
 
 
@@ -109,7 +115,8 @@ def _finalists(result: SearchResult) -> Section:
     if result.finalists[0].retimed:
         text = (
             "The best chains of every budget, and the one of the largest rho, timed again in turns "
-            "with each other and with the dense layer, in this run."
+            "with each other and with the dense layer, in a process of their own that did nothing "
+            "else before."
         )
     else:
         text = "The search was stopped before the final: these are the times of the trials."
@@ -120,6 +127,33 @@ def _finalists(result: SearchResult) -> Section:
         "energy, both averaged over the factors by their weights."
     )
     return Section("Finalists", (), (text,), report.finalists_table(result))
+
+
+def _predictions(result: SearchResult) -> list[Section]:
+    """What would have predicted the measured times, and how well."""
+    found = evidence.correlations(result.trials)
+    if not found:
+        return []
+    text = (
+        "Spearman's rank correlation of each prediction with the measured latency over dense: 1 "
+        "would rank all chains rightly, 0 none. Chains given up as hopeless count with the time "
+        "seen, and are crosses in the plots. The largest rho is where a fused kernel gains most "
+        "over PyTorch's ways, not a claim about latency."
+    )
+    if all(one.predictor.key != "predicted_us" for one in found):
+        text += " The kernels' cost model is for GPUs: there is none here."
+    rows = [[one.predictor.name, f"{one.spearman:+.2f}", str(one.chains)] for one in found]
+    table = tables.of(("prediction", ">Spearman", ">chains"), rows)
+    sections = [Section("Measured against predicted", (), (text,), table)]
+    shown = [one for one in found if one.predictor.key in ("rho", "predicted_us")]
+    for one in shown:
+        wide = scatter(result, one.predictor, 800, 340)
+        figure = Figure(wide, scatter(result, one.predictor, 360, 300))
+        title = f"Measured latency against {one.predictor.name}"
+        sections.append(
+            Section(title, (), (f"Spearman's correlation {one.spearman:+.2f}.",), figure=figure)
+        )
+    return sections
 
 
 def _method(result: SearchResult) -> Section:
@@ -146,9 +180,9 @@ def _method(result: SearchResult) -> Section:
         f"this run took {result.seconds:.0f} s.",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {roof.rate / 1e12:,.2f} TFLOP/s ({roof.rate_from}, side "
-        f"{roof.gemm_side}), measured in this run. It counts every factor's input, output and "
-        "weights as moved once; on a CPU, whose caches keep what passes from factor to factor, "
-        "efficiency can exceed 1.",
+        f"{roof.gemm_side}), measured in the run that reports. It counts every factor's input, "
+        "output and weights as moved once; on a CPU, whose caches keep what passes from factor to "
+        "factor, efficiency can exceed 1.",
     ]
     if request.weights is not None:
         most = "" if request.max_error is None else f" of at most {request.max_error:g}"

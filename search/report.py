@@ -1,6 +1,6 @@
 """What a search leaves behind: report.html, report.md, results.json, plan.json, trials.csv.
 
-results.json has the schema "ksopt.search/1", described in docs/search.md: keys are added in later
+results.json has the schema "ksopt.search/2", described in docs/search.md: keys are added in later
 versions, and never removed or given another meaning under the same number. Files are written whole
 or not at all.
 """
@@ -18,12 +18,12 @@ from ksopt import tables
 from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
-from ksopt.search import words
+from ksopt.search import evidence, words
 from ksopt.search.request import without_password
 from ksopt.search.result import ChainFacts, Finalist, Recommendation, SearchResult, TrialRecord
 from ksopt.tables import Table
 
-SCHEMA = "ksopt.search/1"
+SCHEMA = "ksopt.search/2"
 
 
 def write(result: SearchResult, folder: Path) -> None:
@@ -84,10 +84,26 @@ def to_json(result: SearchResult) -> str:
             "workers": request.workers,
         },
         "recommendations": [_answer(answer) for answer in result.recommendations],
-        "finalists": [_finalist(finalist) for finalist in result.finalists],
+        "finalists": [
+            _finalist(finalist)
+            | {
+                "within_noise_of": [
+                    str(result.finalists[place].facts.chain)
+                    for place in evidence.within_noise_of(finalist, result.finalists)
+                ]
+            }
+            for finalist in result.finalists
+        ],
+        "correlations": [
+            {"with": one.predictor.key, "spearman": one.spearman, "chains": one.chains}
+            for one in evidence.correlations(result.trials)
+        ],
+        "drift": _drift(evidence.drift(result)),
         "trials": [_trial(trial) for trial in result.trials],
         "space": asdict(result.space),
         "sampler": result.sampler,
+        "run": result.run,
+        "replayed": result.replayed,
         "stopped": result.stopped,
         "seconds": result.seconds,
         "roofline": asdict(result.roofline),
@@ -114,6 +130,11 @@ def print_result(result: SearchResult, stream: TextIO) -> None:
         print(answer.sentence, file=stream)
     if result.stopped == "interrupted":
         print("The search was interrupted: these are the chains measured so far.", file=stream)
+    if result.replayed:
+        print(words.replayed(result), file=stream)
+    found = evidence.drift(result)
+    if found is not None and found.beyond_noise:
+        print(found.sentence, file=stream)
     if result.stopped == "timeout":
         print("The time was up before all trials were measured.", file=stream)
     print(file=stream)
@@ -149,8 +170,12 @@ def answers_table(result: SearchResult) -> Table:
 
 def finalists_table(result: SearchResult) -> Table:
     """Every finalist, and what chose it."""
-    rows = [[*_finalist_cells(f), f.origin] for f in result.finalists]
-    heads = [*_FINALIST_HEADS, "chosen by"]
+    rows = []
+    for place, one in enumerate(result.finalists):
+        alike = evidence.within_noise_of(one, result.finalists)
+        noise = ", ".join(str(other + 1) for other in alike)
+        rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
+    heads = [">", *_FINALIST_HEADS, "within noise of", "chosen by"]
     if any(finalist.weight_error is not None for finalist in result.finalists):
         heads.append(">weight error")
         for row, finalist in zip(rows, result.finalists, strict=True):
@@ -254,6 +279,18 @@ def _finalist(finalist: Finalist) -> dict[str, Any]:
     }
 
 
+def _drift(found: evidence.Drift | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "begin": _timing(found.begin),
+        "end": _timing(found.end),
+        "change": found.change,
+        "beyond_noise": found.beyond_noise,
+        "sentence": found.sentence,
+    }
+
+
 def _answer(answer: Recommendation) -> dict[str, Any]:
     return {
         "budget": asdict(answer.budget),
@@ -272,6 +309,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "state": trial.state,
         "origin": trial.origin,
         "run": trial.run,
+        "device": trial.device,
         **_facts(trial.facts),
         "latency": _timing(trial.latency),
         "dense": _timing(trial.dense),
@@ -287,6 +325,7 @@ _CSV_COLUMNS = [
     "state",
     "origin",
     "run",
+    "device",
     "in_features",
     "out_features",
     "chain",

@@ -54,6 +54,7 @@ class TrialRecord:
         run: Which run of the study measured it, from 1.
         weight_error: Relative error (Frobenius norm) of the nearest product to the given weights;
             None if none were given.
+        device: torch's name of where it was measured.
     """
 
     number: int
@@ -66,6 +67,7 @@ class TrialRecord:
     reason: str | None
     run: int
     weight_error: float | None = None
+    device: str | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -178,6 +180,7 @@ class SearchResult:
 
     Args:
         request: What was asked, with batch and device as they were resolved.
+        run: The number of the run that reports, from 1.
         device: What it ran on.
         runs: The devices and versions of every run of the study, this one last.
         roofline: The measured ceilings of this run.
@@ -189,9 +192,11 @@ class SearchResult:
         stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
         seconds: How long this run took.
         folder: Where the report is.
+        replayed: Whether it was written again from the study, without measuring.
     """
 
     request: SearchRequest
+    run: int
     device: DeviceRecord
     runs: tuple[DeviceRecord, ...]
     roofline: Roofline
@@ -203,3 +208,4 @@ class SearchResult:
     stopped: str | None
     seconds: float
     folder: Path
+    replayed: bool = False

@@ -183,6 +183,7 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         reason=None if complete else attrs.get("pruned", attrs.get("reason", LOST)),
         run=attrs.get("run", 1),
         weight_error=attrs.get("weight_error"),
+        device=attrs.get("device"),
     )
 
 

@@ -17,8 +17,9 @@ from ksopt.search import locks, recommend, report, retime, store, words
 from ksopt.search.crew import Crew
 from ksopt.search.given import GivenWeights
 from ksopt.search.progress import Progress, Silent
+from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import SearchRequest
-from ksopt.search.result import SearchResult, SpaceRecord
+from ksopt.search.result import SearchResult
 from ksopt.search.space import build
 
 # Large enough that a GPU is busy and a CPU answers in milliseconds.
@@ -82,7 +83,10 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
         with locks.device(device):
             roofline = measure_roofline(device, request.dtype)
         crew = Crew(request, device, storage, study, space, roofline, given)
-        stopped = crew.run(store.begin_run(storage, study, record), progress, began)
+        number = store.begin_run(storage, study, record)
+        kept = RunRecord.begin(request, number, record, roofline, space, crew.sampler_name)
+        kept.keep(study)
+        stopped = crew.run(number, progress, began)
         assert request.batch is not None
         trials = store.records(study, roofline, request.batch)
         final: dict[str, Measurement] | None = None
@@ -93,23 +97,10 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
                 final = retime.final(request, device, [trial.facts.chain for trial in elected])
             except KeyboardInterrupt:
                 stopped = "interrupted"
-        standing = recommend.finalists(elected, final)
-        result = SearchResult(
-            request=request,
-            device=record,
-            runs=store.runs(study),
-            roofline=roofline,
-            space=SpaceRecord(len(space.candidates), space.count, space.exact, space.complete),
-            sampler=crew.sampler_name,
-            trials=trials,
-            finalists=standing,
-            recommendations=recommend.recommend(
-                space, standing, request.max_error, request.min_speedup
-            ),
-            stopped=stopped,
-            seconds=time.monotonic() - began,
-            folder=folder,
-        )
+        seconds = time.monotonic() - began
+        kept = replace(kept, final=final, stopped=stopped, seconds=seconds)
+        kept.keep(study)
+        result = result_of(study, kept, folder)
         report.write(result, folder)
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ksopt.bench.timing import Measurement
 from ksopt.search.request import Dims
-from ksopt.search.result import ChainFacts
+from ksopt.search.result import ChainFacts, SearchResult
 
 
 def microseconds(value: float) -> str:
@@ -57,6 +57,14 @@ def layer(dims: Dims) -> str:
         'in_features=768, out_features=3072'
     """
     return f"in_features={dims.in_features}, out_features={dims.out_features}"
+
+
+def replayed(result: SearchResult) -> str:
+    """That nothing was measured for a report, and where its times come from."""
+    return (
+        f"Nothing was measured for this report: it is written again from the study, which was "
+        f"measured on {result.device.name} ({result.device.device})."
+    )
 
 
 def weights(facts: ChainFacts) -> str:

@@ -43,7 +43,7 @@ def test_every_file_names_both_sizes(result: SearchResult) -> None:
 def test_the_json_has_its_schema(result: SearchResult) -> None:
     found = json.loads(read(result, "results.json"))
     assert found == json.loads(report.to_json(result))
-    assert found["schema"] == "ksopt.search/1"
+    assert found["schema"] == "ksopt.search/2"
     assert (found["in_features"], found["out_features"]) == (48, 64)
     assert found["dense_parameters"] == 48 * 64
     assert set(found) == {
@@ -60,6 +60,10 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "stopped",
         "seconds",
         "roofline",
+        "correlations",
+        "drift",
+        "run",
+        "replayed",
         "device",
         "runs",
         "folder",
@@ -140,7 +144,7 @@ def test_markdown_answers_first(result: SearchResult) -> None:
     assert "efficiency" in text
     for line in text.split("## Finalists")[1].split("##")[0].splitlines():
         if line.startswith("|"):
-            assert line.count("|") == 12
+            assert line.count("|") == 14
 
 
 def test_the_snippet_runs(result: SearchResult) -> None:

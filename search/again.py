@@ -1,0 +1,55 @@
+"""A report written again from a study, without the device that was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ksopt.errors import InvalidInputError
+from ksopt.search import report, store
+from ksopt.search.record import RunRecord, result_of
+from ksopt.search.request import STUDY
+from ksopt.search.result import SearchResult
+from ksopt.search.storage import Storage
+
+
+def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> SearchResult:
+    """Write the report of the last run of a study again; nothing is measured.
+
+    Args:
+        where: The output folder of a search, or the storage of its study.
+        study: Name of the study in the storage.
+        out: Folder of the report; None takes ``where`` if it is a folder, else the run's own.
+
+    Raises:
+        InvalidInputError: There is no such study, or the report cannot be written.
+    """
+    folder = Path(where)
+    if folder.is_dir():
+        file = folder / store.FILE
+        if not file.is_file():
+            raise InvalidInputError(
+                f"replay {where}: there is no {store.FILE} in the folder; give the storage that "
+                "the search was given"
+            )
+        url = f"sqlite:///{file.resolve()}"
+        out = out or folder
+    else:
+        url = where
+        if "://" not in where and not where.startswith("journal:"):
+            raise InvalidInputError(
+                f"replay {where}: there is no such folder; give a search's output folder, or the "
+                "storage of its study"
+            )
+    found = Storage(url).load(study)
+    record = RunRecord.kept(found)
+    target = Path(out or record.request.out or "ksopt-report")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(
+            f"the output folder {target} cannot be written ({error.strerror}): choose another "
+            "with --out"
+        ) from None
+    result = result_of(found, record, target, replayed=True)
+    report.write(result, target)
+    return result

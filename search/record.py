@@ -1,0 +1,161 @@
+"""What a run leaves in its study besides trials: enough to write its report without the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import optuna
+
+from ksopt.bench.device import DeviceRecord
+from ksopt.bench.roofline import Roofline
+from ksopt.bench.timing import Measurement
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+from ksopt.search import recommend, store
+from ksopt.search.request import Budget, SearchRequest, without_password
+from ksopt.search.result import SearchResult, SpaceRecord
+from ksopt.search.space import Space, Step
+
+_KEY = "report"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run of a study, as it was when it was last kept.
+
+    Args:
+        request: What was asked, with batch, device and output folder resolved.
+        run: Its number in the study, from 1.
+        device: What it ran on.
+        roofline: Of the device.
+        space: Steps and sizes of the space; of its candidates only the smallest.
+        candidates: How many there were.
+        sampler: What chose the trials.
+        final: Times of the final; None if there was none.
+        stopped: As in `SearchResult`.
+        seconds: How long it took.
+    """
+
+    request: SearchRequest
+    run: int
+    device: DeviceRecord
+    roofline: Roofline
+    space: Space
+    candidates: int
+    sampler: str
+    final: Mapping[str, Measurement] | None = None
+    stopped: str | None = "interrupted"
+    seconds: float = 0.0
+
+    @classmethod
+    def begin(
+        cls,
+        request: SearchRequest,
+        run: int,
+        device: DeviceRecord,
+        roofline: Roofline,
+        space: Space,
+        sampler: str,
+    ) -> RunRecord:
+        """Of a run that begins: should it be killed, it was interrupted."""
+        few = replace(space, candidates=space.candidates[:1])
+        return cls(request, run, device, roofline, few, len(space.candidates), sampler)
+
+    def keep(self, study: optuna.Study) -> None:
+        """Write it into the study, in place of the last one."""
+        storage = self.request.storage
+        shown = replace(
+            self.request, storage=None if storage is None else without_password(storage)
+        )
+        final = self.final or {}
+        space = {
+            "steps": [asdict(step) for step in self.space.steps],
+            "unmet": [asdict(budget) for budget in self.space.unmet],
+            "smallest": str(self.space.candidates[0]),
+            "count": self.space.count,
+            "exact": self.space.exact,
+            "complete": self.space.complete,
+        }
+        value = {
+            "request": shown.to_json(),
+            "run": self.run,
+            "device": asdict(self.device),
+            "roofline": asdict(self.roofline),
+            "space": space,
+            "candidates": self.candidates,
+            "sampler": self.sampler,
+            "final": {name: asdict(one) for name, one in final.items()} or None,
+            "stopped": self.stopped,
+            "seconds": self.seconds,
+        }
+        study.set_user_attr(_KEY, value)
+
+    @classmethod
+    def kept(cls, study: optuna.Study) -> RunRecord:
+        """The last one that was kept.
+
+        Raises:
+            InvalidInputError: There is none.
+        """
+        value = study.user_attrs.get(_KEY)
+        if value is None:
+            raise InvalidInputError(
+                f"the study {study.study_name!r} holds no run of ksopt search: nothing to report"
+            )
+        request, space, final = SearchRequest.from_json(value["request"]), value["space"], None
+        if value["final"] is not None:
+            final = {name: Measurement(**found) for name, found in value["final"].items()}
+        steps = (Step(Budget(**s["budget"]), s["least"], s["asked"]) for s in space["steps"])
+        return cls(
+            request,
+            value["run"],
+            DeviceRecord(**value["device"]),
+            Roofline(**value["roofline"]),
+            Space(
+                request.size,
+                tuple(steps),
+                tuple(Budget(**budget) for budget in space["unmet"]),
+                (Chain.parse(space["smallest"]),),
+                space["count"],
+                space["exact"],
+                space["complete"],
+            ),
+            value["candidates"],
+            value["sampler"],
+            final,
+            value["stopped"],
+            value["seconds"],
+        )
+
+
+def result_of(
+    study: optuna.Study, record: RunRecord, folder: Path, replayed: bool = False
+) -> SearchResult:
+    """What a study's trials and a run's record come to."""
+    request, space = record.request, record.space
+    assert request.batch is not None
+    trials = store.records(study, record.roofline, request.batch)
+    elected = recommend.elect(trials, space.steps, request.max_error)
+    if record.final is not None:  # others may have measured more since
+        elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
+    standing = recommend.finalists(elected, record.final)
+    return SearchResult(
+        request=request,
+        run=record.run,
+        device=record.device,
+        runs=store.runs(study),
+        roofline=record.roofline,
+        space=SpaceRecord(record.candidates, space.count, space.exact, space.complete),
+        sampler=record.sampler,
+        trials=trials,
+        finalists=standing,
+        recommendations=recommend.recommend(
+            space, standing, request.max_error, request.min_speedup
+        ),
+        stopped=record.stopped,
+        seconds=record.seconds,
+        folder=folder,
+        replayed=replayed,
+    )

@@ -1,0 +1,179 @@
+"""How far the times can be trusted, what would have predicted them, and reports written again."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ksopt.bench.timing import Measurement
+from ksopt.cli import main
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+from ksopt.search import SearchResult, objective, page, replay, report, retime
+from ksopt.search.evidence import PREDICTORS, correlations, drift, within_noise_of
+from ksopt.search.request import SearchRequest
+from ksopt.search.result import ChainFacts, Finalist, TrialRecord
+
+Search = Callable[..., SearchResult]
+CHAIN = Chain.parse("(1,8,4,8)*(4,8,8,1)")
+
+
+def steady(median_us: float) -> Measurement:
+    return Measurement(median_us, 0.99 * median_us, 1.01 * median_us, 20)
+
+
+def trial(number: int, rho: float, us: float, predicted: float | None = None) -> TrialRecord:
+    facts = ChainFacts(CHAIN, CHAIN.nnz, 0.25, rho, rho, 1.0, predicted)
+    state = "pruned" if number == 0 else "complete"
+    return TrialRecord(
+        number, state, facts, "TPE", steady(us), steady(10.0), 0.0, None, 1, device="cpu"
+    )
+
+
+def test_spearman_ranks_what_was_measured() -> None:
+    times = [50.0, 4.0, 3.0, 2.0, 1.0]
+    trials = [trial(i, float(i) ** 3 + 1, us, us * us) for i, us in enumerate(times)]
+    found = {one.predictor.key: one for one in correlations(trials)}
+    assert found["rho"].spearman == pytest.approx(-1)
+    assert found["predicted_us"].spearman == pytest.approx(1)
+    assert found["rho"].chains == 5  # the pruned one too
+    assert "floor_us" not in found  # all alike: no rank
+    swapped = [*trials[:3], replace(trials[3], facts=trials[4].facts), trials[4]]
+    # Ranks 1 2 3 4.5 4.5 against 5 4 3 2 1.
+    known = {one.predictor.key: one for one in correlations(swapped)}
+    assert known["rho"].spearman == pytest.approx(-0.9747, abs=1e-4)
+
+
+def test_no_correlation_of_two_chains_or_without_a_model() -> None:
+    assert correlations([trial(1, 1.0, 2.0), trial(2, 2.0, 3.0)]) == ()
+    three = [trial(i, float(i), 2.0 + i) for i in (1, 2, 3)]
+    assert {one.predictor.key for one in correlations(three)} == {"rho", "d_rho"}
+    assert correlations([]) == ()
+
+
+def with_dense(result: SearchResult, first_us: float, last_us: float) -> SearchResult:
+    trials = tuple(replace(t, dense=steady(first_us)) for t in result.trials)
+    finalists = tuple(replace(f, dense=steady(last_us)) for f in result.finalists)
+    return replace(result, trials=trials, finalists=finalists)
+
+
+def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
+    result = search(trials=3)
+    moved = drift(with_dense(result, 100.0, 120.0))
+    assert moved is not None
+    assert moved.beyond_noise
+    assert moved.change == pytest.approx(0.2)
+    drifted = with_dense(result, 100.0, 120.0)
+    assert "it drifted by +20.0%, beyond its noise" in page.markdown(drifted)
+    assert json.loads(report.to_json(drifted))["drift"]["beyond_noise"] is True
+    said = io.StringIO()
+    report.print_result(drifted, said)
+    assert "drifted by +20.0%" in said.getvalue()
+    still = drift(with_dense(result, 100.0, 100.5))
+    assert still is not None
+    assert not still.beyond_noise
+    assert "no drift beyond noise" in page.markdown(with_dense(result, 100.0, 100.5))
+
+
+def test_a_run_that_measured_nothing_has_no_drift(search: Search) -> None:
+    search(trials=3)
+    again = search(trials=3)
+    assert again.run == 2
+    assert drift(again) is None
+    assert json.loads(report.to_json(again))["drift"] is None
+
+
+def test_finalists_within_noise_say_so(search: Search) -> None:
+    facts = trial(1, 1.0, 1.0).facts
+    finalists = [
+        Finalist(facts, steady(us), steady(20.0), number, "TPE", retimed=True)
+        for number, us in enumerate((10.0, 10.02, 15.0))
+    ]
+    assert [within_noise_of(one, finalists) for one in finalists] == [[1], [0], []]
+    apart = [replace(one, retimed=False) for one in finalists]
+    assert [within_noise_of(one, apart) for one in apart] == [[], [], []]
+    found = json.loads(report.to_json(search(trials=4)))
+    for one in found["finalists"]:
+        assert one["chain"] not in one["within_noise_of"]
+
+
+def test_the_report_shows_predictions(search: Search) -> None:
+    result = search(trials=6)
+    text = page.markdown(result)
+    assert "## Measured against predicted" in text
+    assert "no" in text.split("## Measured against predicted")[1]
+    found = json.loads(report.to_json(result))["correlations"]
+    assert {one["with"] for one in found} <= {predictor.key for predictor in PREDICTORS}
+    assert all(-1 <= one["spearman"] <= 1 for one in found)
+    assert "Measured latency against rho of 6 chains" in page.html(result)
+
+
+def test_a_report_is_written_again(search: Search, tmp_path: Path) -> None:
+    result = search(trials=4, budgets=("1%", "50%"))
+    before = json.loads(report.to_json(result))
+    again = replay(str(result.folder), out=tmp_path / "again")
+    after = json.loads((tmp_path / "again" / "results.json").read_text(encoding="utf-8"))
+    assert again.replayed
+    changed = {key for key in before if before[key] != after[key]}
+    assert changed == {"replayed", "folder"}
+    text = (tmp_path / "again" / "report.md").read_text(encoding="utf-8")
+    assert f"measured on {result.device.name}" in text
+    assert (tmp_path / "again" / "report.html").exists()
+    assert (tmp_path / "again" / "plan.json").exists()
+
+
+def test_what_a_killed_search_left_can_be_reported(
+    search: Search, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def killed(*given: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(retime, "final", killed)
+        with pytest.raises(SystemExit):
+            search(trials=3)
+    url = f"sqlite:///{tmp_path / 'report' / 'study.db'}"
+    found = replay(url, out=tmp_path / "again")
+    assert found.stopped == "interrupted"
+    assert len(found.trials) == 3
+    assert not any(finalist.retimed for finalist in found.finalists)
+
+
+@pytest.mark.parametrize("where", ["no/such/folder", "sqlite:////no/such/file.db", "."])
+def test_nothing_to_replay(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError):
+        replay(where)
+
+
+def test_the_command_replays(
+    search: Search, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    result = search(trials=2)
+    out = str(tmp_path / "again")
+    assert main(["search", "--replay", str(result.folder), "--out", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replayed"] is True
+    assert main(["search", "--replay", str(result.folder), "--trials", "3"]) == 2
+    assert "so --trials cannot be given with it" in capsys.readouterr().err
+    assert main(["search", "--replay", "no/such"]) == 2
+    assert "there is no such folder" in capsys.readouterr().err
+    assert main(["search"]) == 2
+    assert "--dims INxOUT, or a --replay" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
+    import torch
+
+    request = SearchRequest("32x64", batch=16, device="cpu", out=tmp_path)
+    before = objective.FINAL_SECONDS
+    objective.FINAL_SECONDS = 0.1
+    try:
+        found = retime.final(request, torch.device("cpu"), [CHAIN])
+    finally:
+        objective.FINAL_SECONDS = before
+    assert set(found) == {str(CHAIN), "dense"}
+    assert all(one.repeats >= 3 for one in found.values())
