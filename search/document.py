@@ -116,15 +116,17 @@ def _finalists(result: SearchResult) -> Section:
         text = (
             "The best chains of every budget, and the one of the largest rho, timed again in turns "
             "with each other and with the dense layer, in a process of their own that did nothing "
-            "else before."
+            "else before; the dense layer took "
+            f"{words.timed(result.finalists[0].dense)}."
         )
     else:
         text = "The search was stopped before the final: these are the times of the trials."
     text += (
         " Two times are told apart when each median lies outside the other's band from the 20th to "
-        "the 80th percentile. Efficiency is the roofline's floor over the time; rho is "
-        "(b + c)/(b c), larger where moving data costs more than computing, and d rho the same for "
-        "energy, both averaged over the factors by their weights."
+        "the 80th percentile; a chain ties with those that it was not told apart from. Efficiency "
+        "is the roofline's floor over the time; rho is (b + c)/(b c), larger where moving data "
+        "costs more than computing, and d rho the same for energy, both averaged over the factors "
+        "by their weights."
     )
     return Section("Finalists", (), (text,), report.finalists_table(result))
 

@@ -175,7 +175,7 @@ def finalists_table(result: SearchResult) -> Table:
         alike = evidence.within_noise_of(one, result.finalists)
         noise = ", ".join(str(other + 1) for other in alike)
         rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
-    heads = [">", *_FINALIST_HEADS, "within noise of", "chosen by"]
+    heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
     if any(finalist.weight_error is not None for finalist in result.finalists):
         heads.append(">weight error")
         for row, finalist in zip(rows, result.finalists, strict=True):
@@ -222,7 +222,6 @@ _FINALIST_HEADS = (
     ">weights",
     ">of dense",
     ">latency",
-    ">dense",
     ">dense / chain",
     "against dense",
     ">rho",
@@ -238,7 +237,6 @@ def _finalist_cells(finalist: Finalist) -> list[str]:
         f"{known.nnz:,}",
         words.percent(known.share),
         words.microseconds(finalist.latency.median_us),
-        words.microseconds(finalist.dense.median_us),
         f"{1 / finalist.ratio:.2f}x",
         finalist.versus_dense.value,
         f"{known.rho:.4f}",

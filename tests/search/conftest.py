@@ -10,7 +10,7 @@ import torch
 from ksopt.bench import timing
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, SearchResult, objective, retime, run_search
+from ksopt.search import SearchRequest, SearchResult, objective, pruning, retime, run_search
 from ksopt.search.objective import Objective
 
 Search = Callable[..., SearchResult]
@@ -26,6 +26,8 @@ def final_in_this_process(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(objective, "_TRIAL_SECONDS", 0.02)
+    # So short measurements are noisy: a slow moment must not get a chain pruned.
+    monkeypatch.setattr(pruning, "MARGIN", 1e6)
     monkeypatch.setattr(retime, "final", final_in_this_process)
     # Overwriting a large cache between repeats is most of the time of a tiny layer's trial.
     monkeypatch.setattr(timing, "_flush_bytes", lambda cache_bytes: 2**16)

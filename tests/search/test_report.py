@@ -144,7 +144,7 @@ def test_markdown_answers_first(result: SearchResult) -> None:
     assert "efficiency" in text
     for line in text.split("## Finalists")[1].split("##")[0].splitlines():
         if line.startswith("|"):
-            assert line.count("|") == 14
+            assert line.count("|") == 13
 
 
 def test_the_snippet_runs(result: SearchResult) -> None:

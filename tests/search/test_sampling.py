@@ -15,6 +15,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels.families import Machine
 from ksopt.pattern import Chain
 from ksopt.search import SearchRequest, SearchResult, objective, priors, sampler
+from ksopt.search import pruning as pruning_module
 from ksopt.search.cost import CostModel
 from ksopt.search.plan import plan
 from ksopt.search.pruning import MARGIN, Pruning
@@ -107,6 +108,7 @@ def test_hopeless_chains_are_given_up_and_say_so(
         return right(x, weights, **options)
 
     monkeypatch.setattr(objective, "ks_linear", slow)
+    monkeypatch.setattr(pruning_module, "MARGIN", 2.0)
     result = search(trials=14, objective="latency")
     assert {trial.state for trial in result.trials} == {"complete", "pruned"}
     pruned = [trial for trial in result.trials if trial.state == "pruned"]

@@ -32,7 +32,8 @@ CHAINS = ["(1,8,4,8)*(4,8,8,1)", "(1,16,8,4)*(4,8,8,1)", "(1,64,8,1)*(1,8,32,1)"
 # `ksopt search`, with short measurements; every process it starts has them short too.
 SITE = """
 from ksopt.bench import roofline, timing
-from ksopt.search import objective
+from ksopt.search import objective, pruning
+pruning.MARGIN = 1e6
 objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
 timing._flush_bytes = lambda cache_bytes: 2**16
 roofline._CPU_SIDES = (256,)
