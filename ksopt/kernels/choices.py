@@ -40,6 +40,7 @@ Weight = Literal["any", "kept", "fresh"]
 
 _SCHEMA = 1
 _LONGEST_WAIT_S = 60.0
+_ASIDE_S = 3600.0  # a file aside that is older belongs to a process that was killed
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,15 @@ def _cpu_name() -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of what is timed and of what times it: csrc, ksopt.kernels, ksopt.baselines."""
+    """Digest of what is timed, compiles it and times it: csrc, kernels, jit and baselines."""
     texts: list[tuple[str, bytes]] = []
-    for package, folder in (("ksopt.csrc", "cuda"), ("ksopt.csrc", "host"), ("ksopt.kernels", "")):
+    places = (
+        ("ksopt.csrc", "cuda"),
+        ("ksopt.csrc", "host"),
+        ("ksopt.kernels", ""),
+        ("ksopt.jit", ""),
+    )
+    for package, folder in places:
         place = resources.files(package)
         for entry in (place / folder if folder else place).iterdir():
             if entry.name.endswith((".cuh", ".cpp", ".py")):
@@ -224,6 +231,7 @@ def save(machine: Machine, record: Record) -> bool:
             file.flush()
             os.fsync(file.fileno())
         Path(aside).replace(path)
+        _remove_leftovers(path.parent)
         return True
     except (OSError, cache.CacheUnusable) as error:
         cache.warn_once(cache.in_words(error) if isinstance(error, OSError) else str(error))
@@ -231,6 +239,13 @@ def save(machine: Machine, record: Record) -> bool:
             with contextlib.suppress(OSError):
                 Path(aside).unlink()
         return False
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for left in folder.glob(".aside-*"):
+        with contextlib.suppress(OSError):  # its writer may be about to rename it
+            if time.time() - left.stat().st_mtime > _ASIDE_S:
+                left.unlink()
 
 
 @contextlib.contextmanager

@@ -121,6 +121,18 @@ def test_files_are_private(own_cache):
     assert not list(own_cache.rglob(".aside-*"))
 
 
+def test_what_a_killed_process_left_is_removed_an_hour_later():
+    choices.save(MACHINE, a_record())
+    folder = choices.folder_of(MACHINE)
+    old, new = folder / ".aside-old", folder / ".aside-new"
+    for path in (old, new):
+        path.write_text("half a record")
+    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    choices.save(MACHINE, a_record())
+    assert not old.exists()
+    assert new.exists()
+
+
 def damaged(values: dict, how: str) -> bytes:
     if how == "emptied":
         return b""
