@@ -133,14 +133,14 @@ def test_a_killed_worker_is_replaced_and_its_trial_redone(
 ) -> None:
     out = tmp_path / "out"
     url = f"sqlite:///{out / store.FILE}"
-    process = start(environment, "--out", str(out), "--workers", "2", "--trials", "25")
+    process = start(environment, "--out", str(out), "--workers", "2", "--trials", "14")
     wait_for(url, 2, process)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "was ended by signal 9; another takes its place" in errors
     counts = complete_chains(url)
-    assert len(counts) == 25
+    assert len(counts) == 14
     assert set(counts.values()) == {1}
     states = Counter(trial.state for trial in study_of(url).trials)
     assert set(states) <= {TrialState.COMPLETE, TrialState.FAIL}
@@ -179,7 +179,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    options = ("--out", str(out), "--workers", "2", "--trials", "400", "--dims", "192x192")
+    options = ("--out", str(out), "--workers", "2", "--trials", "400", "--dims", "64x96")
     process = start(environment, *options)
     wait_for(f"sqlite:///{out / store.FILE}", 2, process)
     workers = children(process.pid)
