@@ -337,7 +337,9 @@ def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path
             assert choices.save(MACHINE, a_record())
 
 
-@pytest.mark.parametrize("edited", ["csrc/cuda/lanes16.cuh", "kernels/measure.py", "baselines.py"])
+@pytest.mark.parametrize(
+    "edited", ["csrc/cuda/lanes16.cuh", "kernels/measure.py", "jit/nvrtc.py", "baselines.py"]
+)
 def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, monkeypatch):
     import ksopt
     import ksopt.csrc
@@ -346,13 +348,15 @@ def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, m
         "ksopt": Path(ksopt.__file__).parent,
         "ksopt.csrc": Path(ksopt.csrc.__file__).parent,
         "ksopt.kernels": Path(choices.__file__).parent,
+        "ksopt.jit": Path(choices.__file__).parents[1] / "jit",
     }
     copies = {
         "ksopt": tmp_path,
         "ksopt.csrc": tmp_path / "csrc",
         "ksopt.kernels": tmp_path / "kernels",
+        "ksopt.jit": tmp_path / "jit",
     }
-    for name in ("ksopt.csrc", "ksopt.kernels"):
+    for name in ("ksopt.csrc", "ksopt.kernels", "ksopt.jit"):
         shutil.copytree(places[name], copies[name])
     shutil.copy(places["ksopt"] / "baselines.py", tmp_path)
     before = choices.code_digest()
