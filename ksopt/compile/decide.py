@@ -42,8 +42,9 @@ Tune = Literal["model", "measure", "off"]
 TUNES: tuple[str, ...] = get_args(Tune)
 
 INDUCTOR_GAIN = 1.8
-"""Inductor was measured to run a batched product with its copies 1.2 to 1.8 times as fast as eager
-PyTorch (docs/performance.md). The model grants it the most."""
+"""An assumption: how many times as fast as eager PyTorch Inductor runs a batched product with its
+copies, at the most; 1.2 to 1.8 was seen on an H200 while ksopt was planned. The model grants it the
+most. `ksopt bench kernels --against eager,inductor` measures it on a device."""
 
 TIE = 1.02
 """A site is lowered unless it is slower by more than that: what timing can tell apart."""
