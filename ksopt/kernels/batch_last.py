@@ -109,12 +109,11 @@ def configs(p: Pattern, element_bytes: int, multiprocessors: int) -> Iterator[Co
         # The threads of a block share the chunks of a row evenly.
         if 32 * warps_k * 16 % (nt * 8 * element_bytes):
             continue
-        for kl, stages, blocks in itertools.product(
-            (1, 2, 3, 4, 6, 8, 12), (3, 4, 6, 8), (1, 2, 3, 4)
-        ):
-            # Where no stage of several steps divides c, stages of one step do.
-            if steps % kl:
-                continue
+        least = Config(warps_k, warps_m, mt, nt, step, 3, 1, 1, element_bytes)
+        residents = [n for n in (1, 2, 3, 4) if _fit_registers(least.registers(), least.threads, n)]
+        # Where no stage of several steps divides c, stages of one step do.
+        kls = [kl for kl in (1, 2, 3, 4, 6, 8, 12) if steps % kl == 0]
+        for kl, stages, blocks in itertools.product(kls, (3, 4, 6, 8), residents):
             groups = max(1, multiprocessors * blocks // tiles)
             config = Config(
                 warps_k, warps_m, mt, nt, kl * step, stages, blocks, groups, element_bytes
@@ -126,9 +125,12 @@ def configs(p: Pattern, element_bytes: int, multiprocessors: int) -> Iterator[Co
 def fits(shared_bytes: int, registers: int, threads: int, blocks: int) -> bool:
     """Whether so many blocks fit on a multiprocessor of sm_90."""
     shared = (shared_bytes + _BLOCK_OVERHEAD_BYTES) * blocks
-    return shared <= SHARED_LIMIT + _BLOCK_OVERHEAD_BYTES and registers <= min(
-        255, _REGISTERS // (threads * blocks)
-    )
+    limit = SHARED_LIMIT + _BLOCK_OVERHEAD_BYTES
+    return shared <= limit and _fit_registers(registers, threads, blocks)
+
+
+def _fit_registers(registers: int, threads: int, blocks: int) -> bool:
+    return registers <= min(255, _REGISTERS // (threads * blocks))
 
 
 def geometry(

@@ -76,9 +76,8 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
         # Outputs that do not exist are computed too: few of them, or none where b is small.
         if (tiles * outputs - outputs64) * 4 > outputs64 or 128 * warpgroups % (rows // 8):
             continue
-        for kl, stages, blocks in itertools.product((1, 2, 3, 4, 6, 8), (3, 4, 5, 6, 8), (1, 2, 3)):
-            if steps % kl:
-                continue
+        kls = [kl for kl in (1, 2, 3, 4, 6, 8) if steps % kl == 0]
+        for kl, stages, blocks in itertools.product(kls, (3, 4, 5, 6, 8), (1, 2, 3)):
             groups = max(1, multiprocessors * blocks // tiles)
             config = Config(teams, warpgroups, mt, rows, kl * 16, stages, blocks, groups)
             if fits(config.shared_bytes(p), config.registers(), config.threads, blocks):

@@ -142,6 +142,11 @@ def known(found: Situation, device: int) -> Decision | None:
     return _table().get(_key_of(found, device))
 
 
+def remember(found: Situation, device: int, decision: Decision) -> None:
+    """Take a decision for a situation in this process, and leave what is on disk alone."""
+    _decisions[_key_of(found, device)] = decision
+
+
 def _table() -> dict[_Key, Decision]:
     return _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ksopt.kernels import (
     batch_last16_wgmma,
     batch_last32,
     lanes16,
+    lanes16_wgmma,
     lanes32,
     lanes32_cost,
     lanes32_wgmma,
@@ -130,6 +132,7 @@ def _precision(problem: Problem) -> dict[str, bool]:
 
 FAMILIES: tuple[Family, ...] = (
     Family(lanes16, capability=(8, 0)),
+    Family(lanes16_wgmma, capability=(9, 0), only=True),
     Family(small_batch, capability=(8, 0)),
     Family(small_batch_fma, capability=(8, 0)),
     Family(lanes32, capability=(8, 0), splits=True, cost=lanes32_cost.predicted_us),
@@ -171,10 +174,15 @@ def ranked_tiles(family: Family, problem: Problem, batch: int, machine: Machine)
         return []
     tiles = (
         Tile(family, problem, config, family.predicted_us(problem, config, batch, machine))
-        for config in family.module.configs(problem, machine.multiprocessors)
-        if _fits(config, problem, machine)
+        for config in _fitting(family, problem, machine)
     )
     return sorted((tile for tile in tiles if tile.predicted_us < math.inf), key=_predicted)
+
+
+@functools.lru_cache(maxsize=64)  # the same for every batch; hundreds of tiles a family
+def _fitting(family: Family, problem: Problem, machine: Machine) -> tuple[Any, ...]:
+    every = family.module.configs(problem, machine.multiprocessors)
+    return tuple(config for config in every if _fits(config, problem, machine))
 
 
 def _fits(config: Any, problem: Problem, machine: Machine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 
@@ -34,6 +35,7 @@ class Fold:
         return self.length // self.run_l * self.run
 
 
+@functools.cache  # asked for every tile that is considered
 def fold(d: int, elements: int) -> Fold:
     """The fold of ``d`` where a chunk holds ``elements`` values.
 

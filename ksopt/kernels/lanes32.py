@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -111,25 +111,25 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     p = problem.pattern
     f = fold(p.d)
     warps_js = [j for j in (1, 2) if p.d % (4 * j) == 0] if p.d % 4 == 0 else [1]
+    kls = [kl for kl in (8, 16, 32, 64) if kl % f.unit == 0 and kl <= max(f.unit, p.c)]
     for warps_j, warps_m, warps_n, mt, nt in itertools.product(
         warps_js, (1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 3, 4, 6, 8, 12, 16)
     ):
         if warps_j * warps_m * warps_n not in (4, 8) or p.b % (warps_n * nt * 8):
             continue
+        shape = (warps_j, warps_m, warps_n, mt, nt)
+        least = Config(*shape, f.unit, 2, 1, False, 0)
+        columns, registers = least.columns(p), least.registers(p)
         for kl, stages, blocks, resident in itertools.product(
-            (8, 16, 32, 64), (2, 3, 4), (1, 2, 3), (False, True)
+            kls, (2, 3, 4), (1, 2, 3), (False, True)
         ):
-            if kl % f.unit or kl > max(f.unit, p.c):
+            if registers > min(256, _REGISTERS // (least.threads * blocks)):
                 continue
-            config = Config(warps_j, warps_m, warps_n, mt, nt, kl, stages, blocks, resident, 0)
-            slots, columns = multiprocessors * blocks, config.columns(p)
+            slots = multiprocessors * blocks
             max_blocks = max(1, slots // columns) * columns if resident else slots
-            config = replace(config, max_blocks=max_blocks)
-            if config.shared_bytes(p) * blocks > SHARED_LIMIT:
-                continue
-            if config.registers(p) > min(256, _REGISTERS // (config.threads * blocks)):
-                continue
-            yield config
+            config = Config(*shape, kl, stages, blocks, resident, max_blocks)
+            if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
+                yield config
 
 
 def geometry(problem: Problem, config: Config) -> Geometry:

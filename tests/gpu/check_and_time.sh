@@ -15,6 +15,7 @@ if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
 fi
 mkdir -p "$out"
 failed=0
+workers=()
 
 # step NAME SECONDS COMMAND...: runs a command under a limit, and says how it ended and its last words.
 step() {
@@ -32,7 +33,10 @@ step() {
   fi
 }
 
-# Nothing is timed yet, so the checks share the device, or take one each where there are several.
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)  # compilation takes most of the time
+step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}"
+
+# Nothing is timed yet, so the sanitizers share the device, or take one each where there are several.
 devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 checks=()
 beside() {
@@ -45,9 +49,6 @@ beside() {
   ) &
   checks+=($!)
 }
-workers=()
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n 4)
-beside tests 400 "$python" -m pytest -m gpu -q "${workers[@]}"
 if command -v compute-sanitizer >/dev/null; then
   sanitize=(compute-sanitizer --error-exitcode 1 --report-api-errors no)
   beside memcheck 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py

@@ -11,7 +11,6 @@ import torch
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import choices, cpu, cuda, dispatch, lanes16, packed, ways
-from ksopt.kernels.families import Machine
 from ksopt.kernels.launch import HostLauncher
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -38,20 +37,6 @@ def forget():
     packed.refresh()
 
 
-@pytest.fixture(scope="module")
-def compiled_ahead():
-    """Compile what the sample needs on all cores; the tests then take it from the cache."""
-    machine = Machine.of_device(0)
-    wanted = []
-    for pattern, dtype, last in itertools.product(SAMPLE, DTYPES, (False, True)):
-        problem = Problem(pattern, name_of(dtype), last)
-        for batch in BATCHES:
-            wanted.append(ways.best_predicted(problem, batch, machine)[0])
-    wanted = [way for way in wanted if way.tile is not None]
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda way: way.build(0), wanted))
-
-
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -72,11 +57,19 @@ def poison(elements: int, dtype: torch.dtype) -> None:
     torch.full((elements,), float("nan"), dtype=dtype, device="cuda")
 
 
-@pytest.mark.usefixtures("compiled_ahead")
 @pytest.mark.parametrize("pattern", SAMPLE, ids=str)
 def test_sample_of_the_papers_patterns(pattern, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "model")  # thousands of problems; measuring comes below
     exact_x, exact_w = draw(pattern, max(BATCHES))
+    every = list(itertools.product(DTYPES, BATCHES, (False, True)))
+
+    def choose(case):
+        dtype, batch, last = case
+        x = exact_x[:batch].to(dtype)
+        return cuda.choice_for(x.T.contiguous() if last else x, exact_w.to(dtype), last)
+
+    with ThreadPoolExecutor(8) as pool:  # compiles on several cores; what follows finds it done
+        list(pool.map(choose, every))
     for dtype in DTYPES:
         weight, rows = exact_w.to(dtype), exact_x.to(dtype)
         truth = ks_reference(rows.double(), weight.double())

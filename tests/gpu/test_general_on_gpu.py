@@ -33,17 +33,11 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_ahead():
-    """Compile what the sample needs on all cores; the tests then take it from the cache."""
+def compile_ahead(pattern: Pattern) -> None:
+    """Compile what the pattern needs on several cores; the test then takes it from the cache."""
     target = arch.of_device(0)
-    problems = [
-        Problem(pattern, name_of(dtype), last)
-        for pattern in PATTERNS
-        for dtype in DTYPES
-        for last in (False, True)
-    ]
-    with ThreadPoolExecutor(16) as pool:
+    problems = [Problem(pattern, name_of(dt), last) for dt in DTYPES for last in (False, True)]
+    with ThreadPoolExecutor(len(problems)) as pool:
         sources = [general.source(p, general.default_config(p)) for p in problems]
         list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
 
@@ -59,6 +53,7 @@ def poison(elements: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_sample_of_the_papers_patterns(pattern):
+    compile_ahead(pattern)
     generator = torch.Generator("cuda").manual_seed(sum(pattern.weight_shape))
     exact_w = torch.rand(pattern.weight_shape, generator=generator, device="cuda") * 2 - 1
     exact_w /= pattern.c**0.5
