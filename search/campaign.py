@@ -1,9 +1,13 @@
-"""One process's share of a study: draw a chain, measure it, tell, until the trials are done."""
+"""One process's share of a study: draw a chain, measure it, tell, until the trials are done.
+
+Where several layer sizes are searched, each has a study and a campaign, and they take turns: the
+one that is furthest from its trials is next. So all have come equally far whenever time is up.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -46,29 +50,13 @@ class Campaign:
     pruning: Pruning
     model: CostModel | None
 
-    def run(self, told: Callable[[int], None], deadline: float | None) -> bool:
-        """Measure until the trials of the study are done.
-
-        It ends when every trial has, those of other processes too: if one of them is killed, its
-        chain is measured here.
-
-        Args:
-            told: Called with the number of each trial that ended here.
-            deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
-
-        Returns:
-            Whether the trials were done in time.
-        """
-        while deadline is None or time.monotonic() < deadline:
-            claim = self.claims.next()
-            if claim is not None:
-                self._measure(claim)
-                told(claim.trial.number)
-            elif self.claims.others():
-                time.sleep(_WAIT_S)
-            else:
-                return True
-        return False
+    def step(self) -> int | None:
+        """Measure one chain; the number of its trial, or None if there is nothing to draw now."""
+        claim = self.claims.next()
+        if claim is None:
+            return None
+        self._measure(claim)
+        return claim.trial.number
 
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
@@ -141,3 +129,34 @@ class Campaign:
         for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
             trial.set_user_attr(name, getattr(known, name))
         return known
+
+
+def take_turns(
+    campaigns: Sequence[Campaign], told: Callable[[int, int], None], deadline: float | None
+) -> bool:
+    """Measure until the trials of every campaign's study are done.
+
+    It ends when every trial has, those of other processes too: if one of them is killed, its chain
+    is measured here.
+
+    Args:
+        campaigns: In the order in which they begin.
+        told: Called with the campaign's place in the order and the number of each trial that ended
+            here.
+        deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
+
+    Returns:
+        Whether the trials were done in time.
+    """
+    places = range(len(campaigns))
+    while deadline is None or time.monotonic() < deadline:
+        for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):
+            number = campaigns[place].step()
+            if number is not None:
+                told(place, number)
+                break
+        else:
+            if not any(campaign.claims.others() for campaign in campaigns):
+                return True
+            time.sleep(_WAIT_S)
+    return False

@@ -94,6 +94,10 @@ class Claims:
             trial.set_user_attr("worker", self.presence.token)
             return Claim(trial, Chain.parse(trial.user_attrs["chain"]))
 
+    def share_begun(self) -> float:
+        """How many of the study's trials were begun, over its limit."""
+        return store.begun(self.study.get_trials(deepcopy=False)) / self.limit
+
     def others(self) -> bool:
         """Whether other processes are measuring: what they leave undone may be for this one."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))

@@ -14,9 +14,6 @@ from ksopt.kernels.report import choice_report
 from ksopt.pattern import Chain, Pattern
 from ksopt.search.request import SearchRequest
 
-# A prediction weighs hundreds of tiles: some 10 ms for a pattern.
-_SECONDS = 3.0
-
 
 @dataclass
 class CostModel:
@@ -59,10 +56,11 @@ class CostModel:
         times = [self._factor(pattern) for pattern in chain]
         return None if None in times else sum(time for time in times if time is not None)
 
-    def fastest(
-        self, chains: Sequence[Chain], count: int, seconds: float = _SECONDS
-    ) -> list[Chain]:
-        """Those that are predicted to be fastest, of as many as there is time for, in order."""
+    def fastest(self, chains: Sequence[Chain], count: int, seconds: float) -> list[Chain]:
+        """Those that are predicted to be fastest, of as many as there is time for, in order.
+
+        A prediction weighs hundreds of tiles: some 10 ms for a pattern.
+        """
         until = time.monotonic() + seconds
         found: list[tuple[float, int, Chain]] = []
         for chain in chains:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import optuna
@@ -11,8 +11,9 @@ import torch
 
 from ksopt.bench import device as devices
 from ksopt.bench.roofline import Roofline
-from ksopt.search import priors, processes, store
-from ksopt.search.campaign import Campaign
+from ksopt.pattern import Chain
+from ksopt.search import interrupts, priors, processes, store
+from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.given import GivenWeights
@@ -22,146 +23,191 @@ from ksopt.search.progress import Progress
 from ksopt.search.pruning import Pruning
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import TrialRecord
-from ksopt.search.sampler import ChainSampler, suited
+from ksopt.search.sampler import ChainSampler, Kind, suited
 from ksopt.search.space import Space
 from ksopt.search.storage import Storage
 
 # Between the seeds of two workers: more than the trials of any study, whose count is added.
 _SEEDS_APART = 1_000_003
+# Seconds for each step in which the cost model looks for its picks: shared by the sizes, and at
+# least.
+_PREDICTING_S, _LEAST_PREDICTING_S = 3.0, 0.3
 
 
 @dataclass(frozen=True)
-class Crew:
-    """Measures the trials of a request.
+class Share:
+    """One layer size's part of a search.
 
     Args:
         request: What to search, with batch, device and output folder resolved.
-        device: The request's.
-        storage: Of the study.
         study: Where trials are kept.
+        run: The study's run that this is, from 1.
         space: What to draw from.
-        roofline: Of the device.
         given: The trained weights, if any.
     """
 
     request: SearchRequest
+    study: optuna.Study
+    run: int
+    space: Space
+    given: GivenWeights | None = None
+
+    def sampler(self, seed: int) -> ChainSampler:
+        """What draws where no prior is left."""
+        return ChainSampler(self.space.candidates, sampler_name(self.space, self.request), seed)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Measures the trials of one layer size, or of several in turns.
+
+    Args:
+        shares: One for each size; of one device, dtype, layout, storage, timeout, seed and number
+            of workers.
+        device: Where.
+        storage: Of the studies.
+        roofline: Of the device.
+    """
+
+    shares: Sequence[Share]
     device: torch.device
     storage: Storage
-    study: optuna.Study
-    space: Space
     roofline: Roofline
-    given: GivenWeights | None
 
     @property
-    def sampler_name(self) -> str:
-        """What the report calls what chooses the trials."""
-        return self._sampler(0).name
+    def _request(self) -> SearchRequest:
+        """What the shares have in common."""
+        return self.shares[0].request
 
-    def run(self, number: int, progress: Progress, began: float) -> str | None:
-        """Measure until the trials are done, as the study's run of that number.
+    def run(self, progress: Progress, began: float) -> str | None:
+        """Measure until the trials are done.
 
         Returns:
             Why it stopped before they were ("timeout" or "interrupted"), or None.
         """
-        request = self.request
-        if request.storage is None:  # the study is in the output folder, which is ours alone
-            store.give_up_running(self.study)
-        trials = self.study.get_trials(deepcopy=False)
-        done = store.settled(trials)
-        progress.start(max(request.trials, done), done)
-        told = self._teller(progress)
+        request = self._request
+        if request.storage is None:  # the studies are in the output folder, which is ours alone
+            for share in self.shares:
+                store.give_up_running(share.study)
+        trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
+        done = [store.settled(of_one) for of_one in trials]
+        limits = [share.request.trials for share in self.shares]
+        progress.start(sum(map(max, limits, done)), sum(done))
+        tell = self._teller(progress)
         deadline = None if request.timeout_s is None else began + request.timeout_s
-        seed = request.seed + len(trials)
+        seeds = [request.seed + len(of_one) for of_one in trials]
         try:
-            if request.workers == 1:
-                in_time = self._alone(number, seed, told, deadline)
-            else:
-                in_time = self._together(number, seed, told, deadline, progress.note)
+            with interrupts.remembered() as interrupted:
+
+                def told(place: int, number: int) -> None:
+                    tell(place, number)
+                    if interrupted():
+                        raise KeyboardInterrupt
+
+                if request.workers == 1:
+                    in_time = self._alone(seeds, told, deadline)
+                else:
+                    in_time = self._together(seeds, told, deadline, progress.note)
         except KeyboardInterrupt:
             return "interrupted"
         return None if in_time else "timeout"
 
     def _alone(
-        self, number: int, seed: int, told: Callable[[int], None], deadline: float | None
+        self, seeds: Sequence[int], told: Callable[[int, int], None], deadline: float | None
     ) -> bool:
-        model = CostModel.of(self.request, self.device)
         with Presence() as presence:
-            claims = Claims(
-                self.storage,
-                self.study,
-                self._sampler(seed),
-                priors.enqueued(self.space, self.request, self.roofline, model),
-                limit=self.request.trials,
-                run=number,
-                presence=presence,
-            )
-            objective = Objective(self.request, self.device, self.given)
-            campaign = Campaign(
-                claims,
-                objective,
-                self.device,
-                self.roofline,
-                self.request,
-                Pruning(self.study, self.space.steps, self.request),
-                model,
-            )
-            return campaign.run(told, deadline)
+            campaigns = []
+            for share, seed in zip(self.shares, seeds, strict=True):
+                model = CostModel.of(share.request, self.device)
+                claims = Claims(
+                    self.storage,
+                    share.study,
+                    share.sampler(seed),
+                    self._priors(share, model),
+                    limit=share.request.trials,
+                    run=share.run,
+                    presence=presence,
+                )
+                campaigns.append(
+                    Campaign(
+                        claims,
+                        Objective(share.request, self.device, share.given),
+                        self.device,
+                        self.roofline,
+                        share.request,
+                        Pruning(share.study, share.space.steps, share.request),
+                        model,
+                    )
+                )
+            return take_turns(campaigns, told, deadline)
 
     def _together(
         self,
-        number: int,
-        seed: int,
-        told: Callable[[int], None],
+        seeds: Sequence[int],
+        told: Callable[[int, int], None],
         deadline: float | None,
         note: Callable[[str], None],
     ) -> bool:
-        model = CostModel.of(self.request, self.device)
-        first = priors.enqueued(self.space, self.request, self.roofline, model)
-        places = workplaces(self.device, self.request.workers)
+        places = workplaces(self.device, self._request.workers)
         if len(set(places)) < len(places):
             note(
                 f"{len(places)} workers share {', '.join(sorted(set(places)))}: they measure there "
                 "one after the other, so that no measurement disturbs another, and only what comes "
                 "between measurements runs side by side; what noise that makes is in the times"
             )
-        task = {
-            "task": "trials",
-            "request": self.request.to_json(),
-            "roofline": asdict(self.roofline),
-            "candidates": [str(chain) for chain in self.space.candidates],
-            "steps": [asdict(step) for step in self.space.steps],
-            "priors": [[origin, str(chain)] for origin, chain in first],
-            "run": number,
-            "seconds": None if deadline is None else max(0.0, deadline - time.monotonic()),
-        }
+        shares = [self._share_task(share) for share in self.shares]
+        seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
         tasks = [
-            {**task, "device": place, "seed": seed + _SEEDS_APART * worker}
+            {
+                "task": "trials",
+                "device": place,
+                "roofline": asdict(self.roofline),
+                "seconds": seconds,
+                "shares": [
+                    {**share, "seed": seed + _SEEDS_APART * worker}
+                    for share, seed in zip(shares, seeds, strict=True)
+                ],
+            }
             for worker, place in enumerate(places)
         ]
         return processes.run(tasks, told, note)
 
-    def _teller(self, progress: Progress) -> Callable[[int], None]:
-        """Tells the progress of a trial by its number."""
-        best: TrialRecord | None = None
-        batch = self.request.batch
-        assert batch is not None
+    def _share_task(self, share: Share) -> dict[str, object]:
+        first = self._priors(share, CostModel.of(share.request, self.device))
+        return {
+            "request": share.request.to_json(),
+            "candidates": [str(chain) for chain in share.space.candidates],
+            "steps": [asdict(step) for step in share.space.steps],
+            "priors": [[origin, str(chain)] for origin, chain in first],
+            "run": share.run,
+        }
 
-        def told(number: int) -> None:
-            nonlocal best
-            trial = self.study.get_trials(deepcopy=False)[number]
-            record = store.record(trial, self.roofline, batch)
+    def _priors(self, share: Share, model: CostModel | None) -> list[tuple[str, Chain]]:
+        seconds = max(_LEAST_PREDICTING_S, _PREDICTING_S / len(self.shares))
+        return priors.enqueued(share.space, share.request, self.roofline, model, seconds)
+
+    def _teller(self, progress: Progress) -> Callable[[int, int], None]:
+        """Tells the progress of a trial by its share's place and its number."""
+        best: dict[int, TrialRecord] = {}
+
+        def told(place: int, number: int) -> None:
+            share = self.shares[place]
+            assert share.request.batch is not None
+            trial = share.study.get_trials(deepcopy=False)[number]
+            record = store.record(trial, self.roofline, share.request.batch)
             if record is None:
                 return
-            if record.ratio and (best is None or best.ratio is None or record.ratio < best.ratio):
-                best = record
-            progress.trial(record, best)
+            so_far = best.get(place)
+            if record.ratio and (so_far is None or record.ratio < (so_far.ratio or 0.0)):
+                best[place] = record
+            progress.trial(record, best.get(place))
 
         return told
 
-    def _sampler(self, seed: int) -> ChainSampler:
-        return ChainSampler(
-            self.space.candidates, suited(len(self.space.candidates), self.request), seed
-        )
+
+def sampler_name(space: Space, request: SearchRequest) -> Kind:
+    """What chooses the trials of a space, as the report calls it."""
+    return suited(len(space.candidates), request)
 
 
 def workplaces(device: torch.device, workers: int) -> list[str]:

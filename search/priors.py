@@ -36,13 +36,18 @@ def facts(
 
 
 def enqueued(
-    space: Space, request: SearchRequest, roofline: Roofline, model: CostModel | None
+    space: Space,
+    request: SearchRequest,
+    roofline: Roofline,
+    model: CostModel | None,
+    seconds: float = 3.0,
 ) -> list[tuple[str, Chain]]:
     """(origin, chain) in the order to measure them, each chain once, all candidates of the space.
 
     For each step: the largest rho (paper, equation 2), the lowest roofline floor, the two that the
     cost model, if there is one, predicts to be fastest, then the families with the most weights, at
-    most four of them. The cost model is asked for the lowest floors first, for a few seconds.
+    most four of them. The cost model is asked for the lowest floors first, for so many seconds of
+    each step.
     """
     assert request.batch is not None
     picks: dict[Chain, str] = {}
@@ -53,7 +58,7 @@ def enqueued(
         picks.setdefault(max(inside, key=lambda chain: known[chain].rho), HEURISTIC)
         by_floor = sorted(inside, key=lambda chain: known[chain].floor_us)
         picks.setdefault(by_floor[0], "lowest floor")
-        for chain in [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS):
+        for chain in [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS, seconds):
             picks.setdefault(chain, "cost model")
         family = sorted((c for c in inside if c in named), key=lambda c: -c.nnz)
         for chain in family[:_MOST_FAMILY_PRIORS]:

@@ -69,14 +69,15 @@ class Worker:
 
 def run(
     tasks: Sequence[Mapping[str, Any]],
-    told: Callable[[int], None],
+    told: Callable[[int, int], None],
     note: Callable[[str], None],
 ) -> bool:
     """Let a process do each task of trials, and replace those that are killed.
 
     Args:
         tasks: One for each process.
-        told: Called with the number of each trial that ended.
+        told: Called with the place of its share in the tasks and its number for each trial that
+            ended.
         note: Called with what a person should know.
 
     Returns:
@@ -98,7 +99,7 @@ def run(
         while working:
             slot, answer = answers.get()
             if "trial" in answer:
-                told(answer["trial"])
+                told(answer["share"], answer["trial"])
             elif "in_time" in answer:
                 in_time &= answer["in_time"]
             elif "error" in answer:

@@ -14,7 +14,7 @@ from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
 from ksopt.bench.timing import Measurement
 from ksopt.search import locks, recommend, report, retime, store, words
-from ksopt.search.crew import Crew
+from ksopt.search.crew import Crew, Share, sampler_name
 from ksopt.search.given import GivenWeights
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.record import RunRecord, result_of
@@ -82,11 +82,12 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
         progress.note(f"measuring the roofline of {record.name}")
         with locks.device(device):
             roofline = measure_roofline(device, request.dtype)
-        crew = Crew(request, device, storage, study, space, roofline, given)
         number = store.begin_run(storage, study, record)
-        kept = RunRecord.begin(request, number, record, roofline, space, crew.sampler_name)
+        sampler = sampler_name(space, request)
+        kept = RunRecord.begin(request, number, record, roofline, space, sampler)
         kept.keep(study)
-        stopped = crew.run(number, progress, began)
+        share = Share(request, study, number, space, given)
+        stopped = Crew([share], device, storage, roofline).run(progress, began)
         assert request.batch is not None
         trials = store.records(study, roofline, request.batch)
         final: dict[str, Measurement] | None = None

@@ -1,8 +1,8 @@
 """``python -m ksopt.search.worker``: a process that measures for a search.
 
 It reads one JSON document, the task, from stdin and answers with JSON lines. Two tasks: a share of
-a study's trials, and the final, which a process that has measured nothing else times. It ends when
-stdin does, so it does not outlive its parent.
+the trials of studies, and the final, which a process that has measured nothing else times. It ends
+when stdin does, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ksopt.bench.roofline import Roofline
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import store
-from ksopt.search.campaign import Campaign
+from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.given import GivenWeights
@@ -42,37 +42,45 @@ Answer = Callable[[Mapping[str, Any]], None]
 
 
 def trials(task: Mapping[str, Any], answer: Answer) -> None:
-    """Measure a share of the trials; answers ``{"trial": number}`` after each."""
-    request = SearchRequest.from_json(task["request"])
-    device = torch.device(task["device"])
-    storage = store.storage_of(request)
-    candidates = [Chain.parse(text) for text in task["candidates"]]
-    chains = ChainSampler(candidates, suited(len(candidates), request), task["seed"])
-    first = [(origin, Chain.parse(text)) for origin, text in task["priors"]]
+    """Measure a share of the trials of each study.
+
+    Answers ``{"trial": number, "share": place}`` after each, and ``{"in_time": bool}`` at the end.
+    """
+    device, roofline = torch.device(task["device"]), Roofline(**task["roofline"])
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
     with Presence() as presence:
-        claims = Claims(
-            storage,
-            storage.load(request.study),
-            chains,
-            first,
-            limit=request.trials,
-            run=task["run"],
-            presence=presence,
+        campaigns = [_campaign(share, device, roofline, presence) for share in task["shares"]]
+        in_time = take_turns(
+            campaigns, lambda place, number: answer({"trial": number, "share": place}), deadline
         )
-        objective = Objective(request, device, GivenWeights.of(request, device), task["seed"])
-        campaign = Campaign(
-            claims,
-            objective,
-            device,
-            Roofline(**task["roofline"]),
-            request,
-            Pruning(claims.study, [_step(step) for step in task["steps"]], request),
-            CostModel.of(request, device),
-        )
-        in_time = campaign.run(lambda number: answer({"trial": number}), deadline)
     answer({"in_time": in_time})
+
+
+def _campaign(
+    share: Mapping[str, Any], device: torch.device, roofline: Roofline, presence: Presence
+) -> Campaign:
+    request = SearchRequest.from_json(share["request"])
+    storage = store.storage_of(request)
+    candidates = [Chain.parse(text) for text in share["candidates"]]
+    claims = Claims(
+        storage,
+        storage.load(request.study),
+        ChainSampler(candidates, suited(len(candidates), request), share["seed"]),
+        [(origin, Chain.parse(text)) for origin, text in share["priors"]],
+        limit=request.trials,
+        run=share["run"],
+        presence=presence,
+    )
+    return Campaign(
+        claims,
+        Objective(request, device, GivenWeights.of(request, device), share["seed"]),
+        device,
+        roofline,
+        request,
+        Pruning(claims.study, [_step(step) for step in share["steps"]], request),
+        CostModel.of(request, device),
+    )
 
 
 def _step(value: Mapping[str, Any]) -> Step:

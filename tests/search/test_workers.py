@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, crew, processes, store
+from ksopt.search import SearchRequest, crew, interrupts, processes, store
 from ksopt.search.claims import GRACE_S, Claims
 from ksopt.search.locks import Presence
 from ksopt.search.request import STUDY
@@ -402,3 +402,23 @@ def test_postgresql(postgresql: str, environment: dict[str, str], tmp_path: Path
     assert before <= after
     running = study_of(postgresql).get_trials(states=(TrialState.RUNNING,))
     assert not running
+
+
+def test_a_ctrl_c_that_was_raised_where_nobody_hears_it_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a destructor: Python prints it there, and goes on."""
+
+    class Deaf:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts.remembered() as interrupted:
+        assert not interrupted()
+        Deaf()
+        assert len(raised) == 1
+        assert interrupted()
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,40 @@
+"""A Ctrl-C that is not lost.
+
+Python raises KeyboardInterrupt wherever the program happens to be. In a destructor or a callback of
+a C library (a database's, torch's) the exception goes nowhere, and the program runs on.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def remembered() -> Iterator[Callable[[], bool]]:
+    """Inside, Ctrl-C raises KeyboardInterrupt as ever; the function says whether there was one.
+
+    In another than the main thread, where no signal arrives, there never is.
+
+    Example:
+        >>> with remembered() as interrupted:
+        ...     interrupted()
+        False
+    """
+    seen = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.set()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen.is_set
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield seen.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
