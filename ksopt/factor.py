@@ -66,6 +66,10 @@ class Pattern:
 
     def __post_init__(self) -> None:
         given = (self.a, self.b, self.c, self.d)
+        # A search makes a million of plain integers: there is nothing to convert or to refuse.
+        a, b, c, d = given
+        if type(a) is type(b) is type(c) is type(d) is int and min(given) >= 1:
+            return
         call = f"Pattern({', '.join(map(repr, given))})"
         for name, value in zip("abcd", given, strict=True):
             object.__setattr__(self, name, checked_int(value, name, call))

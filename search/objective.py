@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from ksopt.bench import timing
 from ksopt.bench.timing import Measurement
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
+from ksopt.kernels.look import first_look
 from ksopt.pattern import Chain
 from ksopt.reference import chain_reference
 from ksopt.search.given import GivenWeights
@@ -24,6 +26,9 @@ DENSE = "dense"
 _ERROR_FACTOR = 2.0
 _CHECKED_ROWS = 64
 _TRIAL_SECONDS = 0.5
+# A trial ends sooner where its medians are this certain: far below what tells two chains apart. An
+# idle GPU's are after ten repeats.
+_TRIAL_PRECISION = 0.004
 FINAL_SECONDS = 4.0
 """About how long the final takes."""
 
@@ -42,6 +47,7 @@ class Outcome:
         error: Relative error (Frobenius norm) of the chain's product against float64.
         error_pytorch: The same of PyTorch's einsum in the chain's dtype.
         weight_error: How far the nearest product is from the given weights; None without them.
+        seconds: How long all of it took: choosing kernels, checking, timing.
     """
 
     latency: Measurement
@@ -49,6 +55,7 @@ class Outcome:
     error: float
     error_pytorch: float
     weight_error: float | None
+    seconds: float
 
 
 class Objective:
@@ -91,11 +98,15 @@ class Objective:
             WrongResultError: Its product is wrong; nothing was timed.
             KsoptError, RuntimeError: It does not run here: memory, a kernel that does not compile.
         """
+        began = time.monotonic()
         x, weights = self._input(), self._weights(chain)
+        self._look(x, weights)
         error, error_pytorch = self._check(x, weights)
-        found = self._time({str(chain): self._call(x, weights)}, x, _TRIAL_SECONDS, 10, limit)
+        call = {str(chain): self._call(x, weights)}
+        found = self._time(call, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
         weight_error = None if self._given is None else self._given.error(chain)
-        return Outcome(found[str(chain)], found[DENSE], error, error_pytorch, weight_error)
+        seconds = time.monotonic() - began
+        return Outcome(found[str(chain)], found[DENSE], error, error_pytorch, weight_error, seconds)
 
     def final(
         self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
@@ -116,6 +127,7 @@ class Objective:
         max_seconds: float,
         min_repeats: int,
         limit: float | None = None,
+        precision: float | None = None,
     ) -> dict[str, Measurement]:
         # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
         dims = self._request.size
@@ -130,9 +142,19 @@ class Objective:
                 self._device,
                 max_seconds=max_seconds,
                 min_repeats=min_repeats,
+                precision=precision,
                 hopeless=limit,
                 against=DENSE,
             )
+
+    def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
+        """Choose every factor's kernel in a moment, where none was chosen with care."""
+        if self._device.type != "cuda":
+            return  # the first product chooses in a moment anyway
+        with torch.inference_mode():
+            for weight in reversed(weights):  # the last factor meets the input first
+                first_look(x, weight, self._is_batch_last())
+                x = self._call(x, [weight])()
 
     def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:
         """Errors against float64 of the product and of PyTorch's; raises if the first is too big.
@@ -142,7 +164,6 @@ class Objective:
         layout = self._request.layout
         with torch.inference_mode():
             y = self._call(x, weights)()
-            assert isinstance(y, Tensor)
             if not bool(torch.isfinite(y).all()):
                 raise WrongResultError("its product is not finite")
             rows = torch.linspace(0, self._batch - 1, min(self._batch, _CHECKED_ROWS)).long()
@@ -161,7 +182,7 @@ class Objective:
             )
         return error, error_pytorch
 
-    def _call(self, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], object]:
+    def _call(self, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Tensor]:
         layout = self._request.layout
         return lambda: ks_linear(x, weights, layout=layout)
 

@@ -42,8 +42,11 @@ def first_look(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = BU
     identity = cuda.identity_of(device)
     if identity is not None and choices.load(identity, found) is not None:
         return
-    with torch.cuda.device(device), torch.no_grad():
-        check = Check(x, weight, batch_last)
-        machine = cuda.machine_of(device)
-        decision = measured(found, x, weight, machine, budget_s, check)
+    try:
+        with torch.cuda.device(device), torch.no_grad():
+            check = Check(x, weight, batch_last)
+            machine = cuda.machine_of(device)
+            decision = measured(found, x, weight, machine, budget_s, check)
+    except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit
+        return
     cuda.remember(found, device, decision)

@@ -1,0 +1,215 @@
+"""Processes that compile the kernels of the chains that come next, while the device is busy.
+
+A first look at a chain compiles some ten kernels a factor, a third of a second each: without help
+that is most of a search's time on a GPU. What comes next is known a few chains ahead
+(`ksopt.search.campaign`), so these processes fill the cache of compiled code on disk, and the
+process that measures finds it full. They are processes, because ranking tiles in the one that
+measures would take the interpreter from it in the middle of a sample. They end with it.
+
+Whatever goes wrong here is met again, and reported, where the kernel is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from ksopt.errors import KsoptError
+from ksopt.jit import nvrtc
+from ksopt.kernels.families import Machine
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Chain, Pattern
+
+CHAINS_AHEAD = 4
+"""Chains that are known before they are measured: some ten factors are compiled side by side."""
+# NVRTC gives up the interpreter while it compiles: threads share a process's imports.
+_THREADS = 4
+_MOST_PROCESSES = 8
+# On fewer cores they would take from the process that measures, which compiles by itself.
+_FEWEST_CORES = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are compiled for.
+
+    Args:
+        machine: What their tiles are ranked for.
+        arch: NVRTC's name of it, such as "sm_90a".
+    """
+
+    machine: Machine
+    arch: str
+
+    @classmethod
+    def of(cls, device: torch.device) -> Target | None:
+        """That of a device; None where nothing is compiled: on a CPU, or without a driver."""
+        if device.type != "cuda":
+            return None
+        from ksopt.jit import arch
+
+        index = torch.cuda.current_device() if device.index is None else device.index
+        try:
+            return cls(Machine.of_device(index), arch.of_device(index))
+        except KsoptError:  # the product says so once, and takes PyTorch's ways
+            return None
+
+    def to_json(self) -> dict[str, object]:
+        """As plain values."""
+        return {"machine": asdict(self.machine), "arch": self.arch}
+
+    @classmethod
+    def from_json(cls, value: dict) -> Target:
+        """What `to_json` wrote."""
+        machine = value["machine"] | {"capability": tuple(value["machine"]["capability"])}
+        return cls(Machine(**machine), value["arch"])
+
+
+@dataclass
+class Compilers:
+    """Processes that compile for one kind of problem.
+
+    Args:
+        target: What for; None to do nothing.
+        dtype: torch's name of the element type.
+        batch: Rows of the input.
+        batch_last: The layout.
+        count: How many processes; None for what the machine's cores allow.
+        exact: For float32, whether to FP32 accuracy.
+    """
+
+    target: Target | None
+    dtype: str
+    batch: int
+    batch_last: bool
+    count: int | None = None
+    exact: bool = True
+    _asked: set[Pattern] = field(default_factory=set)
+    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            return
+        job = {
+            **self.target.to_json(),
+            "dtype": self.dtype,
+            "batch": self.batch,
+            "batch_last": self.batch_last,
+            "exact": self.exact,
+        }
+        count = affordable() if self.count is None else self.count
+        self._processes = [_started(job) for _ in range(count)]
+        self._turns = itertools.cycle(self._processes)
+
+    def soon(self, chains: Iterable[Chain]) -> None:
+        """Compile for chains, in order, what was not asked for before."""
+        for chain in chains if self._processes else ():
+            for pattern in chain:
+                if pattern not in self._asked:
+                    self._asked.add(pattern)
+                    _send(next(self._turns), pattern.weight_shape)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        self._processes = []
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def affordable(workers: int = 1) -> int:
+    """Processes for each of so many workers that leave a core to the one that measures.
+
+    Example:
+        >>> affordable(workers=10_000)
+        0
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    cores //= workers
+    return 0 if cores < _FEWEST_CORES else min(_MOST_PROCESSES, -(-(cores - 1) // _THREADS))
+
+
+def sources(problem: Problem, batch: int, machine: Machine) -> Sequence[str]:
+    """Sources of the kernels that a first look times for a problem, best predicted first."""
+    from ksopt.bench import ahead
+
+    return list(dict.fromkeys(ahead.sources(problem, batch, machine)))
+
+
+def _started(job: dict[str, object]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ksopt.search.ahead"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the parent, which then ends this
+    )
+    _send(process, job)
+    return process
+
+
+def _send(process: subprocess.Popen[str], value: object) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError):  # it has ended: the parent compiles by itself
+        process.stdin.write(json.dumps(value) + "\n")
+        process.stdin.flush()
+
+
+def _compile(source: str, arch: str) -> None:
+    with contextlib.suppress(KsoptError):
+        nvrtc.cubin(source, arch)
+
+
+def main() -> int:
+    """Compile for the patterns that stdin holds, one a line, after a line that says for what."""
+    job = json.loads(sys.stdin.readline())
+    target = Target.from_json(job)
+    lines: list[str] = []
+    arrived = threading.Condition()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            with arrived:
+                lines.append(line)
+                arrived.notify()
+        os._exit(0)  # the parent has ended, or is done
+
+    threading.Thread(target=listen, daemon=True).start()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while True:
+            with arrived:
+                arrived.wait_for(lambda: bool(lines))
+                shape = json.loads(lines.pop(0))
+            problem = Problem(Pattern(*shape), job["dtype"], job["batch_last"], job["exact"])
+            found: Sequence[str] = ()
+            with contextlib.suppress(Exception):
+                found = sources(problem, job["batch"], target.machine)
+            for source in found:
+                pool.submit(_compile, source, target.arch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
