@@ -217,9 +217,14 @@ class PackedLauncher(Launcher):
         self._otherwise = otherwise
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        if not _fit_for_vectors(x):
+        if not self.takes(x):
             return self._otherwise(x, weight)
         return self.multiply(x, packed.prepared(weight, self._form, self.pack))
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether rows of x begin at multiples of 16 bytes, as they are or made contiguous."""
+        *outer, last = x.stride()
+        return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
 
     def pack(self, weight: Tensor) -> Tensor:
         """The weight (a, b, c, d), split and in the order in which this tile reads it."""
@@ -287,12 +292,6 @@ def _tile(problem: Problem, config: Config, exact: bool) -> str:
 def _of(problem: Problem, exact: bool) -> str:
     shape = "_".join(map(str, problem.pattern.weight_shape))
     return f"{'float32' if exact else 'tf32'}_{shape}"
-
-
-def _fit_for_vectors(x: Tensor) -> bool:
-    """Whether rows of x begin at multiples of 16 bytes, be they as they are or made contiguous."""
-    *outer, last = x.stride()
-    return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
 
 
 def _registers(config: Config) -> int:
