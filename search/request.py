@@ -311,7 +311,12 @@ class SearchRequest:
             'ksopt search --dims 768x3072 --budget 25% --batch 256 --dtype float32 \
 --layout batch_first --device cpu --factors 3 --min-rank 768 --min-use 0.5 --trials 40 --seed 0'
         """
-        given = {
+        return command_line(self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the command line that makes this request again; None where left out."""
+        return {
             "dims": str(self.size),
             "budget": " ".join(step.text for step in self.steps),
             "batch": self.batch,
@@ -336,5 +341,14 @@ class SearchRequest:
             "workers": None if self.workers == 1 else self.workers,
             "out": None if self.out is None else shlex.quote(str(self.out)),
         }
-        words = [f"--{name} {value}" for name, value in given.items() if value is not None]
-        return " ".join(["ksopt search", *words])
+
+
+def command_line(options: Mapping[str, Any]) -> str:
+    """The words of ``ksopt search`` with options, without those that are None.
+
+    Example:
+        >>> command_line({"dims": "8x8", "trials": 3, "timeout": None})
+        'ksopt search --dims 8x8 --trials 3'
+    """
+    words = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join(["ksopt search", *words])
