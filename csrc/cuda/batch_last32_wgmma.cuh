@@ -230,10 +230,10 @@ __device__ __forceinline__ void store_columns(const Arguments& arguments, const 
       float results[EACH];
 #pragma unroll
       for (int m = 0; m < EACH; ++m) results[m] = sums[m / 2][n * 4 + m % 2 * 2 + c];
-      bool finite = true;
+      float nothing = 0.0f;  // times what is not finite is NaN
 #pragma unroll
-      for (int m = 0; m < EACH; ++m) finite = finite && Math32::is_finite(__float_as_uint(results[m]));
-      if (Tile::PRODUCTS > 1 && !finite) {
+      for (int m = 0; m < EACH; ++m) nothing = fmaf(results[m], 0.0f, nothing);
+      if (Tile::PRODUCTS > 1 && nothing != 0.0f) {
         not_finite |= 1u << (n * 2 + c);
       } else if constexpr (MT == 1) {
         *reinterpret_cast<float2*>(to) = make_float2(results[0], results[1]);

@@ -88,7 +88,24 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
 
     There are two: one for rows of x and y that start at multiples of 16 bytes, one for all else.
     """
-    name, shape = kernel_name(problem, exact), geometry(problem, config)
-    shifted = prepare(problem, name, source(problem, config, exact, shifted=True), shape, device)
     code = source(problem, config, exact)
+    name, shape = kernel_name(problem, exact), geometry(problem, config)
+    shifted = _shifted(problem, config, device, exact)
     return PackingLauncher(prepare(problem, name, code, shape, device, fallback=shifted))
+
+
+def shifted_launcher(
+    problem: Problem, config: Config, device: int, exact: bool = True
+) -> PackingLauncher:
+    """Compile and load the kernel that takes rows at any address; it packs the weight itself."""
+    return PackingLauncher(_shifted(problem, config, device, exact))
+
+
+def _shifted(problem: Problem, config: Config, device: int, exact: bool) -> Launcher:
+    return prepare(
+        problem,
+        kernel_name(problem, exact),
+        source(problem, config, exact, shifted=True),
+        geometry(problem, config),
+        device,
+    )

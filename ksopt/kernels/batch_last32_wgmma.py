@@ -259,7 +259,7 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
             geometry(problem, config, exact),
             device,
         ),
-        batch_last32.launcher(problem, older, device, exact),
+        batch_last32.shifted_launcher(problem, older, device, exact),
     )
 
 

@@ -17,6 +17,7 @@ from ksopt.kernels import (
     batch_last16,
     batch_last16_wgmma,
     batch_last32,
+    batch_last32_wgmma,
     general,
     lanes16,
     lanes16_wgmma,
@@ -31,7 +32,7 @@ from ksopt.pattern import Pattern
 ROWS = 37
 FAMILIES = (
     *(lanes16, lanes16_wgmma, lanes32, lanes32_wgmma),
-    *(batch_last16, batch_last16_wgmma, batch_last32),
+    *(batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma),
     *(small_batch, small_batch_fma),
 )
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import batch_last16, batch_last16_wgmma, batch_last32, cpu
+from ksopt.kernels import (
+    batch_last16,
+    batch_last16_wgmma,
+    batch_last32,
+    batch_last32_wgmma,
+    cpu,
+)
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -21,7 +27,9 @@ CASES = {
     "float16, Hopper": (batch_last16_wgmma, "float16"),
     "bfloat16, Hopper": (batch_last16_wgmma, "bfloat16"),
     "float32": (batch_last32, "float32"),
+    "float32, Hopper": (batch_last32_wgmma, "float32"),
 }
+HOPPER = (batch_last16_wgmma, batch_last32_wgmma)
 # Both are sums of the same products in fp32, rounded once to the storage type: only the order of
 # summation differs, so ours may be no further from float64 than twice what cuBLAS gives.
 ALLOWED_RATIO = 2.0
@@ -31,7 +39,7 @@ ALLOWED_ERROR = {"float16": 0.0, "bfloat16": 0.0, "float32": 2.5e-7}
 
 
 def skip_unless_it_runs_here(family):
-    if family is batch_last16_wgmma and torch.cuda.get_device_capability()[0] != 9:
+    if family in HOPPER and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("warpgroup products exist on sm_90 alone")
 
 
@@ -101,14 +109,16 @@ def compiled_ahead():
     target = arch.of_device(0)
     sources = []
     for shape, (family, dtype) in itertools.product(SHAPES, CASES.values()):
-        if family is batch_last16_wgmma and target != "sm_90a":
+        if family in HOPPER and target != "sm_90a":
             continue
         problem = Problem(Pattern(*shape), dtype, batch_last=True)
         for config in tiles(family, problem, 3, seed=sum(shape)):
             sources.append(family.source(problem, config))
-            if family is not batch_last16_wgmma:
+            if family not in HOPPER:
                 sources.append(family.source(problem, config, shifted=True))
-        if family is batch_last16:
+            if family is batch_last32_wgmma:
+                sources.append(family.pack_source(problem, config))
+        if family not in HOPPER:
             default = family.default_config(problem, 132)
             sources.append(family.source(problem, default, shifted=True))
     with ThreadPoolExecutor(16) as pool:
@@ -191,7 +201,7 @@ def test_an_empty_batch(case):
 
 
 @pytest.mark.parametrize("more", [1000, 1001], ids=["aligned", "shifted"])
-@pytest.mark.parametrize("name", ["float16", "float16, Hopper", "float32"])
+@pytest.mark.parametrize("name", ["float16", "float16, Hopper", "float32", "float32, Hopper"])
 def test_more_elements_than_32_bits_count(name, more):
     family, dtype = CASES[name]
     skip_unless_it_runs_here(family)
@@ -208,8 +218,15 @@ def test_more_elements_than_32_bits_count(name, more):
     assert bool((y[:, :-1] == 6.0).all())
 
 
+@pytest.fixture(params=["float32", "float32, Hopper"])
+def fp32_family(request):
+    family, _ = CASES[request.param]
+    skip_unless_it_runs_here(family)
+    return family
+
+
 @pytest.mark.parametrize("batch", [64, 63])
-def test_fp32_values_that_tf32_cannot_split(batch):
+def test_fp32_values_that_tf32_cannot_split(fp32_family, batch):
     pattern = Pattern(2, 20, 24, 3)
     problem = Problem(pattern, "float32", batch_last=True)
     x = draw((pattern.in_features, batch), "float32", 1)
@@ -221,18 +238,29 @@ def test_fp32_values_that_tf32_cannot_split(batch):
     weight[1, 2, 3, 1] = 0.0
     weight[0, 7, 4, 0] = float("inf")
     truth = ks_reference(x.double(), weight.double(), "batch_last").float()
-    for config in tiles(batch_last32, problem, 3):
-        y = batch_last32.launcher(problem, config, 0)(x, weight)
+    for config in tiles(fp32_family, problem, 3):
+        y = fp32_family.launcher(problem, config, 0)(x, weight)
         torch.testing.assert_close(y, truth, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_tf32_is_as_exact_as_tf32():
+def test_tf32_is_as_exact_as_tf32(fp32_family):
     pattern = Pattern(2, 64, 64, 3)
     problem = Problem(pattern, "float32", batch_last=True)
     x = draw((pattern.in_features, 1000), "float32", 1)
     weight = draw(pattern.weight_shape, "float32", 2)
     truth = ks_reference(x.double(), weight.double(), "batch_last")
-    for config in tiles(batch_last32, problem, 2):
-        y = batch_last32.launcher(problem, config, 0, exact=False)(x, weight)
+    for config in tiles(fp32_family, problem, 2):
+        y = fp32_family.launcher(problem, config, 0, exact=False)(x, weight)
         # Each factor is rounded to 11 bits: an error of 2^-12 at most, of either sign.
         assert relative_error(y, truth) < 2**-11
+
+
+def test_a_weight_changed_in_place_is_packed_anew():
+    skip_unless_it_runs_here(batch_last32_wgmma)
+    pattern = Pattern(2, 64, 64, 3)
+    problem = Problem(pattern, "float32", batch_last=True)
+    x, weight = draw((pattern.in_features, 328), "float32", 1), draw((2, 64, 64, 3), "float32", 2)
+    launch = batch_last32_wgmma.launcher(problem, tiles(batch_last32_wgmma, problem, 1)[0], 0)
+    for _ in range(2):
+        assert_as_good_as_bmm(launch, x, weight, "as it is now")
+        weight.mul_(-3.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from ksopt.jit import nvrtc
-from ksopt.kernels import batch_last16, batch_last16_wgmma, batch_last32
+from ksopt.kernels import batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma
 from ksopt.kernels.batch_last import output_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -24,6 +24,7 @@ FAMILIES = {
     "mma": (batch_last16, "bfloat16", "float32"),
     "wgmma": (batch_last16_wgmma, "float16", "float32"),
     "fp32": (batch_last32, "float32", "float16"),
+    "fp32, wgmma": (batch_last32_wgmma, "float32", "float16"),
 }
 
 
@@ -68,10 +69,24 @@ def test_it_compiles_for_every_target(target, dtype, shifted):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_hopper_s_own_kernel_compiles(shape):
+@pytest.mark.parametrize("name", ["wgmma", "fp32, wgmma"])
+def test_hopper_s_own_kernel_compiles(name, shape):
     # The source asserts that device code and Python agree on the shared memory of a block.
-    problem = problem_of(shape)
-    every = list(batch_last16_wgmma.configs(problem, 132))
+    family, dtype, _ = FAMILIES[name]
+    problem = problem_of(shape, dtype)
+    every = list(family.configs(problem, 132))
     for config in (every[0], every[-1]):
-        code = nvrtc.cubin(batch_last16_wgmma.source(problem, config), "sm_90a").data
-        assert batch_last16_wgmma.kernel_name(problem).encode() in code
+        code = nvrtc.cubin(family.source(problem, config), "sm_90a").data
+        assert family.kernel_name(problem).encode() in code
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["fp32", "tf32"])
+def test_the_kernel_that_packs_weights_compiles(exact):
+    problem = problem_of((2, 48, 50, 6), "float32")
+    config = next(batch_last32_wgmma.configs(problem, 132))
+    for code, name in (
+        (batch_last32_wgmma.pack_source, batch_last32_wgmma.pack_name),
+        (batch_last32_wgmma.source, batch_last32_wgmma.kernel_name),
+    ):
+        made = nvrtc.cubin(code(problem, config, exact), "sm_90a").data
+        assert name(problem, exact).encode() in made
