@@ -15,20 +15,24 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
 from ksopt.errors import KsoptError
 from ksopt.jit import nvrtc
+from ksopt.kernels import lanes32
 from ksopt.kernels.families import Machine
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Chain, Pattern
+from ksopt.search.request import SearchRequest
 
 CHAINS_AHEAD = 4
 """Chains that are known before they are measured: some ten factors are compiled side by side."""
@@ -64,12 +68,12 @@ class Target:
         except KsoptError:  # the product says so once, and takes PyTorch's ways
             return None
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {"machine": asdict(self.machine), "arch": self.arch}
 
     @classmethod
-    def from_json(cls, value: dict) -> Target:
+    def from_json(cls, value: Mapping[str, Any]) -> Target:
         """What `to_json` wrote."""
         machine = value["machine"] | {"capability": tuple(value["machine"]["capability"])}
         return cls(Machine(**machine), value["arch"])
@@ -77,47 +81,47 @@ class Target:
 
 @dataclass
 class Compilers:
-    """Processes that compile for one kind of problem.
+    """Processes that compile for one target; to be closed, or used as a context.
 
     Args:
         target: What for; None to do nothing.
-        dtype: torch's name of the element type.
-        batch: Rows of the input.
-        batch_last: The layout.
         count: How many processes; None for what the machine's cores allow.
-        exact: For float32, whether to FP32 accuracy.
     """
 
-    target: Target | None
-    dtype: str
-    batch: int
-    batch_last: bool
+    target: Target | None = None
     count: int | None = None
-    exact: bool = True
-    _asked: set[Pattern] = field(default_factory=set)
+    _asked: set[Problem] = field(default_factory=set)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.target is None:
             return
-        job = {
-            **self.target.to_json(),
-            "dtype": self.dtype,
-            "batch": self.batch,
-            "batch_last": self.batch_last,
-            "exact": self.exact,
-        }
         count = affordable() if self.count is None else self.count
-        self._processes = [_started(job) for _ in range(count)]
+        self._processes = [_started(self.target) for _ in range(count)]
         self._turns = itertools.cycle(self._processes)
 
-    def soon(self, chains: Iterable[Chain]) -> None:
-        """Compile for chains, in order, what was not asked for before."""
+    def soon(self, chains: Iterable[Chain], request: SearchRequest) -> None:
+        """Compile for the chains of a request with its batch resolved, in order.
+
+        What was asked for before is left out.
+        """
+        batch_last = request.layout == "batch_last"
         for chain in chains if self._processes else ():
             for pattern in chain:
-                if pattern not in self._asked:
-                    self._asked.add(pattern)
-                    _send(next(self._turns), pattern.weight_shape)
+                exact = request.dtype != "float32" or lanes32.precise()
+                problem = Problem(pattern, request.dtype, batch_last, exact)
+                if problem not in self._asked:
+                    self._asked.add(problem)
+                    job = asdict(problem) | {
+                        "pattern": pattern.weight_shape,
+                        "batch": request.batch,
+                    }
+                    _send(next(self._turns), job)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether there are any."""
+        return bool(self._processes)
 
     def close(self) -> None:
         """End the processes."""
@@ -158,7 +162,7 @@ def sources(problem: Problem, batch: int, machine: Machine) -> Sequence[str]:
     return list(dict.fromkeys(ahead.sources(problem, batch, machine)))
 
 
-def _started(job: dict[str, object]) -> subprocess.Popen[str]:
+def _started(target: Target) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "ksopt.search.ahead"],
         stdin=subprocess.PIPE,
@@ -167,7 +171,7 @@ def _started(job: dict[str, object]) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,  # Ctrl-C is for the parent, which then ends this
     )
-    _send(process, job)
+    _send(process, target.to_json())
     return process
 
 
@@ -184,29 +188,23 @@ def _compile(source: str, arch: str) -> None:
 
 
 def main() -> int:
-    """Compile for the patterns that stdin holds, one a line, after a line that says for what."""
-    job = json.loads(sys.stdin.readline())
-    target = Target.from_json(job)
-    lines: list[str] = []
-    arrived = threading.Condition()
+    """Compile for the problems that stdin holds, one a line, after a line that says for what."""
+    target = Target.from_json(json.loads(sys.stdin.readline()))
+    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
         for line in sys.stdin:
-            with arrived:
-                lines.append(line)
-                arrived.notify()
+            jobs.put(json.loads(line))
         os._exit(0)  # the parent has ended, or is done
 
     threading.Thread(target=listen, daemon=True).start()
     with ThreadPoolExecutor(_THREADS) as pool:
         while True:
-            with arrived:
-                arrived.wait_for(lambda: bool(lines))
-                shape = json.loads(lines.pop(0))
-            problem = Problem(Pattern(*shape), job["dtype"], job["batch_last"], job["exact"])
+            job = jobs.get()
+            batch, pattern = job.pop("batch"), Pattern(*job.pop("pattern"))
             found: Sequence[str] = ()
             with contextlib.suppress(Exception):
-                found = sources(problem, job["batch"], target.machine)
+                found = sources(Problem(pattern, **job), batch, target.machine)
             for source in found:
                 pool.submit(_compile, source, target.arch)
 

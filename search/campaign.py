@@ -7,8 +7,9 @@ one that is furthest from its trials is next. So all have come equally far whene
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from optuna.exceptions import UpdateFinishedTrialError
@@ -18,6 +19,7 @@ from ksopt.bench.roofline import Roofline
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import locks, priors
+from ksopt.search.ahead import CHAINS_AHEAD, Compilers
 from ksopt.search.claims import Claim, Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.objective import Objective, Outcome
@@ -40,6 +42,7 @@ class Campaign:
         request: With its batch resolved.
         pruning: When a chain is hopeless.
         model: Predicts latencies, where it can.
+        compilers: Compile for a few chains that are drawn ahead, if they can.
     """
 
     claims: Claims
@@ -49,21 +52,33 @@ class Campaign:
     request: SearchRequest
     pruning: Pruning
     model: CostModel | None
+    compilers: Compilers = field(default_factory=Compilers)
+    _drawn: deque[Claim] = field(default_factory=deque)
 
     def step(self) -> int | None:
         """Measure one chain; the number of its trial, or None if there is nothing to draw now."""
-        claim = self.claims.next()
-        if claim is None:
+        wanted = CHAINS_AHEAD if self.compilers.at_work else 1
+        while len(self._drawn) < wanted and (claim := self.claims.next()) is not None:
+            self.compilers.soon([claim.chain], self.request)
+            self._drawn.append(claim)
+        if not self._drawn:
             return None
+        claim = self._drawn.popleft()
         self._measure(claim)
         return claim.trial.number
 
+    def end(self) -> None:
+        """Give back what was drawn and not begun: it is drawn first when the study goes on."""
+        for claim in self._drawn:
+            self.claims.give_back(claim)
+        self._drawn.clear()
+
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
+        trial.set_user_attr("device", str(self.device))  # it is begun
         known = self._note_facts(trial, chain)
-        trial.set_user_attr("device", str(self.device))
         try:
-            with self.claims.alive(claim), locks.device(self.device):
+            with self.claims.alive([claim, *self._drawn]), locks.device(self.device):
                 limit = self.pruning.limit(chain, trial.user_attrs["origin"])
                 outcome = self.objective.measure(chain, limit)
         except (KsoptError, RuntimeError) as error:
@@ -85,6 +100,7 @@ class Campaign:
                 "error": outcome.error,
                 "error_pytorch": outcome.error_pytorch,
                 "weight_error": outcome.weight_error,
+                "seconds": outcome.seconds,
             }
             if outcome.latency.given_up:
                 found["pruned"] = (
@@ -148,6 +164,16 @@ def take_turns(
     Returns:
         Whether the trials were done in time.
     """
+    try:
+        return _in_turns(campaigns, told, deadline)
+    finally:
+        for campaign in campaigns:
+            campaign.end()
+
+
+def _in_turns(
+    campaigns: Sequence[Campaign], told: Callable[[int, int], None], deadline: float | None
+) -> bool:
     places = range(len(campaigns))
     while deadline is None or time.monotonic() < deadline:
         for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):

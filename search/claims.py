@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import optuna
@@ -103,19 +103,23 @@ class Claims:
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         return any(trial.user_attrs.get("worker") != self.presence.token for trial in running)
 
+    def give_back(self, claim: Claim) -> None:
+        """Leave a trial that was not begun to whoever draws next."""
+        claim.trial.set_user_attr("interrupted", True)
+        self.study.tell(claim.trial, state=TrialState.FAIL, skip_if_finished=True)
+
     @contextmanager
-    def alive(self, claim: Claim) -> Iterator[None]:
-        """Leaves marks of life on a trial while it is measured."""
+    def alive(self, claims: Sequence[Claim]) -> Iterator[None]:
+        """Leaves marks of life on trials while the first of them is measured."""
         ended = threading.Event()
 
         def beat() -> None:
             count = 0
             while not ended.wait(BEAT_S):
                 count += 1
-                try:
-                    claim.trial.set_user_attr("heartbeat", count)
-                except UpdateFinishedTrialError:
-                    return
+                for claim in claims:
+                    with suppress(UpdateFinishedTrialError):  # it was given up meanwhile
+                        claim.trial.set_user_attr("heartbeat", count)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import optuna
 import torch
@@ -13,6 +13,7 @@ from ksopt.bench import device as devices
 from ksopt.bench.roofline import Roofline
 from ksopt.pattern import Chain
 from ksopt.search import interrupts, priors, processes, store
+from ksopt.search.ahead import Compilers
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
@@ -67,12 +68,14 @@ class Crew:
         device: Where.
         storage: Of the studies.
         roofline: Of the device.
+        compilers: Of kernels that come next, where this process measures.
     """
 
     shares: Sequence[Share]
     device: torch.device
     storage: Storage
     roofline: Roofline
+    compilers: Compilers = field(default_factory=Compilers)
 
     @property
     def _request(self) -> SearchRequest:
@@ -137,6 +140,7 @@ class Crew:
                         share.request,
                         Pruning(share.study, share.space.steps, share.request),
                         model,
+                        self.compilers,
                     )
                 )
             return take_turns(campaigns, told, deadline)
@@ -163,6 +167,7 @@ class Crew:
                 "device": place,
                 "roofline": asdict(self.roofline),
                 "seconds": seconds,
+                "workers": len(places),
                 "shares": [
                     {**share, "seed": seed + _SEEDS_APART * worker}
                     for share, seed in zip(shares, seeds, strict=True)

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from ksopt.errors import KsoptError
 
 # Times that a killed process is replaced, in all: chains that kill are given up before.
@@ -20,28 +22,37 @@ _PATIENCE_S = 20.0
 
 
 class Worker:
-    """A process at work on a task; its answers go to ``hear``, the last one is ``{"ended": code}``.
+    """A process that does a task; its answers go to ``hear``, the last one is ``{"ended": code}``.
 
     Args:
-        task: What `ksopt.search.worker` is to do.
+        task: What `ksopt.search.worker` is to do; None if that is said later, by `begin`.
         hear: Called from another thread with each answer.
     """
 
-    def __init__(self, task: Mapping[str, Any], hear: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self, task: Mapping[str, Any] | None, hear: Callable[[Mapping[str, Any]], None]
+    ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ksopt.search.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # Ctrl-C is for the parent: one that waits for its task does not hear it.
+            start_new_session=task is None,
         )
         self._hear = hear
+        if task is not None:
+            self.begin(task)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def begin(self, task: Mapping[str, Any]) -> None:
+        """Say what is to be done."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended, and the thread that listens says so
-        threading.Thread(target=self._listen, daemon=True).start()
 
     def __enter__(self) -> Worker:
         return self
@@ -118,20 +129,50 @@ def run(
     return in_time
 
 
-def once(task: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer of a task that has one.
+class Spare:
+    """A fresh process for one task, which may be started before the task is known.
 
-    Raises:
-        KsoptError: Its process failed.
+    Args:
+        early: Start it at once: its imports, some seconds, are then done when the task comes.
     """
-    answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
-    with Worker(task, answers.put):
-        answer = answers.get()
-    if "ended" in answer:
-        raise KsoptError(f"the process of the {task['task']} {_ended(answer['ended'])}")
-    if "error" in answer:
-        raise KsoptError(f"the {task['task']}: {answer['error']}")
-    return answer
+
+    def __init__(self, early: bool = False) -> None:
+        self._answers: queue.Queue[Mapping[str, Any]] = queue.Queue()
+        self._worker = Worker(None, self._answers.put) if early else None
+
+    @classmethod
+    def of(cls, device: torch.device) -> Spare:
+        """Started early where that does not take a core from what is measured: for a GPU."""
+        return cls(early=device.type == "cuda")
+
+    def ask(self, task: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The answer of the task.
+
+        Raises:
+            KsoptError: Its process failed.
+        """
+        if self._worker is None:
+            self._worker = Worker(None, self._answers.put)
+        self._worker.begin(task)
+        answer = self._answers.get()
+        if "ended" in answer:
+            raise KsoptError(f"the process of the {task['task']} {_ended(answer['ended'])}")
+        if "error" in answer:
+            raise KsoptError(f"the {task['task']}: {answer['error']}")
+        return answer
+
+    def __enter__(self) -> Spare:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it."""
+        if self._worker is not None:
+            self._worker.__exit__(kind, error, trace)
 
 
 def _ended(code: int) -> str:

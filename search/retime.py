@@ -12,14 +12,21 @@ import torch
 
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
-from ksopt.search import locks, objective, processes
+from ksopt.search import locks, objective
+from ksopt.search.processes import Spare
 from ksopt.search.request import SearchRequest
 
 
 def final(
-    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+    request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
 ) -> dict[str, Measurement]:
     """Time chains against each other and the dense layer in turns, in a fresh process.
+
+    Args:
+        request: With its batch resolved.
+        device: Where.
+        chains: The finalists.
+        spare: The process.
 
     Returns:
         A Measurement by the chain's text, and one under "dense".
@@ -35,5 +42,5 @@ def final(
         "seconds": objective.FINAL_SECONDS,
     }
     with locks.device(device):
-        answer = processes.once(task)
+        answer = spare.ask(task)
     return {name: Measurement(**found) for name, found in answer["times"].items()}

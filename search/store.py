@@ -130,7 +130,8 @@ def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
     """Chains that are not to be drawn again.
 
     They were measured, or failed, or are under way; or the processes that measured them were
-    killed so often that they may be what kills them.
+    killed so often that they may be what kills them. What was only drawn is nobody's fault: a trial
+    knows its device from when it is measured.
     """
     found: set[Chain] = set()
     ends: Counter[Chain] = Counter()
@@ -140,7 +141,7 @@ def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
             continue
         if trial.state != TrialState.FAIL or "reason" in trial.user_attrs:
             found.add(chain)
-        elif "interrupted" not in trial.user_attrs:
+        elif "interrupted" not in trial.user_attrs and "device" in trial.user_attrs:
             ends[chain] += 1
     return found | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
 
@@ -162,11 +163,10 @@ def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialR
 
 
 def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
-    """A trial as the report has it; None if it has no chain, or has not ended."""
-    chain = chain_of(trial)
-    if chain is None or not trial.state.is_finished():
+    """A trial as the report has it; None if it has no chain, was not begun, or has not ended."""
+    chain, attrs = chain_of(trial), trial.user_attrs
+    if chain is None or "device" not in attrs or not trial.state.is_finished():
         return None
-    attrs = trial.user_attrs
     complete = trial.state == TrialState.COMPLETE
     measured = complete or trial.state == TrialState.PRUNED
     state = "complete" if complete else "pruned" if measured else "failed"

@@ -14,8 +14,10 @@ from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
 from ksopt.bench.timing import Measurement
 from ksopt.search import locks, recommend, report, retime, store, words
+from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
 from ksopt.search.given import GivenWeights
+from ksopt.search.processes import Spare
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import SearchRequest
@@ -76,34 +78,40 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     record = devices.record(device)
     given = GivenWeights.of(request, device)
     progress.note(f"listing the chains of {words.layer(request.size)} within the budget")
-    space = build(request)
-    with store.folder(request) as folder:
-        study = store.open_study(storage, request, record, None if given is None else given.digest)
-        progress.note(f"measuring the roofline of {record.name}")
-        with locks.device(device):
-            roofline = measure_roofline(device, request.dtype)
-        number = store.begin_run(storage, study, record)
-        sampler = sampler_name(space, request)
-        kept = RunRecord.begin(request, number, record, roofline, space, sampler)
-        kept.keep(study)
-        share = Share(request, study, number, space, given)
-        stopped = Crew([share], device, storage, roofline).run(progress, began)
-        assert request.batch is not None
-        trials = store.records(study, roofline, request.batch)
-        final: dict[str, Measurement] | None = None
-        elected = recommend.elect(trials, space.steps, request.max_error)
-        if elected and stopped != "interrupted":
-            progress.note(f"timing {len(elected)} finalists against each other and dense")
-            try:
-                final = retime.final(request, device, [trial.facts.chain for trial in elected])
-            except KeyboardInterrupt:
-                stopped = "interrupted"
-        seconds = time.monotonic() - began
-        kept = replace(kept, final=final, stopped=stopped, seconds=seconds)
-        kept.keep(study)
-        result = result_of(study, kept, folder)
-        report.write(result, folder)
-        return result
+    # Several workers have compilers of their own.
+    target = Target.of(device) if request.workers == 1 else None
+    with Compilers(target) as compilers, Spare.of(device) as spare:
+        space = build(request)
+        with store.folder(request) as folder:
+            study = store.open_study(
+                storage, request, record, None if given is None else given.digest
+            )
+            progress.note(f"measuring the roofline of {record.name}")
+            with locks.device(device):
+                roofline = measure_roofline(device, request.dtype)
+            number = store.begin_run(storage, study, record)
+            sampler = sampler_name(space, request)
+            kept = RunRecord.begin(request, number, record, roofline, space, sampler)
+            kept.keep(study)
+            share = Share(request, study, number, space, given)
+            stopped = Crew([share], device, storage, roofline, compilers).run(progress, began)
+            assert request.batch is not None
+            trials = store.records(study, roofline, request.batch)
+            final: dict[str, Measurement] | None = None
+            elected = recommend.elect(trials, space.steps, request.max_error)
+            if elected and stopped != "interrupted":
+                progress.note(f"timing {len(elected)} finalists against each other and dense")
+                try:
+                    chains = [trial.facts.chain for trial in elected]
+                    final = retime.final(request, device, chains, spare)
+                except KeyboardInterrupt:
+                    stopped = "interrupted"
+            seconds = time.monotonic() - began
+            kept = replace(kept, final=final, stopped=stopped, seconds=seconds)
+            kept.keep(study)
+            result = result_of(study, kept, folder)
+            report.write(result, folder)
+            return result
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from ksopt.bench.roofline import Roofline
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import store
+from ksopt.search.ahead import Compilers, Target, affordable
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
@@ -49,8 +50,11 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     device, roofline = torch.device(task["device"]), Roofline(**task["roofline"])
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
-    with Presence() as presence:
-        campaigns = [_campaign(share, device, roofline, presence) for share in task["shares"]]
+    count = affordable(task["workers"])
+    with Presence() as presence, Compilers(Target.of(device), count) as compilers:
+        campaigns = [
+            _campaign(share, device, roofline, presence, compilers) for share in task["shares"]
+        ]
         in_time = take_turns(
             campaigns, lambda place, number: answer({"trial": number, "share": place}), deadline
         )
@@ -58,7 +62,11 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
 
 
 def _campaign(
-    share: Mapping[str, Any], device: torch.device, roofline: Roofline, presence: Presence
+    share: Mapping[str, Any],
+    device: torch.device,
+    roofline: Roofline,
+    presence: Presence,
+    compilers: Compilers,
 ) -> Campaign:
     request = SearchRequest.from_json(share["request"])
     storage = store.storage_of(request)
@@ -80,6 +88,7 @@ def _campaign(
         request,
         Pruning(claims.study, [_step(step) for step in share["steps"]], request),
         CostModel.of(request, device),
+        compilers,
     )
 
 
@@ -101,7 +110,6 @@ TASKS = {"trials": trials, "final": final}
 def main() -> int:
     """Do the task that stdin holds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
-    signal.signal(signal.SIGTERM, _interrupt)
     answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
 
@@ -109,7 +117,11 @@ def main() -> int:
         answer_to.write(json.dumps(value) + "\n")
         answer_to.flush()
 
-    task = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # it was not needed
+    signal.signal(signal.SIGTERM, _interrupt)
+    task = json.loads(line)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

@@ -12,12 +12,13 @@ from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
 from ksopt.search import SearchRequest, SearchResult, objective, pruning, retime, run_search
 from ksopt.search.objective import Objective
+from ksopt.search.processes import Spare
 
 Search = Callable[..., SearchResult]
 
 
 def final_in_this_process(
-    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+    request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
 ) -> dict[str, Measurement]:
     """The final without the seconds that a fresh process needs to begin."""
     return Objective(request, device).final(chains, seconds=0.1)

@@ -11,17 +11,18 @@ from ksopt.kernels.families import Machine
 from ksopt.kernels.look import first_look
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Chain
-from ksopt.search import ahead
+from ksopt.search import SearchRequest, ahead
 from ksopt.search.ahead import Compilers, Target
 
 H200 = Machine((9, 0), 132, 228 * 1024)
+REQUEST = SearchRequest("128x128", dtype="float16", batch=64)
 CHAIN = Chain.parse("(1,16,16,8)*(8,16,16,1)")
 
 
 def test_on_a_cpu_there_is_nothing_to_compile() -> None:
     assert Target.of(torch.device("cpu")) is None
-    with Compilers(None, "float16", 64, batch_last=False) as compilers:
-        compilers.soon([CHAIN])
+    with Compilers(None) as compilers:
+        compilers.soon([CHAIN], REQUEST)
         assert compilers._processes == []
 
 
@@ -45,8 +46,8 @@ def test_the_kernels_of_a_chain_are_in_the_cache(
 ) -> None:
     nvrtc.version()  # a test dependency: not a reason to skip
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
-    with Compilers(Target(H200, "sm_90a"), "float16", 64, batch_last=False, count=1) as compilers:
-        compilers.soon([CHAIN, CHAIN])
+    with Compilers(Target(H200, "sm_90a"), count=1) as compilers:
+        compilers.soon([CHAIN, CHAIN], REQUEST)
         wanted = {
             source
             for pattern in CHAIN
@@ -67,11 +68,11 @@ def test_the_kernels_of_a_chain_are_in_the_cache(
 
 
 def test_processes_end_when_they_are_closed() -> None:
-    compilers = Compilers(Target(H200, "sm_90a"), "float16", 64, batch_last=False, count=1)
+    compilers = Compilers(Target(H200, "sm_90a"), count=1)
     process = compilers._processes[0]
     compilers.close()
     assert process.poll() is not None
-    compilers.soon([CHAIN])
+    compilers.soon([CHAIN], REQUEST)
 
 
 def test_a_first_look_leaves_the_cpu_alone() -> None:

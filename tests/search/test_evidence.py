@@ -14,6 +14,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 from ksopt.search import SearchResult, objective, page, replay, report, retime
 from ksopt.search.evidence import PREDICTORS, correlations, drift, within_noise_of
+from ksopt.search.processes import Spare
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import ChainFacts, Finalist, TrialRecord
 
@@ -172,7 +173,8 @@ def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
     before = objective.FINAL_SECONDS
     objective.FINAL_SECONDS = 0.1
     try:
-        found = retime.final(request, torch.device("cpu"), [CHAIN])
+        with Spare() as spare:
+            found = retime.final(request, torch.device("cpu"), [CHAIN], spare)
     finally:
         objective.FINAL_SECONDS = before
     assert set(found) == {str(CHAIN), "dense"}

@@ -18,11 +18,13 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from ksopt.errors import InvalidInputError
+from ksopt.bench.roofline import Roofline
+from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, crew, interrupts, processes, store
+from ksopt.search import SearchRequest, crew, interrupts, store
 from ksopt.search.claims import GRACE_S, Claims
 from ksopt.search.locks import Presence
+from ksopt.search.processes import Spare
 from ksopt.search.request import STUDY
 from ksopt.search.sampler import ChainSampler
 from ksopt.search.storage import Storage
@@ -41,7 +43,7 @@ roofline._CPU_SIDES = (256,)
 # The final in the same process: a fresh one needs seconds to begin.
 SITE_FINAL = """
 from ksopt.search import retime
-retime.final = lambda request, device, chains: (
+retime.final = lambda request, device, chains, spare: (
     objective.Objective(request, device).final(chains, seconds=0.1)
 )
 """
@@ -196,8 +198,32 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
 def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
     request = SearchRequest("32x64", device="cpu", batch=16, out=tmp_path, storage="journal:/no/x")
     task = {"task": "final", "request": request.to_json(), "device": "nowhere", "chains": []}
-    with pytest.raises(Exception, match="the final: "):
-        processes.once(task)
+    with Spare() as spare, pytest.raises(KsoptError, match="the final: "):
+        spare.ask(task)
+
+
+def test_a_spare_process_ends_unasked(capfd: pytest.CaptureFixture[str]) -> None:
+    with Spare(early=True) as spare:
+        assert spare._worker is not None
+        process = spare._worker._process
+        assert process.poll() is None
+    assert process.poll() is not None
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> None:
+    storage = Storage(f"sqlite:///{tmp_path / 's.db'}")
+    with Presence() as presence:
+        mine = claims(storage, presence)
+        first, second = mine.next(), mine.next()
+        assert first is not None
+        assert second is not None
+        mine.give_back(second)
+        roofline = Roofline("cpu", "float32", 1e9, 1e9, 1, 1, "made up")
+        assert store.records(mine.study, roofline, 16) == ()  # it is no trial of the report
+        again = mine.next()
+        assert again is not None
+        assert again.chain == second.chain
 
 
 # Claims, as processes of several machines make them.
@@ -270,12 +296,22 @@ def test_a_chain_that_ends_its_process_again_and_again_is_given_up(storage: Stor
         claim = claims(storage, killed, limit=1).next()
         assert claim is not None
         assert str(claim.chain) == CHAINS[0]
+        claim.trial.set_user_attr("device", "cpu")  # it was being measured
         killed._file.close()
     with Presence() as alive:
         assert claims(storage, alive, limit=1).next() is None
         following = claims(storage, alive, limit=2).next()
         assert following is not None
         assert str(following.chain) == CHAINS[1]
+
+
+def test_a_chain_that_was_only_drawn_is_not_to_blame(storage: Storage) -> None:
+    for _ in range(4):
+        killed = Presence()
+        claim = claims(storage, killed, limit=1).next()
+        assert claim is not None
+        assert str(claim.chain) == CHAINS[0]
+        killed._file.close()
 
 
 def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_path: Path) -> None:
