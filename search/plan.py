@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.pattern import Chain
-from ksopt.search.result import SearchResult, Verdict
+from ksopt.search.result import Recommendation, SearchResult, Verdict
 
 
 def plan(result: SearchResult) -> Plan:
@@ -15,15 +15,17 @@ def plan(result: SearchResult) -> Plan:
     """
     size = result.request.size
     return Plan(
-        (Rule(_chains(result), "*", size.in_features, size.out_features),),
+        (Rule(chains(chosen(result)), "*", size.in_features, size.out_features),),
         made_by=result.request.command,
     )
 
 
-def _chains(result: SearchResult) -> tuple[Chain, ...]:
+def chosen(result: SearchResult) -> Recommendation | None:
+    """The step whose chain a plan takes; None where the layers stay dense."""
     used = [a for a in result.recommendations if a.verdict is Verdict.USE and a.chosen is not None]
-    if not used:
-        return ()
-    chosen = max(used, key=lambda answer: answer.budget.parameters).chosen
-    assert chosen is not None
-    return (chosen.facts.chain,)
+    return max(used, key=lambda answer: answer.budget.parameters, default=None)
+
+
+def chains(answer: Recommendation | None) -> tuple[Chain, ...]:
+    """What a rule makes of the layers of an answer."""
+    return () if answer is None or answer.chosen is None else (answer.chosen.facts.chain,)

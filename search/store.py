@@ -25,6 +25,7 @@ from ksopt.search.result import TrialRecord
 from ksopt.search.storage import Storage
 
 FILE = "study.db"
+SEVERAL = "of several layer sizes"
 LOST = "cut off: the search was stopped or its process ended"
 # Processes that end in the midst of one chain before it is tried no more.
 _MOST_ENDS = 3
@@ -83,6 +84,23 @@ def open_study(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(metrics)
+    return study
+
+
+def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -> optuna.Study:
+    """The study, without trials, that says which studies of a search of several sizes belong to it.
+
+    Args:
+        storage: Of all of them.
+        request: That of any size; its study is the index's name.
+        device: As in `open_study`.
+
+    Raises:
+        InvalidInputError: The storage cannot be used, or holds a study of something else.
+    """
+    study = storage.create(request.study, objectives=1)
+    with storage.turn():
+        _refuse_another_study(study, _identity(request, device) | {"dims": SEVERAL})
     return study
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import optuna
+import torch
 
 from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
-from ksopt.bench.timing import Measurement
 from ksopt.search import locks, recommend, report, retime, store, words
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
@@ -60,7 +60,7 @@ def run_search(request: SearchRequest, progress: Progress | None = None) -> Sear
     began = time.monotonic()
     progress = progress or Silent()
     try:
-        with _quiet_optuna():
+        with quiet_optuna():
             return _run(request, progress, began)
     finally:
         progress.close()
@@ -95,27 +95,43 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             kept.keep(study)
             share = Share(request, study, number, space, given)
             stopped = Crew([share], device, storage, roofline, compilers).run(progress, began)
-            assert request.batch is not None
-            trials = store.records(study, roofline, request.batch)
-            final: dict[str, Measurement] | None = None
-            elected = recommend.elect(trials, space.steps, request.max_error)
-            if elected and stopped != "interrupted":
-                progress.note(f"timing {len(elected)} finalists against each other and dense")
-                try:
-                    chains = [trial.facts.chain for trial in elected]
-                    final = retime.final(request, device, chains, spare)
-                except KeyboardInterrupt:
-                    stopped = "interrupted"
-            seconds = time.monotonic() - began
-            kept = replace(kept, final=final, stopped=stopped, seconds=seconds)
-            kept.keep(study)
+            kept = concluded(share, kept, device, spare, stopped, progress, began)
             result = result_of(study, kept, folder)
             report.write(result, folder)
             return result
 
 
+def concluded(
+    share: Share,
+    kept: RunRecord,
+    device: torch.device,
+    spare: Spare,
+    stopped: str | None,
+    progress: Progress,
+    began: float,
+) -> RunRecord:
+    """A run at its end: its finalists timed in the spare process unless it was interrupted."""
+    request, final = share.request, None
+    assert request.batch is not None
+    trials = store.records(share.study, kept.roofline, request.batch)
+    elected = recommend.elect(trials, share.space.steps, request.max_error)
+    if elected and stopped != "interrupted":
+        progress.note(
+            f"timing {len(elected)} finalists of {request.size} against each other and dense"
+        )
+        try:
+            chains = [trial.facts.chain for trial in elected]
+            final = retime.final(request, device, chains, spare)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    seconds = time.monotonic() - began
+    kept = replace(kept, final=final, stopped=stopped, seconds=seconds)
+    kept.keep(share.study)
+    return kept
+
+
 @contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Optuna's log would break the progress bar; failures are in the report."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -77,6 +77,17 @@ def resolve(
     return [Choice(place, chains) for place, (_, chains) in wanted.items()], dense
 
 
+def tied_to_others(model: nn.Module, places: Sequence[Place]) -> dict[Place, str]:
+    """Layers that stay dense even if all of one size become one chain, and why.
+
+    Their weight is also that of something else, such as an embedding.
+    """
+    wanted = {
+        place: (Rule(()), (Chain.dense(place.in_features, place.out_features),)) for place in places
+    }
+    return _torn_ties(model, wanted)
+
+
 def _rule(plan: Plan, layer: Place | Obstacle) -> Rule | None:
     return next((rule for rule in plan.rules if _speaks_of(rule, layer)), None)
 
@@ -112,7 +123,7 @@ def _check_all_match(plan: Plan, places: list[Place], obstacles: list[Obstacle])
 
 
 def _torn_ties(
-    model: nn.Module, wanted: dict[Place, tuple[Rule, tuple[Chain, ...]]]
+    model: nn.Module, wanted: Mapping[Place, tuple[Rule, tuple[Chain, ...]]]
 ) -> dict[Place, str]:
     """Places whose weight is also another module's that does not become the same chains."""
     owners: dict[int, list[str]] = {}

@@ -1,0 +1,247 @@
+"""A model's linear layers, grouped by size and role. Pure Python: no torch, no model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ksopt.errors import InvalidInputError
+from ksopt.search.request import Dims
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+# Names that an error message lists.
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer of a model.
+
+    Args:
+        name: Its name in the model, such as ``encoder.layer.0.output.dense``.
+        dims: Its size.
+        weight: What tells its weight from those of other layers; layers that share one share this.
+        kind: "Linear", or "Conv1D" of transformers.
+    """
+
+    name: str
+    dims: Dims
+    weight: str
+    kind: str = "Linear"
+
+    @property
+    def pattern(self) -> str:
+        """The name with a star in the place of each number.
+
+        Example:
+            >>> Layer("encoder.layer.0.output.dense", Dims(8, 4), "").pattern
+            'encoder.layer.*.output.dense'
+        """
+        return _NUMBER.sub("*", self.name)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers of one size and one role.
+
+    Args:
+        dims: Their size.
+        role: The last components of their names, as many as tell it from the other groups.
+        count: How many layers.
+        weights: How many weight matrices: fewer where layers share one.
+        matches: What a plan calls them: a pattern for their names that fits no other layer of this
+            size, or else all their names.
+        kind: "Linear", or "Conv1D" of transformers.
+    """
+
+    dims: Dims
+    role: str
+    count: int
+    weights: int
+    matches: tuple[str, ...]
+    kind: str = "Linear"
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of all of them, shared ones once; bias not counted."""
+        return self.weights * self.dims.dense_parameters
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same group of."""
+        return {
+            "dims": str(self.dims),
+            "role": self.role,
+            "count": self.count,
+            "weights": self.weights,
+            "matches": list(self.matches),
+            "kind": self.kind,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Group:
+        """The group that `to_json` wrote."""
+        return cls(
+            **{**value, "dims": Dims.parse(value["dims"]), "matches": tuple(value["matches"])}
+        )
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The linear layers of a model that are searched, and those that are not.
+
+    Args:
+        source: Where they come from, for a person.
+        groups: What is searched, in the model's order.
+        dense: Why other linear layers are not, by name.
+        parameters: Parameters of the whole model, each counted once; None if it is not known.
+        note: What else is to be known of the list; may be empty.
+    """
+
+    source: str
+    groups: tuple[Group, ...]
+    dense: Mapping[str, str] = field(default_factory=dict)
+    parameters: int | None = None
+    note: str = ""
+
+    @property
+    def shapes(self) -> tuple[Dims, ...]:
+        """The sizes, each once, those with the most weights in the model first."""
+        total: dict[Dims, int] = {}
+        for group in self.groups:
+            total[group.dims] = total.get(group.dims, 0) + group.count * group.dims.dense_parameters
+        return tuple(sorted(total, key=lambda dims: -total[dims]))
+
+    @property
+    def count(self) -> int:
+        """How many layers are searched."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def sentence(self) -> str:
+        """How many layers of which sizes, for a person."""
+        sizes = dict.fromkeys(self.shapes, 0)
+        for group in self.groups:
+            sizes[group.dims] += group.count
+        listed = ", ".join(f"{count} of {dims}" for dims, count in sizes.items())
+        left = f"; {len(self.dense)} others are left dense" if self.dense else ""
+        layers = "1 linear layer" if self.count == 1 else f"{self.count} linear layers"
+        return f"{self.source}: {layers} ({listed}){left}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same list of."""
+        return {
+            "source": self.source,
+            "groups": [group.to_json() for group in self.groups],
+            "dense": dict(self.dense),
+            "parameters": self.parameters,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Layers:
+        """The list that `to_json` wrote."""
+        return cls(**{**value, "groups": tuple(map(Group.from_json, value["groups"]))})
+
+
+def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Group, ...]:
+    """Layers by size and role, in the order given.
+
+    Two layers have one role if their names differ in numbers alone.
+
+    Args:
+        layers: What is searched.
+        others: Further layers of the model, which no group's ``matches`` may fit.
+
+    Example:
+        >>> found = [
+        ...     Layer(f"h.{i}.{name}", dims, f"h.{i}.{name}")
+        ...     for i in range(2)
+        ...     for name, dims in [("attn.c_proj", Dims(8, 8)), ("mlp.c_proj", Dims(32, 8))]
+        ... ]
+        >>> for group in grouped(found):
+        ...     print(group.dims, group.role, group.count, *group.matches)
+        8x8 attn.c_proj 2 h.*.attn.c_proj
+        32x8 mlp.c_proj 2 h.*.mlp.c_proj
+    """
+    members: dict[tuple[Dims, str], list[Layer]] = {}
+    for layer in layers:
+        members.setdefault((layer.dims, layer.pattern), []).append(layer)
+    called = {key: own[0].name if len(own) == 1 else own[0].pattern for key, own in members.items()}
+    found = []
+    for (dims, _), own in members.items():
+        names = [layer.name for layer in own]
+        pattern = called[dims, own[0].pattern]
+        alike = [
+            layer.name
+            for layer in (*layers, *others)
+            if layer.dims == dims and fnmatchcase(layer.name, pattern)
+        ]
+        matches = (pattern,) if len(alike) == len(names) else tuple(names)
+        weights = len({layer.weight for layer in own})
+        found.append(
+            Group(dims, role(pattern, called.values()), len(own), weights, matches, own[0].kind)
+        )
+    return tuple(found)
+
+
+def role(pattern: str, patterns: Iterable[str]) -> str:
+    """The shortest end of a pattern, in components, that no other pattern has.
+
+    Example:
+        >>> every = ["layer.*.attention.output.dense", "layer.*.output.dense", "layer.*.up"]
+        >>> [role(pattern, every) for pattern in every]
+        ['attention.output.dense', 'layer.*.output.dense', 'up']
+    """
+    parts = pattern.split(".")
+    others = [other.split(".") for other in patterns if other != pattern]
+    for length in range(1, len(parts) + 1):
+        end = parts[-length:]
+        if end[0] == "*":
+            continue
+        if not any(other[-length:] == end for other in others):
+            return ".".join(end)
+    return pattern
+
+
+def chosen(
+    layers: Sequence[Layer],
+    include: Sequence[str],
+    exclude: Sequence[str],
+    known: Iterable[str] = (),
+) -> tuple[list[Layer], dict[str, str]]:
+    """The layers that are wanted, and by name why others are not.
+
+    Args:
+        layers: All that could be searched.
+        include: Names, or patterns for names: if any are given, only these layers are wanted.
+        exclude: Names, or patterns for names, of layers that are not.
+        known: Names of further layers, which an entry may name too.
+
+    Raises:
+        InvalidInputError: An entry matches no layer.
+    """
+    names = [layer.name for layer in layers]
+    for word, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in (*names, *known)):
+                more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+                listed = f"{', '.join(names[:_SHOWN])}{more}" or "none that can be searched"
+                raise InvalidInputError(
+                    f"{word} {pattern!r} matches no linear layer of the model; it has {listed}"
+                )
+    wanted, left = [], {}
+    for layer in layers:
+        if include and not _any(layer.name, include):
+            left[layer.name] = "it is not among those included"
+        elif _any(layer.name, exclude):
+            left[layer.name] = "it is excluded"
+        else:
+            wanted.append(layer)
+    return wanted, left
+
+
+def _any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,185 @@
+"""What is asked of a search of several layer sizes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ksopt.errors import InvalidInputError
+from ksopt.search.request import Dims, SearchRequest, command_line
+from ksopt.search.shapes.layers import Layers
+
+
+@dataclass(frozen=True)
+class ShapesRequest:
+    """Everything that decides what a search of several layer sizes measures.
+
+    Make it with `of`. Each size has a study of its own in one storage, with its own budgets: a
+    share is of its own dense weights.
+
+    Args:
+        shapes: The sizes, each once.
+        each: What is asked of the first; the others' differ in dims, study and trials alone.
+        trials: Chains to measure in all, those of earlier runs counted; None for so many as one
+            layer's search takes, for each size.
+        layers: The model's linear layers, if it is a model that is searched.
+        asked_by: The options of the command line that name the sizes: ``dims``, or ``model`` or
+            ``hf-config``, ``include``, ``exclude`` and ``measure-model``.
+
+    Example:
+        >>> request = ShapesRequest.of(["64x64", "64x128"], budgets=("25%",), device="cpu")
+        >>> [(str(one.size), one.steps[0].parameters, one.study) for one in request.requests]
+        [('64x64', 1024, 'ksopt-search 64x64'), ('64x128', 2048, 'ksopt-search 64x128')]
+    """
+
+    shapes: tuple[Dims, ...]
+    each: SearchRequest
+    trials: int | None = None
+    layers: Layers | None = None
+    asked_by: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        what: Sequence[Dims | str] | Layers,
+        *,
+        trials: int | None = None,
+        asked_by: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> ShapesRequest:
+        """A request for some sizes, or for those of a model's layers.
+
+        Args:
+            what: Sizes, such as ``("384x384", "384x1536")``, or a model's layers, from
+                `ksopt.search.shapes.model.read` or `ksopt.search.shapes.hf_config.read`.
+            trials: Chains to measure in all; None for 40 of each size.
+            asked_by: As in the class; None for ``--dims``.
+            options: Those of `SearchRequest` besides dims and trials, for every size.
+
+        Raises:
+            InvalidInputError: A value is not allowed, for one of the sizes.
+        """
+        layers = what if isinstance(what, Layers) else None
+        sizes = layers.shapes if layers is not None else _sizes(what)
+        if not sizes:
+            raise InvalidInputError("search: give at least one layer size, such as 768x3072")
+        for name in ("weights", "max_error"):
+            if options.get(name) is not None:
+                raise InvalidInputError(
+                    f"{name.replace('_', '-')} is of one layer: search its size alone, with one "
+                    "--dims"
+                )
+        if layers is not None and options.get("layout", "batch_first") != "batch_first":
+            raise InvalidInputError(
+                f"layout {options['layout']}: the layers of a model take batch_first; search the "
+                "sizes with --dims for another"
+            )
+        if trials is not None and trials < len(sizes):
+            raise InvalidInputError(
+                f"trials {trials}: there are {len(sizes)} layer sizes, give at least one trial for "
+                "each"
+            )
+        if asked_by is None:
+            asked_by = {"dims": " ".join(map(str, sizes))}
+        request = cls(sizes, SearchRequest(sizes[0], **options), trials, layers, asked_by)
+        assert request.requests  # each size's values are checked
+        return request
+
+    @property
+    def requests(self) -> tuple[SearchRequest, ...]:
+        """What is asked of each size; its trials are shared out by `shared`, if so asked."""
+        found = []
+        for dims in self.shapes:
+            try:
+                study = f"{self.each.study} {dims}"
+                found.append(replace(self.each, dims=dims, study=study))
+            except InvalidInputError as error:
+                raise InvalidInputError(f"for the layer size {dims}: {error}") from None
+        return tuple(found)
+
+    @property
+    def name(self) -> str:
+        """Of the sizes or the model, for a person."""
+        if self.layers is not None:
+            return self.layers.source
+        return f"{len(self.shapes)} layer sizes"
+
+    @property
+    def command(self) -> str:
+        """The command line that makes this request again."""
+        options = {
+            **self.each.options,
+            "dims": self.asked_by.get("dims"),
+            "budget": " ".join(self.each.budgets),
+            "min-rank": self.each.min_rank,
+            "trials": self.trials,
+        }
+        first = {name: value for name, value in self.asked_by.items() if name != "dims"}
+        return command_line({**first, **options})
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same request of."""
+        budgets = {"budgets": list(self.each.budgets)}
+        return {
+            "shapes": [str(dims) for dims in self.shapes],
+            "each": {**self.each.to_json(), **budgets},
+            "trials": self.trials,
+            "layers": None if self.layers is None else self.layers.to_json(),
+            "asked_by": dict(self.asked_by),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ShapesRequest:
+        """The request that `to_json` wrote."""
+        layers = value["layers"]
+        return cls(
+            tuple(map(Dims.parse, value["shapes"])),
+            SearchRequest.from_json(value["each"]),
+            value["trials"],
+            None if layers is None else Layers.from_json(layers),
+            value["asked_by"],
+        )
+
+
+def shared(trials: int, candidates: Sequence[int]) -> list[int]:
+    """Trials shared out between sizes: alike, but none gets more than it has chains.
+
+    What one cannot use goes to the others; what divides into no equal parts, to the first.
+
+    Args:
+        trials: In all; at least as many as there are sizes.
+        candidates: How many chains each size has to choose from, at least 1.
+
+    Returns:
+        Trials for each size, at least 1.
+
+    Example:
+        >>> shared(100, [500, 500, 500]), shared(100, [10, 500, 500])
+        ([34, 33, 33], [10, 45, 45])
+        >>> shared(100, [10, 20, 5])
+        [10, 20, 5]
+    """
+    found = [0] * len(candidates)
+    left = trials
+    while left > 0:
+        able = [place for place, most in enumerate(candidates) if found[place] < most]
+        if not able:
+            break
+        part, more = divmod(left, len(able))
+        for turn, place in enumerate(able):
+            given = min(part + (turn < more), candidates[place] - found[place])
+            found[place] += given
+            left -= given
+    return found
+
+
+def quoted(names: Sequence[str]) -> str | None:
+    """Words for a command line; None for none."""
+    return " ".join(map(shlex.quote, names)) if names else None
+
+
+def _sizes(given: Sequence[Dims | str]) -> tuple[Dims, ...]:
+    found = (one if isinstance(one, Dims) else Dims.parse(one) for one in given)
+    return tuple(dict.fromkeys(found))

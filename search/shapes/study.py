@@ -1,0 +1,188 @@
+"""A search of several layer sizes from request to report: a study for each, measured in turns."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import torch
+
+from ksopt.bench import device as devices
+from ksopt.bench.roofline import measure_roofline
+from ksopt.errors import InvalidInputError
+from ksopt.search import locks, store, words
+from ksopt.search.ahead import Compilers, Target
+from ksopt.search.crew import Crew, Share, sampler_name
+from ksopt.search.processes import Spare
+from ksopt.search.progress import Progress, Silent
+from ksopt.search.record import RunRecord, result_of
+from ksopt.search.request import Dims, SearchRequest
+from ksopt.search.shapes import report, whole
+from ksopt.search.shapes.record import ShapesRecord
+from ksopt.search.shapes.request import ShapesRequest, shared
+from ksopt.search.shapes.result import ShapesResult
+from ksopt.search.space import Space, build
+from ksopt.search.study import DEFAULT_BATCH, concluded, quiet_optuna
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Of a folder's name that lists the sizes.
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class ToMeasure:
+    """A model to be timed whole at the end.
+
+    Args:
+        model: The model.
+        inputs: What it takes: see `ksopt.search.shapes.whole.measure`.
+    """
+
+    model: nn.Module
+    inputs: object
+
+
+def run_shapes(
+    request: ShapesRequest, progress: Progress | None = None, to_measure: ToMeasure | None = None
+) -> ShapesResult:
+    """Measure chains for several layer sizes on this device, recommend, and write one report.
+
+    The sizes are measured in turns, that which is furthest from its trials next, so that whenever
+    time is up all have come equally far. Run again with the same output folder it goes on, as
+    `ksopt.search.run_search` does.
+
+    Args:
+        request: What to search.
+        progress: Told how far it is; None shows nothing.
+        to_measure: A model to be timed whole, dense and with the plan, at the end.
+
+    Returns:
+        What was found. ``result.folder`` holds report.html, report.md, results.json, plan.json,
+        trials.csv and (unless another storage was given) study.db.
+
+    Raises:
+        InvalidInputError: As `run_search`; no size has a chain within any budget.
+
+    Example:
+        >>> import tempfile
+        >>> request = ShapesRequest.of(
+        ...     ("32x64", "64x32"),
+        ...     budgets=("50%",), batch=16, device="cpu", trials=4, out=tempfile.mkdtemp(),
+        ... )
+        >>> result = run_shapes(request)
+        >>> [(str(one.request.size), len(one.trials)) for one in result.results]
+        [('32x64', 2), ('64x32', 2)]
+    """
+    began = time.monotonic()
+    progress = progress or Silent()
+    try:
+        with quiet_optuna():
+            return _run(request, progress, to_measure, began)
+    finally:
+        progress.close()
+
+
+def _run(
+    request: ShapesRequest, progress: Progress, to_measure: ToMeasure | None, began: float
+) -> ShapesResult:
+    device = devices.resolve(request.each.device)
+    batch = request.each.batch or DEFAULT_BATCH[device.type]
+    each = replace(request.each, device=str(device), batch=batch)
+    each = replace(each, out=each.out or _default_folder(request, each))
+    request = replace(request, each=each)
+    storage = store.storage_of(each)
+    record = devices.record(device)
+    target = Target.of(device) if each.workers == 1 else None
+    with store.folder(each) as folder, Compilers(target) as compilers:
+        spaces, unmet = _spaces(request, progress)
+        index = store.open_index(storage, each, record)
+        kept = ShapesRecord(request, unmet)
+        kept.keep(index)
+        progress.note(f"measuring the roofline of {record.name}")
+        with locks.device(device):
+            roofline = measure_roofline(device, each.dtype)
+        shares, runs = [], []
+        for one, space in spaces:
+            study = store.open_study(storage, one, record)
+            number = store.begin_run(storage, study, record)
+            name = sampler_name(space, one)
+            runs.append(RunRecord.begin(one, number, record, roofline, space, name))
+            runs[-1].keep(study)
+            shares.append(Share(one, study, number, space))
+        stopped = Crew(shares, device, storage, roofline, compilers).run(progress, began)
+        results = []
+        for share, run in zip(shares, runs, strict=True):
+            with Spare.of(device) as spare:
+                ended = concluded(share, run, device, spare, stopped, progress, began)
+            stopped = ended.stopped
+            results.append(result_of(share.study, ended, folder))
+        result = ShapesResult(
+            request, tuple(results), unmet, stopped, time.monotonic() - began, folder
+        )
+        if to_measure is not None and stopped != "interrupted":
+            result = _measured_whole(result, to_measure, device, progress)
+        result = replace(result, seconds=time.monotonic() - began)
+        replace(kept, whole=result.whole, stopped=result.stopped, seconds=result.seconds).keep(
+            index
+        )
+        report.write(result, folder)
+        return result
+
+
+def _spaces(
+    request: ShapesRequest, progress: Progress
+) -> tuple[list[tuple[SearchRequest, Space]], dict[Dims, str]]:
+    """Each size's request, its trials shared out, and space; why other sizes have none.
+
+    Raises:
+        InvalidInputError: No size has a chain within any budget.
+    """
+    found: list[tuple[SearchRequest, Space]] = []
+    unmet: dict[Dims, str] = {}
+    for one in request.requests:
+        progress.note(f"listing the chains of {words.layer(one.size)} within the budget")
+        try:
+            found.append((one, build(one)))
+        except InvalidInputError as error:
+            unmet[one.size] = str(error)
+    if not found:
+        raise InvalidInputError(next(iter(unmet.values())))
+    if request.trials is None:
+        return found, unmet
+    parts = shared(request.trials, [len(space.candidates) for _, space in found])
+    return [
+        (replace(one, trials=part), space) for (one, space), part in zip(found, parts, strict=True)
+    ], unmet
+
+
+def _measured_whole(
+    result: ShapesResult, to_measure: ToMeasure, device: torch.device, progress: Progress
+) -> ShapesResult:
+    effect = result.effect()
+    if effect is None or effect.converted == 0:
+        return result  # the plan changes nothing
+    progress.note("timing the model whole, dense and with the plan")
+    dtype = getattr(torch, result.request.each.dtype)
+    try:
+        found = whole.measure(to_measure.model, to_measure.inputs, result.plan(), device, dtype)
+    except KeyboardInterrupt:
+        return replace(result, stopped="interrupted")
+    return replace(result, whole=found)
+
+
+def _default_folder(request: ShapesRequest, each: SearchRequest) -> Path:
+    """Of a request with its device and batch resolved; the same for the same words."""
+    what = "-".join(map(str, request.shapes))
+    if request.layers is not None:
+        asked = request.asked_by.get("model") or request.asked_by.get("hf-config") or ""
+        what = re.sub(r"[^A-Za-z0-9]+", "-", asked).strip("-") or "model"
+    if len(what) > _LONGEST_NAME:
+        what = f"{what[:_LONGEST_NAME]}-{crc32(what.encode()):08x}"
+    device = each.device.replace(":", "")
+    return Path(f"ksopt-report-{what}-{device}-{each.dtype}-{each.layout}-{each.batch}")
