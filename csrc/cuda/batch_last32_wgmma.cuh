@@ -7,8 +7,8 @@
 // rows of the product are neighbours in the batch: it loads and stores 8 or 16 bytes at a time, and
 // eight lanes write 64 or 128 bytes in one run.
 //
-// One warp copies: rows of x are runs of memory, and so are packed weights, so that a lane asks for
-// a whole row with one instruction. The other warpgroups of the block multiply and store, side by
+// One warpgroup copies: rows of x are runs of memory, and so are packed weights, so that a lane asks
+// for a whole row with one instruction. The others of the block multiply and store, side by
 // side along the batch (GROUPS_M) and along the outputs (GROUPS_N). Weights stay in shared memory
 // for a column (RESIDENT), or stream through the ring beside x. In that case all groups of blocks
 // walk along the same columns, so that their weights come from the L2 cache.
@@ -30,7 +30,7 @@ struct BatchLast32WgmmaTile {
   static constexpr int PENDING = PENDING_;  // chains under way while the next is started: 0 or 1
   static constexpr int PRODUCTS = PRODUCTS_;
   static constexpr int N = NT * 8, NB = GROUPS_N * N, BM = GROUPS_M * MT * 64;
-  static constexpr int MULTIPLIERS = 128 * GROUPS_N * GROUPS_M, LOADERS = 128;  // of these, one warp
+  static constexpr int MULTIPLIERS = 128 * GROUPS_N * GROUPS_M, LOADERS = 128, LOADING_WARPS = 4;
   static constexpr int THREADS = LOADERS + MULTIPLIERS;
   // Registers a thread: a block starts with the most that all threads can have alike. To take more
   // than were given up would wait for ever.
@@ -40,7 +40,8 @@ struct BatchLast32WgmmaTile {
   static constexpr int MULTIPLIER_REGISTERS = SHARED_OUT < 240 ? SHARED_OUT : 240;
   static constexpr int VALUES = CHAIN * 4 * MT;  // of x that a thread loads for a chain
   // Whether a chain's values are loaded while the tensor cores are busy with the one before it.
-  static constexpr bool AHEAD = MT * NT * 4 + (PENDING + 1) * (NT * 4 + CHAIN * 8) + VALUES + 20 <= MULTIPLIER_REGISTERS;
+  static constexpr bool AHEAD =
+      MT * NT * 4 + (PENDING + 1) * (NT * 4 + CHAIN * 8) + VALUES + 20 <= MULTIPLIER_REGISTERS;
   static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB, COLUMNS = P::A * P::D;
   static constexpr int STAGES_PER_TILE = (P::C + KL - 1) / KL, CHAINS = KL / 8 / CHAIN;
   static constexpr int HALVES = PRODUCTS == 1 ? 1 : 2;              // of a split
@@ -55,8 +56,9 @@ struct BatchLast32WgmmaTile {
   static constexpr int RING_AT = BARRIER_BYTES + (RESIDENT ? COLUMN_BYTES : 0);
   static constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
   // Named barriers: of each stage of the ring, and of resident weights.
-  static constexpr int FIRST_EMPTY = 1, WEIGHTS_EMPTY = FIRST_EMPTY + STAGES, AT_BARRIER = 32 + MULTIPLIERS;
-  static_assert(KL % (8 * CHAIN) == 0, "a stage is a number of whole chains");
+  static constexpr int FIRST_EMPTY = 1, WEIGHTS_EMPTY = FIRST_EMPTY + STAGES, AT_BARRIER = THREADS;
+  static constexpr int WARP_ROWS = KL / LOADING_WARPS;  // of a stage, that a warp copies
+  static_assert(KL % (8 * CHAIN) == 0 && WARP_ROWS <= 32, "a stage is a number of whole chains");
   static_assert(STAGES >= 2 && (STAGES + 1) * 8 <= BARRIER_BYTES && WEIGHTS_EMPTY < 16, "");
   static_assert(MT == 1 || MT == 2, "a thread's columns are 8 or 16 bytes");
 };
@@ -74,20 +76,28 @@ template <typename Tile> __device__ __forceinline__ Items items_of_block(const A
           share.tiles * Tile::COLUMNS};
 }
 
+// Row l = 0 of a column's x, at the columns of the batch from m on.
+template <typename P>
+__device__ __forceinline__ const float* x_from(const Arguments& arguments, int column, int64 m) {
+  return reinterpret_cast<const float*>(column_of_x<P, uint32>(arguments, column)) + m;
+}
+
 // Where the packed weights of a column and this block's outputs begin.
 template <typename Tile>
-__device__ __forceinline__ const unsigned char* packed_layers(const Arguments& arguments, int column, int n0) {
+__device__ __forceinline__ const unsigned char* packed_layers(const Arguments& arguments, int column,
+                                                              int n0) {
   return static_cast<const unsigned char*>(arguments.weight) +
          (int64(column) * Tile::OUTPUT_TILES + n0 / Tile::NB) * Tile::COLUMN_BYTES;
 }
 
-// The job of the first warp. `full` has a barrier for each stage of the ring, and one for resident
-// weights after them.
+// The job of the first warpgroup. `full` has a barrier for each stage of the ring, at which all of
+// its warps arrive, and one for resident weights after them.
 template <typename P, typename Tile>
 __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned char* weights,
                                             unsigned char* ring, PhaseBarrier* full) {
   const Items items = items_of_block<Tile>(arguments);
-  const int lane = threadIdx.x;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const bool asks = threadIdx.x == 0;  // for weights
   const int64 row_stride = arguments.x_feature_stride * P::D;
   ColumnWalk at{static_cast<int>(items.first / items.tiles), items.first % items.tiles};
   const auto wait_for_empty = [](int stage) {
@@ -98,7 +108,7 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
   int due_column = -1, due_in = 0, columns = 0;
   const auto copy_due_weights = [&] {
     if (columns++ > 0) wait_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
-    if (lane == 0) {
+    if (asks) {
       PhaseBarrier& barrier = full[Tile::STAGES];
       barrier.arrive_and_expect(Tile::COLUMN_BYTES);
       barrier.copy_in_bulk(weights, packed_layers<Tile>(arguments, due_column, items.n0), Tile::COLUMN_BYTES);
@@ -107,7 +117,7 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
   };
   int loaded = 0;  // stages
   for (int64 item = items.first; item < items.end; item += items.step) {
-    const float* const x = reinterpret_cast<const float*>(column_of_x<P, uint32>(arguments, at.column)) + at.tile * Tile::BM;
+    const float* const x = x_from<P>(arguments, at.column, at.tile * Tile::BM);
     const unsigned char* const layers = packed_layers<Tile>(arguments, at.column, items.n0);
     const int64 left = arguments.batch - at.tile * Tile::BM;
     const uint32 row_bytes = left < Tile::BM ? static_cast<uint32>(left) * 4 : Tile::BM * 4;
@@ -115,22 +125,24 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
       if (due_column >= 0) copy_due_weights();
       due_column = at.column, due_in = columns == 0 ? 0 : Tile::STAGES;
     }
+#pragma unroll 1
     for (int part = 0; part < Tile::STAGES_PER_TILE; ++part, ++loaded) {
       if (due_column >= 0 && due_in-- == 0) copy_due_weights();
       if (loaded >= Tile::STAGES) wait_for_empty(loaded);
       PhaseBarrier& barrier = full[loaded % Tile::STAGES];
       unsigned char* const stage = ring + loaded % Tile::STAGES * Tile::STAGE_BYTES;
       if (lane == 0) {
-        barrier.arrive_and_expect(Tile::KL * row_bytes + (Tile::RESIDENT ? 0 : Tile::STAGE_LAYERS_BYTES));
-        if (!Tile::RESIDENT) {
-          barrier.copy_in_bulk(stage + Tile::LAYERS_AT, layers + part * Tile::STAGE_LAYERS_BYTES,
-                               Tile::STAGE_LAYERS_BYTES);
-        }
+        const uint32 layers_bytes = asks && !Tile::RESIDENT ? Tile::STAGE_LAYERS_BYTES : 0;
+        barrier.arrive_and_expect(Tile::WARP_ROWS * row_bytes + layers_bytes);
       }
       __syncwarp();
-      for (int row = lane; row < Tile::KL; row += 32) {
+      if (!Tile::RESIDENT && asks) {
+        barrier.copy_in_bulk(stage + Tile::LAYERS_AT, layers + part * Tile::STAGE_LAYERS_BYTES,
+                             Tile::STAGE_LAYERS_BYTES);
+      }
+      if (lane < Tile::WARP_ROWS) {
+        const int row = lane * Tile::LOADING_WARPS + warp, l = part * Tile::KL + row;
         // Rows after the last meet weights of zero: the last one does for them.
-        const int l = part * Tile::KL + row;
         const float* const from = x + (P::C % Tile::KL == 0 || l < P::C ? l : P::C - 1) * row_stride;
         barrier.copy_in_bulk(stage + row * Tile::PITCH * 4, from, row_bytes);
       }
@@ -139,7 +151,8 @@ __device__ __forceinline__ void copy_stages(const Arguments& arguments, unsigned
   }
   if (due_column >= 0) copy_due_weights();
   // Nobody may arrive at a barrier without end: the last stages are waited for too.
-  for (int stage = loaded < Tile::STAGES ? 0 : loaded - Tile::STAGES; stage < loaded; ++stage) wait_for_empty(stage);
+  const int first = loaded < Tile::STAGES ? 0 : loaded - Tile::STAGES;
+  for (int stage = first; stage < loaded; ++stage) wait_for_empty(stage);
 }
 
 // sums += x^T w^T over a stage, for this warpgroup's columns and outputs. `x`: this lane's columns
@@ -185,7 +198,9 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[Tile::MT][Tile::N
         big[i][e] = split.big, small[i][e] = split.small;
       }
     float(&part)[Tile::NT * 4] = parts[group % (PENDING + 1)];
-    const auto big_weights = [&](int i) { return weights + (chain * CHAIN + i) * 2 * Tile::LAYER_BYTES / 16; };
+    const auto big_weights = [&](int i) {
+      return weights + (chain * CHAIN + i) * 2 * Tile::LAYER_BYTES / 16;
+    };
     begin_products();
     if (Tile::PRODUCTS > 1) {  // the smallest first
 #pragma unroll
@@ -214,8 +229,9 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[Tile::MT][Tile::N
 // exist. Results that are not finite are computed once more by ordinary arithmetic from `x`, this
 // lane's columns of row 0, and `layers`, where the packed weights of y's output begin.
 template <typename P, typename Tile>
-__device__ __forceinline__ void store_columns(const Arguments& arguments, const float (&sums)[Tile::MT][Tile::NT * 4],
-                                              float* y, int rows, const float* x, const uint32* layers) {
+__device__ __forceinline__ void store_columns(const Arguments& arguments,
+                                              const float (&sums)[Tile::MT][Tile::NT * 4], float* y, int rows,
+                                              const float* x, const uint32* layers) {
   constexpr int MT = Tile::MT, EACH = 2 * MT;
   int64 y_stride = arguments.y_feature_stride * P::D;
   asm volatile("" : "+l"(y_stride));  // its multiples are not to be kept in registers from tile to tile
@@ -238,7 +254,8 @@ __device__ __forceinline__ void store_columns(const Arguments& arguments, const 
       } else if constexpr (MT == 1) {
         *reinterpret_cast<float2*>(to) = make_float2(results[0], results[1]);
       } else {
-        *reinterpret_cast<float4*>(to) = make_float4(results[0], results[1], results[2], results[3]);
+        *reinterpret_cast<float4*>(to) =
+            make_float4(results[0], results[1], results[2], results[3]);
       }
       to += c == 0 ? y_stride : 7 * y_stride;
     }
@@ -252,7 +269,8 @@ __device__ __forceinline__ void store_columns(const Arguments& arguments, const 
       float sum = 0.0f;
       for (int l = 0; l < P::C; ++l) {
         const uint32* const big = layers + l / 4 * (Tile::LAYER_BYTES / 4) + k * 4 + l % 4;
-        const float w = __uint_as_float(big[0]), rest = __uint_as_float(big[(Tile::HALVES - 1) * Tile::HALF_BYTES / 4]);
+        const float w = __uint_as_float(big[0]);
+        const float rest = __uint_as_float(big[(Tile::HALVES - 1) * Tile::HALF_BYTES / 4]);
         sum = fmaf(rest == rest ? w + rest : w, x[l * P::D * arguments.x_feature_stride + m], sum);
       }
       y[k * y_stride + m] = sum;
@@ -300,10 +318,12 @@ __device__ __forceinline__ void multiply_tiles(const Arguments& arguments, unsig
       arrive_at(Tile::WEIGHTS_EMPTY, Tile::AT_BARRIER);
     }
     if (first_column < existing) {
-      store_columns<P, Tile>(
-          arguments, sums, reinterpret_cast<float*>(column_of_y<P, uint32>(arguments, at.column, k0)) + m0 + first_column,
-          P::B - k0, reinterpret_cast<const float*>(column_of_x<P, uint32>(arguments, at.column)) + m0 + first_column,
-          reinterpret_cast<const uint32*>(packed_layers<Tile>(arguments, at.column, items.n0)) + group_n * Tile::N * 4);
+      const int64 m = m0 + first_column;
+      const unsigned char* const packed = packed_layers<Tile>(arguments, at.column, items.n0);
+      store_columns<P, Tile>(arguments, sums,
+                             reinterpret_cast<float*>(column_of_y<P, uint32>(arguments, at.column, k0)) + m,
+                             P::B - k0, x_from<P>(arguments, at.column, m),
+                             reinterpret_cast<const uint32*>(packed) + group_n * Tile::N * 4);
     }
 #pragma unroll
     for (int mt = 0; mt < MT; ++mt)
@@ -320,13 +340,14 @@ __device__ __forceinline__ void batch_last32_wgmma_kernel(const Arguments& argum
   unsigned char* const weights = shared + Tile::BARRIER_BYTES;
   unsigned char* const ring = shared + Tile::RING_AT;
   if (threadIdx.x == 0) {
-    for (int s = 0; s <= Tile::STAGES; ++s) full[s].init(1);
+    for (int s = 0; s < Tile::STAGES; ++s) full[s].init(Tile::LOADING_WARPS);
+    full[Tile::STAGES].init(1);
     fence_for_tensor_cores();  // and for the copy engine
   }
   __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {
     give_up_registers<Tile::LOADER_REGISTERS>();
-    if (threadIdx.x < 32) copy_stages<P, Tile>(arguments, weights, ring, full);
+    copy_stages<P, Tile>(arguments, weights, ring, full);
   } else {
     take_registers<Tile::MULTIPLIER_REGISTERS>();
     multiply_tiles<P, Tile>(arguments, weights, ring, full);
