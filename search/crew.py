@@ -32,7 +32,7 @@ from ksopt.search.storage import Storage
 _SEEDS_APART = 1_000_003
 # Seconds for each step in which the cost model looks for its picks: shared by the sizes, and at
 # least.
-_PREDICTING_S, _LEAST_PREDICTING_S = 3.0, 0.3
+_PREDICTING_S, _LEAST_PREDICTING_S = 1.5, 0.3
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ksopt.search.space import Space
 
 HEURISTIC = "largest rho"
 _MOST_FAMILY_PRIORS = 4
-_COST_MODEL_PRIORS = 2
+_COST_MODEL_PRIORS = 4
 
 
 def facts(
@@ -44,7 +44,7 @@ def enqueued(
 ) -> list[tuple[str, Chain]]:
     """(origin, chain) in the order to measure them, each chain once, all candidates of the space.
 
-    For each step: the largest rho (paper, equation 2), the lowest roofline floor, the two that the
+    For each step: the largest rho (paper, equation 2), the lowest roofline floor, the four that the
     cost model, if there is one, predicts to be fastest, then the families with the most weights, at
     most four of them. The cost model is asked for the lowest floors first, for so many seconds of
     each step.

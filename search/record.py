@@ -36,6 +36,7 @@ class RunRecord:
         final: Times of the final; None if there was none.
         stopped: As in `SearchResult`.
         seconds: How long it took.
+        final_seconds: How long its final took; None if there was none.
     """
 
     request: SearchRequest
@@ -48,6 +49,7 @@ class RunRecord:
     final: Mapping[str, Measurement] | None = None
     stopped: str | None = "interrupted"
     seconds: float = 0.0
+    final_seconds: float | None = None
 
     @classmethod
     def begin(
@@ -89,6 +91,7 @@ class RunRecord:
             "final": {name: asdict(one) for name, one in final.items()} or None,
             "stopped": self.stopped,
             "seconds": self.seconds,
+            "final_seconds": self.final_seconds,
         }
         study.set_user_attr(_KEY, value)
 
@@ -127,6 +130,7 @@ class RunRecord:
             final,
             value["stopped"],
             value["seconds"],
+            value.get("final_seconds"),
         )
 
 
@@ -158,4 +162,5 @@ def result_of(
         seconds=record.seconds,
         folder=folder,
         replayed=replayed,
+        final_seconds=record.final_seconds,
     )

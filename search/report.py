@@ -1,6 +1,6 @@
 """What a search leaves behind: report.html, report.md, results.json, plan.json, trials.csv.
 
-results.json has the schema "ksopt.search/2", described in docs/search.md: keys are added in later
+results.json has the schema "ksopt.search/3", described in docs/search.md: keys are added in later
 versions, and never removed or given another meaning under the same number. Files are written whole
 or not at all.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,12 +19,12 @@ from ksopt import tables
 from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
-from ksopt.search import evidence, words
-from ksopt.search.request import without_password
+from ksopt.search import doubt, evidence, words
+from ksopt.search.request import Dims, without_password
 from ksopt.search.result import ChainFacts, Finalist, Recommendation, SearchResult, TrialRecord
 from ksopt.tables import Table
 
-SCHEMA = "ksopt.search/2"
+SCHEMA = "ksopt.search/3"
 
 
 def write(result: SearchResult, folder: Path) -> None:
@@ -54,8 +55,18 @@ def write(result: SearchResult, folder: Path) -> None:
 
 def to_json(result: SearchResult) -> str:
     """The result as JSON; what results.json holds."""
+    return dumped(to_value(result))
+
+
+def dumped(value: dict[str, Any]) -> str:
+    """A document's text."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_value(result: SearchResult) -> dict[str, Any]:
+    """What results.json holds, as plain values."""
     request = result.request
-    value = {
+    return {
         "schema": SCHEMA,
         "in_features": request.size.in_features,
         "out_features": request.size.out_features,
@@ -99,6 +110,7 @@ def to_json(result: SearchResult) -> str:
             for one in evidence.correlations(result.trials)
         ],
         "drift": _drift(evidence.drift(result)),
+        "dense_layer": _dense_layer(doubt.dense_layer(result)),
         "trials": [_trial(trial) for trial in result.trials],
         "space": asdict(result.space),
         "sampler": result.sampler,
@@ -106,17 +118,22 @@ def to_json(result: SearchResult) -> str:
         "replayed": result.replayed,
         "stopped": result.stopped,
         "seconds": result.seconds,
+        "final_seconds": result.final_seconds,
         "roofline": asdict(result.roofline),
         "device": asdict(result.device),
         "runs": [asdict(run) for run in result.runs],
         "folder": str(result.folder.resolve()),
     }
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(result: SearchResult) -> str:
     """One row a trial; what trials.csv holds."""
-    rows = [_csv_row(trial) for trial in result.trials]
+    return csv_of(result.trials)
+
+
+def csv_of(trials: Iterable[TrialRecord]) -> str:
+    """One row a trial, also of several layer sizes."""
+    rows = [_csv_row(trial) for trial in trials]
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=_CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -132,14 +149,20 @@ def print_result(result: SearchResult, stream: TextIO) -> None:
         print("The search was interrupted: these are the chains measured so far.", file=stream)
     if result.replayed:
         print(words.replayed(result), file=stream)
-    found = evidence.drift(result)
-    if found is not None and found.beyond_noise:
-        print(found.sentence, file=stream)
+    for warning in warnings(result):
+        print(warning, file=stream)
     if result.stopped == "timeout":
         print("The time was up before all trials were measured.", file=stream)
     print(file=stream)
     tables.write(answers_table(result), stream)
     print(f"\nreport: {result.folder.resolve() / 'report.html'}", file=stream)
+
+
+def warnings(result: SearchResult) -> list[str]:
+    """What makes the times less certain than they look, in a sentence each."""
+    dense, drift = doubt.dense_layer(result), evidence.drift(result)
+    found = [] if dense is None or not dense.warning else [dense.warning]
+    return [*found, drift.sentence] if drift is not None and drift.beyond_noise else found
 
 
 def answers_table(result: SearchResult) -> Table:
@@ -289,6 +312,17 @@ def _drift(found: evidence.Drift | None) -> dict[str, Any] | None:
     }
 
 
+def _dense_layer(found: doubt.DenseLayer | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "median_us": found.measured.median_us,
+        "floor_us": found.floor_us,
+        "over_floor": found.over_floor,
+        "warning": found.warning or None,
+    }
+
+
 def _answer(answer: Recommendation) -> dict[str, Any]:
     return {
         "budget": asdict(answer.budget),
@@ -314,6 +348,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "latency_over_dense": trial.ratio,
         "error": trial.error,
         "weight_error": trial.weight_error,
+        "seconds": trial.seconds,
         "reason": trial.reason,
     }
 
@@ -324,6 +359,7 @@ _CSV_COLUMNS = [
     "origin",
     "run",
     "device",
+    "dims",
     "in_features",
     "out_features",
     "chain",
@@ -338,15 +374,18 @@ _CSV_COLUMNS = [
     "latency_over_dense",
     "error",
     "weight_error",
+    "seconds",
     "reason",
 ]
 
 
 def _csv_row(trial: TrialRecord) -> dict[str, Any]:
     row = _trial(trial)
+    chain = trial.facts.chain
     row |= {
-        "in_features": trial.facts.chain.in_features,
-        "out_features": trial.facts.chain.out_features,
+        "dims": str(Dims(chain.in_features, chain.out_features)),
+        "in_features": chain.in_features,
+        "out_features": chain.out_features,
     }
     for name in ("latency", "dense"):
         row |= {f"{name}_{key}": value for key, value in (row[name] or {}).items()}

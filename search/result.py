@@ -55,6 +55,7 @@ class TrialRecord:
         weight_error: Relative error (Frobenius norm) of the nearest product to the given weights;
             None if none were given.
         device: torch's name of where it was measured.
+        seconds: For how long that held the device; None unless measured.
     """
 
     number: int
@@ -68,6 +69,7 @@ class TrialRecord:
     run: int
     weight_error: float | None = None
     device: str | None = None
+    seconds: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -193,6 +195,7 @@ class SearchResult:
         seconds: How long this run took.
         folder: Where the report is.
         replayed: Whether it was written again from the study, without measuring.
+        final_seconds: For how long the final held the device; None if there was none.
     """
 
     request: SearchRequest
@@ -209,3 +212,4 @@ class SearchResult:
     seconds: float
     folder: Path
     replayed: bool = False
+    final_seconds: float | None = None

@@ -202,6 +202,7 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         run=attrs.get("run", 1),
         weight_error=attrs.get("weight_error"),
         device=attrs.get("device"),
+        seconds=attrs.get("seconds"),
     )
 
 

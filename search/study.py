@@ -111,7 +111,7 @@ def concluded(
     began: float,
 ) -> RunRecord:
     """A run at its end: its finalists timed in the spare process unless it was interrupted."""
-    request, final = share.request, None
+    request, final, took = share.request, None, None
     assert request.batch is not None
     trials = store.records(share.study, kept.roofline, request.batch)
     elected = recommend.elect(trials, share.space.steps, request.max_error)
@@ -121,11 +121,13 @@ def concluded(
         )
         try:
             chains = [trial.facts.chain for trial in elected]
+            final_began = time.monotonic()
             final = retime.final(request, device, chains, spare)
+            took = time.monotonic() - final_began
         except KeyboardInterrupt:
             stopped = "interrupted"
     seconds = time.monotonic() - began
-    kept = replace(kept, final=final, stopped=stopped, seconds=seconds)
+    kept = replace(kept, final=final, stopped=stopped, seconds=seconds, final_seconds=took)
     kept.keep(share.study)
     return kept
 

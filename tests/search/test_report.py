@@ -43,7 +43,7 @@ def test_every_file_names_both_sizes(result: SearchResult) -> None:
 def test_the_json_has_its_schema(result: SearchResult) -> None:
     found = json.loads(read(result, "results.json"))
     assert found == json.loads(report.to_json(result))
-    assert found["schema"] == "ksopt.search/2"
+    assert found["schema"] == "ksopt.search/3"
     assert (found["in_features"], found["out_features"]) == (48, 64)
     assert found["dense_parameters"] == 48 * 64
     assert set(found) == {
@@ -59,6 +59,7 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "sampler",
         "stopped",
         "seconds",
+        "final_seconds",
         "roofline",
         "correlations",
         "drift",
