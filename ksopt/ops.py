@@ -13,7 +13,9 @@ Importing this module registers:
 Both work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
 follows autocast, like torch.nn.functional.linear. Each has a twin, ``ks_mm_inner`` and
 ``ks_mm_weight_grad_inner``, that only multiplies: compiled graphs call it, to save the time that
-finding out that no gradient is needed takes at each call.
+finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is a second twin, for
+weights that are trained: in compiled graphs too it takes the way that is fastest where a weight is
+prepared anew at each call, and keeps nothing.
 
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
@@ -24,7 +26,7 @@ everything that the backend "ksopt" compiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +51,11 @@ def _ks_mm(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
     return dispatch.run(x, weight, batch_last)
 
 
+def _ks_mm_changing(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    with packed.changing():
+        return _ks_mm(x, weight, batch_last)
+
+
 def _ks_mm_fake(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
     check_ks_mm(x, weight, batch_last)
     a, b, _, d = weight.shape
@@ -68,23 +75,22 @@ def _weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool)
     return x.new_empty((a, grad.shape[at] // (a * d), x.shape[at] // (a * d), d))
 
 
-def _define(name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Register an operator and its inner twin, which knows no autograd, autocast or vmap."""
-    for full_name in (name, f"{name}_inner"):
-        _LIBRARY.define(full_name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+def _define(
+    names: Sequence[str], schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]
+) -> None:
+    """Register an operator under several names; none knows autograd, autocast or vmap yet."""
+    for name in names:
+        _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         for key in ("CPU", "CUDA"):
-            _LIBRARY.impl(full_name, kernel, key)
-        torch.library.register_fake(f"ksopt::{full_name}", fake, lib=_LIBRARY)
+            _LIBRARY.impl(name, kernel, key)
+        torch.library.register_fake(f"ksopt::{name}", fake, lib=_LIBRARY)
 
 
+_PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False) -> Tensor"
+_define(("ks_mm", "ks_mm_inner"), _PRODUCT, _ks_mm, _ks_mm_fake)
+_define(("ks_mm_changing",), _PRODUCT, _ks_mm_changing, _ks_mm_fake)
 _define(
-    "ks_mm",
-    "(Tensor x, Tensor weight, bool batch_last=False) -> Tensor",
-    _ks_mm,
-    _ks_mm_fake,
-)
-_define(
-    "ks_mm_weight_grad",
+    ("ks_mm_weight_grad", "ks_mm_weight_grad_inner"),
     "(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor",
     _weight_grad,
     _weight_grad_fake,
@@ -92,6 +98,7 @@ _define(
 
 ks_mm = torch.ops.ksopt.ks_mm.default
 ks_mm_inner = torch.ops.ksopt.ks_mm_inner.default
+ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 
@@ -104,8 +111,7 @@ class _KsMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
         packed.forget(weight)
-        with packed.changing():
-            y = ks_mm_inner(x, weight, batch_last)
+        y = ks_mm_changing(x, weight, batch_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.a, _, _, ctx.d = weight.shape
@@ -151,7 +157,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _register_autograd(
     op: torch._ops.OpOverload,
-    inner: torch._ops.OpOverload,
+    inner: Callable[..., Tensor],
     kernel_of_inner: Callable[..., Tensor],
     function: type[torch.autograd.Function],
     decomposed: Callable[..., Tensor],
@@ -201,7 +207,14 @@ def _weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last:
     return torch.einsum("...ikj,...ilj->iklj", rows, columns)
 
 
-_register_autograd(ks_mm, ks_mm_inner, _ks_mm, _KsMm, _ks_mm_decomposed, (None, None, False))
+def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+    """The twin that says in a compiled graph what `packed.changing` says here."""
+    twin = ks_mm_changing if packed.are_said_to_change() else ks_mm_inner
+    y: Tensor = twin(x, weight, batch_last)
+    return y
+
+
+_register_autograd(ks_mm, _ks_mm_traced, _ks_mm, _KsMm, _ks_mm_decomposed, (None, None, False))
 _register_autograd(
     ks_mm_weight_grad,
     ks_mm_weight_grad_inner,

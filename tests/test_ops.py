@@ -93,6 +93,7 @@ def test_opcheck(layout, requires_grad):
         torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad.default, (g, x, a, d, last))
         if not requires_grad:
             torch.library.opcheck(ops.ks_mm_inner, (x, weight, last))
+            torch.library.opcheck(ops.ks_mm_changing, (x, weight, last))
             torch.library.opcheck(ops.ks_mm_weight_grad_inner, (g, x, a, d, last))
 
 

@@ -10,7 +10,8 @@ Inductor made of it: so nothing that it finds in a weight's values can be stale.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,8 +95,34 @@ def hand_over(
     return compiled
 
 
+@contextmanager
+def collected() -> Iterator[list[Report]]:
+    """The reports of all graphs that the backend compiles inside the block, in their order.
+
+    `ksopt.explain` says what the backend would do; this says what it did, and how long it took.
+
+    Example:
+        >>> layer = torch.compile(torch.nn.Conv1d(8, 8, 1, groups=2), backend="ksopt")
+        >>> with collected() as reports:
+        ...     y = layer(torch.ones(3, 8, 5))
+        >>> [str(site.chain) for report in reports for site in report.sites]
+        ['(2,4,4,1)']
+    """
+    reports: list[Report] = []
+    _collecting.append(reports)
+    try:
+        yield reports
+    finally:
+        _collecting[:] = [one for one in _collecting if one is not reports]
+
+
+_collecting: list[list[Report]] = []
+
+
 def _tell(report: Report) -> None:
     count(report)
+    for reports in _collecting:
+        reports.append(report)
     for site in report.sites:
         log.debug("%s: %s %s: %s", site.place, site.chain, site.verdict.value, site.reason)
     if report.sites:
@@ -117,4 +144,4 @@ def _reset() -> None:
 
 ksopt.reset = _reset  # type: ignore[attr-defined]
 
-__all__ = ["OPTIONS", "Options", "hand_over", "inductor_config", "judge", "ksopt"]
+__all__ = ["OPTIONS", "Options", "collected", "hand_over", "inductor_config", "judge", "ksopt"]

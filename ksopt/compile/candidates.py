@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
+from ksopt.compile.emission import fake_result
 from ksopt.compile.epilogue import epilogue
 from ksopt.compile.lowering import Uses
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.compile.sizes import Size, hint
-from ksopt.compile.values import Biased, Contraction, Native, Root, Trace
+from ksopt.compile.values import (
+    Biased,
+    Cast,
+    Compact,
+    Contraction,
+    Native,
+    Root,
+    Stacked,
+    Trace,
+)
 from ksopt.pattern import Chain, Pattern
 
 
@@ -131,8 +142,37 @@ def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
         dtype=str(roots[0].dtype).removeprefix("torch."),
         epilogue=epilogue(_exits(found, roots[0]), is_biased=_is_biased(found, roots[0])),
         flops=sum(pattern.flops(batch) for pattern in patterns),
+        training=any(_is_trained(trace, root) for root in roots),
     )
     return Candidate(roots, site)
+
+
+def _is_trained(trace: Trace, root: Root) -> bool:
+    """Whether gradients of a product's weight are recorded."""
+    if root.made_at is None or not trace.regions[root.made_at].grad:
+        return False
+    return torch.is_grad_enabled() and any(map(_needs_grad, _held(_origin(root).weight)))
+
+
+def _held(root: Root) -> Iterator[fx.Node]:
+    """The nodes that hold a weight, or what it is made of."""
+    if root.holder is not None:
+        yield root.holder[0]
+    elif isinstance(root.origin, Cast):
+        yield from _held(root.origin.source)
+    elif isinstance(root.origin, Compact):
+        yield from _held(root.origin.matrix)
+    elif isinstance(root.origin, Stacked):
+        for piece in root.origin.pieces:
+            yield from _held(piece.root)
+
+
+def _needs_grad(node: fx.Node) -> bool:
+    # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
+    known = fake_result(node)
+    if isinstance(known, Tensor) and known.requires_grad:
+        return True
+    return node.op != "placeholder" and any(map(_needs_grad, node.all_input_nodes))
 
 
 def _exits(found: Uses, root: Root) -> list[fx.Node]:

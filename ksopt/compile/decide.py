@@ -9,6 +9,9 @@ Three judges, by ``options={"tune": ...}``:
   both timed on the device, once; kept on disk beside the kernels' own choices.
 - ``off``: every site is lowered.
 
+A site whose weights are trained is judged by a step: the product and its two gradients, with
+weights that are prepared anew each time. The others are judged by the product alone.
+
 Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
 """
 
@@ -17,16 +20,16 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ksopt import ops, settings
-from ksopt.baselines import BASELINES
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
@@ -56,7 +59,7 @@ _BUDGET_S = 0.5
 
 @dataclass(frozen=True)
 class Times:
-    """What a chain takes, microseconds.
+    """What a chain takes, microseconds: its product, or in training its gradients, too.
 
     Args:
         ksopt_us: by ksopt's operator.
@@ -67,8 +70,8 @@ class Times:
     unfused_us: float
 
 
-Timer = Callable[[Chain, str, int, torch.device], Times]
-"""Times a chain: (chain, dtype, batch, device)."""
+Timer = Callable[[Chain, str, int, torch.device, bool], Times]
+"""Times a chain: (chain, dtype, batch, device, training)."""
 
 
 def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decision:
@@ -90,17 +93,23 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         return Decision(True, "Its batch is empty.")
     if mode == "off":
         return Decision(True, "Every recognised site is lowered: tune is off.")
+    problem = (site.chain, site.dtype, site.batch, device, site.training)
     if mode == "measure":
-        return by_times(measured(site.chain, site.dtype, site.batch, device), measured=True)
+        return by_times(measured(*problem), True, site.training)
     if device.type == "cpu":
         return Decision(
             True, "The operator takes the fastest of PyTorch's ways, timed at its first product."
         )
-    return by_times(predicted(site.chain, site.dtype, site.batch, device), measured=False)
+    return by_times(predicted(*problem), False, site.training)
 
 
-def by_times(times: Times, measured: bool) -> Decision:
+def by_times(times: Times, measured: bool, training: bool = False) -> Decision:
     """The decision that follows from times.
+
+    Args:
+        times: what both ways take.
+        measured: whether they were measured; if not, they are predictions.
+        training: whether they are of a step of training.
 
     Example:
         >>> by_times(Times(ksopt_us=10.0, unfused_us=25.0), measured=True).reason
@@ -111,19 +120,26 @@ def by_times(times: Times, measured: bool) -> Decision:
     how = "Measured" if measured else "Predicted"
     ours, theirs = times.ksopt_us, times.unfused_us
     lower = ours <= TIE * theirs
+    of = " with its gradients" if training else ""
     if lower:
-        reason = f"{how} {ours:.1f} us, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
+        reason = f"{how} {ours:.1f} us{of}, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
     else:
-        reason = f"{how} {ours:.1f} us, slower than {theirs:.1f} us"
+        reason = f"{how} {ours:.1f} us{of}, slower than {theirs:.1f} us"
     return Decision(lower, f"{reason} under Inductor.", ours, theirs, measured)
 
 
-def predicted(chain: Chain, dtype: str, batch: int, device: torch.device) -> Times:
-    """What the cost models say."""
+def predicted(
+    chain: Chain, dtype: str, batch: int, device: torch.device, training: bool = False
+) -> Times:
+    """What the cost models say.
+
+    A gradient with respect to an input is the product by the transposed pattern. Those with respect
+    to weights are PyTorch's batched products either way, and are left out of both times.
+    """
     ours = theirs = 0.0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    for pattern in chain:
-        found: ChoiceReport = choice_report(pattern, dtype, batch, device=device)
+    for pattern in (*chain, *chain.transpose()) if training else chain:
+        found: ChoiceReport = choice_report(pattern, dtype, batch, device=device, changing=training)
         problem = Situation.of(pattern, dtype, batch, False).problem
         rival = pytorch_ways.predicted_us("bmm", problem, batch, multiprocessors) / INDUCTOR_GAIN
         own = found.measured_us or found.predicted_us
@@ -133,7 +149,12 @@ def predicted(chain: Chain, dtype: str, batch: int, device: torch.device) -> Tim
 
 
 def measured(
-    chain: Chain, dtype: str, batch: int, device: torch.device, timer: Timer | None = None
+    chain: Chain,
+    dtype: str,
+    batch: int,
+    device: torch.device,
+    training: bool = False,
+    timer: Timer | None = None,
 ) -> Times:
     """What was measured on this machine, now or before.
 
@@ -142,18 +163,25 @@ def measured(
         dtype: torch's name of the element type.
         batch: rows; batches up to the same power of two are one case.
         device: where to multiply.
+        training: whether the weights are trained.
         timer: what times; None is `by_clock`.
     """
-    path = _path(chain, dtype, batch, device)
+    path = _path(chain, dtype, batch, device, training)
     known = _read(path)
     if known is None:
-        known = (timer or by_clock)(chain, dtype, batch, device)
+        known = (timer or by_clock)(chain, dtype, batch, device, training)
         _write(path, chain, dtype, batch, known)
     return known
 
 
-def by_clock(chain: Chain, dtype: str, batch: int, device: torch.device) -> Times:
-    """Time the chain both ways on random operands; Inductor compiles one of them first."""
+def by_clock(
+    chain: Chain, dtype: str, batch: int, device: torch.device, training: bool = False
+) -> Times:
+    """Time the chain both ways on random operands; Inductor compiles one of them first.
+
+    A step of training is written out, for this runs while a model is compiled, where autograd
+    cannot be compiled as well.
+    """
     kind = getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(0)  # the model's own numbers stay as they are
 
@@ -161,30 +189,73 @@ def by_clock(chain: Chain, dtype: str, batch: int, device: torch.device) -> Time
         return torch.randn(shape, generator=generator, device=device, dtype=kind)
 
     x = random(batch, chain.in_features)
+    grad = random(batch, chain.out_features) if training else None
     weights = [random(*pattern.weight_shape) for pattern in chain]
 
-    def by_operator() -> Tensor:
-        y = x
-        for weight in reversed(weights):
-            y = ops.ks_mm_inner(y, weight, False)
-        return y
-
-    def unfused(y: Tensor, *factors: Tensor) -> Tensor:
-        for pattern, weight in zip(reversed(chain.patterns), reversed(factors), strict=True):
-            way = BASELINES["dense" if pattern.a * pattern.d == 1 else "bmm"]
-            y = way.multiply(y, way.prepare(weight, False), pattern, False)
-        return y
+    def unfused(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
+        return _step(x, grad, weights, _batched_product, _batched_weight_grad)
 
     compiled = torch.compile(unfused, backend="inductor", dynamic=False)
+    ours = ops.ks_mm_changing if training else ops.ks_mm_inner
     # One function is compiled for each chain; and the model may be compiled under autocast.
     limits = torch._dynamo.config.patch(
         recompile_limit=_MOST_CHAINS, accumulated_recompile_limit=_MOST_CHAINS
     )
     with torch.no_grad(), torch.autocast(device.type, enabled=False), limits:
         found = medians_us(
-            {"ksopt": by_operator, "inductor": lambda: compiled(x, *weights)}, device
+            {
+                "ksopt": lambda: _step(x, grad, weights, ours, _weight_grad),
+                "inductor": lambda: compiled(x, grad, *weights),
+            },
+            device,
         )
     return Times(found["ksopt"], found["inductor"])
+
+
+def _step(
+    x: Tensor,
+    grad: Tensor | None,
+    weights: Sequence[Tensor],
+    multiply: Callable[[Tensor, Tensor], Tensor],
+    weight_grad: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> list[Tensor]:
+    """A chain's product, and where the result's gradient is given all gradients."""
+    inputs = [x]
+    for weight in reversed(weights):
+        inputs.append(multiply(inputs[-1], weight))
+    found = [inputs.pop()]
+    if grad is None:
+        return found
+    for weight in weights:
+        found.append(weight_grad(grad, inputs.pop(), weight))
+        grad = multiply(grad, weight.transpose(1, 2))
+    return [*found, grad]
+
+
+def _batched_product(x: Tensor, weight: Tensor) -> Tensor:
+    """What an author writes: y = x K^T by torch.bmm between two permutations."""
+    a, b, c, d = weight.shape
+    if a * d == 1:
+        return F.linear(x, weight[0, :, :, 0])
+    y = torch.bmm(_groups(x, a, d), weight.permute(0, 3, 2, 1).reshape(a * d, c, b))
+    return y.view(a, d, -1, b).permute(2, 0, 3, 1).reshape(-1, a * b * d)
+
+
+def _batched_weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of that product with respect to its weight, as autograd computes it."""
+    a, b, c, d = weight.shape
+    found = torch.bmm(_groups(grad, a, d).mT, _groups(x, a, d))
+    return found.view(a, d, b, c).permute(0, 2, 3, 1)
+
+
+def _groups(x: Tensor, a: int, d: int) -> Tensor:
+    # [B, a*c*d] -> [a*d, B, c]
+    return x.view(x.shape[0], a, -1, d).permute(1, 3, 0, 2).reshape(a * d, x.shape[0], -1)
+
+
+def _weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    found: Tensor = ops.ks_mm_weight_grad_inner(grad, x, weight.shape[0], weight.shape[3], False)
+    return found
 
 
 def medians_us(variants: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
@@ -214,13 +285,14 @@ def _default(device: torch.device) -> Tune:
     return "model" if device.type == "cpu" else settings.tuning()
 
 
-def _path(chain: Chain, dtype: str, batch: int, device: torch.device) -> Path:
+def _path(chain: Chain, dtype: str, batch: int, device: torch.device, training: bool) -> Path:
     if device.type == "cuda":
         machine = choices.cuda_machine(device.index or 0)
     else:
         machine = choices.cpu_machine()
     text = str(chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
-    return choices.folder_of(machine) / "sites" / f"{text}-{dtype}-{bits_of(batch)}.json"
+    step = "-training" if training else ""
+    return choices.folder_of(machine) / "sites" / f"{text}-{dtype}-{bits_of(batch)}{step}.json"
 
 
 def _read(path: Path) -> Times | None:

@@ -74,6 +74,7 @@ class Explanation:
             "linear_flops": report.linear_flops,
             "covered": report.covered,
             "pass_s": report.pass_s,
+            "deciding_s": report.deciding_s,
             "notes": list(report.notes),
             "end_to_end": None if times is None else vars(times),
         }
@@ -197,7 +198,7 @@ def _summary(explanation: Explanation) -> str:
     lines = [
         f"{len(report.sites)} sites in {graphs}: {counts}. Lowered sites do "
         f"{100 * report.covered:.0f} % of the linear flops. "
-        f"The pass took {1e3 * report.pass_s:.0f} ms."
+        f"The pass took {1e3 * report.pass_s:.0f} ms{_deciding(report)}."
     ]
     lines += [f"Note: {note}." for note in report.notes]
     if times is not None:
@@ -206,6 +207,11 @@ def _summary(explanation: Explanation) -> str:
             f"{times.ksopt_us:.1f} us under ksopt."
         )
     return "\n".join(lines)
+
+
+def _deciding(report: Report) -> str:
+    spent = report.deciding_s
+    return f", and deciding what is faster {spent:.1f} s" if spent >= 0.05 else ""
 
 
 @contextmanager

@@ -88,6 +88,7 @@ class Site:
         dtype: of its tensors, torch's name.
         epilogue: what follows it and could be computed with it: bias, an activation, residual.
         flops: of its product.
+        training: whether its weights are trained, so that it is judged with its gradients.
         ksopt_us, unfused_us, measured: see `Decision`.
     """
 
@@ -101,6 +102,7 @@ class Site:
     dtype: str = ""
     epilogue: tuple[str, ...] = ()
     flops: int = 0
+    training: bool = False
     ksopt_us: float | None = None
     unfused_us: float | None = None
     measured: bool = False
@@ -135,7 +137,9 @@ class Report:
         sites: in the order of the graphs.
         graphs: how many graphs were looked at.
         linear_flops: of all products by weights, dense ones included.
-        pass_s: time that the pass took, seconds.
+        pass_s: time that the pass took, seconds, decisions apart.
+        deciding_s: time that it took to decide whether sites are faster; measurements that are made
+            here are kept on disk, so most of it is spent once on a machine.
         notes: sentences about graphs that could not be followed.
     """
 
@@ -143,6 +147,7 @@ class Report:
     graphs: int = 0
     linear_flops: int = 0
     pass_s: float = 0.0
+    deciding_s: float = 0.0
     notes: list[str] = field(default_factory=list)
 
     def add(self, other: Report) -> None:
@@ -151,6 +156,7 @@ class Report:
         self.graphs += other.graphs
         self.linear_flops += other.linear_flops
         self.pass_s += other.pass_s
+        self.deciding_s += other.deciding_s
         self.notes += other.notes
 
     def count(self, verdict: Verdict) -> int:

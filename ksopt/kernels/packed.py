@@ -127,6 +127,11 @@ class changing:  # a class, because a generator costs twice as much
         _thread.changing = self._before
 
 
+def are_said_to_change() -> bool:
+    """Whether this is inside `changing`."""
+    return _thread.changing
+
+
 def are_changing() -> bool:
     """Whether weights on CUDA are prepared anew: inside `changing`, or during a graph's capture."""
     return _thread.changing or _is_capturing()

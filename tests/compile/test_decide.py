@@ -1,13 +1,17 @@
 """Whether a site is lowered: by times that are measured, kept, or predicted."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from ksopt import ops
 from ksopt.compile import decide
 from ksopt.compile.decide import Times, by_clock, by_times, measured
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
+from ksopt.reference import ks_reference
 
 CPU = torch.device("cpu")
 CHAIN = Chain.parse("(1,8,4,4)*(4,4,8,1)")
@@ -34,15 +38,16 @@ def test_a_measurement_is_made_once_and_kept():
         return Times(5.0, 8.0)
 
     for batch in (100, 128, 65):  # one power of two
-        assert measured(CHAIN, "float32", batch, CPU, timer) == Times(5.0, 8.0)
+        assert measured(CHAIN, "float32", batch, CPU, timer=timer) == Times(5.0, 8.0)
     assert len(asked) == 1
-    measured(CHAIN, "float32", 129, CPU, timer)
-    measured(CHAIN, "bfloat16", 100, CPU, timer)
-    assert len(asked) == 3
-    path = decide._path(CHAIN, "float32", 100, CPU)
+    measured(CHAIN, "float32", 129, CPU, timer=timer)
+    measured(CHAIN, "bfloat16", 100, CPU, timer=timer)
+    measured(CHAIN, "float32", 100, CPU, training=True, timer=timer)
+    assert [problem[-1] for problem in asked] == [False, False, False, True]
+    path = decide._path(CHAIN, "float32", 100, CPU, False)
     path.write_text("{broken", encoding="utf-8")
-    measured(CHAIN, "float32", 100, CPU, timer)
-    assert len(asked) == 4
+    measured(CHAIN, "float32", 100, CPU, timer=timer)
+    assert len(asked) == 5
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
@@ -50,7 +55,7 @@ def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
         raise OSError("no space left")
 
     monkeypatch.setattr(decide, "write_whole", full)
-    assert measured(CHAIN, "float16", 3, CPU, lambda *_: Times(1.0, 2.0)) == Times(1.0, 2.0)
+    assert measured(CHAIN, "float16", 3, CPU, timer=lambda *_: Times(1.0, 2.0)) == Times(1.0, 2.0)
     assert "no space left" in caplog.text
 
 
@@ -65,8 +70,9 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_clock_times_both_ways():
-    times = by_clock(CHAIN, "float32", 16, CPU)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_clock_times_both_ways(training):
+    times = by_clock(CHAIN, "float32", 16, CPU, training)
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
 
@@ -74,3 +80,50 @@ def test_the_clock_times_both_ways():
 def test_a_wrong_value_is_refused():
     with pytest.raises(InvalidInputError, match="it must be one of model, measure, off"):
         decide.checked_tune("always")
+
+
+def test_both_ways_compute_the_same_step():
+    shapes = [(2, 3, 4, 5), (1, 8, 3, 1), (1, 3, 7, 1)]
+    weights = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    x = torch.randn(6, 7, dtype=torch.float64, requires_grad=True)
+    # (2,3,4,5) meets 40 features: repeat what the dense factors give.
+    wide = torch.randn(1, 40, 8, 1, dtype=torch.float64, requires_grad=True)
+    weights.insert(1, wide)
+    y = x
+    for weight in reversed(weights):
+        y = ks_reference(y, weight)
+    grad = torch.randn_like(y)
+    truth = [y, *torch.autograd.grad(y, (*weights, x), grad)]
+    with torch.no_grad():
+        for multiply, weight_grad in (
+            (decide._batched_product, decide._batched_weight_grad),
+            (ops.ks_mm_changing, decide._weight_grad),
+        ):
+            found = decide._step(x, grad, weights, multiply, weight_grad)
+            torch.testing.assert_close(found, truth)
+            torch.testing.assert_close(decide._step(x, None, weights, multiply, weight_grad), [y])
+
+
+def test_a_step_is_predicted_with_its_gradients(monkeypatch):
+    asked = []
+
+    def report(pattern, dtype, batch, *, device, changing):
+        asked.append((str(pattern), changing))
+        return SimpleNamespace(measured_us=None, predicted_us=3.0)
+
+    monkeypatch.setattr(decide, "choice_report", report)
+    monkeypatch.setattr(decide.pytorch_ways, "predicted_us", lambda *_: decide.INDUCTOR_GAIN)
+    one = SimpleNamespace(multi_processor_count=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
+    cuda = torch.device("cuda")
+    assert decide.predicted(CHAIN, "float32", 64, cuda) == Times(6.0, 2.0)
+    assert {changing for _, changing in asked} == {False}
+    asked.clear()
+    assert decide.predicted(CHAIN, "float32", 64, cuda, training=True) == Times(12.0, 4.0)
+    assert asked == [
+        ("(1,8,4,4)", True), ("(4,4,8,1)", True), ("(4,8,4,1)", True), ("(1,4,8,4)", True)
+    ]  # fmt: skip
+    decision = by_times(Times(12.0, 4.0), measured=True, training=True)
+    assert (
+        decision.reason == "Measured 12.0 us with its gradients, slower than 4.0 us under Inductor."
+    )

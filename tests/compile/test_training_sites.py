@@ -1,0 +1,93 @@
+"""Sites whose weights are trained are known as such, and the kernels are told."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import ksopt
+from ksopt.compile import backend
+from ksopt.kernels import dispatch, packed
+
+
+class Blocks(nn.Module):
+    def __init__(self, n=3):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n, 4, 4))
+        self.mask = nn.Buffer(torch.ones(n, 4, 4))
+
+    def forward(self, x):
+        weight = self.weight * self.mask
+        return torch.einsum("bni,noi->bno", x.unflatten(1, (-1, 4)), weight).flatten(1)
+
+
+def is_training(model, x):
+    return [site.training for site in ksopt.explain(model, x).sites]
+
+
+def test_a_site_is_in_training_if_its_weight_is():
+    one, two = Blocks(), Blocks().requires_grad_(False)
+    model, x = nn.Sequential(one, nn.ReLU(), two), torch.randn(5, 12)
+    assert is_training(model, x) == [True, False]
+    with torch.no_grad():
+        assert is_training(model, x) == [False, False]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert is_training(model, x) == [True, False]
+    assert is_training(two, x.requires_grad_()) == [False]
+
+    def without(x):
+        with torch.no_grad():
+            return one(x)
+
+    assert is_training(without, x) == [False]
+
+
+def test_weights_of_loops_are_trained_too():
+    weights = nn.ParameterList(torch.randn(4, 4) for _ in range(3))
+
+    def loop(x):
+        return torch.cat([p @ w for p, w in zip(x.chunk(3, -1), weights, strict=True)], -1)
+
+    assert is_training(loop, torch.randn(5, 12)) == [True]
+
+
+def test_the_decision_is_made_for_training(compiled_by_eager, monkeypatch):
+    asked = []
+    decide = backend.decide
+    monkeypatch.setattr(backend, "decide", lambda site, *_: asked.append(site) or decide(site, *_))
+    compiled, x = torch.compile(Blocks(), backend="ksopt"), torch.randn(5, 12)
+    compiled(x)
+    with torch.no_grad():
+        compiled(x)
+    assert [site.training for site in asked] == [True, False]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_compiled_graphs_tell_the_kernels_that_weights_change(
+    trained, compiled_by_eager, monkeypatch
+):
+    told = []
+    run = dispatch.run
+
+    def seen(x, weight, batch_last):
+        told.append(packed._thread.changing)
+        return run(x, weight, batch_last)
+
+    monkeypatch.setattr(dispatch, "run", seen)
+    model = Blocks().requires_grad_(trained)
+    twin = copy.deepcopy(model)
+    compiled, x = torch.compile(model, backend="ksopt"), torch.randn(5, 12)
+    compiled(x.clone())
+    told.clear()
+    leaf, other = x.clone().requires_grad_(trained), x.clone().requires_grad_(trained)
+    y = compiled(leaf)
+    torch.testing.assert_close(y, twin(other))
+    if not trained:
+        assert told == [False]
+        return
+    y.sum().backward()
+    twin(other).sum().backward()
+    torch.testing.assert_close(model.weight.grad, twin.weight.grad)
+    torch.testing.assert_close(leaf.grad, other.grad)
+    assert told == [True, True]  # forward, and the gradient of x
