@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ksopt import tables
 from ksopt.pages import Figure, Section
-from ksopt.search import evidence, report, words
+from ksopt.search import doubt, evidence, report, words
 from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
 from ksopt.search.scatter import scatter
@@ -36,6 +36,8 @@ def _answer(result: SearchResult) -> Section:
         lead.append("The search was interrupted; this is what it had measured.")
     if result.stopped == "timeout":
         lead.append("The time was up before all trials were measured.")
+    dense = doubt.dense_layer(result)
+    lead += [dense.warning] if dense is not None and dense.warning else []
     beside = [text for answer in measured for text in _beside(answer)]
     found = evidence.drift(result)
     beside += [found.sentence] if found is not None else []

@@ -1,0 +1,65 @@
+"""A dense layer that is too slow to be true: then a chain that is faster than it proves little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksopt.bench.timing import Measurement
+from ksopt.pattern import Chain
+from ksopt.search import words
+from ksopt.search.result import SearchResult
+
+_TIMES_THE_FLOOR = 4.0
+# What a call may take besides its work: on a CPU a 32x64 layer of 16 rows took 76 us with cold
+# caches, whose floor is 0.6; on a GPU it is a launch.
+_OVERHEAD_US = {"cpu": 200.0, "cuda": 20.0}
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """The dense layer's time beside what the device's ceilings allow.
+
+    Args:
+        measured: In the final, or in the first trial if there was none.
+        floor_us: The roofline's floor: input, output and weights moved once, or the
+            multiplications done, whichever takes longer.
+        type: Of the device.
+    """
+
+    measured: Measurement
+    floor_us: float
+    type: str
+
+    @property
+    def over_floor(self) -> float:
+        """Its median over the floor."""
+        return self.measured.median_us / self.floor_us
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the time is far above the floor; else nothing."""
+        overhead = _OVERHEAD_US.get(self.type, max(_OVERHEAD_US.values()))
+        if self.measured.median_us <= _TIMES_THE_FLOOR * self.floor_us + overhead:
+            return ""
+        return (
+            f"The dense layer took {words.timed(self.measured)}, {self.over_floor:.0f} times its "
+            f"roofline floor of {words.microseconds(self.floor_us)}: it ran far below what this "
+            "device did just before in a large product. Something held it back, such as other work "
+            "on the machine, its threads, or a library without a fast path for this size, so a "
+            "speedup over it may say more of that than of the chain. Measure again on an idle "
+            "machine before you rely on it."
+        )
+
+
+def dense_layer(result: SearchResult) -> DenseLayer | None:
+    """The dense layer of a result; None if nothing was measured."""
+    measured = next((f.dense for f in result.finalists if f.retimed), None)
+    if measured is None:
+        measured = next((t.dense for t in result.trials if t.state == "complete"), None)
+    if measured is None:
+        return None
+    request = result.request
+    assert request.batch is not None
+    dense = Chain.dense(request.size.in_features, request.size.out_features)
+    floor_us = result.roofline.chain_floor_us(dense, request.batch)
+    return DenseLayer(measured, floor_us, result.device.type)
