@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
         return code
     except InvalidInputError as error:
+        if given.traceback and error.__cause__ is not None:  # the user's own code raised
+            raise
         return _fail(error, 2)
     except KsoptError as error:
         return _fail(error, 1)

@@ -9,11 +9,16 @@ from ksopt.search import report, store
 from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import STUDY
 from ksopt.search.result import SearchResult
+from ksopt.search.shapes import report as shapes_report
+from ksopt.search.shapes.record import ShapesRecord, replayed
+from ksopt.search.shapes.result import ShapesResult
 from ksopt.search.storage import Storage
 
 
-def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> SearchResult:
-    """Write the report of the last run of a study again; nothing is measured.
+def replay(
+    where: str, study: str = STUDY, out: Path | str | None = None
+) -> SearchResult | ShapesResult:
+    """Write the report of the last run of a study, or of one of several sizes; nothing is measured.
 
     Args:
         where: The output folder of a search, or the storage of its study.
@@ -40,9 +45,23 @@ def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> Sea
                 f"replay {where}: there is no such folder; give a search's output folder, or the "
                 "storage of its study"
             )
-    found = Storage(url).load(study)
+    storage = Storage(url)
+    found = storage.load(study)
+    several = ShapesRecord.kept(found)
+    if several is not None:
+        target = _made(out or several.request.each.out)
+        together = replayed(several, storage, target)
+        shapes_report.write(together, target)
+        return together
     record = RunRecord.kept(found)
-    target = Path(out or record.request.out or "ksopt-report")
+    target = _made(out or record.request.out)
+    result = result_of(found, record, target, replayed=True)
+    report.write(result, target)
+    return result
+
+
+def _made(out: Path | str | None) -> Path:
+    target = Path(out or "ksopt-report")
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,6 +69,4 @@ def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> Sea
             f"the output folder {target} cannot be written ({error.strerror}): choose another "
             "with --out"
         ) from None
-    result = result_of(found, record, target, replayed=True)
-    report.write(result, target)
-    return result
+    return target

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.search.request import SearchRequest
 
-SUMMARY = "Measure chains of patterns for a linear layer on this device, and recommend."
+SUMMARY = (
+    "Measure chains of patterns for a linear layer, several, or those of a model, on this device, "
+    "and recommend."
+)
 EPILOG = """\
 units:
   dims     INxOUT as in nn.Linear(in, out): 768x3072 has 768 inputs and 3072 outputs
@@ -21,6 +25,13 @@ examples:
   ksopt search --dims 768x3072 --budget 25%
   ksopt search --dims 4096x4096 --budget 10% 25% 2M --dtype bfloat16 --batch 8192 --device cuda
   ksopt search --dims 768x3072 --timeout 600 --out mlp      # the same again goes on from there
+  ksopt search --dims 384x384 384x1536 1536x384 --budget 25%
+  ksopt search --hf-config config.json --exclude lm_head --timeout 1800
+  ksopt search --model mymodel:build --measure-model mymodel:inputs --budget 25% 50%
+  ksopt convert --model mymodel:build --plan ksopt-report-.../plan.json --out converted
+
+--model and --measure-model run code: MODULE is imported, from the current folder too, and FACTORY
+is called without arguments. --hf-config reads JSON, and nothing else.
 
 exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
 """
@@ -28,8 +39,50 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
+    what = command.add_argument_group("what is searched: one of these").add_argument
+    what(
+        "--dims",
+        nargs="+",
+        action="extend",
+        metavar="INxOUT",
+        help="size of a layer, such as 768x3072; of several, each has its chain in one report",
+    )
+    what(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="the linear layers of the model that FACTORY() returns; runs its code",
+    )
+    what(
+        "--hf-config",
+        metavar="FILE",
+        help="the linear layers that a transformers config.json describes; runs no code",
+    )
+    what(
+        "--include",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="of a model's layers only these; * allowed",
+    )
+    what(
+        "--exclude",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="of a model's layers not these; * allowed",
+    )
+    what(
+        "--measure-model",
+        nargs="?",
+        const="",
+        metavar="MODULE:FACTORY",
+        help="at the end, time the whole --model dense and with the plan, on the inputs that "
+        "FACTORY() returns (by default a transformers model's own dummy_inputs)",
+    )
+
     layer = command.add_argument_group("the layer").add_argument
-    layer("--dims", metavar="INxOUT", help="its size, such as 768x3072")
     layer("--batch", type=_integer, metavar="ROWS", help="rows of its input (256, on a GPU 8192)")
     layer("--dtype", default=SearchRequest.dtype, help="float32 (default), float16 or bfloat16")
     layer(
@@ -103,9 +156,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     effort(
         "--trials",
         type=_integer,
-        default=SearchRequest.trials,
         metavar="COUNT",
-        help="chains to measure, those of an earlier run counted (%(default)s)",
+        help="chains to measure in all, those of an earlier run counted; sizes share them "
+        f"({SearchRequest.trials} for each size)",
     )
     effort(
         "--timeout",
@@ -156,31 +209,13 @@ def run(given: argparse.Namespace) -> int:
     """Search, or report again, as the arguments say; the exit code."""
     if given.replay is not None:
         return _replay(given)
-    if given.dims is None:
-        raise InvalidInputError("search: give the layer's size, --dims INxOUT, or a --replay")
-    request = SearchRequest(
-        dims=given.dims,
-        budgets=tuple(given.budget or ()),
-        batch=given.batch,
-        dtype=given.dtype,
-        layout=given.layout,
-        device=given.device,
-        max_factors=given.factors,
-        trials=given.trials,
-        timeout_s=given.timeout,
-        seed=given.seed,
-        storage=given.storage,
-        study=given.study,
-        workers=given.workers,
-        out=given.out,
-        min_rank=given.min_rank,
-        min_use=given.min_use,
-        weights=given.weights,
-        max_error=given.max_error,
-        max_params=given.max_params,
-        min_speedup=given.min_speedup,
-        objective=given.objective,
-    )
+    from ksopt.search.shapes import command as shapes_command
+
+    options = _options(given)
+    if shapes_command.is_asked(given):
+        return shapes_command.run(given, options)
+    trials = {} if given.trials is None else {"trials": given.trials}
+    request = SearchRequest(given.dims[0], **options, **trials)
     from ksopt.search import for_terminal, print_result, run_search, to_json
 
     # Progress goes to stderr, so that stdout holds the answer alone; a program wants none of it.
@@ -190,6 +225,31 @@ def run(given: argparse.Namespace) -> int:
     else:
         print_result(result, sys.stdout)
     return 130 if result.stopped == "interrupted" else 0
+
+
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    """What a request takes, besides what is searched and how many trials there are."""
+    return {
+        "budgets": tuple(given.budget or ()),
+        "batch": given.batch,
+        "dtype": given.dtype,
+        "layout": given.layout,
+        "device": given.device,
+        "max_factors": given.factors,
+        "timeout_s": given.timeout,
+        "seed": given.seed,
+        "storage": given.storage,
+        "study": given.study,
+        "workers": given.workers,
+        "out": given.out,
+        "min_rank": given.min_rank,
+        "min_use": given.min_use,
+        "weights": given.weights,
+        "max_error": given.max_error,
+        "max_params": given.max_params,
+        "min_speedup": given.min_speedup,
+        "objective": given.objective,
+    }
 
 
 def _replay(given: argparse.Namespace) -> int:
@@ -206,8 +266,12 @@ def _replay(given: argparse.Namespace) -> int:
         )
     from ksopt.search import print_result, to_json
     from ksopt.search.again import replay
+    from ksopt.search.result import SearchResult
+    from ksopt.search.shapes import command as shapes_command
 
     result = replay(given.replay, given.study, given.out)
+    if not isinstance(result, SearchResult):
+        return shapes_command.show(result, given.json)
     if given.json:
         sys.stdout.write(to_json(result))
     else:

@@ -20,9 +20,14 @@ def title(result: SearchResult) -> str:
 
 def sections(result: SearchResult) -> list[Section]:
     """The whole report, the answer first."""
-    found = [_answer(result), *_use(result), _plot(result), _finalists(result)]
-    found += _predictions(result)
-    return [*found, _method(result), _trials(result), _device(result), _again(result)]
+    answer, *evidence_for_it = of_size(result)
+    return [answer, *_use(result), *evidence_for_it, device(result), _again(result)]
+
+
+def of_size(result: SearchResult) -> list[Section]:
+    """What a report says of one layer size: the answer first, then the evidence for it."""
+    found = [_answer(result), _plot(result), _finalists(result), *_predictions(result)]
+    return [*found, _method(result), _trials(result)]
 
 
 def _answer(result: SearchResult) -> Section:
@@ -213,7 +218,8 @@ def _trials(result: SearchResult) -> Section:
     return Section("Trials", (), (text,), report.trials_table(shown))
 
 
-def _device(result: SearchResult) -> Section:
+def device(result: SearchResult) -> Section:
+    """What it was measured on."""
     return Section("Device", (), (), tables.of(("what", "value"), result.device.rows()))
 
 

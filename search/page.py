@@ -9,12 +9,16 @@ from ksopt.search.result import SearchResult
 
 def html(result: SearchResult) -> str:
     """The page; what report.html holds."""
+    return pages.html(document.title(result), where(result), document.sections(result))
+
+
+def where(result: SearchResult) -> str:
+    """What it was measured on, in a line."""
     request, device = result.request, result.device
-    where = (
+    return (
         f"{device.name}, {device.device}; {request.dtype}, batch {request.batch}, "
         f"{request.layout}; torch {device.torch}, ksopt {device.ksopt}"
     )
-    return pages.html(document.title(result), where, document.sections(result))
 
 
 def markdown(result: SearchResult) -> str:

@@ -155,13 +155,38 @@ def _print_dense(dense: dict[str, str], stream: TextIO) -> None:
 
 
 def build_model(text: str, stream: TextIO) -> nn.Module:
-    """The model that MODULE:FACTORY names; ``stream`` is told that its code runs."""
+    """The model that MODULE:FACTORY names; ``stream`` is told that its code runs.
+
+    Raises:
+        InvalidInputError: As `call_factory`; what it returns is no model.
+    """
     from torch import nn
 
+    model = call_factory("--model", text, stream)
+    if not isinstance(model, nn.Module):
+        factory_name = text.partition(":")[2]
+        raise InvalidInputError(
+            f"--model {text}: {factory_name}() must return a torch.nn.Module, and returned "
+            f"{type(model).__name__}"
+        )
+    return model
+
+
+def call_factory(option: str, text: str, stream: TextIO) -> object:
+    """What the user's function returns; ``stream`` is told that its code runs.
+
+    Args:
+        option: What names it on the command line, such as ``--model``.
+        text: MODULE:FACTORY.
+        stream: For the user, and for what the function prints.
+
+    Raises:
+        InvalidInputError: There is no such function, or it raises; the error is the cause then.
+    """
     module_name, _, factory_name = text.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), factory_name)):
         raise InvalidInputError(
-            f"--model {text!r}: write MODULE:FACTORY, such as mymodel:build for the function "
+            f"{option} {text!r}: write MODULE:FACTORY, such as mymodel:build for the function "
             "build() of mymodel.py"
         )
     with _current_folder_first():
@@ -171,24 +196,32 @@ def build_model(text: str, stream: TextIO) -> nn.Module:
             spec = None
         if spec is None:
             raise InvalidInputError(
-                f"--model {text}: there is no module {module_name}, neither installed nor in "
+                f"{option} {text}: there is no module {module_name}, neither installed nor in "
                 f"{Path.cwd()}"
             )
         print(f"running {factory_name}() of {spec.origin}: this is its own code", file=stream)
         # What it prints must not come between the lines of a result.
         with contextlib.redirect_stdout(stream):
-            factory = getattr(importlib.import_module(module_name), factory_name, None)
+            with _told(f"{option} {text}: importing {module_name}"):
+                module = importlib.import_module(module_name)
+            factory = getattr(module, factory_name, None)
             if not callable(factory):
                 raise InvalidInputError(
-                    f"--model {text}: {module_name} has no function {factory_name}"
+                    f"{option} {text}: {module_name} has no function {factory_name}"
                 )
-            model = factory()
-    if not isinstance(model, nn.Module):
+            with _told(f"{option} {text}: {factory_name}()"):
+                return factory()
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What the user's code raises, in a sentence."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
         raise InvalidInputError(
-            f"--model {text}: {factory_name}() must return a torch.nn.Module, and returned "
-            f"{type(model).__name__}"
-        )
-    return model
+            f"{what} raised {type(error).__name__}: {error} (--traceback shows where)"
+        ) from error
 
 
 @contextlib.contextmanager

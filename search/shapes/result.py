@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ksopt.bench.timing import Measurement
+from ksopt.bench.timing import Measurement, compare
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.search import plan as one_plan
 from ksopt.search.request import Dims
@@ -37,6 +37,11 @@ class Whole:
     def ratio(self) -> float:
         """Time with the plan over the dense model's."""
         return self.planned.median_us / self.dense.median_us
+
+    @property
+    def against_dense(self) -> str:
+        """Faster, slower or within noise."""
+        return compare(self.planned, self.dense).value
 
 
 @dataclass(frozen=True)

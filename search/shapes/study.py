@@ -99,6 +99,9 @@ def _run(
     storage = store.storage_of(each)
     record = devices.record(device)
     target = Target.of(device) if each.workers == 1 else None
+    if to_measure is not None:
+        dtype = getattr(torch, each.dtype)
+        whole.check(to_measure.model, to_measure.inputs, device, dtype)
     with store.folder(each) as folder, Compilers(target) as compilers:
         spaces, unmet = _spaces(request, progress)
         index = store.open_index(storage, each, record)

@@ -49,13 +49,12 @@ def measure(
             not fit it.
     """
     call = _call(inputs, device, dtype)
+    model = _placed(model, device, dtype)
     try:
-        model = model.to(device=device, dtype=dtype).eval()
         planned = copy.deepcopy(model)
     except Exception as error:
         raise InvalidInputError(
-            f"measure-model: the model cannot be moved to {device} and copied: "
-            f"{type(error).__name__}: {error}"
+            f"measure-model: the model cannot be copied: {type(error).__name__}: {error}"
         ) from error
     converted = at_random(planned, plan)
     with torch.inference_mode(), locks.device(device):
@@ -69,6 +68,17 @@ def measure(
             min_repeats=10,
         )
     return Whole(found["dense"], found["plan"], converted, rows)
+
+
+def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.dtype) -> None:
+    """Run the model once, so that what `measure` would refuse is refused before a long search.
+
+    Raises:
+        InvalidInputError: As `measure`.
+    """
+    call = _call(inputs, device, dtype)
+    with torch.inference_mode():
+        _run(_placed(model, device, dtype), call)
 
 
 def at_random(model: nn.Module, plan: Plan) -> int:
@@ -88,6 +98,15 @@ def at_random(model: nn.Module, plan: Plan) -> int:
         swaps.append((choice.place, new))
     swap(model, swaps)
     return len(swaps)
+
+
+def _placed(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    try:
+        return model.to(device=device, dtype=dtype).eval()
+    except Exception as error:
+        raise InvalidInputError(
+            f"measure-model: the model cannot be moved to {device}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _call(inputs: object, device: torch.device, dtype: torch.dtype) -> Call:

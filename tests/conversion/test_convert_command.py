@@ -140,8 +140,12 @@ def test_the_users_code_may_fail_and_print(place: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     json.loads(printed.out)
     assert "building" in printed.err
-    assert main((*WORDS[:2], "loud:broken", *WORDS[3:-1], "other")) == 1
-    assert "RuntimeError: no such file" in capsys.readouterr().err
+    words = (*WORDS[:2], "loud:broken", *WORDS[3:-1], "other")
+    assert main(words) == 2
+    assert "broken() raised RuntimeError: no such file" in capsys.readouterr().err
+    with pytest.raises(ksopt.errors.InvalidInputError) as told:
+        main((*words, "--traceback"))
+    assert isinstance(told.value.__cause__, RuntimeError)
 
 
 def test_killed_in_the_middle_it_leaves_no_folder_and_runs_again(place: Path) -> None:

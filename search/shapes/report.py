@@ -1,0 +1,316 @@
+"""What a search of several layer sizes leaves behind, and prints.
+
+results.json has the schema "ksopt.shapes/1", described in docs/search.md; each size in it is a
+document of `ksopt.search.report`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from ksopt import tables
+from ksopt.errors import InvalidInputError
+from ksopt.files import write_whole
+from ksopt.search import report, words
+from ksopt.search.request import without_password
+from ksopt.search.result import Recommendation
+from ksopt.search.shapes.result import Effect, PlannedGroup, ShapesResult, Whole
+from ksopt.tables import Table
+
+SCHEMA = "ksopt.shapes/1"
+
+
+def write(result: ShapesResult, folder: Path) -> None:
+    """Write report.html, report.md, results.json, plan.json and trials.csv into the folder.
+
+    Raises:
+        InvalidInputError: The folder cannot be written.
+    """
+    from ksopt.search.shapes import document
+
+    trials = [trial for one in result.results for trial in one.trials]
+    texts = {
+        "results.json": to_json(result),
+        "plan.json": result.plan().to_json(),
+        "trials.csv": report.csv_of(trials),
+        "report.md": document.markdown(result),
+        "report.html": document.html(result),
+    }
+    try:
+        for name, text in texts.items():
+            write_whole(folder / name, text)
+    except OSError as error:
+        raise InvalidInputError(
+            f"the report cannot be written to {folder} ({error.strerror}): the studies are kept, "
+            "run the search again to write the report"
+        ) from None
+
+
+def to_json(result: ShapesResult) -> str:
+    """The result as JSON; what results.json holds."""
+    request, each = result.request, result.request.each
+    layers, effect = request.layers, result.effect()
+    value = {
+        "schema": SCHEMA,
+        "request": {
+            "command": request.command,
+            "dims": [str(dims) for dims in request.shapes],
+            "budgets": list(each.budgets),
+            "trials": request.trials,
+            "timeout_s": each.timeout_s,
+            "storage": None if each.storage is None else without_password(each.storage),
+            "study": each.study,
+            "workers": each.workers,
+        },
+        "model": None
+        if layers is None
+        else {
+            "source": layers.source,
+            "layers": layers.count,
+            "parameters": layers.parameters,
+            "dense": dict(layers.dense),
+            "note": layers.note,
+        },
+        "plan": None if effect is None else _effect(effect),
+        "budgets": [{"budget": text, **_sums(one)} for text, one in result.effects().items()],
+        "whole": None if result.whole is None else _whole(result.whole),
+        "shapes": [report.to_value(one) for one in result.results],
+        "unmet": {str(dims): sentence for dims, sentence in result.unmet.items()},
+        "warnings": warnings(result),
+        "replayed": result.replayed,
+        "stopped": result.stopped,
+        "seconds": result.seconds,
+        "folder": str(result.folder.resolve()),
+    }
+    return report.dumped(value)
+
+
+def print_result(result: ShapesResult, stream: TextIO) -> None:
+    """Write the answer to a terminal or a pipe: sentences, tables, where the report is."""
+    for sentence in lead(result):
+        print(sentence, file=stream)
+    print(file=stream)
+    tables.write(answers_table(result), stream)
+    if result.request.layers is not None:
+        print(file=stream)
+        tables.write(plan_table(result), stream)
+    print(f"\nreport: {result.folder.resolve() / 'report.html'}", file=stream)
+    print(f"plan:   {result.folder.resolve() / 'plan.json'}", file=stream)
+
+
+def lead(result: ShapesResult) -> list[str]:
+    """The answer in sentences, and what makes it less certain than it looks."""
+    found = [*effect_sentences(result), *whole_sentences(result)]
+    if result.request.layers is None:
+        found.append(_sizes_sentence(result))
+    found += [f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()]
+    if result.replayed and result.results:
+        found.append(words.replayed(result.results[0]))
+    if result.stopped == "interrupted":
+        found.append("The search was interrupted: this is what it had measured.")
+    if result.stopped == "timeout":
+        found.append("The time was up before all trials were measured.")
+    return found + warnings(result)
+
+
+def warnings(result: ShapesResult) -> list[str]:
+    """Those of each size, with its name."""
+    return [
+        f"{one.request.size}: {text}" for one in result.results for text in report.warnings(one)
+    ]
+
+
+def effect_sentences(result: ShapesResult) -> list[str]:
+    """What the plan would do to the model, predicted; nothing where no model was given."""
+    effect, layers = result.effect(), result.request.layers
+    if effect is None or layers is None:
+        return []
+    if not effect.converted:
+        why = "no chain that was measured is faster than them" if result.results else ""
+        return [f"Keep the {layers.count} dense layers of {layers.source}: {why}."]
+    share = effect.parameters / effect.dense_parameters
+    text = (
+        f"With the plan {effect.converted} of the {layers.count} linear layers of {layers.source} "
+        f"become chains: {effect.dense_parameters:,} weights become {effect.parameters:,} "
+        f"({words.percent(share)})"
+    )
+    if effect.ratio is not None:
+        rows = result.request.each.batch
+        text += (
+            f", and their latencies, measured layer by layer on {rows} rows, add up to "
+            f"{words.microseconds(effect.latency_us)} in place of "
+            f"{words.microseconds(effect.dense_us)}: predicted, the linear layers are "
+            f"{words.times(effect.ratio)} the dense ones"
+        )
+    found = [f"{text}."]
+    if layers.parameters is not None:
+        left = layers.parameters - effect.dense_parameters + effect.parameters
+        found.append(
+            f"The whole model, with what is not linear, goes from {layers.parameters:,} parameters "
+            f"to {left:,} ({words.percent(left / layers.parameters)})."
+        )
+    if effect.unmeasured:
+        sizes = ", ".join(map(str, effect.unmeasured))
+        found.append(f"The latencies of the layers of {sizes} are not known, and in no sum.")
+    return found
+
+
+def whole_sentences(result: ShapesResult) -> list[str]:
+    """What the model took as a whole; nothing if it was not timed."""
+    whole = result.whole
+    if whole is None:
+        return []
+    text = (
+        f"Timed whole and eagerly, with random weights in the chains, a pass took "
+        f"{words.timed(whole.planned)} with the plan and {words.timed(whole.dense)} dense: "
+        f"{whole.against_dense}."
+    )
+    rows = sorted(set(whole.rows.values()))
+    if not rows:
+        return [text]
+    seen = f"{rows[0]:,}" if len(rows) == 1 else f"{rows[0]:,} to {rows[-1]:,}"
+    return [
+        f"{text} Its layers saw {seen} rows; the search measured them on "
+        f"{result.request.each.batch:,}."
+    ]
+
+
+def answers_table(result: ShapesResult) -> Table:
+    """The fastest chain of each size and budget beside the dense layer."""
+    rows = []
+    for one in result.results:
+        table = report.answers_table(one)
+        rows += [[str(one.request.size), *row] for row in table.rows]
+        columns = table.columns
+    return tables.of(
+        ("INxOUT", *columns), rows, title="Fastest chain of each layer size and budget"
+    )
+
+
+def plan_table(result: ShapesResult) -> Table:
+    """What becomes of each group of the model's layers."""
+    effect = result.effect()
+    groups = () if effect is None else effect.groups
+    return tables.of(
+        (
+            "layers",
+            ">count",
+            "INxOUT",
+            "becomes",
+            "budget",
+            ">weights",
+            ">of dense",
+            ">latency",
+            ">dense",
+            ">saved, all",
+        ),
+        [_plan_row(one) for one in groups],
+        title="Plan, with the latency of one layer",
+    )
+
+
+def budgets_table(result: ShapesResult) -> Table:
+    """What each budget would do to the model, beside the plan."""
+    plan = result.effect()
+    found = list(result.effects().items())
+    found += [] if plan is None else [("the plan", plan)]
+    rows = [
+        [
+            text,
+            f"{one.converted}",
+            f"{one.parameters:,}",
+            words.percent(one.parameters / one.dense_parameters),
+            words.microseconds(one.latency_us) if one.dense_us else "",
+            words.microseconds(one.dense_us) if one.dense_us else "",
+            f"{1 / one.ratio:.2f}x" if one.ratio else "",
+        ]
+        for text, one in found
+    ]
+    heads = (
+        "budget",
+        ">chains",
+        ">weights",
+        ">of dense",
+        ">sum of latencies",
+        ">dense",
+        ">dense / plan",
+    )
+    return tables.of(heads, rows)
+
+
+def _sizes_sentence(result: ShapesResult) -> str:
+    chosen = [(one.request.size, result.choice(one.request.size)) for one in result.results]
+    parts = [f"{dims} {_choice(answer)}" for dims, answer in chosen]
+    return f"The plan: {'; '.join(parts)}."
+
+
+def _choice(answer: Recommendation | None) -> str:
+    if answer is None or answer.chosen is None:
+        return "stays dense"
+    found = answer.chosen
+    return (
+        f"becomes {found.facts.chain} ({words.percent(found.facts.share)} of the weights, "
+        f"{words.times(found.ratio)} dense)"
+    )
+
+
+def _plan_row(one: PlannedGroup) -> list[str]:
+    group, finalist = one.group, one.finalist
+    saved = None
+    if one.dense_us is not None and one.latency_us is not None:
+        saved = group.count * (one.dense_us - one.latency_us)
+    per_layer = one.parameters // group.weights
+    return [
+        group.role,
+        f"{group.count}",
+        str(group.dims),
+        "dense" if finalist is None else str(finalist.facts.chain),
+        "" if one.answer is None else one.answer.budget.text,
+        f"{per_layer:,}",
+        words.percent(per_layer / group.dims.dense_parameters),
+        "" if one.latency_us is None else words.microseconds(one.latency_us),
+        "" if one.dense_us is None else words.microseconds(one.dense_us),
+        "" if saved is None else words.microseconds(saved),
+    ]
+
+
+def _sums(effect: Effect) -> dict[str, Any]:
+    return {
+        "converted": effect.converted,
+        "dense_parameters": effect.dense_parameters,
+        "parameters": effect.parameters,
+        "dense_us": effect.dense_us,
+        "latency_us": effect.latency_us,
+        "latency_over_dense": effect.ratio,
+        "unmeasured": [str(dims) for dims in effect.unmeasured],
+    }
+
+
+def _effect(effect: Effect) -> dict[str, Any]:
+    return {**_sums(effect), "groups": [_group(one) for one in effect.groups]}
+
+
+def _group(one: PlannedGroup) -> dict[str, Any]:
+    return {
+        **one.group.to_json(),
+        "matches": list(one.group.matches),
+        "chain": None if one.finalist is None else str(one.finalist.facts.chain),
+        "budget": None if one.answer is None else one.answer.budget.text,
+        "dense_parameters": one.group.dense_parameters,
+        "parameters": one.parameters,
+        "dense_us": one.dense_us,
+        "latency_us": one.latency_us,
+    }
+
+
+def _whole(whole: Whole) -> dict[str, Any]:
+    return {
+        "dense": asdict(whole.dense),
+        "planned": asdict(whole.planned),
+        "latency_over_dense": whole.ratio,
+        "against_dense": whole.against_dense,
+        "converted": whole.converted,
+        "rows": dict(whole.rows),
+    }
