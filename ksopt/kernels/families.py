@@ -85,6 +85,7 @@ class Family:
         packs_from_d: the least d of patterns whose weight is prepared before the kernel is launched
             (through packed.py); None if no weight is.
         splits: whether exact fp32 products are three TF32 ones: short sums are then less exact.
+        most_rows: the largest batch that it is for; None without a limit.
         cost: predicts a tile's time; None takes the module's own ``predicted_us``.
     """
 
@@ -93,6 +94,7 @@ class Family:
     only: bool = False
     packs_from_d: int | None = None
     splits: bool = False
+    most_rows: int | None = None
     cost: Cost | None = None
 
     @property
@@ -133,8 +135,8 @@ def _precision(problem: Problem) -> dict[str, bool]:
 FAMILIES: tuple[Family, ...] = (
     Family(lanes16, capability=(8, 0)),
     Family(lanes16_wgmma, capability=(9, 0), only=True),
-    Family(small_batch, capability=(8, 0)),
-    Family(small_batch_fma, capability=(8, 0)),
+    Family(small_batch, capability=(8, 0), most_rows=small_batch.MAX_BATCH),
+    Family(small_batch_fma, capability=(8, 0), most_rows=small_batch_fma.MAX_BATCH),
     Family(lanes32, capability=(8, 0), splits=True, cost=lanes32_cost.predicted_us),
     Family(lanes32_wgmma, capability=(9, 0), only=True, packs_from_d=1, splits=True),
     Family(permuted, capability=(8, 0), packs_from_d=2),
@@ -170,7 +172,8 @@ def ranked_tiles(family: Family, problem: Problem, batch: int, machine: Machine)
         batch: rows of x.
         machine: the device.
     """
-    if family.refusal(problem, machine) is not None:
+    too_many = family.most_rows is not None and batch > family.most_rows
+    if too_many or family.refusal(problem, machine) is not None:
         return []
     tiles = (
         Tile(family, problem, config, family.predicted_us(problem, config, batch, machine))

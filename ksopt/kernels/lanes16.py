@@ -111,6 +111,8 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     p = problem.pattern
     f = fold(p.d)
     warps_js = [j for j in (1, 2, 3) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
+    length = -(-p.c // f.unit) * f.unit
+    kls = [kl for kl in (16, 32, 48, 64, 96, 128) if kl % f.unit == 0 and length % kl == 0]
     for warps_j, warps_m, warps_n, mt, nt in itertools.product(
         warps_js, (1, 2, 4), (1, 2, 3, 4, 8), (1, 2), range(1, 9)
     ):
@@ -118,19 +120,18 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
         outputs = warps_n * nt * 8
         if not 4 <= warps <= 16 or outputs > p.b + 7 or p.b % outputs:
             continue
-        for kl, stages, blocks in itertools.product(
-            (16, 32, 48, 64, 96, 128), (3, 4, 6), (1, 2, 3)
-        ):
-            if kl % f.unit or (kl > f.unit and -(-p.c // f.unit) * f.unit % kl):
+        shape = (warps_j, warps_m, warps_n, mt, nt)
+        least = Config(*shape, f.unit, 3, 1, 1)
+        if least.shared_bytes(p) > SHARED_LIMIT:
+            continue
+        registers, columns = least.registers(p), least.columns(p)
+        for kl, stages, blocks in itertools.product(kls, (3, 4, 6), (1, 2, 3)):
+            if registers > min(255, _REGISTERS // (least.threads * blocks)):
                 continue
-            columns = p.a * (p.d // (warps_j * f.j)) * (p.b // outputs)
             walkers = max(1, multiprocessors * blocks // columns)
-            config = Config(warps_j, warps_m, warps_n, mt, nt, kl, stages, blocks, walkers)
-            if config.shared_bytes(p) * blocks > SHARED_LIMIT:
-                continue
-            if config.registers(p) > min(255, _REGISTERS // (config.threads * blocks)):
-                continue
-            yield config
+            config = Config(*shape, kl, stages, blocks, walkers)
+            if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
+                yield config
 
 
 def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:

@@ -33,7 +33,7 @@ step() {
   fi
 }
 
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)  # compilation takes most of the time
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n "${PROCESSES:-4}")
 step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}"
 
 # Nothing is timed yet, so the sanitizers share the device, or take one each where there are several.

@@ -10,7 +10,7 @@ import torch
 
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import choices, cpu, cuda, dispatch, lanes16, packed, ways
+from ksopt.kernels import choices, cpu, cuda, dispatch, lanes16, packed, pytorch_ways, ways
 from ksopt.kernels.launch import HostLauncher
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -26,6 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # the truth for the other: both are compared with float64, and ours may be up to twice as far away.
 ALLOWED_RATIO = 2.0
 TF32_ROUNDING = 2.0**-11
+SUM_ROUNDING = 2.0**-24 / 2  # of each addition in fp32, about, at random
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +83,10 @@ def test_sample_of_the_papers_patterns(pattern, monkeypatch):
             assert ours.shape == expected.shape
             assert ours.is_contiguous()
             error, allowed = relative_error(ours, expected), relative_error(theirs, expected)
+            name = cuda.choice_for(x, weight, last).name
+            if name in pytorch_ways.names(cuda.situation_of(x, weight, last).problem, "cuda"):
+                # PyTorch's own result too, by another product, whose sums may be in order.
+                allowed = max(allowed, SUM_ROUNDING * pattern.c**0.5)
             assert error <= ALLOWED_RATIO * allowed, (
                 f"{pattern} {name_of(dtype)} batch {batch} last {last}: {error:.2e} against "
                 f"PyTorch's {allowed:.2e}"

@@ -10,7 +10,7 @@ import torch
 from ksopt.kernels import choices, cuda, families, general, measure, packed, pytorch_ways, ways
 from ksopt.kernels.families import Machine
 
-H200 = Machine((9, 0), 132, 228 * 1024)
+A100 = Machine((8, 0), 108, 164 * 1024)
 IDENTITY = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
 
 
@@ -95,7 +95,7 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: H200))
+    monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: A100))
     monkeypatch.setattr(choices, "cuda_machine", lambda _: dict(IDENTITY))
     monkeypatch.setattr(cuda, "Check", lambda *_: lambda y: device.faults.get(y))
     monkeypatch.setattr(measure, "_overwriter", lambda _: (lambda: None, 1.0))

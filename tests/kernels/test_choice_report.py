@@ -3,7 +3,7 @@
 import pytest
 import stand_ins
 import torch
-from stand_ins import H200, OnDevice
+from stand_ins import A100, OnDevice
 
 from ksopt.kernels import choices, cpu, cuda, lanes32
 from ksopt.kernels.families import Machine
@@ -141,7 +141,7 @@ def test_machines_that_are_not_here_can_be_asked_about(dtype, last, exact):
 
 def test_predictions_grow_with_the_batch():
     times = [
-        choice_report(PATTERN, "float16", batch, machine=H200).predicted_us
+        choice_report(PATTERN, "float16", batch, machine=A100).predicted_us
         for batch in (16, 1000, 25_088, 200_000)
     ]
     assert times == sorted(times)
@@ -150,7 +150,7 @@ def test_predictions_grow_with_the_batch():
 def test_the_precision_is_torchs_unless_it_is_given(monkeypatch):
     monkeypatch.setattr(lanes32, "precise", lambda: False)
     for exact, expected in ((None, False), (True, True)):
-        found = choice_report(PATTERN, "float32", 1000, exact=exact, machine=H200)
+        found = choice_report(PATTERN, "float32", 1000, exact=exact, machine=A100)
         assert found.situation.problem.exact is expected
 
 
