@@ -26,11 +26,11 @@ DENSE = "dense"
 _ERROR_FACTOR = 2.0
 _CHECKED_ROWS = 64
 _TRIAL_SECONDS = 0.5
-# A trial ends sooner where its medians are this certain: far below what tells two chains apart. An
-# idle GPU's are after ten repeats.
-_TRIAL_PRECISION = 0.004
+# A trial, or the final, ends sooner where all its medians are this certain: far below what tells
+# two chains apart. An idle GPU's are after some ten repeats, or some fifty.
+_TRIAL_PRECISION, _FINAL_PRECISION = 0.004, 0.0015
 FINAL_SECONDS = 4.0
-"""About how long the final takes."""
+"""About how long the final may take."""
 
 
 class WrongResultError(KsoptError, RuntimeError):
@@ -118,7 +118,7 @@ class Objective:
         """
         x = self._input()
         calls = {str(chain): self._call(x, self._weights(chain)) for chain in chains}
-        return self._time(calls, x, seconds, min_repeats=20)
+        return self._time(calls, x, seconds, min_repeats=20, precision=_FINAL_PRECISION)
 
     def _time(
         self,

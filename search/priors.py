@@ -24,15 +24,28 @@ def facts(
 ) -> ChainFacts:
     """What is known of a chain without measuring it."""
     nnz = chain.nnz
+    rho, d_rho = rhos(chain)
     return ChainFacts(
         chain=chain,
         nnz=nnz,
         share=nnz / (chain.in_features * chain.out_features),
-        rho=sum(pattern.nnz * pattern.rho for pattern in chain) / nnz,
-        d_rho=sum(pattern.nnz * pattern.d_rho for pattern in chain) / nnz,
+        rho=rho,
+        d_rho=d_rho,
         floor_us=roofline.chain_floor_us(chain, batch),
         predicted_us=predicted_us,
     )
+
+
+def rhos(chain: Chain) -> tuple[float, float]:
+    """rho and d rho (paper, equation 2 and section 5), averaged over the factors by their weights.
+
+    Example:
+        >>> rhos(Chain.parse("(1,4,4,2)*(2,4,4,1)"))
+        (0.5, 0.75)
+    """
+    nnz = chain.nnz
+    rho = sum(pattern.nnz * pattern.rho for pattern in chain) / nnz
+    return rho, sum(pattern.nnz * pattern.d_rho for pattern in chain) / nnz
 
 
 def enqueued(

@@ -63,6 +63,9 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         """End it: politely, so that it can say that its trial was interrupted."""
         self._process.terminate()
         try:
@@ -161,6 +164,11 @@ class Spare:
             raise KsoptError(f"the {task['task']}: {answer['error']}")
         return answer
 
+    def close(self) -> None:
+        """End it."""
+        if self._worker is not None:
+            self._worker.close()
+
     def __enter__(self) -> Spare:
         return self
 
@@ -170,9 +178,7 @@ class Spare:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End it."""
-        if self._worker is not None:
-            self._worker.__exit__(kind, error, trace)
+        self.close()
 
 
 def _ended(code: int) -> str:

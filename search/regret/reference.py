@@ -1,0 +1,164 @@
+"""Which chains the reference measures: half drawn uniformly, half estimated to be the fastest.
+
+The uniform half says how well predictions rank the whole space. The other half looks for the best:
+a chain's time is estimated as the sum of its factors', each as measured beside another chain where
+it was, else as predicted, corrected by how measurements stand to predictions. It learns as it goes,
+and needs no device.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from statistics import median
+
+from ksopt.kernels.families import Machine
+from ksopt.pattern import Chain, Pattern
+from ksopt.search.cost import CostModel
+from ksopt.search.regret.rows import Measured
+from ksopt.search.request import SearchRequest
+from ksopt.search.space import Space, Step, build
+
+# Patterns that one process predicts at a time.
+_PREDICTED_TOGETHER = 200
+
+
+def predicted(
+    patterns: Sequence[Pattern], machine: Machine, dtype: str, batch: int, batch_last: bool
+) -> list[float | None]:
+    """By the cost model, in microseconds: to be called in a process of its own."""
+    model = CostModel(machine, dtype, batch, batch_last)
+    return [model.predicted_us(Chain((pattern,))) for pattern in patterns]
+
+
+@dataclass
+class Predictions:
+    """The cost model's times of all factors of a space, made meanwhile by other processes."""
+
+    _coming: list[tuple[Sequence[Pattern], Future[list[float | None]]]] = field(
+        default_factory=list
+    )
+    _known: dict[Pattern, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, space: Space, request: SearchRequest, machine: Machine | None, pool: Executor | None
+    ) -> Predictions:
+        """Asked of the pool now; without one, or a machine, nothing is predicted."""
+        if pool is None or machine is None:
+            return cls()
+        assert request.batch is not None
+        patterns = sorted({pattern for chain in space.candidates for pattern in chain})
+        last = request.layout == "batch_last"
+        parts = [
+            patterns[at : at + _PREDICTED_TOGETHER]
+            for at in range(0, len(patterns), _PREDICTED_TOGETHER)
+        ]
+        return cls(
+            [
+                (part, pool.submit(predicted, part, machine, request.dtype, request.batch, last))
+                for part in parts
+            ]
+        )
+
+    def factors_us(self) -> Mapping[Pattern, float | None]:
+        """All of them; waits for those that are not made yet."""
+        for part, future in self._coming:
+            self._known.update(zip(part, future.result(), strict=True))
+        self._coming.clear()
+        return self._known
+
+    def of_chain(self, chain: Chain) -> float | None:
+        """A chain's time; None if it was not predicted."""
+        times = [self.factors_us().get(pattern) for pattern in chain]
+        return None if None in times else sum(us for us in times if us is not None)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference of one layer size.
+
+    Args:
+        space: The search's.
+        predictions: Of its factors.
+        size: Chains to measure, beside the search's own.
+        seed: Of the uniform half.
+    """
+
+    space: Space
+    predictions: Predictions
+    size: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        request: SearchRequest,
+        machine: Machine | None,
+        pool: Executor | None,
+        size: int,
+        seed: int,
+    ) -> Reference:
+        """For a request with its batch resolved."""
+        space = build(request)
+        return cls(space, Predictions.of(space, request, machine, pool), size, seed)
+
+    def step_of(self, chain: Chain) -> Step | None:
+        """The step of the ladder that a chain is a candidate of, the smallest if several."""
+        return next((step for step in self.space.steps if step.holds(chain.nnz)), None)
+
+    @functools.cached_property
+    def _strata(self) -> list[list[Chain]]:
+        """The candidates of each step."""
+        chains = self.space.candidates
+        return [[c for c in chains if self.step_of(c) == step] for step in self.space.steps]
+
+    @functools.cached_property
+    def uniform(self) -> list[Chain]:
+        """Of every step as many, drawn uniformly, the steps in turns."""
+        rng = random.Random(self.seed)
+        each = self.size // 2 // len(self.space.steps)
+        drawn = [rng.sample(inside, min(each, len(inside))) for inside in self._strata]
+        longest = max(map(len, drawn), default=0)
+        turns = [chains[at] for at in range(longest) for chains in drawn if at < len(chains)]
+        return list(dict.fromkeys(turns))
+
+    def guided(self, measured: Sequence[Measured], count: int) -> list[Chain]:
+        """The next chains of every step that are estimated to be fastest, the steps in turns."""
+        done = {Chain.parse(row.chain) for row in measured}
+        estimate = self._estimates(measured)
+        ranked = []
+        for inside in self._strata:
+            left = [chain for chain in inside if chain not in done and chain in estimate]
+            ranked.append(sorted(left, key=lambda chain: estimate[chain]))
+        longest = max(map(len, ranked), default=0)
+        turns = [chains[at] for at in range(longest) for chains in ranked if at < len(chains)]
+        return turns[:count]
+
+    def _estimates(self, measured: Sequence[Measured]) -> dict[Chain, float]:
+        known: dict[Pattern, list[float]] = {}
+        for row in measured:
+            for pattern, us in zip(Chain.parse(row.chain), row.factors_us, strict=False):
+                if us is not None:
+                    known.setdefault(pattern, []).append(us)
+        times = {pattern: median(found) for pattern, found in known.items()}
+        guessed = self.predictions.factors_us()
+        pairs = [us / guess for p, us in times.items() if (guess := guessed.get(p))]
+        correction = median(pairs) if pairs else 1.0
+        found = {}
+        for chain in self.space.candidates:
+            parts = [
+                times.get(p) or (correction * guess if (guess := guessed.get(p)) else None)
+                for p in chain
+            ]
+            if all(part is not None for part in parts):
+                found[chain] = sum(part for part in parts if part is not None)
+        if not found:  # no cost model, as on a CPU: what moves and multiplies least
+            return {
+                chain: chain.flops(1) + 8.0 * sum(sum(pattern.shape) for pattern in chain)
+                for chain in self.space.candidates
+            }
+        return found

@@ -1,0 +1,250 @@
+"""What the rows come to: regret, shares of device time, rank correlations; as CSV and markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ksopt import tables
+from ksopt.files import write_whole
+from ksopt.search import words
+from ksopt.search.regret.rows import Book, Measured
+
+_FEWEST_RANKED = 5
+_REFERENCE = ("uniform", "guided")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One size and budget.
+
+    Args:
+        dims, budget: Which.
+        recommended: The search's fastest chain.
+        recommended_us: Its time in the final; None until there is one.
+        best: The fastest chain of the final, whoever found it.
+        best_us: Its time.
+        best_from: Stage that found it: "search", "uniform" or "guided".
+        regret: recommended_us / best_us - 1.
+        within_noise: Whether the two were not told apart (each median in the other's band).
+        dense_us: The dense layer's time in the final.
+        searched: Chains of the budget that the search measured.
+        reference: Chains that the reference measured.
+        spearman_predicted: Spearman's coefficient of the cost model's prediction with the measured
+            latency, over the reference's uniform half.
+        spearman_rho: The same of rho; an ideal heuristic, large where a chain is fast, has -1.
+        ranked: Chains that both are over.
+    """
+
+    dims: str
+    budget: str
+    recommended: str | None
+    recommended_us: float | None
+    best: str | None
+    best_us: float | None
+    best_from: str | None
+    regret: float | None
+    within_noise: bool | None
+    dense_us: float | None
+    searched: int
+    reference: int
+    spearman_predicted: float | None
+    spearman_rho: float | None
+    ranked: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a size's search and reference cost.
+
+    Args:
+        dims: Which.
+        search_seconds: For how long the search's trials and final held the device.
+        reference_seconds: For how long the reference's chains and the last final did.
+        share: search_seconds over the sum of both.
+        search_chains, reference_chains: How many each measured.
+        until_report_s: From the search's start to its report.
+    """
+
+    dims: str
+    search_seconds: float
+    reference_seconds: float
+    share: float
+    search_chains: int
+    reference_chains: int
+    until_report_s: float
+
+
+def cells(book: Book) -> list[Cell]:
+    """Every size and budget that was searched."""
+    return [
+        _cell(book, dims, budget)
+        for dims, found in book.searched.items()
+        for budget in found.chosen
+    ]
+
+
+def costs(book: Book) -> list[Cost]:
+    """Every size that was searched."""
+    found = []
+    for dims, search in book.searched.items():
+        rows = book.of(dims, *_REFERENCE)
+        seconds = sum(row.seconds for row in [*rows, *book.of(dims, "final")])
+        whole = seconds + search.device_seconds
+        found.append(
+            Cost(
+                dims,
+                search.device_seconds,
+                seconds,
+                search.device_seconds / whole if whole else 1.0,
+                search.trials,
+                len(rows),
+                search.seconds,
+            )
+        )
+    return found
+
+
+def _cell(book: Book, dims: str, budget: str) -> Cell:
+    def rows(*stages: str) -> list[Measured]:
+        return [row for row in book.of(dims, *stages) if row.budget == budget]
+
+    final = {row.chain: row for row in rows("final") if row.latency_us is not None}
+    chosen = final.get(book.searched[dims].chosen[budget] or "")
+    best = min(final.values(), key=lambda row: row.latency_us or 0.0, default=None)
+    stages = {row.chain: row.stage for row in rows("guided", "uniform", "search")}
+    uniform = [row for row in rows("uniform") if row.ratio is not None]
+    regret = alike = None
+    if chosen is not None and best is not None:
+        assert chosen.latency_us is not None
+        assert best.latency_us is not None
+        regret = chosen.latency_us / best.latency_us - 1
+        alike = not _is_faster(best, chosen)
+    return Cell(
+        dims=dims,
+        budget=budget,
+        recommended=book.searched[dims].chosen[budget],
+        recommended_us=None if chosen is None else chosen.latency_us,
+        best=None if best is None else best.chain,
+        best_us=None if best is None else best.latency_us,
+        best_from=None if best is None else stages.get(best.chain),
+        regret=regret,
+        within_noise=alike,
+        dense_us=None if best is None else best.dense_us,
+        searched=len(rows("search")),
+        reference=len(rows(*_REFERENCE)),
+        spearman_predicted=spearman([(row.predicted_us, row.ratio) for row in uniform]),
+        spearman_rho=spearman([(row.rho, row.ratio) for row in uniform]),
+        ranked=len(uniform),
+    )
+
+
+def _is_faster(this: Measured, other: Measured) -> bool:
+    """As `ksopt.bench.timing.compare` tells two measurements apart."""
+    if None in (this.latency_us, this.p80_us, other.latency_us, other.p20_us):
+        return False
+    return this.latency_us < other.p20_us and this.p80_us < other.latency_us
+
+
+def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
+    """Rank correlation of pairs; None for fewer than five, or where one side is all alike.
+
+    Example:
+        >>> spearman([(1, 10), (2, 20), (3, 30), (4, 40), (5, 35)])
+        0.9
+    """
+    known = [pair for pair in pairs if None not in pair]
+    if len(known) < _FEWEST_RANKED:
+        return None
+    ranks = pd.DataFrame(known, columns=["predicted", "measured"]).rank()
+    found = float(ranks["predicted"].corr(ranks["measured"]))
+    return round(found, 12) if found == found else None
+
+
+def overall(book: Book, dims: str) -> tuple[float | None, float | None]:
+    """Spearman's coefficients of prediction and rho over all budgets of a size."""
+    rows = [row for row in book.of(dims, "uniform") if row.ratio is not None]
+    return (
+        spearman([(row.predicted_us, row.ratio) for row in rows]),
+        spearman([(row.rho, row.ratio) for row in rows]),
+    )
+
+
+def write(book: Book) -> list[Path]:
+    """Write the tables beside the book; their paths."""
+    stem = book.path.with_suffix("")
+    texts = {
+        stem.with_name(f"{stem.name}-cells.csv"): _csv([asdict(cell) for cell in cells(book)]),
+        stem.with_name(f"{stem.name}-costs.csv"): _csv([asdict(cost) for cost in costs(book)]),
+        stem.with_name(f"{stem.name}-chains.csv"): _csv(
+            [
+                {name: value for name, value in asdict(row).items() if name != "factors_us"}
+                for row in book.measured
+            ]
+        ),
+        stem.with_suffix(".md"): markdown(book),
+    }
+    for path, text in texts.items():
+        write_whole(path, text)
+    return list(texts)
+
+
+def markdown(book: Book) -> str:
+    """The tables for docs/search.md."""
+    rows = [
+        [
+            cell.dims,
+            cell.budget,
+            cell.recommended or "none",
+            _us(cell.recommended_us),
+            _us(cell.best_us),
+            _regret(cell),
+            cell.best_from or "",
+            _us(cell.dense_us),
+            _rho(cell.spearman_predicted),
+            _rho(cell.spearman_rho),
+            str(cell.ranked),
+        ]
+        for cell in cells(book)
+    ]
+    heads = ("size", "budget", "recommended", ">us", ">best, us", ">regret", "found by")
+    more = (">dense, us", ">Spearman, cost model", ">rho", ">of chains")
+    shares = [
+        [
+            cost.dims,
+            str(cost.search_chains),
+            str(cost.reference_chains),
+            f"{cost.search_seconds:.0f}",
+            f"{cost.reference_seconds:.0f}",
+            words.percent(cost.share),
+            f"{cost.until_report_s:.0f}",
+            *map(_rho, overall(book, cost.dims)),
+        ]
+        for cost in costs(book)
+    ]
+    columns = ("size", ">trials", ">reference", ">device s", ">its device s", ">share")
+    tail = (">s to the report", ">Spearman, cost model", ">rho")
+    parts = [tables.of([*heads, *more], rows), tables.of([*columns, *tail], shares)]
+    return "\n\n".join(part.markdown() for part in parts) + "\n"
+
+
+def _csv(rows: list[dict[str, object]]) -> str:
+    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n") if rows else ""
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else words.microseconds(value).removesuffix(" us")
+
+
+def _rho(value: float | None) -> str:
+    return "" if value is None else f"{value:+.2f}"
+
+
+def _regret(cell: Cell) -> str:
+    if cell.regret is None:
+        return ""
+    text = f"{100 * cell.regret:.1f}%"
+    return f"{text} (within noise)" if cell.within_noise and cell.regret > 0 else text

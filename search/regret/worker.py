@@ -1,0 +1,183 @@
+"""``python -m ksopt.search.regret.worker``: one process on one device, which does what it is told.
+
+It reads one JSON document a line from stdin and answers each with one on stdout: a search, some
+chains of the reference, or a final. It ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ksopt.bench import device as devices
+from ksopt.errors import KsoptError
+from ksopt.kernels import cuda
+from ksopt.pattern import Chain
+from ksopt.search import locks, retime
+from ksopt.search.ahead import Compilers, Target
+from ksopt.search.objective import Objective
+from ksopt.search.processes import Spare
+from ksopt.search.request import SearchRequest
+from ksopt.search.study import DEFAULT_BATCH, run_search
+
+# A chain of the reference that is slower than this many times the dense layer gets two repeats.
+_HOPELESS = 3.0
+
+
+class Bench:
+    """What a device is asked.
+
+    Args:
+        device: torch's name of it.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = devices.resolve(device)
+        self._compilers = Compilers(Target.of(self.device))
+        self._spare = Spare.of(self.device)
+
+    def hello(self) -> dict[str, Any]:
+        """Which device it is, and what its cost model has to know."""
+        target = Target.of(self.device)
+        return {
+            "device": devices.record(self.device).name,
+            "batch": DEFAULT_BATCH[self.device.type],
+            "target": None if target is None else target.to_json(),
+        }
+
+    def search(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """A search as its user makes it, in a folder of its own: one that was cut off goes on."""
+        request = SearchRequest.from_json({**task["request"], "device": str(self.device)})
+        result = run_search(request)
+        if result.stopped is not None:
+            return {"stopped": result.stopped}
+        held = sum(trial.seconds or 0.0 for trial in result.trials)
+        return {
+            "chosen": {
+                answer.budget.text: None
+                if answer.chosen is None
+                else str(answer.chosen.facts.chain)
+                for answer in result.recommendations
+            },
+            "trials": [_trial_row(trial, str(self.device)) for trial in result.trials],
+            "device_seconds": held + (result.final_seconds or 0.0),
+            "seconds": result.seconds,
+            "device_name": result.device.name,
+            "versions": {"ksopt": result.device.ksopt, "torch": result.device.torch},
+        }
+
+    def chains(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Some chains, each in turns with the dense layer; ``next`` are compiled meanwhile."""
+        request = self._request(task)
+        chains = [Chain.parse(text) for text in task["chains"]]
+        self._compilers.soon([*chains, *map(Chain.parse, task["next"])], request)
+        objective = Objective(request, self.device, seed=task["seed"])
+        return {"rows": [self._measured(objective, request, chain) for chain in chains]}
+
+    def final(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Chains against each other and dense in turns, in a process that did nothing else."""
+        chains = [Chain.parse(text) for text in task["chains"]]
+        found = retime.final(self._request(task), self.device, chains, self._spare)
+        self._spare.close()
+        self._spare = Spare.of(self.device)
+        return {"times": {name: asdict(one) for name, one in found.items()}}
+
+    def _request(self, task: Mapping[str, Any]) -> SearchRequest:
+        return SearchRequest.from_json({**task["request"], "device": str(self.device)})
+
+    def _measured(
+        self, objective: Objective, request: SearchRequest, chain: Chain
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {"chain": str(chain), "device": str(self.device)}
+        try:
+            with locks.device(self.device):
+                found = objective.measure(chain, _HOPELESS)
+        except (KsoptError, RuntimeError) as error:
+            return {**row, "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
+        given_up = found.latency.given_up
+        return {
+            **row,
+            "latency_us": found.latency.median_us,
+            "p20_us": found.latency.p20_us,
+            "p80_us": found.latency.p80_us,
+            "dense_us": found.dense.median_us,
+            "repeats": found.latency.repeats,
+            "factors_us": self._factors_us(request, chain),
+            "reason": "given up after its first repeats" if given_up else None,
+            "seconds": found.seconds,
+        }
+
+    def _factors_us(self, request: SearchRequest, chain: Chain) -> list[float | None]:
+        """What each factor took when its kernel was chosen."""
+        if self.device.type != "cuda":
+            return []
+        assert request.batch is not None
+        last = request.layout == "batch_last"
+        found: list[float | None] = []
+        for pattern in chain:
+            situation = cuda.Situation.of(pattern, request.dtype, request.batch, last)
+            known = cuda.known(situation, torch.cuda.current_device())
+            record = None if known is None else known.kept.record
+            found.append(None if record is None else record.chosen(changing=False).median_us)
+        return found
+
+
+def _trial_row(trial: Any, device: str) -> dict[str, Any]:
+    latency, dense = trial.latency, trial.dense
+    return {
+        "chain": str(trial.facts.chain),
+        "latency_us": None if latency is None else latency.median_us,
+        "p20_us": None if latency is None else latency.p20_us,
+        "p80_us": None if latency is None else latency.p80_us,
+        "dense_us": None if dense is None else dense.median_us,
+        "repeats": 0 if latency is None else latency.repeats,
+        "reason": trial.reason,
+        "seconds": trial.seconds or 0.0,
+        "device": device,
+    }
+
+
+def main() -> int:
+    """Answer what stdin asks, until it ends."""
+    answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    first = json.loads(sys.stdin.readline())
+    if first["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, first["cores"])  # its compilers' too: each device has its share
+    if first["device"].startswith("cuda"):
+        torch.cuda.set_device(first["device"])
+    Path(first["folder"]).mkdir(parents=True, exist_ok=True)
+    bench = Bench(first["device"])
+    tasks = {"search": bench.search, "chains": bench.chains, "final": bench.final}
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def say(value: Mapping[str, Any]) -> None:
+        answer_to.write(json.dumps(value) + "\n")
+        answer_to.flush()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            asked.put(line)
+        os._exit(0)  # the parent has ended, or is done
+
+    threading.Thread(target=listen, daemon=True).start()
+    say(bench.hello())
+    while True:
+        task = json.loads(asked.get())
+        try:
+            say(tasks[task["task"]](task))
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

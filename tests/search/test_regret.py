@@ -1,0 +1,226 @@
+"""The command that measures the search itself: what it measures, in which order, what it says."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
+from ksopt.search.regret import tables
+from ksopt.search.regret.__main__ import main
+from ksopt.search.regret.reference import Predictions, Reference
+from ksopt.search.regret.rows import Book, Measured, Searched, Stage
+from ksopt.search.regret.schedule import Schedule, largest_first
+from ksopt.search.request import SearchRequest
+
+REQUEST = SearchRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
+
+
+def reference(size: int = 12) -> Reference:
+    return Reference.of(REQUEST, None, None, size, seed=0)
+
+
+def row(
+    chain: str, us: float, stage: Stage = "uniform", budget: str = "60%", **more: object
+) -> Measured:
+    given = {"rho": us, "d_rho": us, "p20_us": 0.99 * us, "p80_us": 1.01 * us, "dense_us": 100.0}
+    return Measured(
+        "32x64",
+        budget,
+        stage,
+        chain,
+        Chain.parse(chain).nnz,
+        latency_us=us,
+        **{**given, **more},  # type: ignore[arg-type]
+    )
+
+
+def book(tmp_path: Path, chosen: dict[str, str | None]) -> Book:
+    found = Book.open(tmp_path / "r.jsonl", {"dtype": "float32"})
+    found.add([], Searched("32x64", chosen, 4, 3.0, 10.0, "a machine", {}))
+    return found
+
+
+def test_half_of_the_reference_is_uniform_and_of_every_step() -> None:
+    found = reference().uniform
+    assert len(found) == len(set(found)) == 6
+    steps = [reference().step_of(chain) for chain in found]
+    assert [step.budget.text for step in steps if step is not None] == ["30%", "60%"] * 3
+    assert found == reference().uniform
+    assert found != Reference.of(REQUEST, None, None, 12, seed=1).uniform
+
+
+def test_the_other_half_follows_measured_factors() -> None:
+    whole = reference()
+    inside = [chain for chain in whole.space.candidates if len(chain) == 2]
+    patterns = {pattern for chain in inside for pattern in chain}
+    shared = Counter(pattern for chain in inside for pattern in chain)
+    quick = next(chain for chain in inside if all(shared[pattern] > 1 for pattern in chain))
+    times = {pattern: 1.0 if pattern in quick else 50.0 for pattern in patterns}
+    rows = [
+        row(str(chain), 60.0, factors_us=tuple(times[pattern] for pattern in chain))
+        for chain in inside
+        if chain != quick
+    ]
+    assert whole.guided(rows, 1) == [quick]  # its factors are known from others
+    # What was measured is not measured again.
+    assert quick not in whole.guided([*rows, row(str(quick), 2.0)], 10)
+
+
+def test_predictions_are_corrected_by_what_was_measured() -> None:
+    whole = reference()
+    chains = [chain for chain in whole.space.candidates if len(chain) == 2]
+    known = {pattern: float(pattern.nnz) for chain in chains for pattern in chain}
+    first = chains[0]
+    told = Reference(whole.space, Predictions(_known=dict(known)), 12, 0)
+    estimates = told._estimates(
+        [row(str(first), 9.0, factors_us=tuple(3 * known[pattern] for pattern in first))]
+    )
+    assert estimates[first] == pytest.approx(3 * sum(known[p] for p in first))
+    last = chains[-1]
+    assert estimates[last] == pytest.approx(3 * sum(known[p] for p in last))
+
+
+def test_rows_are_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
+    chain = str(reference().uniform[0])
+    first = book(tmp_path, {"60%": chain})
+    first.add([row(chain, 5.0, factors_us=(1.0, None))])
+    with first.path.open("a") as file:
+        file.write('{"kind": "measured", "dims": "32')
+    again = Book.open(first.path, {"dtype": "float32"})
+    assert again.measured == first.measured
+    assert again.searched == first.searched
+    again.add([row(chain, 6.0)])
+    assert len(Book.open(first.path, {"dtype": "float32"}).measured) == 2
+    with pytest.raises(InvalidInputError, match="dtype float32 there and float16 here"):
+        Book.open(first.path, {"dtype": "float16"})
+
+
+def test_regret_is_of_the_final(tmp_path: Path) -> None:
+    slow, quick, other = (str(chain) for chain in reference().uniform[:3])
+    found = book(tmp_path, {"60%": slow, "30%": None})
+    found.add([row(slow, 10.0, "search"), row(quick, 9.0, "guided"), row(other, 11.0)])
+    assert tables.cells(found)[0].regret is None  # there was no final yet
+    found.add([row(slow, 10.5, "final"), row(quick, 10.0, "final")])
+    cell = tables.cells(found)[0]
+    assert (cell.recommended, cell.best, cell.best_from) == (slow, quick, "guided")
+    assert cell.regret == pytest.approx(0.05)
+    assert cell.within_noise is False
+    assert (cell.searched, cell.reference) == (1, 2)
+    assert "5.0%" in tables.markdown(found)
+    assert tables.cells(found)[1].recommended is None
+
+
+def test_what_was_not_told_apart_is_said(tmp_path: Path) -> None:
+    slow, quick = (str(chain) for chain in reference().uniform[:2])
+    found = book(tmp_path, {"60%": slow})
+    found.add([row(slow, 10.05, "final"), row(quick, 10.0, "final")])
+    assert tables.cells(found)[0].within_noise is True
+    assert "0.5% (within noise)" in tables.markdown(found)
+
+
+def test_correlations_are_of_the_uniform_half(tmp_path: Path) -> None:
+    chains = [str(chain) for chain in reference(40).uniform[:6]]
+    found = book(tmp_path, {"60%": chains[0]})
+    found.add(
+        row(chain, 10.0 + place, predicted_us=100.0 - place, rho=float(place))
+        for place, chain in enumerate(chains)
+    )
+    found.add([row(chains[0], 1.0, "guided", predicted_us=1000.0)])  # picked: no fair sample
+    cell = tables.cells(found)[0]
+    assert cell.spearman_predicted == -1
+    assert cell.spearman_rho == 1
+    assert cell.ranked == 6
+
+
+def test_shares_count_all_that_held_the_device(tmp_path: Path) -> None:
+    chains = [str(chain) for chain in reference().uniform[:3]]
+    found = book(tmp_path, {"60%": chains[0]})
+    found.add([row(chains[0], 1.0, seconds=20.0), row(chains[1], 1.0, "guided", seconds=6.0)])
+    found.add([row(chains[2], 1.0, "final", seconds=1.0)])
+    (cost,) = tables.costs(found)
+    assert (cost.search_seconds, cost.reference_seconds, cost.share) == (3.0, 27.0, 0.1)
+    assert cost.reference_chains == 2
+
+
+def test_devices_search_first_and_then_share_a_reference(tmp_path: Path) -> None:
+    small = SearchRequest("32x32", budgets=("60%",), batch=16, device="cpu", trials=4)
+    requests = largest_first([small, REQUEST])
+    assert list(requests) == ["32x64", "32x32"]
+    made = {dims: Reference.of(one, None, None, 30, 0) for dims, one in requests.items()}
+    schedule = Schedule(Book.open(tmp_path / "r.jsonl", {}), requests, made)
+    first, second = schedule.next(), schedule.next()
+    assert first is not None
+    assert second is not None
+    assert [(unit.kind, unit.dims) for unit in (first, second)] == [
+        ("search", "32x64"),
+        ("search", "32x32"),
+    ]
+    answer = str(made["32x64"].uniform[0])
+    schedule.done(first, found=Searched("32x64", {"60%": answer}, 1, 1.0, 1.0, "", {}))
+    uniform = schedule.next()
+    assert uniform is not None
+    assert (uniform.kind, uniform.stage, uniform.dims) == ("chains", "uniform", "32x64")
+    assert set(uniform.chains) <= set(made["32x64"].uniform)
+    guided = schedule.next()
+    assert guided is not None
+    assert guided.stage == "guided"
+    assert not set(guided.chains) & set(uniform.chains)
+    for unit in (uniform, guided):
+        rows = [
+            schedule.row("32x64", unit.stage, {"chain": str(c), "latency_us": 1.0, "dense_us": 2.0})
+            for c in unit.chains
+        ]
+        schedule.done(unit, [one for one in rows if one is not None])
+    final = schedule.next()
+    assert final is not None
+    assert final.kind == "final"
+    assert answer in map(str, final.chains)
+    schedule.stop()
+    assert schedule.next() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dims", "32"], "write INxOUT"),
+        (["--dims", "32x64", "--budgets", "x"], "budget 'x'"),
+        (["--dims", "32x64", "--workers", "0"], "at least 1"),
+    ],
+)
+def test_misuse_is_a_sentence(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--device", "cpu", "--out", str(tmp_path / "r.jsonl")]
+    assert main([*words, *out]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_runs_stops_and_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
+    command += ["--dtype", "float32", "--batch", "16", "--device", "cpu", "--trials", "2"]
+    command += ["--reference", "4", "--out", str(out)]
+    done = subprocess.run([*command, "--timeout", "0.001"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == ["settings"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kinds = [json.loads(line) for line in out.read_text().splitlines()]
+    stages = [one.get("stage", one["kind"]) for one in kinds]
+    assert stages[:4] == ["settings", "search", "search", "searched"]
+    assert stages[4:8] == ["uniform", "uniform", "guided", "guided"]
+    assert set(stages[8:]) == {"final"}
+    with (tmp_path / "r-cells.csv").open() as file:
+        (cell,) = csv.DictReader(file)
+    assert float(cell["regret"]) >= 0
+    assert cell["dims"] == "32x64"
+    before = out.read_text()
+    assert subprocess.run(command, capture_output=True, text=True).returncode == 0
+    assert out.read_text() == before  # nothing was left to measure
