@@ -18,6 +18,8 @@ _caches: Path | None = None
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run caches of its own, so that no old artifact can make a test pass."""
     global _caches
+    if hasattr(config, "workerinput"):
+        return  # a process of pytest-xdist shares those of the process that began it
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")
