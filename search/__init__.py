@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ksopt.search.progress import Progress, for_terminal
     from ksopt.search.report import print_result, to_json
     from ksopt.search.result import Finalist, Recommendation, SearchResult, TrialRecord
+    from ksopt.search.shapes.hf_config import layers_of_config
+    from ksopt.search.shapes.model import layers_of_model
+    from ksopt.search.shapes.request import ShapesRequest
+    from ksopt.search.shapes.result import ShapesResult
+    from ksopt.search.shapes.study import ToMeasure, run_shapes
     from ksopt.search.study import run_search
 
 __all__ = [
@@ -25,15 +30,27 @@ __all__ = [
     "Recommendation",
     "SearchRequest",
     "SearchResult",
+    "ShapesRequest",
+    "ShapesResult",
+    "ToMeasure",
     "TrialRecord",
     "for_terminal",
+    "layers_of_config",
+    "layers_of_model",
     "print_result",
     "replay",
     "run_search",
+    "run_shapes",
     "to_json",
 ]
 
 _LAZY = {
+    "ShapesRequest": "shapes.request",
+    "ShapesResult": "shapes.result",
+    "ToMeasure": "shapes.study",
+    "layers_of_config": "shapes.hf_config",
+    "layers_of_model": "shapes.model",
+    "run_shapes": "shapes.study",
     "replay": "again",
     "run_search": "study",
     "for_terminal": "progress",

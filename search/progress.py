@@ -48,6 +48,7 @@ class Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._total = self._done = 0
+        self._best = _Best()
         self._last = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -63,7 +64,7 @@ class Lines:
         self._done += 1
         if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES or self._done == self._total:
             self._last = time.monotonic()
-            self.note(f"{self._done} of {self._total} chains measured{_best(best)}")
+            self.note(f"{self._done} of {self._total} chains measured{self._best.of(best)}")
 
     def close(self) -> None:
         """Nothing to close."""
@@ -91,6 +92,7 @@ class Bar:
             transient=True,
         )
         self._task = self._bar.add_task("", total=None, visible=False)
+        self._best = _Best()
         self._bar.start()
 
     def note(self, text: str) -> None:
@@ -105,7 +107,8 @@ class Bar:
 
     def trial(self, record: TrialRecord, best: TrialRecord | None) -> None:
         """Move the bar."""
-        self._bar.update(self._task, advance=1, description=f"measuring chains{_best(best)}")
+        doing = f"measuring chains{self._best.of(best)}"
+        self._bar.update(self._task, advance=1, description=doing)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -119,7 +122,17 @@ def for_terminal(stream: TextIO, quiet: bool = False) -> Progress:
     return Bar(stream) if stream.isatty() else Lines(stream)
 
 
-def _best(best: TrialRecord | None) -> str:
-    if best is None or best.ratio is None:
-        return ""
-    return f", best {1 / best.ratio:.2f}x dense's speed"
+class _Best:
+    """Says how fast the fastest chain is, and of which size where there are several."""
+
+    def __init__(self) -> None:
+        self._sizes: set[tuple[int, int]] = set()
+
+    def of(self, best: TrialRecord | None) -> str:
+        if best is None or best.ratio is None:
+            return ""
+        chain = best.facts.chain
+        size = (chain.in_features, chain.out_features)
+        self._sizes.add(size)
+        of = f" of {size[0]}x{size[1]}" if len(self._sizes) > 1 else ""
+        return f", best{of} {1 / best.ratio:.2f}x dense's speed"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.search.request import Dims
-from ksopt.search.shapes import hf_config
+from ksopt.search.shapes.hf_config import layers_of_config
 from ksopt.search.shapes.request import ShapesRequest, quoted
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def run(given: argparse.Namespace, options: dict[str, Any]) -> int:
     asked_by = None
     if given.model is not None:
         from ksopt.conversion.command import build_model
-        from ksopt.search.shapes import model as layers_of_model
+        from ksopt.search.shapes.model import layers_of_model
 
         model = build_model(given.model, sys.stderr)
-        what = layers_of_model.read(model, given.model, given.include, given.exclude)
+        what = layers_of_model(model, given.model, given.include, given.exclude)
         asked_by = {"model": given.model}
     elif given.hf_config is not None:
-        what = hf_config.read(given.hf_config, given.include, given.exclude)
+        what = layers_of_config(given.hf_config, given.include, given.exclude)
         asked_by = {"hf-config": shlex.quote(given.hf_config)}
     if asked_by is not None:
         asked_by |= _names(given)

@@ -176,7 +176,9 @@ KNOWN = tuple(sorted(_TYPES))
 """The model types that are known."""
 
 
-def read(path: str | Path, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> Layers:
+def layers_of_config(
+    path: str | Path, include: Sequence[str] = (), exclude: Sequence[str] = ()
+) -> Layers:
     """The linear layers of a config.json, or of the one in a folder.
 
     Args:
@@ -195,7 +197,7 @@ def read(path: str | Path, include: Sequence[str] = (), exclude: Sequence[str] =
         ...     '{"model_type": "bert", "hidden_size": 384, "intermediate_size": 1536,'
         ...     ' "num_hidden_layers": 6}'
         ... )
-        >>> for group in read(file).groups:
+        >>> for group in layers_of_config(file).groups:
         ...     print(group.dims, group.role, group.count, *group.matches)
         384x384 query 6 *encoder.layer.*.attention.self.query
         384x384 key 6 *encoder.layer.*.attention.self.key

@@ -126,7 +126,8 @@ class Layers:
         for group in self.groups:
             sizes[group.dims] += group.count
         listed = ", ".join(f"{count} of {dims}" for dims, count in sizes.items())
-        left = f"; {len(self.dense)} others are left dense" if self.dense else ""
+        others = "1 other is" if len(self.dense) == 1 else f"{len(self.dense)} others are"
+        left = f"; {others} left dense" if self.dense else ""
         layers = "1 linear layer" if self.count == 1 else f"{self.count} linear layers"
         return f"{self.source}: {layers} ({listed}){left}"
 

@@ -13,7 +13,7 @@ from ksopt.search.request import Dims
 from ksopt.search.shapes.layers import Layer, Layers, chosen, grouped
 
 
-def read(
+def layers_of_model(
     model: nn.Module,
     source: str = "the model",
     include: Sequence[str] = (),
@@ -35,7 +35,7 @@ def read(
             matches nothing.
 
     Example:
-        >>> found = read(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
+        >>> found = layers_of_model(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
         >>> [(str(group.dims), group.matches) for group in found.groups]
         [('8x16', ('0',)), ('16x8', ('2',))]
     """

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from ksopt import tables
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
-from ksopt.search import report, words
+from ksopt.search import doubt, report, words
 from ksopt.search.request import without_password
 from ksopt.search.result import Recommendation
 from ksopt.search.shapes.result import Effect, PlannedGroup, ShapesResult, Whole
@@ -145,6 +145,12 @@ def effect_sentences(result: ShapesResult) -> list[str]:
             f"{words.times(effect.ratio)} the dense ones"
         )
     found = [f"{text}."]
+    doubtful = _doubtful(result, effect)
+    if doubtful:
+        found.append(
+            f"Do not rely on that yet: the dense layers of {', '.join(doubtful)} were strangely "
+            "slow, see below."
+        )
     if layers.parameters is not None:
         left = layers.parameters - effect.dense_parameters + effect.parameters
         found.append(
@@ -238,6 +244,14 @@ def budgets_table(result: ShapesResult) -> Table:
         ">dense / plan",
     )
     return tables.of(heads, rows)
+
+
+def _doubtful(result: ShapesResult, effect: Effect) -> list[str]:
+    """The sizes whose dense layers are too slow to be true."""
+    sizes = dict.fromkeys(one.group.dims for one in effect.groups)
+    beside = {dims: result.of(dims) for dims in sizes}
+    dense = {dims: doubt.dense_layer(one) for dims, one in beside.items() if one is not None}
+    return [str(dims) for dims, one in dense.items() if one is not None and one.warning]
 
 
 def _sizes_sentence(result: ShapesResult) -> str:
