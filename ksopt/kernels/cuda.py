@@ -96,7 +96,7 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
     decision = _table().get(key) or _decide(key, x, weight, batch)
     # The same object wherever the choice prepares no weight.
-    if decision.kept is decision.changing or not packed.are_changing():
+    if decision.kept is decision.changing or not packed.are_changing(key[-1]):
         return decision.kept
     return decision.changing
 
@@ -187,7 +187,7 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
         return taken.setdefault(key, _rule(found.problem))
     if mode == "model" or taken is _predicted:
         return taken.setdefault(key, _model(found, device))
-    may_time = not torch.cuda.is_current_stream_capturing() and _timing.acquire(blocking=False)
+    may_time = not packed.is_capturing(device) and _timing.acquire(blocking=False)
     if not may_time:
         if key not in _stopgaps:
             _stopgaps[key] = _recorded(found, device) or _model(found, device)

@@ -132,9 +132,13 @@ def are_said_to_change() -> bool:
     return _thread.changing
 
 
-def are_changing() -> bool:
-    """Whether weights on CUDA are prepared anew: inside `changing`, or during a graph's capture."""
-    return _thread.changing or _is_capturing()
+def are_changing(device: int) -> bool:
+    """Whether weights on CUDA are prepared anew: inside `changing`, or during a graph's capture.
+
+    Args:
+        device: the weights', which need not be the current one.
+    """
+    return _thread.changing or is_capturing(device)
 
 
 def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
@@ -230,7 +234,7 @@ def _keepable(weight: Tensor) -> bool:
         or (type(weight) is not Tensor and type(weight) is not torch.nn.Parameter)
         or weight.is_inference()
         or weight.is_neg()  # its memory holds other values
-        or (weight.is_cuda and _is_capturing())
+        or (weight.is_cuda and is_capturing(weight.get_device()))
     )
 
 
@@ -298,8 +302,12 @@ def _forms_of(owner: Tensor) -> _Forms:
     return forms
 
 
-def _is_capturing() -> bool:
-    return torch.cuda.is_current_stream_capturing()
+def is_capturing(device: int) -> bool:
+    """Whether work on the current stream of CUDA device ``device`` becomes part of a graph."""
+    if torch.cuda.device_count() <= 1 or device == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _stream(tensor: Tensor) -> int:

@@ -34,7 +34,7 @@ class Clock:
         self.built.append(name)
 
         def call(x, weight):
-            self.now_ms += ms + (preparing_ms if packed.are_changing() else 0.0)
+            self.now_ms += ms + (preparing_ms if packed.are_changing(0) else 0.0)
             self.calls.append(name)
             return name
 

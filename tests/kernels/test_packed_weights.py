@@ -284,7 +284,7 @@ def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
     """Its weight may change between replays: what was kept, even if right now, must not go in."""
     weight = torch.randn(2, 3, 4, 5)
     kept = ask(weight, prepare)
-    monkeypatch.setattr(packed, "_is_capturing", lambda: True)
+    monkeypatch.setattr(packed, "is_capturing", lambda _: True)
     monkeypatch.setattr(packed, "type", lambda _: torch.Tensor, raising=False)
     found = packed.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
     assert prepare.count == 2
@@ -295,7 +295,7 @@ def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
 def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prepare, monkeypatch):
     """As in the first run of what mode="reduce-overhead" captures: nothing may stay in its pool."""
     streams = []
-    monkeypatch.setattr(packed, "_is_capturing", lambda: False)
+    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
     monkeypatch.setattr(packed, "type", lambda _: torch.Tensor, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
     monkeypatch.setattr(
