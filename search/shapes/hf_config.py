@@ -2,8 +2,8 @@
 
 The file is read as JSON and nothing else: no code is run, nothing is loaded from a network, and
 transformers need not be installed. What is listed are the layers of the blocks, which repeat, and
-the head of a language model that has weights of its own; poolers and the heads of other tasks,
-which depend on the class that is made of the config, are not.
+the head of a language model that has weights of its own; poolers and other heads, which depend on
+the class that is made of the config, are not.
 
 Source: the module names of transformers 5, which, but for ViT's, are those of 4.
 """
@@ -20,10 +20,9 @@ from ksopt.errors import InvalidInputError
 from ksopt.search.request import Dims
 from ksopt.search.shapes.layers import Group, Layer, Layers, chosen, grouped
 
-# transformers 4 calls ViT's layers otherwise: a plan's patterns fit both.
-_VIT_NOTE = (
-    "The names are those of transformers 5; the plan's patterns fit those of transformers 4 too."
-)
+# transformers 4 calls ViT's layers otherwise; where some are left out, no pattern fits both.
+_VIT_NAMES = "The names are those of transformers 5."
+_VIT_NOTE = f"{_VIT_NAMES} The plan's patterns fit those of transformers 4 too."
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,6 @@ _TYPES: Mapping[str, Callable[[_Config], Found]] = {
 _HEADS = {
     "gemma": ("lm_head", True),
     "gpt2": ("lm_head", True),
-    "gpt_neox": ("embed_out", False),
     "llama": ("lm_head", False),
     "mistral": ("lm_head", False),
     "qwen2": ("lm_head", False),
@@ -230,9 +228,10 @@ def layers_of_config(
     note = (
         "The layers of the blocks"
         + (" and the head of the language model" if isinstance(head, Layer) else "")
-        + " are listed; poolers and heads of other tasks are not in a config."
-        + (f" {_VIT_NOTE}" if is_vit else "")
+        + " are listed; poolers and other heads are not in a config."
     )
+    if is_vit:
+        note += f" {_VIT_NOTE if not left else _VIT_NAMES}"
     return Layers(
         source=f"{file} ({kind})",
         groups=tuple(_for_plan(group, is_vit and not left) for group in groups),

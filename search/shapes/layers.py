@@ -200,7 +200,7 @@ def role(pattern: str, patterns: Iterable[str]) -> str:
     others = [other.split(".") for other in patterns if other != pattern]
     for length in range(1, len(parts) + 1):
         end = parts[-length:]
-        if end[0] == "*":
+        if end[0] == "*" or end[0].isdigit():  # it says nothing by itself
             continue
         if not any(other[-length:] == end for other in others):
             return ".".join(end)
