@@ -146,7 +146,7 @@ class ShapesRequest:
 def shared(trials: int, candidates: Sequence[int]) -> list[int]:
     """Trials shared out between sizes: alike, but none gets more than it has chains.
 
-    What one cannot use goes to the others; what divides into no equal parts, to the first.
+    What one cannot use goes to the others; a remainder goes to the first.
 
     Args:
         trials: In all; at least as many as there are sizes.
@@ -162,16 +162,11 @@ def shared(trials: int, candidates: Sequence[int]) -> list[int]:
         [10, 20, 5]
     """
     found = [0] * len(candidates)
-    left = trials
-    while left > 0:
+    for _ in range(trials):
         able = [place for place, most in enumerate(candidates) if found[place] < most]
         if not able:
             break
-        part, more = divmod(left, len(able))
-        for turn, place in enumerate(able):
-            given = min(part + (turn < more), candidates[place] - found[place])
-            found[place] += given
-            left -= given
+        found[min(able, key=found.__getitem__)] += 1
     return found
 
 

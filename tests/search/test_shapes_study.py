@@ -1,0 +1,332 @@
+"""Searches of several sizes run for real: shared trials, one report, killed, resumed, refused."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from ksopt import Plan
+from ksopt.errors import InvalidInputError
+from ksopt.search import ShapesRequest, ShapesResult, replay, run_shapes
+from ksopt.search.request import STUDY, SearchRequest
+from ksopt.search.shapes import report
+from ksopt.search.shapes.request import shared
+from ksopt.search.shapes.study import _default_folder
+from ksopt.search.store import FILE
+
+Shapes = Callable[..., ShapesResult]
+SIZES = ("32x64", "64x32")
+
+# Runs a search of two sizes in a process of its own, with short measurements.
+SCRIPT = """
+import sys
+from ksopt.bench import roofline, timing
+from ksopt.search import ShapesRequest, objective, retime, run_shapes
+objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
+retime._MOST_FINALS = 1
+timing._flush_bytes = lambda cache_bytes: 2**16
+roofline._CPU_SIDES = (256,)
+out, trials, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+class Print:
+    def note(self, text): print(text, flush=True)
+    def start(self, total, done): print("start", total, done, flush=True)
+    def trial(self, record, best):
+        print("trial", record.number, record.facts.chain.in_features, flush=True)
+    def close(self): pass
+request = ShapesRequest.of(("32x64", "64x32"), budgets=("50%",), batch=16, device="cpu",
+                           trials=trials, out=out, workers=workers)
+result = run_shapes(request, Print())
+print("stopped", result.stopped)
+"""
+
+
+@pytest.fixture
+def shapes(quick: None, tmp_path: Path) -> Shapes:
+    """Runs a search of two sizes, with the options given."""
+
+    def run(sizes: Any = SIZES, progress: Any = None, **options: Any) -> ShapesResult:
+        given = {
+            "budgets": ("50%",),
+            "batch": 16,
+            "device": "cpu",
+            "trials": 6,
+            "out": tmp_path / "report",
+        }
+        return run_shapes(ShapesRequest.of(sizes, **{**given, **options}), progress)
+
+    return run
+
+
+def start(out: Path, trials: int, workers: int = 1) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(out), str(trials), str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "KSOPT_CACHE_DIR": str(out.parent / "cache")},
+    )
+
+
+def wait_for_trials(process: subprocess.Popen[str], count: int) -> list[str]:
+    assert process.stdout is not None
+    seen: list[str] = []
+    while sum(line.startswith("trial") for line in seen) < count:
+        line = process.stdout.readline()
+        assert line, f"it ended early: {seen}"
+        seen.append(line)
+    return [line for line in seen if line.startswith("trial")]
+
+
+def stored(out: Path, size: str) -> optuna.Study:
+    return optuna.load_study(study_name=f"{STUDY} {size}", storage=f"sqlite:///{out / FILE}")
+
+
+def complete(out: Path, size: str) -> dict[int, optuna.trial.FrozenTrial]:
+    trials = stored(out, size).get_trials(states=(TrialState.COMPLETE,))
+    return {trial.number: trial for trial in trials}
+
+
+def test_sizes_share_the_trials_and_a_report(shapes: Shapes) -> None:
+    result = shapes(trials=7)
+    assert [str(one.request.size) for one in result.results] == list(SIZES)
+    assert [len(one.trials) for one in result.results] == [4, 3]
+    for one in result.results:
+        assert {t.facts.chain.shape for t in one.trials} == {
+            (one.request.size.out_features, one.request.size.in_features)
+        }
+        assert len({t.facts.chain for t in one.trials}) == len(one.trials)
+        assert all(finalist.retimed for finalist in one.finalists)
+    assert result.stopped is None
+    names = {"plan.json", "report.html", "report.md", "results.json", "study.db", "trials.csv"}
+    assert names <= {path.name for path in result.folder.iterdir()}
+    rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text("utf-8"))))
+    assert Counter(row["dims"] for row in rows) == {"32x64": 4, "64x32": 3}
+    plan = Plan.read(result.folder / "plan.json")
+    assert [(r.match, r.in_features, r.out_features) for r in plan.rules] == [
+        ("*", 32, 64),
+        ("*", 64, 32),
+    ]
+    page = (result.folder / "report.md").read_text("utf-8")
+    assert "## 32x64: finalists" in page
+    assert "## 64x32: finalists" in page
+    assert "ksopt search --dims 32x64 64x32 --budget 50%" in page
+
+
+def test_the_json_has_each_size_as_its_own_search_does(shapes: Shapes) -> None:
+    result = shapes()
+    found = json.loads((result.folder / "results.json").read_text("utf-8"))
+    assert found == json.loads(report.to_json(result))
+    assert found["schema"] == "ksopt.shapes/1"
+    assert [one["schema"] for one in found["shapes"]] == ["ksopt.search/3"] * 2
+    assert found["request"]["dims"] == list(SIZES)
+    assert found["model"] is found["plan"] is found["whole"] is None
+    assert found["budgets"] == []
+    assert found["unmet"] == {}
+
+
+def test_they_are_measured_in_turns(shapes: Shapes) -> None:
+    class Heard:
+        sizes: list[int] = []  # noqa: RUF012
+        started: list[tuple[int, int]] = []  # noqa: RUF012
+
+        def note(self, text: str) -> None: ...
+        def close(self) -> None: ...
+        def start(self, total: int, done: int) -> None:
+            self.started.append((total, done))
+
+        def trial(self, record: Any, best: Any) -> None:
+            assert best is None or best.facts.chain.shape == record.facts.chain.shape
+            self.sizes.append(record.facts.chain.in_features)
+
+    shapes(trials=8, progress=Heard())
+    assert Heard.started == [(8, 0)]
+    assert Heard.sizes == [32, 64] * 4
+
+
+def test_without_a_number_each_size_has_as_many_trials_as_a_search_of_its_own(
+    shapes: Shapes,
+) -> None:
+    """All chains of these sizes are fewer."""
+    result = shapes(("12x8", "8x12"), trials=None, budgets=("60%",))
+    for one in result.results:
+        assert one.request.trials == SearchRequest.trials
+        assert len(one.trials) == one.space.candidates
+
+
+def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, shapes: Shapes) -> None:
+    out = tmp_path / "killed"
+    process = start(out, trials=500)
+    seen = wait_for_trials(process, 5)
+    process.kill()
+    process.communicate()
+    counts = Counter(line.split()[-1] for line in seen)
+    assert abs(counts["32"] - counts["64"]) <= 1  # both had come equally far
+    before = {size: complete(out, size) for size in SIZES}
+    done = sum(map(len, before.values()))
+    assert done >= 5
+    trials = 2 * max(map(len, before.values())) + 4
+    result = shapes(out=out, trials=trials)
+    assert len([t for one in result.results for t in one.trials if t.state == "complete"]) == trials
+    for one in result.results:
+        size = str(one.request.size)
+        kept = {t.number: t for t in one.trials}
+        for number, trial in before[size].items():
+            assert str(kept[number].facts.chain) == trial.user_attrs["chain"]
+            latency = kept[number].latency
+            assert latency is not None
+            assert latency.median_us == trial.values[0]
+        finished = [t for t in one.trials if t.state == "complete"]
+        assert len({t.facts.chain for t in finished}) == len(finished) == trials // 2
+        assert not stored(out, size).get_trials(states=(TrialState.RUNNING,))
+        assert one.run == 2
+
+
+@pytest.mark.slow
+def test_workers_measure_every_size(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(out, trials=10, workers=2)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "stopped None" in said
+    for size in SIZES:
+        trials = complete(out, size).values()
+        assert len({trial.user_attrs["chain"] for trial in trials}) == len(trials) == 5
+        assert len({trial.user_attrs["worker"] for trial in trials}) == 2
+
+
+def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "interrupted"
+    process = start(out, trials=500)
+    wait_for_trials(process, 4)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert "stopped interrupted" in rest
+    found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert found["stopped"] == "interrupted"
+    assert all(len(one["trials"]) >= 2 for one in found["shapes"])
+    assert "interrupted" in (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_timeout_ends_all(shapes: Shapes) -> None:
+    result = shapes(trials=500, timeout_s=0.001)
+    assert result.stopped == "timeout"
+    assert [one.trials for one in result.results] == [(), ()]
+    assert (result.folder / "report.html").exists()
+    assert all(rule.chains == () for rule in result.plan().rules)
+
+
+def test_it_is_reported_again_without_measuring(shapes: Shapes, tmp_path: Path) -> None:
+    result = shapes()
+    before = json.loads((result.folder / "results.json").read_text("utf-8"))
+    plan = (result.folder / "plan.json").read_text("utf-8")
+    again = replay(str(result.folder), out=tmp_path / "again")
+    assert isinstance(again, ShapesResult)
+    assert again.replayed
+    after = json.loads((tmp_path / "again" / "results.json").read_text("utf-8"))
+    assert [one["trials"] for one in after["shapes"]] == [one["trials"] for one in before["shapes"]]
+    assert [one["finalists"] for one in after["shapes"]] == [
+        one["finalists"] for one in before["shapes"]
+    ]
+    assert (tmp_path / "again" / "plan.json").read_text("utf-8") == plan
+    assert "Nothing was measured for this report" in (tmp_path / "again" / "report.md").read_text()
+
+
+def test_other_sizes_may_join_the_study(shapes: Shapes) -> None:
+    first = shapes()
+    again = shapes(("64x32", "32x32"), trials=8)
+    kept, new = again.results
+    assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.results[1].trials]
+    assert {t.run for t in new.trials} == {1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "bf16"}, "dtype float32 there and bfloat16 here"),
+        ({"batch": 8}, "batch 16 there and 8 here"),
+    ],
+)
+def test_a_study_of_something_else_is_refused(shapes: Shapes, change: dict, words: str) -> None:
+    shapes()
+    with pytest.raises(InvalidInputError, match=words):
+        shapes(**change)
+
+
+def test_one_size_and_several_do_not_share_a_study(
+    shapes: Shapes, search: Callable[..., Any], tmp_path: Path
+) -> None:
+    shapes()
+    with pytest.raises(InvalidInputError, match="dims of several layer sizes there and 32x64 here"):
+        search()
+    search(out=tmp_path / "one")
+    with pytest.raises(InvalidInputError, match="dims 32x64 there and of several layer sizes here"):
+        shapes(out=tmp_path / "one")
+
+
+def test_a_size_without_a_chain_stays_dense(shapes: Shapes) -> None:
+    result = shapes(("32x64", "7x13"), budgets=("40%",))
+    assert [str(one.request.size) for one in result.results] == ["32x64"]
+    assert len(result.results[0].trials) == 6
+    ((dims, sentence),) = result.unmet.items()
+    assert str(dims) == "7x13"
+    assert "the smallest budget that works" in sentence
+    assert result.plan().rules[1].chains == ()
+    assert "The layers of 7x13 stay dense: budget 40%" in (result.folder / "report.md").read_text()
+    with pytest.raises(InvalidInputError, match="no chain of at most"):
+        shapes(("7x13", "13x7"), budgets=("40%",))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "words"),
+    [
+        ((), {}, "at least one layer size"),
+        (("32x64", "64"), {}, "INxOUT"),
+        (SIZES, {"trials": 1}, "trials 1: there are 2 layer sizes"),
+        (SIZES, {"weights": "w.safetensors"}, "weights is of one layer"),
+        (SIZES, {"dtype": "int8"}, "float32, float16 or bfloat16"),
+        (("64x64", "8x8"), {"budgets": ("100",)}, "for the layer size 8x8: budget '100' is more"),
+        (("64x64", "8x8"), {"min_rank": 9}, "for the layer size 8x8: min_rank 9"),
+    ],
+)
+def test_requests_that_are_not_allowed(sizes: tuple, options: dict, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        ShapesRequest.of(sizes, **options)
+
+
+def test_a_request_survives_json() -> None:
+    request = ShapesRequest.of(SIZES, budgets=("25%", "1k"), trials=9, device="cpu", batch=4)
+    assert ShapesRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert ShapesRequest.of(["8x8", "8x8"]).shapes == ShapesRequest.of(["8x8"]).shapes
+
+
+def test_the_default_folder_says_what_is_in_it() -> None:
+    request = ShapesRequest.of(SIZES, batch=4, device="cuda:0")
+    name = "ksopt-report-32x64-64x32-cuda0-float32-batch_first-4"
+    assert str(_default_folder(request, request.each)) == name
+    many = ShapesRequest.of([f"{n}x{n}" for n in range(100, 140)], batch=4, device="cpu")
+    assert len(str(_default_folder(many, many.each))) < 160
+
+
+@given(st.integers(1, 400), st.lists(st.integers(1, 90), min_size=1, max_size=9))
+def test_trials_are_shared_alike(trials: int, candidates: list[int]) -> None:
+    trials = max(trials, len(candidates))
+    parts = shared(trials, candidates)
+    assert sum(parts) == min(trials, sum(candidates))
+    assert all(1 <= part <= most for part, most in zip(parts, candidates, strict=True))
+    # Nobody has less than another, but for a remainder, unless it has no more chains.
+    for part, most in zip(parts, candidates, strict=True):
+        assert part == most or part >= max(parts) - 1
