@@ -8,7 +8,7 @@ and ksopt's operator only, so that AOTAutograd's cache takes the graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -36,12 +36,21 @@ class Emitter:
         before: where to insert.
         like: whose stack trace the new nodes carry.
         emitted: the list that new nodes are appended to.
+        known: results of calls on tensors of the same sizes; the layers of a model repeat them, and
+            running one on fake tensors of symbolic sizes takes milliseconds.
     """
 
-    def __init__(self, before: fx.Node, like: fx.Node, emitted: list[fx.Node]) -> None:
+    def __init__(
+        self,
+        before: fx.Node,
+        like: fx.Node,
+        emitted: list[fx.Node],
+        known: dict[Hashable, Any],
+    ) -> None:
         self._before = before
         self._like = like
         self._emitted = emitted
+        self._known = known
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A node that calls a function; args are nodes and plain values, kwargs plain values."""
@@ -99,11 +108,14 @@ class Emitter:
             if key in self._like.meta:
                 node.meta[key] = self._like.meta[key]
         known = fx.node.map_arg(args, fake_result)
-        fakes = [value for value in tree_leaves(known) if hasattr(value, "fake_mode")]
+        call = _signature((node.op, node.target, known, kwargs))
+        if call not in self._known:
+            fakes = [value for value in tree_leaves(known) if hasattr(value, "fake_mode")]
+            mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
+            with mode, torch.no_grad():
+                self._known[call] = function(*known, **kwargs)
         key = "val" if "val" in self._like.meta else "example_value"
-        mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
-        with mode, torch.no_grad():
-            node.meta[key] = function(*known, **kwargs)
+        node.meta[key] = self._known[call]
         return node
 
     def _copied(self, node: fx.Node) -> fx.Node:
@@ -122,6 +134,21 @@ class Emitter:
         if order != sorted(order):
             node = self.call(torch.permute, node, back)
         return node
+
+
+def _signature(value: Any) -> Hashable:
+    """What the sizes of a call's result depend on."""
+    if isinstance(value, Tensor):
+        sizes = (*map(_signature, value.shape), *map(_signature, value.stride()))
+        return (sizes, value.dtype, value.device, value.layout)
+    if isinstance(value, torch.SymInt):
+        return ("symbolic", value.node.expr)
+    if isinstance(value, tuple | list):
+        return tuple(map(_signature, value))
+    if isinstance(value, dict):
+        return tuple((name, _signature(one)) for name, one in value.items())
+    hashable: Hashable = value
+    return hashable
 
 
 class _Stride:

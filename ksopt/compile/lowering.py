@@ -7,8 +7,9 @@ that these need, and the nodes that nobody reads any more. `lower` then inserts 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -200,6 +201,7 @@ class _Lowering:
         self.strides_changed = False
         self.chosen = chosen
         self.emitted = emitted
+        self.known: dict[Hashable, Any] = {}
         self.built: dict[Root, tuple[fx.Node, tuple[Atoms, ...]]] = {}
 
     def exits(self, found: Uses) -> dict[fx.Node, fx.Node]:
@@ -210,7 +212,7 @@ class _Lowering:
             view, point = found.exits[node], points[node]
             product = _product_of(view.root)
             like = product.made_at or node
-            self.emit = Emitter(point, like, self.emitted)
+            self.emit = Emitter(point, like, self.emitted, self.known)
             self.point = self.trace.order[point]
             self.product = product
             try:

@@ -140,7 +140,18 @@ def _slice(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
     given = [*args, *(0, None, None, 1)[len(args) - 1 :]]
-    source, dim, start, step = given[0], given[1], given[2], given[4]
+    sliced(tracker, given[0], given[1], given[2], given[4], result)
+
+
+def sliced(
+    tracker: Tracker, source: Tensor, dim: int, start: Any, step: Any, result: Tensor
+) -> None:
+    """Note that a result is every step-th of a source's elements along a dim, from one on.
+
+    Raises:
+        NotNestedError: they begin or end in the middle of a digit.
+        FixedSizeNeeded: every step-th feature is taken, of a symbolic number.
+    """
     size = plain(source.shape[dim])
     if same_shape(source.shape, result.shape):
         tracker.moved(result, source, tracker.view(source).map)
@@ -172,7 +183,7 @@ def _split(
 def _narrowed(
     tracker: Tracker, source: Tensor, dim: int, start: int, result: Tensor, step: int = 1
 ) -> None:
-    length = result.shape[dim] if result.dim() == source.dim() else 1
+    length = plain(result.shape[dim]) if result.dim() == source.dim() else 1
     if isinstance(length, int) and length > 0:
         _piece(tracker, source, narrow(identity(source.shape), dim, start, length, step), result)
 

@@ -6,6 +6,8 @@ afterwards, and ksopt's own operator.
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import torch
@@ -96,25 +98,34 @@ def _convolution(
 def _mul(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    if not isinstance(args[0], Tensor) or not isinstance(args[1], Tensor):
-        return
-    views = [tracker.view(argument) for argument in args[:2]]
-    if right_is_weight(*(view.root for view in views)) is None or result.dtype not in DTYPES:
-        return
-    if args[0].dtype != args[1].dtype:
+    multiplied(tracker, args[0], args[1], result)
+
+
+def multiplied(tracker: Tracker, left: Any, right: Any, result: Tensor) -> None:
+    """Note what an elementwise product of two tensors is, or of a tensor and a number."""
+    both = [one for one in (left, right) if isinstance(one, Tensor)]
+    views = [tracker.view(one) for one in both]
+    kind = functools.reduce(operator.or_, (view.root.kind for view in views))
+    if (
+        len(both) < 2
+        or right_is_weight(*(view.root for view in views)) is None
+        or result.dtype not in DTYPES
+        or left.dtype != right.dtype
+    ):
+        tracker.fresh(result, kind)
         return
     variables: list[Variable] = []
     dims: list[tuple[int, ...]] = []
     for dim, size in enumerate(result.shape):
-        left, right = (
-            _broadcast(view.map, argument, result, dim, size)
-            for view, argument in zip(views, args[:2], strict=True)
+        ours, theirs = (
+            _broadcast(view.map, one, result, dim, size)
+            for view, one in zip(views, both, strict=True)
         )
-        found = tied(left, right)
+        found = tied(ours, theirs)
         dims.append(tuple(range(len(variables), len(variables) + len(found))))
         variables += found
     origin = Multiplied(views[0].root, views[1].root, tuple(variables), tuple(dims))
-    tracker.fresh(result, Kind.ACTIVATION, origin)
+    tracker.fresh(result, kind, origin)
 
 
 @rule(aten.sum)

@@ -19,7 +19,7 @@ from torch.amp import autocast_mode
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ksopt.compile import movements, pieces, products, structured
+from ksopt.compile import mapped, movements, pieces, products, structured
 from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError, identity, is_identity
 from ksopt.compile.moves import plan
@@ -181,10 +181,17 @@ class _Runner(fx.Interpreter):
         if known is not None and self.vmap_depth == 0:
             if n.op == "call_function" and _is_opaque(n):
                 return self._known(n, known)
+            if self.may_shorten and _is_no_number(known) and n.op.startswith("call_"):
+                return self._known(n, known)
             if self.may_shorten and n.op in ("call_function", "call_method"):
                 args, kwargs = self.fetch_args_kwargs_from_env(n)
                 if take(self.tracker, n, args, kwargs, known):
                     return known
+        if self.vmap_depth == 1 and self.may_shorten and n.op == "call_function":
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            mapped_result = mapped.take(self.tracker, n, args, kwargs)
+            if mapped_result is not None:
+                return mapped_result
         if n.op == "get_attr" and isinstance(self.fetch_attr(str(n.target)), fx.GraphModule):
             return None
         result = super().run_node(n)
@@ -256,6 +263,11 @@ def holds_all(view: View) -> bool:
 def _is_wrapped(tensor: Tensor) -> bool:
     """Whether it is a tensor inside a vmap: what it wraps is followed, not the wrapper."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _is_no_number(value: Any) -> bool:
+    """Whether it is a mask, a position, a token: no product is made of it."""
+    return isinstance(value, Tensor) and not value.dtype.is_floating_point
 
 
 @functools.cache

@@ -6,6 +6,8 @@ dense layers are most of a model's nodes, and what they do to index maps follows
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +18,8 @@ from torch.nn import functional as F
 
 from ksopt.compile.einsum import note_einsum
 from ksopt.compile.index import NotNestedError, permute
-from ksopt.compile.movements import reshaped
-from ksopt.compile.products import dense_layer, matrix_product
+from ksopt.compile.movements import reshaped, sliced
+from ksopt.compile.products import dense_layer, matrix_product, multiplied
 from ksopt.compile.sizes import same
 from ksopt.compile.tracking import Tracker
 
@@ -72,6 +74,47 @@ def _contiguous(
     return True
 
 
+def _dropout(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    _, p, training, in_place = (*args, *(None,) * 4)[:4]
+    training = kwargs.get("training", True if training is None else training)
+    if not isinstance(training, bool) or in_place or kwargs.get("inplace") or p is None:
+        return False
+    if training:
+        tracker.fresh(result, tracker.view(args[0]).root.kind)
+    else:
+        tracker.moved(result, args[0], tracker.view(args[0]).map)
+    return True
+
+
+def _multiply(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or len(args) != 2:
+        return False
+    multiplied(tracker, args[0], args[1], result)
+    return True
+
+
+def _getitem(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    source, index = args
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if parts.count(...) > 1 or not all(part is ... or isinstance(part, slice) for part in parts):
+        return False
+    at = parts.index(...) if ... in parts else len(parts)
+    parts[at : at + 1] = [slice(None)] * (source.dim() - len(parts) + (... in parts))
+    cuts = [(dim, part) for dim, part in enumerate(parts) if part != slice(None)]
+    if len(cuts) != 1:
+        return False
+    dim, part = cuts[0]
+    tracker.fresh(result, tracker.view(source).root.kind)
+    sliced(tracker, source, dim, part.start, 1 if part.step is None else part.step, result)
+    return True
+
+
 def _linear(
     tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> bool:
@@ -119,6 +162,9 @@ SHORTCUTS: dict[Any, Shortcut] = {
     **dict.fromkeys(("permute", torch.permute), _permute),
     **dict.fromkeys(("transpose", torch.transpose), _transpose),
     "contiguous": _contiguous,
+    F.dropout: _dropout,
+    **dict.fromkeys(("mul", torch.mul, operator.mul), _multiply),
+    operator.getitem: _getitem,
     F.linear: _linear,
     torch._C._nn.linear: _linear,
     **dict.fromkeys((torch.einsum, torch.functional.einsum), _einsum),
@@ -126,7 +172,7 @@ SHORTCUTS: dict[Any, Shortcut] = {
 }
 
 
-_CAST = (_linear, _einsum, _bmm)
+_CAST = (_linear, _einsum, _bmm)  # and not products of elements
 """What autocast casts the operands of."""
 
 
@@ -157,20 +203,34 @@ def _may_write(node: fx.Node) -> bool:
     if node.op != "call_function":
         return False
     name = getattr(node.target, "__name__", "")
-    if (
-        "out" in node.kwargs
-        or node.kwargs.get("inplace") is True
-        or any(argument is True for argument in node.args)
-    ):
+    if "out" in node.kwargs or _asks_for_in_place(node):
         return True
     return (
         (name.startswith("i") and name[1:] in _IN_PLACE_OPERATORS)
-        or (name.endswith("_") and not name.startswith("_"))
+        or (name.endswith("_") and not name.startswith("_") and node.target not in _NAMED_ALIKE)
         or name == "setitem"
         or _schema_writes(node.target)
     )
 
 
+def _asks_for_in_place(node: fx.Node) -> bool:
+    at = _place_of_inplace(node.target)
+    given = node.args[at] if at is not None and at < len(node.args) else False
+    return given is True or node.kwargs.get("inplace") is True
+
+
+@functools.cache
+def _place_of_inplace(target: Any) -> int | None:
+    """Which positional argument of a function is called ``inplace``; None if none is."""
+    try:
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # built-in: what of torch writes in place says so in its name
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+# Python keywords end in an underscore as functions, as torch's functions do that write in place.
+_NAMED_ALIKE = (operator.and_, operator.or_, operator.not_, operator.is_)
 _IN_PLACE_OPERATORS = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul",
 )  # fmt: skip
