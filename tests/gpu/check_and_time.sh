@@ -33,11 +33,12 @@ step() {
   fi
 }
 
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n "${PROCESSES:-4}")
-step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}"
+devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((4 * devices))")
+step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}" \
+  tests/gpu tests/test_roofline.py tests/test_timing.py
 
 # Nothing is timed yet, so the sanitizers share the device, or take one each where there are several.
-devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 checks=()
 beside() {
   local device=$((${#checks[@]} % devices))

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from ksopt import ops
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import choices, cpu, cuda, dispatch, lanes16, packed, pytorch_ways, ways
@@ -215,7 +216,7 @@ def test_the_host_library_knows_decisions_of_one_kernel():
     pattern = Pattern(4, 64, 64, 8)
     x, weight = (t.half() for t in draw(pattern, 64))
     assert cuda.run_known(x, weight, False) is None
-    y = torch.ops.ksopt.ks_mm(x, weight)
+    y = ops.ks_mm(x, weight)
     if not isinstance(cuda.choice_for(x, weight, False).call, HostLauncher):
         pytest.skip("one of PyTorch's ways is the fastest here")
     known = cuda.run_known(x, weight, False)
@@ -255,7 +256,7 @@ def test_a_token_of_each_sequence_where_sequences_come_first(dtype):
     assert last.stride(1) != last.stride(0)
     weight = weight.to(dtype)
     for _ in range(2):  # the second time by what the host library knows
-        found = torch.ops.ksopt.ks_mm(last, weight)
+        found = ops.ks_mm(last, weight)
         expected = ks_reference(last.double(), weight.double())
         theirs = relative_error(cpu.multiply_by_bmm(last, weight, False), expected)
         assert relative_error(found, expected) <= ALLOWED_RATIO * theirs
