@@ -1,0 +1,138 @@
+"""Dense layers that are too slow to be true: warned of, and a final that met one held again."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ksopt.bench.timing import Measurement
+from ksopt.pattern import Chain
+from ksopt.search import ShapesRequest, layers_of_model, report, retime, run_shapes
+from ksopt.search.doubt import DenseLayer, dense_layer
+from ksopt.search.processes import Spare
+from ksopt.search.request import SearchRequest
+from ksopt.search.result import SearchResult
+
+Search = Callable[..., SearchResult]
+
+
+def around(us: float) -> Measurement:
+    return Measurement(us, 0.99 * us, 1.01 * us, 20)
+
+
+def finals(*dense_us: float) -> tuple[Callable[..., dict[str, Measurement]], list[float]]:
+    """Finals whose dense layers take so long, one after the other; and those that were held."""
+    held: list[float] = []
+
+    def final(
+        request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
+    ) -> dict[str, Measurement]:
+        held.append(dense_us[len(held)])
+        chain = {str(chain): around(300.0 + place) for place, chain in enumerate(chains)}
+        return {**chain, "dense": around(held[-1])}
+
+    return final, held
+
+
+@pytest.mark.parametrize(
+    ("median_us", "floor_us", "kind", "warns"),
+    [
+        (14_000.0, 660.0, "cpu", True),  # as it was seen on a loaded CPU
+        (2_839.0, 660.0, "cpu", False),
+        (2_841.0, 660.0, "cpu", True),
+        (90.0, 0.6, "cpu", False),  # a tiny layer is overhead
+        (90.0, 0.6, "cuda", True),
+        (22.0, 0.6, "cuda", False),
+    ],
+)
+def test_far_above_its_floor_is_warned_of(
+    median_us: float, floor_us: float, kind: str, warns: bool
+) -> None:
+    found = DenseLayer(around(median_us), floor_us, kind)
+    assert found.over_floor == pytest.approx(median_us / floor_us)
+    assert bool(found.warning) == warns
+    if median_us == 14_000.0:
+        assert found.warning.startswith(
+            "The dense layer took 14,000 us (p20 to p80: 13,860 to 14,140), 21 times its roofline "
+            "floor of 660 us"
+        )
+
+
+def test_the_floor_is_that_of_the_dense_product(search: Search) -> None:
+    result = search(trials=2)
+    found = dense_layer(result)
+    assert found is not None
+    assert found.measured == result.finalists[0].dense
+    roof = result.roofline
+    # 16 rows of 32 inputs and 64 outputs in float32, no bias.
+    moved, flops = 4 * (16 * 32 + 16 * 64 + 32 * 64), 2 * 16 * 32 * 64
+    assert found.floor_us == pytest.approx(1e6 * max(moved / roof.bandwidth, flops / roof.rate))
+    value = report.to_value(result)["dense_layer"]
+    assert value["floor_us"] == found.floor_us
+    assert value["over_floor"] == found.over_floor
+    assert value["warning"] == (found.warning or None)
+
+
+def test_nothing_measured_is_nothing_doubted(search: Search) -> None:
+    assert dense_layer(search(timeout_s=0.001)) is None
+
+
+def test_the_page_and_the_terminal_warn(
+    search: Search, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(retime, "final", finals(14_000.0, 14_100.0, 14_200.0)[0])
+    result = search(trials=2)
+    words = "The dense layer took 14,000 us"
+    report.print_result(result, sys.stdout)
+    assert words in capsys.readouterr().out
+    for name in ("report.md", "report.html"):
+        assert words in (result.folder / name).read_text("utf-8")
+    quiet = finals(100.0, 100.0, 100.0)[0]
+    monkeypatch.setattr(retime, "final", quiet)
+    again = search(trials=2)
+    assert "times its roofline floor" not in (again.folder / "report.md").read_text("utf-8")
+
+
+def test_a_models_sum_that_rests_on_one_says_so(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(retime, "final", finals(*[14_000.0] * 3)[0])
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64))
+    request = ShapesRequest.of(
+        layers_of_model(model), budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path
+    )
+    run_shapes(request)
+    page = (tmp_path / "report.md").read_text("utf-8")
+    assert "Do not rely on that yet: the dense layers of 32x64 were strangely slow" in page
+    assert "32x64: The dense layer took 14,000 us" in page
+
+
+@pytest.mark.parametrize(
+    ("dense_us", "held", "kept"),
+    [
+        ((900.0,), 1, 900.0),
+        ((2_019.0,), 1, 2_019.0),  # twice as long, and some
+        ((16_000.0, 1_100.0), 2, 1_100.0),
+        ((16_000.0, 31_000.0, 15_000.0), 3, 15_000.0),
+        ((15_000.0, 31_000.0, 16_000.0), 3, 15_000.0),
+    ],
+)
+def test_a_final_is_held_again_where_dense_was_strangely_slow(
+    monkeypatch: pytest.MonkeyPatch, dense_us: tuple[float, ...], held: int, kept: float
+) -> None:
+    final, heard = finals(*dense_us)
+    monkeypatch.setattr(retime, "final", final)
+    notes: list[str] = []
+    request: Any = SearchRequest("32x64", batch=16, device="cpu")
+    with Spare() as spare:
+        found = retime.trusted(
+            request, torch.device("cpu"), [Chain.dense(32, 64)], spare, 1_000.0, notes.append
+        )
+    assert len(heard) == held
+    assert len(notes) == held - 1
+    assert found["dense"].median_us == kept
+    if notes:
+        assert "in the final and 1,000 us in the trials: the final is held again" in notes[0]
