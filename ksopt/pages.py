@@ -25,12 +25,17 @@ p { margin: .5rem 0; max-width: 46rem; overflow-wrap: anywhere; }
 .answer { border-left: 4px solid var(--accent); background: var(--panel); padding: .6rem 1rem;
   margin: 1rem 0; max-width: 50rem; }
 .answer p { max-width: none; }
-.table { overflow-x: auto; margin: .75rem 0; }
+/* A shadow at the side where a table that is too wide goes on; what covers it scrolls along. */
+.table { overflow-x: auto; margin: .75rem 0; background:
+  linear-gradient(90deg, var(--back) 40%, transparent) left / 2.5rem 100% no-repeat local,
+  linear-gradient(270deg, var(--back) 40%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(90deg, var(--line), transparent) left / .6rem 100% no-repeat scroll,
+  linear-gradient(270deg, var(--line), transparent) right / .6rem 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .9rem .3rem 0;
   border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-.right { text-align: right; white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+.right { text-align: right; } td.right { white-space: nowrap; }
 pre { background: var(--panel); padding: .75rem 1rem; overflow-x: auto; font-size: .875rem; }
 svg { display: block; width: 100%; height: auto; max-width: 50rem; margin: .5rem 0; }
 svg text { fill: var(--soft); font-family: system-ui, sans-serif; }
@@ -57,7 +62,7 @@ svg .label { fill: var(--mark); font-weight: 600; }
   --back: #fff; --panel: #f3f3f3; --accent: #0b4f9c; --dense: #8c3208;
   --second: #8c3208; --third: #14602e; --fourth: #5b2b8a; }
   body { max-width: none; font-size: 11px; padding: 0; } h2 { break-after: avoid; }
-  tr, svg, .answer { break-inside: avoid; } .table { overflow: visible; }
+  tr, svg, .answer { break-inside: avoid; } .table { overflow: visible; background: none; }
   .wide { display: block; } .narrow { display: none; } pre { white-space: pre-wrap; } }
 """
 

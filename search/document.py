@@ -132,8 +132,7 @@ def _finalists(result: SearchResult) -> Section:
         " Two times are told apart when each median lies outside the other's band from the 20th to "
         "the 80th percentile; a chain ties with those that it was not told apart from. Efficiency "
         "is the roofline's floor over the time; rho is (b + c)/(b c), larger where moving data "
-        "costs more than computing, and d rho the same for energy, both averaged over the factors "
-        "by their weights."
+        "costs more than computing, averaged over the factors by their weights."
     )
     return Section("Finalists", (), (text,), report.finalists_table(result))
 

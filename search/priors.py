@@ -6,6 +6,8 @@ says how the heuristic's pick did against the chain that was measured to be fast
 
 from __future__ import annotations
 
+import itertools
+
 from ksopt.bench.roofline import Roofline
 from ksopt.pattern import Chain
 from ksopt.search.cost import CostModel
@@ -60,20 +62,28 @@ def enqueued(
     For each step: the largest rho (paper, equation 2), the lowest roofline floor, the four that the
     cost model, if there is one, predicts to be fastest, then the families with the most weights, at
     most four of them. The cost model is asked for the lowest floors first, for so many seconds of
-    each step.
+    each step. The steps take turns, so that a search that is stopped early has an answer for each.
     """
     assert request.batch is not None
-    picks: dict[Chain, str] = {}
     known = {chain: facts(chain, roofline, request.batch) for chain in space.candidates}
     named = {chain: origin for origin, chain in families(request)}
+    picks: list[list[tuple[str, Chain]]] = []
     for step in space.steps:
         inside = [chain for chain in space.candidates if step.holds(chain.nnz)]
-        picks.setdefault(max(inside, key=lambda chain: known[chain].rho), HEURISTIC)
         by_floor = sorted(inside, key=lambda chain: known[chain].floor_us)
-        picks.setdefault(by_floor[0], "lowest floor")
-        for chain in [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS, seconds):
-            picks.setdefault(chain, "cost model")
         family = sorted((c for c in inside if c in named), key=lambda c: -c.nnz)
-        for chain in family[:_MOST_FAMILY_PRIORS]:
-            picks.setdefault(chain, named[chain])
-    return [(origin, chain) for chain, origin in picks.items()]
+        fast = [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS, seconds)
+        picks.append(
+            [
+                (HEURISTIC, max(inside, key=lambda chain: known[chain].rho)),
+                ("lowest floor", by_floor[0]),
+                *(("cost model", chain) for chain in fast),
+                *((named[chain], chain) for chain in family[:_MOST_FAMILY_PRIORS]),
+            ]
+        )
+    found: dict[Chain, str] = {}
+    for turn in itertools.zip_longest(*picks):
+        for pick in turn:
+            if pick is not None:
+                found.setdefault(pick[1], pick[0])
+    return [(origin, chain) for chain, origin in found.items()]

@@ -200,10 +200,12 @@ def finalists_table(result: SearchResult) -> Table:
         rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
     heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
     if any(finalist.weight_error is not None for finalist in result.finalists):
-        heads.append(">weight error")
+        # Beside the latency: what a chain costs, and what it keeps.
+        at = heads.index("against dense") + 1
+        heads.insert(at, ">weight error")
         for row, finalist in zip(rows, result.finalists, strict=True):
             error = finalist.weight_error
-            row.append("" if error is None else f"{error:.3f}")
+            row.insert(at, "" if error is None else f"{error:.3f}")
     return tables.of(heads, rows)
 
 
@@ -248,7 +250,6 @@ _FINALIST_HEADS = (
     ">dense / chain",
     "against dense",
     ">rho",
-    ">d rho",
     ">efficiency",
 )
 
@@ -263,7 +264,6 @@ def _finalist_cells(finalist: Finalist) -> list[str]:
         f"{1 / finalist.ratio:.2f}x",
         finalist.versus_dense.value,
         f"{known.rho:.4f}",
-        f"{known.d_rho:.4f}",
         f"{finalist.efficiency:.2f}",
     ]
 

@@ -30,7 +30,8 @@ _FORMS = (
 _SERVER_TURNS = {
     "postgresql": ("SELECT pg_advisory_lock({key})", "SELECT pg_advisory_unlock({key})"),
     "mysql": (
-        "SELECT GET_LOCK(CONCAT(DATABASE(), '-{key}'), -1)",
+        # Waits a day: MySQL takes -1 for ever, but MariaDB for not at all.
+        "SELECT GET_LOCK(CONCAT(DATABASE(), '-{key}'), 86400)",
         "SELECT RELEASE_LOCK(CONCAT(DATABASE(), '-{key}'))",
     ),
 }
@@ -79,7 +80,9 @@ class Storage:
         assert self._engine is not None
         lock, unlock = self._server
         with self._engine.connect() as connection:
-            connection.execute(sqlalchemy.text(lock))
+            given = connection.execute(sqlalchemy.text(lock)).scalar()
+            if given in (0, None):  # by MySQL; PostgreSQL says nothing, and waits for ever
+                raise RuntimeError("the server did not give its lock for a day")
             try:
                 yield
             finally:
@@ -151,7 +154,9 @@ class Storage:
         except (SQLAlchemyError, ImportError, ValueError, OSError, RuntimeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if isinstance(error, ImportError):
-                reason += " (for PostgreSQL: pip install 'ksopt[postgresql]')"
+                reason += (
+                    " (for PostgreSQL: pip install 'ksopt[postgresql]', for MySQL: ksopt[mysql])"
+                )
             shown = without_password(self.url)
             reason = re.sub(re.escape(self.url), shown, reason)
             raise InvalidInputError(f"storage {shown!r} cannot be used: {reason}") from None

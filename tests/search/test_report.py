@@ -63,6 +63,7 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "roofline",
         "correlations",
         "drift",
+        "dense_layer",
         "run",
         "replayed",
         "device",
@@ -145,7 +146,7 @@ def test_markdown_answers_first(result: SearchResult) -> None:
     assert "efficiency" in text
     for line in text.split("## Finalists")[1].split("##")[0].splitlines():
         if line.startswith("|"):
-            assert line.count("|") == 13
+            assert line.count("|") == 12
 
 
 def test_the_snippet_runs(result: SearchResult) -> None:

@@ -425,19 +425,78 @@ def _server(programs: Path, folder: Path, user: dict[str, object]) -> Iterator[s
 def test_postgresql(postgresql: str, environment: dict[str, str], tmp_path: Path) -> None:
     """Shared by two searches; a third is killed in the middle and goes on."""
     check_shared(postgresql, environment, tmp_path, trials=4)
-    options = ("--storage", postgresql, "--out", str(tmp_path / "one"), "--trials", "15")
+    check_killed(postgresql, environment, tmp_path)
+
+
+def check_killed(url: str, environment: dict[str, str], tmp_path: Path) -> None:
+    options = ("--storage", url, "--out", str(tmp_path / "one"), "--trials", "15")
     process = start(environment, *options)
-    wait_for(postgresql, 6, process)
+    wait_for(url, 6, process)
     process.kill()
     process.communicate()
-    before = complete_chains(postgresql)
+    before = complete_chains(url)
     _, errors = start(environment, *options).communicate(timeout=120)
-    after = complete_chains(postgresql)
+    after = complete_chains(url)
     assert len(after) == 15, errors
     assert set(after.values()) == {1}
     assert before <= after
-    running = study_of(postgresql).get_trials(states=(TrialState.RUNNING,))
-    assert not running
+    assert not study_of(url).get_trials(states=(TrialState.RUNNING,))
+
+
+# MySQL, or MariaDB, which speaks alike, for real, where it is installed.
+
+
+@pytest.fixture
+def mysql() -> Iterator[str]:
+    """URL of a database of a server that this test starts and ends."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
+    server = shutil.which("mariadbd", path=path) or shutil.which("mysqld", path=path)
+    if server is None:
+        pytest.skip(
+            "neither MariaDB nor MySQL is installed (Debian: apt-get install mariadb-server)"
+        )
+    driver = pytest.importorskip("pymysql", reason="PyMySQL is not installed (pip install pymysql)")
+    with tempfile.TemporaryDirectory(prefix="ksopt-mysql-") as name:
+        data, socket = Path(name) / "data", Path(name) / "socket"
+        user = ["--user=root"] if os.getuid() == 0 else []  # it runs as root if it is told to
+        install = shutil.which("mariadb-install-db", path=path)
+        if install is not None:
+            options = [f"--datadir={data}", "--auth-root-authentication-method=normal"]
+            command = [install, "--no-defaults", *options, "--skip-test-db", *user]
+        else:
+            command = [server, "--no-defaults", "--initialize-insecure", f"--datadir={data}", *user]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert made.returncode == 0, made.stdout + made.stderr
+        options = [f"--datadir={data}", f"--socket={socket}", f"--pid-file={name}/pid"]
+        with (Path(name) / "log").open("w") as log:
+            process = subprocess.Popen(
+                [server, "--no-defaults", *options, "--skip-networking", *user],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    connection = driver.connect(unix_socket=str(socket), user="root")
+                    break
+                except driver.MySQLError:
+                    assert process.poll() is None, (Path(name) / "log").read_text()
+                    assert time.monotonic() < until, (Path(name) / "log").read_text()
+                    time.sleep(0.1)
+            with connection, connection.cursor() as cursor:
+                cursor.execute("CREATE DATABASE ksopt")
+            yield f"mysql+pymysql://root@localhost/ksopt?unix_socket={socket}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_mysql(mysql: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Shared by two searches; a third is killed in the middle and goes on."""
+    check_shared(mysql, environment, tmp_path, trials=4)
+    check_killed(mysql, environment, tmp_path)
 
 
 def test_a_ctrl_c_that_was_raised_where_nobody_hears_it_ends_the_search(
