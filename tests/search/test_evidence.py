@@ -162,7 +162,7 @@ def test_the_command_replays(
     assert main(["search", "--replay", "no/such"]) == 2
     assert "there is no such folder" in capsys.readouterr().err
     assert main(["search"]) == 2
-    assert "--dims INxOUT, or a --replay" in capsys.readouterr().err
+    assert "--dims INxOUT, or --model" in capsys.readouterr().err
 
 
 @pytest.mark.slow
