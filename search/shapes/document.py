@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ksopt import pages, tables
-from ksopt.pages import Section
+from ksopt.pages import Figure, Section
 from ksopt.search import document as one_size
 from ksopt.search.page import where
 from ksopt.search.result import SearchResult
 from ksopt.search.shapes import report
+from ksopt.search.shapes.bars import bars
 from ksopt.search.shapes.result import ShapesResult
 
 
@@ -74,6 +75,11 @@ def _plan(result: ShapesResult) -> list[Section]:
             "a search."
         )
     found = [Section("Plan for the model", (), tuple(texts), report.plan_table(result))]
+    effect = result.effect()
+    if effect is not None and effect.dense_us > 0:
+        text = "Above dense, below by the plan; all layers of a group together."
+        figure = Figure(bars(effect, 800), bars(effect, 360))
+        found.append(Section("Latency of the layers", (), (text,), figure=figure))
     if result.results:
         text = (
             "If every size took its chain of one budget, where that is faster than dense, and "

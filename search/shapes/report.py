@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from ksopt import tables
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
-from ksopt.search import doubt, report, words
+from ksopt.search import doubt, evidence, report, words
 from ksopt.search.request import without_password
 from ksopt.search.result import Recommendation
 from ksopt.search.shapes.result import Effect, PlannedGroup, ShapesResult, Whole
@@ -116,10 +116,19 @@ def lead(result: ShapesResult) -> list[str]:
 
 
 def warnings(result: ShapesResult) -> list[str]:
-    """Those of each size, with its name."""
-    return [
-        f"{one.request.size}: {text}" for one in result.results for text in report.warnings(one)
-    ]
+    """What makes the times less certain than they look, in a sentence each."""
+    beside = [(one.request.size, doubt.dense_layer(one)) for one in result.results]
+    found = [f"{size}: {dense.warning}" for size, dense in beside if dense and dense.warning]
+    drifts = [(one.request.size, evidence.drift(one)) for one in result.results]
+    drifted = [str(size) for size, drift in drifts if drift and drift.beyond_noise]
+    if drifted:
+        found.append(
+            f"The dense layers of {', '.join(drifted)} took another time in the final than at the "
+            "beginning, beyond their noise: clocks, throttling or another process changed the "
+            "machine meanwhile. Ratios to dense, measured in turns, allow for that, absolute times "
+            "do not."
+        )
+    return found
 
 
 def effect_sentences(result: ShapesResult) -> list[str]:
@@ -273,7 +282,7 @@ def _choice(answer: Recommendation | None) -> str:
 def _plan_row(one: PlannedGroup) -> list[str]:
     group, finalist = one.group, one.finalist
     saved = None
-    if one.dense_us is not None and one.latency_us is not None:
+    if finalist is not None and one.dense_us is not None and one.latency_us is not None:
         saved = group.count * (one.dense_us - one.latency_us)
     per_layer = one.parameters // group.weights
     return [

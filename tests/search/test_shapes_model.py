@@ -24,6 +24,7 @@ from ksopt.search import (
     layers_of_model,
     retime,
     run_shapes,
+    words,
 )
 from ksopt.search.shapes import whole
 from ksopt.search.shapes.layers import Layers
@@ -139,6 +140,11 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
     page = (tmp_path / "report.md").read_text("utf-8")
     assert "## Plan for the model" in page
     assert "The model was not timed whole." in page
+    drawn = (tmp_path / "report.html").read_text("utf-8")
+    total = words.microseconds(dense_us), words.microseconds(latency_us)
+    assert f"Latencies of the linear layers: {total[0]} dense, {total[1]} by the plan" in drawn
+    # Two sizes of the drawing, three groups and their sum, dense and by the plan.
+    assert drawn.count('<rect class="box s') == 2 * (3 + 1) * 2
     assert "embed.weight" in page
     assert result.request.layers is not None
     assert str(tmp_path) in result.request.command
