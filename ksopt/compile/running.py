@@ -64,6 +64,8 @@ _OPAQUE = {
 }
 """Functions whose result is a new tensor that is no movement of an operand and no product."""
 
+_OPAQUE_METHODS = {"pow", "mean", "rsqrt", "exp", "cos", "sin", "softmax", "tanh", "sigmoid"}
+
 _MOST_FIXED_SIZES = 20
 _SET_GRAD = torch._C._set_grad_enabled
 _TRANSFORMS = ("_grad_increment_nesting", "_jvp_increment_nesting", "_func_increment_nesting")
@@ -179,7 +181,7 @@ class _Runner(fx.Interpreter):
                 self.vmap_depth -= 1
         known = n.meta.get("example_value")
         if known is not None and self.vmap_depth == 0:
-            if n.op == "call_function" and _is_opaque(n):
+            if _is_opaque(n):
                 return self._known(n, known)
             if self.may_shorten and _is_no_number(known) and n.op.startswith("call_"):
                 return self._known(n, known)
@@ -278,4 +280,8 @@ def _higher_order() -> type:
 
 
 def _is_opaque(n: fx.Node) -> bool:
+    if n.op == "call_method":
+        return n.target in _OPAQUE_METHODS
+    if n.op != "call_function":
+        return False
     return n.target in _OPAQUE or isinstance(n.target, _higher_order())

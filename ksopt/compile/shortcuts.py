@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
 
+from ksopt.compile.contractions import contraction
 from ksopt.compile.einsum import note_einsum
-from ksopt.compile.index import NotNestedError, permute
+from ksopt.compile.index import NotNestedError, expand, permute
 from ksopt.compile.movements import reshaped, sliced
 from ksopt.compile.products import dense_layer, matrix_product, multiplied
 from ksopt.compile.sizes import same
@@ -74,6 +75,26 @@ def _contiguous(
     return True
 
 
+def _expand(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    tracker.moved(result, args[0], expand(tracker.view(args[0]).map, result.shape))
+    return True
+
+
+def _side_by_side(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if not isinstance(args[0], tuple | list):
+        return False
+    views = [tracker.view(tensor) for tensor in args[0]]
+    if all(contraction(view) is not None for view in views):
+        return False  # the pieces of one product, maybe
+    kind = functools.reduce(operator.or_, (view.root.kind for view in views))
+    tracker.fresh(result, kind)
+    return True
+
+
 def _dropout(
     tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> bool:
@@ -102,6 +123,9 @@ def _getitem(
 ) -> bool:
     source, index = args
     parts = list(index) if isinstance(index, tuple) else [index]
+    if all(part is None or part is ... or _is_whole(part) for part in parts):
+        reshaped(tracker, source, result.shape, result)  # new dims of size 1
+        return True
     if parts.count(...) > 1 or not all(part is ... or isinstance(part, slice) for part in parts):
         return False
     at = parts.index(...) if ... in parts else len(parts)
@@ -113,6 +137,10 @@ def _getitem(
     tracker.fresh(result, tracker.view(source).root.kind)
     sliced(tracker, source, dim, part.start, 1 if part.step is None else part.step, result)
     return True
+
+
+def _is_whole(part: Any) -> bool:
+    return isinstance(part, slice) and part == slice(None)
 
 
 def _linear(
@@ -165,6 +193,8 @@ SHORTCUTS: dict[Any, Shortcut] = {
     F.dropout: _dropout,
     **dict.fromkeys(("mul", torch.mul, operator.mul), _multiply),
     operator.getitem: _getitem,
+    "expand": _expand,
+    **dict.fromkeys((torch.cat, torch.stack), _side_by_side),
     F.linear: _linear,
     torch._C._nn.linear: _linear,
     **dict.fromkeys((torch.einsum, torch.functional.einsum), _einsum),
@@ -184,7 +214,8 @@ def writes_in_place(graph: fx.Graph) -> bool:
 def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, known: Any) -> bool:
     """Note what a node's known result is, if there is a shortcut for it."""
     shortcut = SHORTCUTS.get(node.target) if node.op in ("call_function", "call_method") else None
-    if shortcut is None or not args or not (isinstance(args[0], Tensor) or shortcut is _einsum):
+    takes_others_first = shortcut in (_einsum, _side_by_side)
+    if shortcut is None or not args or not (isinstance(args[0], Tensor) or takes_others_first):
         return False
     if not isinstance(known, Tensor) or torch.is_inference_mode_enabled():
         return False
