@@ -20,7 +20,7 @@ from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import locks, priors
 from ksopt.search.ahead import CHAINS_AHEAD, Compilers
-from ksopt.search.claims import Claim, Claims
+from ksopt.search.claims import Claim, Claims, alive
 from ksopt.search.cost import CostModel
 from ksopt.search.objective import Objective, Outcome
 from ksopt.search.pruning import Pruning
@@ -63,9 +63,17 @@ class Campaign:
             self._drawn.append(claim)
         if not self._drawn:
             return None
-        claim = self._drawn.popleft()
-        self._measure(claim)
+        claim = self._drawn[0]
+        try:
+            self._measure(claim)
+        finally:
+            self._drawn.popleft()
         return claim.trial.number
+
+    @property
+    def held(self) -> list[Claim]:
+        """The claim that is being measured, and those drawn ahead."""
+        return list(self._drawn)
 
     def end(self) -> None:
         """Give back what was drawn and not begun: it is drawn first when the study goes on."""
@@ -78,7 +86,7 @@ class Campaign:
         trial.set_user_attr("device", str(self.device))  # it is begun
         known = self._note_facts(trial, chain)
         try:
-            with self.claims.alive([claim, *self._drawn]), locks.device(self.device):
+            with locks.device(self.device):
                 limit = self.pruning.limit(chain, trial.user_attrs["origin"])
                 outcome = self.objective.measure(chain, limit)
         except (KsoptError, RuntimeError) as error:
@@ -165,7 +173,8 @@ def take_turns(
         Whether the trials were done in time.
     """
     try:
-        return _in_turns(campaigns, told, deadline)
+        with alive(lambda: [claim for campaign in campaigns for claim in campaign.held]):
+            return _in_turns(campaigns, told, deadline)
     finally:
         for campaign in campaigns:
             campaign.end()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -108,27 +108,6 @@ class Claims:
         claim.trial.set_user_attr("interrupted", True)
         self.study.tell(claim.trial, state=TrialState.FAIL, skip_if_finished=True)
 
-    @contextmanager
-    def alive(self, claims: Sequence[Claim]) -> Iterator[None]:
-        """Leaves marks of life on trials while the first of them is measured."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            count = 0
-            while not ended.wait(BEAT_S):
-                count += 1
-                for claim in claims:
-                    with suppress(UpdateFinishedTrialError):  # it was given up meanwhile
-                        claim.trial.set_user_attr("heartbeat", count)
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
     def _give_up_dead(self) -> None:
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         for trial in running:
@@ -150,3 +129,32 @@ class Claims:
             self._seen[trial.number] = (mark, now)
             return False
         return now - since > GRACE_S
+
+
+@contextmanager
+def alive(held: Callable[[], Iterable[Claim]]) -> Iterator[None]:
+    """Leaves marks of life on all trials that this process holds, of whatever study.
+
+    Those that were drawn ahead wait while others are measured: without marks, another machine would
+    take them over.
+
+    Args:
+        held: Which they are now; it is called from another thread.
+    """
+    ended = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not ended.wait(BEAT_S):
+            count += 1
+            for claim in held():
+                with suppress(UpdateFinishedTrialError):  # it was given up meanwhile
+                    claim.trial.set_user_attr("heartbeat", count)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -22,7 +22,8 @@ from ksopt.bench.roofline import Roofline
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import SearchRequest, crew, interrupts, store
-from ksopt.search.claims import GRACE_S, Claims
+from ksopt.search import claims as claims_module
+from ksopt.search.claims import GRACE_S, Claims, alive
 from ksopt.search.locks import Presence
 from ksopt.search.processes import Spare
 from ksopt.search.request import STUDY
@@ -517,3 +518,32 @@ def test_a_ctrl_c_that_was_raised_where_nobody_hears_it_ends_the_search(
         assert len(raised) == 1
         assert interrupted()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_all_that_a_process_holds_has_marks_of_life(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was drawn ahead, too, and of other studies: they wait while one is measured."""
+    monkeypatch.setattr(claims_module, "BEAT_S", 0.02)
+    with Presence() as presence:
+        drawing = claims(storage, presence)
+        held = [claim for claim in (drawing.next(), drawing.next()) if claim is not None]
+        assert len(held) == 2
+
+        def marks() -> list[object]:
+            trials = drawing.study.get_trials(deepcopy=False)
+            return [trial.user_attrs.get("heartbeat") for trial in trials]
+
+        assert marks() == [None, None]
+        until = time.monotonic() + 30
+        with alive(lambda: held):
+            while None in marks() and time.monotonic() < until:
+                time.sleep(0.02)
+        first = marks()
+        assert None not in first
+        held[0].trial.set_user_attr("reason", "it failed")
+        drawing.study.tell(held[0].trial, state=TrialState.FAIL)
+        with alive(lambda: held):  # one has ended meanwhile
+            time.sleep(0.1)
+        assert marks()[0] == first[0]
+        assert marks()[1] is not None
