@@ -17,10 +17,12 @@ Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -201,7 +203,7 @@ def by_clock(
     limits = torch._dynamo.config.patch(
         recompile_limit=_MOST_CHAINS, accumulated_recompile_limit=_MOST_CHAINS
     )
-    with torch.no_grad(), torch.autocast(device.type, enabled=False), limits:
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), limits, _events_of_its_own():
         found = medians_us(
             {
                 "ksopt": lambda: _step(x, grad, weights, ours, _weight_grad),
@@ -210,6 +212,22 @@ def by_clock(
             device,
         )
     return Times(found["ksopt"], found["inductor"])
+
+
+@contextlib.contextmanager
+def _events_of_its_own() -> Iterator[None]:
+    """Torch times its compiler's phases on one stack a thread, which a compilation inside another
+    empties (seen with 2.11): the outer one then warns of each of its phases."""
+    logger = getattr(torch._dynamo.utils, "get_chromium_event_logger", None)
+    if logger is None or not hasattr(logger(), "tls"):
+        yield
+        return
+    events = logger()
+    outer, events.tls = events.tls, threading.local()
+    try:
+        yield
+    finally:
+        events.tls = outer
 
 
 def _step(
