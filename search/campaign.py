@@ -108,6 +108,7 @@ class Campaign:
                 "error": outcome.error,
                 "error_pytorch": outcome.error_pytorch,
                 "weight_error": outcome.weight_error,
+                "score": outcome.score,
                 "seconds": outcome.seconds,
             }
             if outcome.latency.given_up:
@@ -119,8 +120,10 @@ class Campaign:
                 return
             for name, value in self._violations(outcome).items():
                 trial.set_constraint(name, value)
-            values = [latency, float(chain.nnz)]
-            self._tell(trial, found, TrialState.COMPLETE, values[: len(study.directions)])
+            objectives = {"latency_us": latency, "parameters": float(chain.nnz)}
+            objectives |= {"weight_error": outcome.weight_error, "score": outcome.score}
+            values = [objectives[name] for name in self.request.metrics]
+            self._tell(trial, found, TrialState.COMPLETE, values)
 
     def _violations(self, outcome: Outcome) -> dict[str, float]:
         """By how much a chain misses each constraint of the request; at most 0 is met."""
@@ -149,7 +152,10 @@ class Campaign:
     def _note_facts(self, trial: Trial, chain: Chain) -> ChainFacts:
         assert self.request.batch is not None
         predicted = None if self.model is None else self.model.predicted_us(chain)
-        known = priors.facts(chain, self.roofline, self.request.batch, predicted)
+        train = self.request.train
+        if train:
+            trial.set_user_attr("train", True)
+        known = priors.facts(chain, self.roofline, self.request.batch, predicted, train)
         for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
             trial.set_user_attr(name, getattr(known, name))
         return known

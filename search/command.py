@@ -142,7 +142,24 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     wanted(
         "--objective",
         default=SearchRequest.objective,
-        help="pareto (default): low latency and few weights; latency: low latency alone",
+        help="pareto (default): low latency and few weights; pareto-error: low latency and a low "
+        "error to --weights; latency: low latency alone",
+    )
+    wanted(
+        "--train",
+        action="store_true",
+        help="time a step of training (forward, gradients of input and weights), not the product",
+    )
+    wanted(
+        "--score",
+        metavar="MODULE:FUNCTION",
+        help="your own objective: gets what is known of a chain (ksopt.search.score.Scored), "
+        "returns a number, low where it is good; this runs its code",
+    )
+    wanted(
+        "--energy",
+        action="store_true",
+        help="measure the finalists' energy too (NVIDIA GPUs; needs nvidia-ml-py)",
     )
     wanted("--max-params", metavar="SIZE", help="the most weights of any step, such as 600k")
     wanted(
@@ -249,6 +266,9 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         "max_params": given.max_params,
         "min_speedup": given.min_speedup,
         "objective": given.objective,
+        "train": given.train,
+        "score": given.score,
+        "energy": given.energy,
     }
 
 

@@ -25,6 +25,7 @@ from ksopt.search.pruning import Pruning
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import TrialRecord
 from ksopt.search.sampler import ChainSampler, Kind, suited
+from ksopt.search.score import Score
 from ksopt.search.space import Space
 from ksopt.search.storage import Storage
 
@@ -87,8 +88,12 @@ class Crew:
 
         Returns:
             Why it stopped before they were ("timeout" or "interrupted"), or None.
+
+        Raises:
+            InvalidInputError: The user's function cannot be loaded.
         """
         request = self._request
+        Score.of(request)  # a function that cannot be loaded is no trial's fault
         if request.storage is None:  # the studies are in the output folder, which is ours alone
             for share in self.shares:
                 store.give_up_running(share.study)

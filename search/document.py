@@ -5,6 +5,7 @@ from __future__ import annotations
 from ksopt import tables
 from ksopt.pages import Figure, Section
 from ksopt.search import doubt, evidence, report, words
+from ksopt.search.error_plot import error_plot
 from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
 from ksopt.search.scatter import scatter
@@ -26,8 +27,8 @@ def sections(result: SearchResult) -> list[Section]:
 
 def of_size(result: SearchResult) -> list[Section]:
     """What a report says of one layer size: the answer first, then the evidence for it."""
-    found = [_answer(result), _plot(result), _finalists(result), *_predictions(result)]
-    return [*found, _method(result), _trials(result)]
+    found = [_answer(result), _plot(result), *_error(result), _finalists(result)]
+    return [*found, *_predictions(result), _method(result), _trials(result)]
 
 
 def _answer(result: SearchResult) -> Section:
@@ -43,6 +44,8 @@ def _answer(result: SearchResult) -> Section:
         lead.append("The time was up before all trials were measured.")
     dense = doubt.dense_layer(result)
     lead += [dense.warning] if dense is not None and dense.warning else []
+    if result.request.train:
+        lead.append(words.TRAINING)
     beside = [text for answer in measured for text in _beside(answer)]
     found = evidence.drift(result)
     beside += [found.sentence] if found is not None else []
@@ -116,6 +119,19 @@ def _plot(result: SearchResult) -> Section:
     return Section("Latency against weights", (), (text,), figure=figure)
 
 
+def _error(result: SearchResult) -> list[Section]:
+    wide = error_plot(result, 800, 340)
+    if not wide:
+        return []
+    text = (
+        "The relative error (Frobenius norm) of each chain's nearest product to the given weights. "
+        "The stepped line is the least that the weights allow, of what was measured; rings mark "
+        "the fastest of each budget."
+    )
+    figure = Figure(wide, error_plot(result, 360, 320))
+    return [Section("Error against weights", (), (text,), figure=figure)]
+
+
 def _finalists(result: SearchResult) -> Section:
     if not result.finalists:
         return Section("Finalists", (), ("No chain was measured.",))
@@ -169,8 +185,9 @@ def _method(result: SearchResult) -> Section:
     count = f"{space.count:,}" if space.exact else f"More than {space.count:,}"
     kept = "all that use a budget" if space.complete else "a seeded sample of those that use it"
     used = words.percent(request.min_use)
+    what = "A training step of each chain" if request.train else "Each chain"
     paragraphs = [
-        f"Each chain was timed on random input of {request.batch} rows, {request.dtype}, "
+        f"{what} was timed on random input of {request.batch} rows, {request.dtype}, "
         f"{request.layout}, without bias, in turns with the dense layer: caches overwritten before "
         "each repeat, median of all repeats. Its product was first checked against float64; a "
         "wrong one gets no time.",
@@ -198,6 +215,21 @@ def _method(result: SearchResult) -> Section:
             f"Each chain's nearest product to the weights of {request.weights} was found "
             "(ksopt.project); the weight error is ||W - W'|| / ||W|| in the Frobenius norm."
             + (f" Only chains with an error{most} are recommended." if most else "")
+        )
+    if request.train:
+        paragraphs.append(
+            "The roofline's floor of a training step is three times the product's; the cost "
+            "model's prediction is of the product alone."
+        )
+    if request.score is not None:
+        paragraphs.append(
+            f"The score is {request.score}'s, of the user's own code; the lower the better."
+        )
+    if any(finalist.energy_mj is not None for finalist in result.finalists):
+        dense = result.finalists[0].dense_energy_mj
+        paragraphs.append(
+            "Energy is by the device's own counter (NVML), idle draw included, over a second of "
+            f"calls without a pause, caches warm; the dense layer uses {dense:.3g} mJ a call."
         )
     if len(result.runs) > 1:
         timed = " Finalists and the dense layer were timed anew, in this one."

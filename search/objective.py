@@ -17,8 +17,10 @@ from ksopt.functional import ks_linear
 from ksopt.kernels.look import first_look
 from ksopt.pattern import Chain
 from ksopt.reference import chain_reference
+from ksopt.search import energy, passes, priors
 from ksopt.search.given import GivenWeights
 from ksopt.search.request import SearchRequest
+from ksopt.search.score import Score, Scored
 
 DENSE = "dense"
 # The error allowed over PyTorch's in the same dtype, both against float64: another order of
@@ -48,6 +50,7 @@ class Outcome:
         error_pytorch: The same of PyTorch's einsum in the chain's dtype.
         weight_error: How far the nearest product is from the given weights; None without them.
         seconds: How long all of it took: choosing kernels, checking, timing.
+        score: By the user's function; None without one.
     """
 
     latency: Measurement
@@ -56,13 +59,15 @@ class Outcome:
     error_pytorch: float
     weight_error: float | None
     seconds: float
+    score: float | None = None
 
 
 class Objective:
     """Measures chains for one layer size, batch, dtype, layout and device.
 
     The layers have no bias. Inputs and weights are random and new for every chain; the dense layer
-    is `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last.
+    is `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last. What
+    is timed of both is the product, or with ``train`` a step of training.
 
     Args:
         request: What to measure, with ``batch`` set.
@@ -102,11 +107,16 @@ class Objective:
         x, weights = self._input(), self._weights(chain)
         self._look(x, weights)
         error, error_pytorch = self._check(x, weights)
-        call = {str(chain): self._call(x, weights)}
+        call = {str(chain): self._pass(self._product, x, weights)}
         found = self._time(call, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
+        latency, dense = found[str(chain)], found[DENSE]
         weight_error = None if self._given is None else self._given.error(chain)
+        score = Score.of(self._request)
+        scored = None
+        if score is not None and not latency.given_up:
+            scored = score(self._scored(chain, latency, dense, weight_error))
         seconds = time.monotonic() - began
-        return Outcome(found[str(chain)], found[DENSE], error, error_pytorch, weight_error, seconds)
+        return Outcome(latency, dense, error, error_pytorch, weight_error, seconds, scored)
 
     def final(
         self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
@@ -117,8 +127,20 @@ class Objective:
             A Measurement by the chain's text, and one under "dense".
         """
         x = self._input()
-        calls = {str(chain): self._call(x, self._weights(chain)) for chain in chains}
+        calls = self._passes(chains, x)
         return self._time(calls, x, seconds, min_repeats=20, precision=_FINAL_PRECISION)
+
+    def energy(self, chains: Sequence[Chain]) -> dict[str, float]:
+        """Energy in millijoules of a call of each chain, by its text, and of the dense layer's.
+
+        Raises:
+            InvalidInputError: The device tells none.
+        """
+        meter = energy.Meter(self._device)
+        x = self._input()
+        calls = {**self._passes(chains, x), DENSE: self._dense(x)}
+        with torch.inference_mode(not self._request.train):
+            return energy.millijoules(calls, meter, lambda: torch.cuda.synchronize(self._device))
 
     def _time(
         self,
@@ -129,16 +151,9 @@ class Objective:
         limit: float | None = None,
         precision: float | None = None,
     ) -> dict[str, Measurement]:
-        # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
-        dims = self._request.size
-        w = self._random(dims.out_features, dims.in_features) * dims.in_features**-0.5
-        w = w.to(self._dtype)
-        with torch.inference_mode():
+        with torch.inference_mode(not self._request.train):
             return timing.measure(
-                {
-                    **calls,
-                    DENSE: lambda: torch.mm(w, x) if self._is_batch_last() else F.linear(x, w),
-                },
+                {**calls, DENSE: self._dense(x)},
                 self._device,
                 max_seconds=max_seconds,
                 min_repeats=min_repeats,
@@ -147,6 +162,53 @@ class Objective:
                 against=DENSE,
             )
 
+    def _passes(self, chains: Sequence[Chain], x: Tensor) -> dict[str, Callable[[], object]]:
+        return {str(chain): self._pass(self._product, x, self._weights(chain)) for chain in chains}
+
+    def _dense(self, x: Tensor) -> Callable[[], object]:
+        """The dense layer's pass."""
+        # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
+        dims = self._request.size
+        w = self._random(dims.out_features, dims.in_features) * dims.in_features**-0.5
+        return self._pass(self._dense_product, x, [w.to(self._dtype)])
+
+    def _dense_product(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        return torch.mm(weights[0], x) if self._is_batch_last() else F.linear(x, weights[0])
+
+    def _product(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        return ks_linear(x, weights, layout=self._request.layout)
+
+    def _pass(
+        self, product: passes.Product, x: Tensor, weights: Sequence[Tensor]
+    ) -> Callable[[], object]:
+        """What is timed of a layer."""
+        if not self._request.train:
+            return passes.forward(product, x, weights)
+        features = self._request.size.out_features
+        shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
+        gradient = self._random(*shape).to(self._dtype)
+        return passes.training_step(product, x, weights, gradient)
+
+    def _scored(
+        self, chain: Chain, latency: Measurement, dense: Measurement, weight_error: float | None
+    ) -> Scored:
+        request, size = self._request, self._request.size
+        return Scored(
+            chain=chain,
+            in_features=size.in_features,
+            out_features=size.out_features,
+            parameters=chain.nnz,
+            share=chain.nnz / size.dense_parameters,
+            rho=priors.rhos(chain)[0],
+            latency_us=latency.median_us,
+            dense_us=dense.median_us,
+            weight_error=weight_error,
+            dtype=request.dtype,
+            batch=self._batch,
+            layout=request.layout,
+            device=str(self._device),
+        )
+
     def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         """Choose every factor's kernel in a moment, where none was chosen with care."""
         if self._device.type != "cuda":
@@ -154,7 +216,7 @@ class Objective:
         with torch.inference_mode():
             for weight in reversed(weights):  # the last factor meets the input first
                 first_look(x, weight, self._is_batch_last())
-                x = self._call(x, [weight])()
+                x = self._product(x, [weight])
 
     def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:
         """Errors against float64 of the product and of PyTorch's; raises if the first is too big.
@@ -163,7 +225,7 @@ class Objective:
         """
         layout = self._request.layout
         with torch.inference_mode():
-            y = self._call(x, weights)()
+            y = self._product(x, weights)
             if not bool(torch.isfinite(y).all()):
                 raise WrongResultError("its product is not finite")
             rows = torch.linspace(0, self._batch - 1, min(self._batch, _CHECKED_ROWS)).long()
@@ -174,17 +236,36 @@ class Objective:
             same = chain_reference(some, list(weights), layout)
             error = _relative_error(y.index_select(axis, rows), truth)
             error_pytorch = _relative_error(same, truth)
+        self._refuse("its", error, error_pytorch)
+        if self._request.train:
+            self._check_gradients(x, weights, rows)
+        return error, error_pytorch
+
+    def _check_gradients(self, x: Tensor, weights: Sequence[Tensor], rows: Tensor) -> None:
+        """The gradients of the whole batch must be finite, and the input's right on some rows."""
+        layout, axis = self._request.layout, 1 if self._is_batch_last() else 0
+        gradient = torch.ones_like(self._product(x, weights))
+        found = passes.training_step(self._product, x, weights, gradient)()
+        if not all(bool(torch.isfinite(one).all()) for one in found):
+            raise WrongResultError("its gradients are not finite")
+
+        def reference(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            return chain_reference(x, list(weights), layout)
+
+        some, ones = x.index_select(axis, rows), gradient.index_select(axis, rows)
+        same = passes.training_step(reference, some, weights, ones)()[0]
+        exact = [weight.double() for weight in weights]
+        truth = passes.training_step(reference, some.double(), exact, ones.double())()[0]
+        error = _relative_error(found[0].index_select(axis, rows), truth)
+        self._refuse("its input gradient's", error, _relative_error(same, truth))
+
+    def _refuse(self, whose: str, error: float, error_pytorch: float) -> None:
         allowed = _ERROR_FACTOR * error_pytorch + torch.finfo(self._dtype).eps
         if not error <= allowed:
             raise WrongResultError(
-                f"its relative error is {error:.2g}, more than the {allowed:.2g} allowed "
+                f"{whose} relative error is {error:.2g}, more than the {allowed:.2g} allowed "
                 f"(twice PyTorch's {error_pytorch:.2g}, plus one rounding)"
             )
-        return error, error_pytorch
-
-    def _call(self, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Tensor]:
-        layout = self._request.layout
-        return lambda: ks_linear(x, weights, layout=layout)
 
     def _input(self) -> Tensor:
         features = self._request.size.in_features

@@ -22,9 +22,17 @@ _COST_MODEL_PRIORS = 4
 
 
 def facts(
-    chain: Chain, roofline: Roofline, batch: int, predicted_us: float | None = None
+    chain: Chain,
+    roofline: Roofline,
+    batch: int,
+    predicted_us: float | None = None,
+    train: bool = False,
 ) -> ChainFacts:
-    """What is known of a chain without measuring it."""
+    """What is known of a chain without measuring it.
+
+    A step of training moves and multiplies three times what the product does: the gradients of the
+    input and of the weights each move two of input, weights and output in, and one out.
+    """
     nnz = chain.nnz
     rho, d_rho = rhos(chain)
     return ChainFacts(
@@ -33,7 +41,7 @@ def facts(
         share=nnz / (chain.in_features * chain.out_features),
         rho=rho,
         d_rho=d_rho,
-        floor_us=roofline.chain_floor_us(chain, batch),
+        floor_us=roofline.chain_floor_us(chain, batch) * (3 if train else 1),
         predicted_us=predicted_us,
     )
 

@@ -40,8 +40,10 @@ class Pruning:
         more weights. The heuristic's picks are always measured in full.
         """
         request = self.request
-        if origin == HEURISTIC or (request.objective == "pareto" and request.weights is not None):
-            return None  # the report compares the heuristic; the error is on the front too
+        if origin == HEURISTIC or request.score is not None:
+            return None  # the report compares the heuristic; a slow chain may have the best score
+        if request.objective != "latency" and request.weights is not None:
+            return None  # the error is on the front too
         states = (TrialState.COMPLETE,)
         trials = self.study.get_trials(deepcopy=False, states=states)
         limits = []

@@ -20,7 +20,10 @@ _BUSY_NOISE = 0.5
 def elect(
     trials: Sequence[TrialRecord], steps: Sequence[Step], max_error: float | None = None
 ) -> list[TrialRecord]:
-    """The trials whose chains go into the final: of each step the three best and the largest rho.
+    """The trials whose chains go into the final.
+
+    They are, of each step, the three fastest, the one with the largest rho and, where there are
+    such, the one nearest to the given weights and the one with the best score.
 
     With ``max_error`` only those count that come at least so near to the given weights.
     They are ranked by their latency over the dense layer's, measured in turns within the trial, so
@@ -30,16 +33,19 @@ def elect(
         trials = [t for t in trials if t.weight_error is not None and t.weight_error <= max_error]
     chosen: dict[int, TrialRecord] = {}
     for step in steps:
-        for trial in [*_ranked(trials, step)[:FINALISTS_PER_STEP], *_heuristic(trials, step)]:
+        ranked = _ranked(trials, step)
+        for trial in [*ranked[:FINALISTS_PER_STEP], *_heuristic(trials, step), *_least(ranked)]:
             chosen[trial.number] = trial
     return [chosen[number] for number in sorted(chosen)]
 
 
 def finalists(
-    elected: Sequence[TrialRecord], final: Mapping[str, Measurement] | None
+    elected: Sequence[TrialRecord],
+    final: Mapping[str, Measurement] | None,
+    energy_mj: Mapping[str, float] | None = None,
 ) -> tuple[Finalist, ...]:
     """The elected with their times from the final; from their trials if there was none."""
-    found = []
+    found, used = [], energy_mj or {}
     for trial in elected:
         latency, dense = trial.latency, trial.dense
         if final is not None:
@@ -55,6 +61,9 @@ def finalists(
                 trial.origin,
                 retimed=final is not None,
                 weight_error=trial.weight_error,
+                score=trial.score,
+                energy_mj=used.get(str(trial.facts.chain)),
+                dense_energy_mj=used.get(DENSE),
             )
         )
     return tuple(sorted(found, key=lambda f: f.latency.median_us if f.retimed else f.ratio))
@@ -80,6 +89,14 @@ def _ranked(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
 def _heuristic(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
     inside = _ranked(trials, step)
     return [max(inside, key=lambda trial: trial.facts.rho)] if inside else []
+
+
+def _least(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Of each objective besides the latency, the trial where it is least."""
+    near = [trial for trial in trials if trial.weight_error is not None]
+    scored = [trial for trial in trials if trial.score is not None]
+    found = [min(near, key=lambda trial: trial.weight_error or 0.0)] if near else []
+    return found + ([min(scored, key=lambda trial: trial.score or 0.0)] if scored else [])
 
 
 def _unmet(budget: Budget, space: Space) -> Recommendation:

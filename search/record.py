@@ -37,6 +37,8 @@ class RunRecord:
         stopped: As in `SearchResult`.
         seconds: How long it took.
         final_seconds: How long its final took; None if there was none.
+        energy_mj: Energy of a call of each finalist and of dense, in millijoules; None unless it
+            was asked for.
     """
 
     request: SearchRequest
@@ -50,6 +52,7 @@ class RunRecord:
     stopped: str | None = "interrupted"
     seconds: float = 0.0
     final_seconds: float | None = None
+    energy_mj: Mapping[str, float] | None = None
 
     @classmethod
     def begin(
@@ -92,6 +95,7 @@ class RunRecord:
             "stopped": self.stopped,
             "seconds": self.seconds,
             "final_seconds": self.final_seconds,
+            "energy_mj": self.energy_mj,
         }
         study.set_user_attr(_KEY, value)
 
@@ -131,6 +135,7 @@ class RunRecord:
             value["stopped"],
             value["seconds"],
             value.get("final_seconds"),
+            value.get("energy_mj"),
         )
 
 
@@ -144,7 +149,7 @@ def result_of(
     elected = recommend.elect(trials, space.steps, request.max_error)
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
-    standing = recommend.finalists(elected, record.final)
+    standing = recommend.finalists(elected, record.final, record.energy_mj)
     return SearchResult(
         request=request,
         run=record.run,

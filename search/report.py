@@ -90,6 +90,9 @@ def to_value(result: SearchResult) -> dict[str, Any]:
             "max_params": request.max_params,
             "min_speedup": request.min_speedup,
             "objective": request.objective,
+            "train": request.train,
+            "score": request.score,
+            "energy": request.energy,
             "storage": None if request.storage is None else without_password(request.storage),
             "study": request.study,
             "workers": request.workers,
@@ -147,6 +150,8 @@ def print_result(result: SearchResult, stream: TextIO) -> None:
         print(answer.sentence, file=stream)
     if result.stopped == "interrupted":
         print("The search was interrupted: these are the chains measured so far.", file=stream)
+    if result.request.train:
+        print(words.TRAINING, file=stream)
     if result.replayed:
         print(words.replayed(result), file=stream)
     for warning in warnings(result):
@@ -199,14 +204,28 @@ def finalists_table(result: SearchResult) -> Table:
         noise = ", ".join(str(other + 1) for other in alike)
         rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
     heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
-    if any(finalist.weight_error is not None for finalist in result.finalists):
-        # Beside the latency: what a chain costs, and what it keeps.
-        at = heads.index("against dense") + 1
-        heads.insert(at, ">weight error")
-        for row, finalist in zip(rows, result.finalists, strict=True):
-            error = finalist.weight_error
-            row.insert(at, "" if error is None else f"{error:.3f}")
+    # Beside the latency: what a chain costs else, and what it keeps.
+    at = heads.index("against dense") + 1
+    for head, cells in reversed(_extra_columns(result)):
+        if any(cells):
+            heads.insert(at, head)
+            for row, cell in zip(rows, cells, strict=True):
+                row.insert(at, cell)
     return tables.of(heads, rows)
+
+
+def _extra_columns(result: SearchResult) -> list[tuple[str, list[str]]]:
+    """What was asked for besides: head and a cell for each finalist, empty where there is none."""
+
+    def cells(text: str, values: Iterable[float | None]) -> list[str]:
+        return ["" if value is None else text.format(value) for value in values]
+
+    found = result.finalists
+    return [
+        (">weight error", cells("{:.3f}", (one.weight_error for one in found))),
+        (">score", cells("{:.4g}", (one.score for one in found))),
+        (">energy", cells("{:.3g} mJ", (one.energy_mj for one in found))),
+    ]
 
 
 def trials_table(trials: list[TrialRecord]) -> Table:
@@ -297,6 +316,9 @@ def _finalist(finalist: Finalist) -> dict[str, Any]:
         "origin": finalist.origin,
         "retimed": finalist.retimed,
         "weight_error": finalist.weight_error,
+        "score": finalist.score,
+        "energy_mj": finalist.energy_mj,
+        "dense_energy_mj": finalist.dense_energy_mj,
     }
 
 
@@ -348,6 +370,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "latency_over_dense": trial.ratio,
         "error": trial.error,
         "weight_error": trial.weight_error,
+        "score": trial.score,
         "seconds": trial.seconds,
         "reason": trial.reason,
     }
@@ -374,6 +397,7 @@ _CSV_COLUMNS = [
     "latency_over_dense",
     "error",
     "weight_error",
+    "score",
     "seconds",
     "reason",
 ]

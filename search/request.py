@@ -23,7 +23,7 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
-OBJECTIVES = ("pareto", "latency")
+OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
 STUDY = "ksopt-search"
@@ -180,8 +180,13 @@ class SearchRequest:
         max_error: Most relative error of those weights that a recommended chain may have.
         max_params: A count or share like a budget's that no step may exceed.
         min_speedup: How many times as fast as dense a recommended chain must be.
-        objective: "pareto" learns where latency and weights are both low; "latency" only where
-            latency is.
+        objective: "pareto" learns where latency and weights are both low; "pareto-error" where
+            latency and the error to the given weights are; "latency" only where latency is.
+        train: Time a step of training, forward and the gradients of input and weights, in place of
+            the product alone.
+        score: ``MODULE:FUNCTION`` of the user's: a number for each chain, low where it is good, as
+            one more objective (`ksopt.search.score`). Its code is run.
+        energy: Measure the finalists' energy too, on an NVIDIA GPU.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
@@ -212,6 +217,9 @@ class SearchRequest:
     max_params: str | None = None
     min_speedup: float | None = None
     objective: str = "pareto"
+    train: bool = False
+    score: str | None = None
+    energy: bool = False
     steps: tuple[Budget, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +233,12 @@ class SearchRequest:
             steps = within | ({} if len(within) == len(steps) else {most.parameters: most})
         if self.objective not in OBJECTIVES:
             raise InvalidInputError(
-                f"objective {self.objective!r} is unknown: it must be 'pareto' or 'latency'"
+                f"objective {self.objective!r} is unknown: it must be 'pareto', 'pareto-error' or "
+                "'latency'"
+            )
+        if self.objective == "pareto-error" and self.weights is None:
+            raise InvalidInputError(
+                "objective 'pareto-error' needs weights: without them there is no error"
             )
         if self.min_speedup is not None and not 0 < self.min_speedup < math.inf:
             raise InvalidInputError(
@@ -303,6 +316,18 @@ class SearchRequest:
         return self.min_rank or min(self.size.in_features, self.size.out_features)
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the study keeps low, by name.
+
+        Example:
+            >>> SearchRequest("8x8", score="mine:cost").metrics
+            ('latency_us', 'parameters', 'score')
+        """
+        second = {"pareto": ("parameters",), "pareto-error": ("weight_error",)}
+        score = () if self.score is None else ("score",)
+        return ("latency_us", *second.get(self.objective, ()), *score)
+
+    @property
     def command(self) -> str:
         """The command line that makes this request again.
 
@@ -331,6 +356,9 @@ class SearchRequest:
             "max-params": self.max_params,
             "min-speedup": None if self.min_speedup is None else f"{self.min_speedup:g}",
             "objective": None if self.objective == "pareto" else self.objective,
+            "train": self.train or None,
+            "score": None if self.score is None else shlex.quote(self.score),
+            "energy": self.energy or None,
             "trials": self.trials,
             "timeout": None if self.timeout_s is None else f"{self.timeout_s:g}",
             "seed": self.seed,
@@ -347,8 +375,12 @@ def command_line(options: Mapping[str, Any]) -> str:
     """The words of ``ksopt search`` with options, without those that are None.
 
     Example:
-        >>> command_line({"dims": "8x8", "trials": 3, "timeout": None})
-        'ksopt search --dims 8x8 --trials 3'
+        >>> command_line({"dims": "8x8", "trials": 3, "timeout": None, "train": True})
+        'ksopt search --dims 8x8 --trials 3 --train'
     """
-    words = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    words = [
+        f"--{name}" if value is True else f"--{name} {value}"
+        for name, value in options.items()
+        if value is not None
+    ]
     return " ".join(["ksopt search", *words])

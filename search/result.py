@@ -56,6 +56,7 @@ class TrialRecord:
             None if none were given.
         device: torch's name of where it was measured.
         seconds: For how long that held the device; None unless measured.
+        score: By the user's function; None without one.
     """
 
     number: int
@@ -70,6 +71,7 @@ class TrialRecord:
     weight_error: float | None = None
     device: str | None = None
     seconds: float | None = None
+    score: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -99,6 +101,9 @@ class Finalist:
         origin: What chose it then.
         retimed: Whether both times come from the final, in which all finalists took turns.
         weight_error: As in its trial.
+        score: As in its trial.
+        energy_mj: Energy of a call in millijoules; None unless it was asked for.
+        dense_energy_mj: The dense layer's.
     """
 
     facts: ChainFacts
@@ -108,6 +113,9 @@ class Finalist:
     origin: str
     retimed: bool
     weight_error: float | None = None
+    score: float | None = None
+    energy_mj: float | None = None
+    dense_energy_mj: float | None = None
 
     @property
     def ratio(self) -> float:

@@ -22,6 +22,28 @@ _MOST_FINALS = 3
 _SUSPECT, _SLACK_US = 2.0, 20.0
 
 
+def energy(
+    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+) -> dict[str, float]:
+    """Energy of a call of each chain and of the dense layer, in a fresh process.
+
+    Returns:
+        Millijoules by the chain's text, and under "dense".
+
+    Raises:
+        KsoptError: The process failed.
+    """
+    task = {
+        "task": "energy",
+        "request": request.to_json(),
+        "device": str(device),
+        "chains": [str(chain) for chain in chains],
+    }
+    with Spare() as spare, locks.device(device):
+        found: dict[str, float] = spare.ask(task)["millijoules"]
+    return found
+
+
 def final(
     request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
 ) -> dict[str, Measurement]:

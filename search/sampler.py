@@ -52,7 +52,7 @@ def suited(candidates: int, request: SearchRequest) -> Kind:
     if candidates <= request.trials:
         return "exhaustive"
     enough = request.trials >= _POPULATION * _FEWEST_GENERATIONS
-    return "NSGA-II" if request.objective == "pareto" and enough else "TPE"
+    return "NSGA-II" if len(request.metrics) > 1 and enough else "TPE"
 
 
 def distributions(dims: Dims) -> dict[str, BaseDistribution]:

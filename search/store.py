@@ -77,7 +77,7 @@ def open_study(
         InvalidInputError: The storage cannot be used, or holds a study of something else; the
             sentence names what differs.
     """
-    metrics = ["latency_us", "parameters"][: 2 if request.objective == "pareto" else 1]
+    metrics = list(request.metrics)
     study = storage.create(request.study, len(metrics))
     with storage.turn():
         _refuse_another_study(study, _identity(request, device) | {"weights": weights})
@@ -193,7 +193,9 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
     return TrialRecord(
         number=trial.number,
         state=state,
-        facts=facts(chain, roofline, batch, attrs.get("predicted_us")),
+        facts=facts(
+            chain, roofline, batch, attrs.get("predicted_us"), train=attrs.get("train", False)
+        ),
         origin=attrs["origin"],
         latency=_measurement(attrs.get("latency")) if measured else None,
         dense=_measurement(attrs.get("dense")) if measured else None,
@@ -203,6 +205,7 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         weight_error=attrs.get("weight_error"),
         device=attrs.get("device"),
         seconds=attrs.get("seconds"),
+        score=attrs.get("score"),
     )
 
 
@@ -217,6 +220,8 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
         "batch": request.batch,
         "layout": request.layout,
         "objective": request.objective,
+        "train": request.train,
+        "score": request.score,
         "device": device.type,
         "device name": device.name,
     }
@@ -231,6 +236,8 @@ def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
             )
         study.set_user_attr("identity", asked)
         return
+    # Studies of older versions knew nothing of training and scores.
+    stored = {"train": False, "score": None} | stored
     differing = [name for name in asked if asked[name] != stored.get(name)]
     if differing:
         pairs = ", ".join(f"{n} {stored.get(n)} there and {asked[n]} here" for n in differing)

@@ -14,7 +14,7 @@ import torch
 
 from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
-from ksopt.search import locks, recommend, report, retime, store, words
+from ksopt.search import energy, locks, recommend, report, retime, store, words
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
 from ksopt.search.given import GivenWeights
@@ -76,6 +76,8 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     )
     request = replace(request, out=request.out or _default_folder(request))
     storage = store.storage_of(request)
+    if request.energy:
+        energy.Meter(device)  # refused before anything is measured
     record = devices.record(device)
     given = GivenWeights.of(request, device)
     progress.note(f"listing the chains of {words.layer(request.size)} within the budget")
@@ -112,7 +114,7 @@ def concluded(
     began: float,
 ) -> RunRecord:
     """A run at its end: its finalists timed in the spare process unless it was interrupted."""
-    request, final, took = share.request, None, None
+    request, final, took, energy_mj = share.request, None, None, None
     assert request.batch is not None
     trials = store.records(share.study, kept.roofline, request.batch)
     elected = recommend.elect(trials, share.space.steps, request.max_error)
@@ -126,10 +128,15 @@ def concluded(
             dense_us = statistics.median(t.dense.median_us for t in trials if t.dense is not None)
             final = retime.trusted(request, device, chains, spare, dense_us, progress.note)
             took = time.monotonic() - final_began
+            if request.energy:
+                progress.note("measuring the energy of the finalists and of dense")
+                energy_mj = retime.energy(request, device, chains)
         except KeyboardInterrupt:
             stopped = "interrupted"
     seconds = time.monotonic() - began
-    kept = replace(kept, final=final, stopped=stopped, seconds=seconds, final_seconds=took)
+    kept = replace(
+        kept, final=final, stopped=stopped, seconds=seconds, final_seconds=took, energy_mj=energy_mj
+    )
     kept.keep(share.study)
     return kept
 

@@ -6,6 +6,10 @@ from ksopt.bench.timing import Measurement
 from ksopt.search.request import Dims
 from ksopt.search.result import ChainFacts, SearchResult
 
+TRAINING = (
+    "All times are of a training step: the product, and the gradients of its input and weights."
+)
+
 
 def microseconds(value: float) -> str:
     """Three significant digits, no exponent.

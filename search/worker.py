@@ -1,7 +1,7 @@
 """``python -m ksopt.search.worker``: a process that measures for a search.
 
-It reads one JSON document, the task, from stdin and answers with JSON lines. Two tasks: a share of
-the trials of studies, and the final, which a process that has measured nothing else times. It ends
+It reads one JSON document, the task, from stdin and answers with JSON lines. The tasks: a share of
+the trials of studies; the final, and the finalists' energy, each by a process of its own. It ends
 when stdin does, so it does not outlive its parent.
 """
 
@@ -104,7 +104,15 @@ def final(task: Mapping[str, Any], answer: Answer) -> None:
     answer({"times": {name: asdict(one) for name, one in found.items()}})
 
 
-TASKS = {"trials": trials, "final": final}
+def energy(task: Mapping[str, Any], answer: Answer) -> None:
+    """Energy of chains and dense; answers ``{"millijoules": {name: value}}``."""
+    request = SearchRequest.from_json(task["request"])
+    objective = Objective(request, torch.device(task["device"]))
+    chains = [Chain.parse(text) for text in task["chains"]]
+    answer({"millijoules": objective.energy(chains)})
+
+
+TASKS = {"trials": trials, "final": final, "energy": energy}
 
 
 def main() -> int:

@@ -8,9 +8,9 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ksopt import tables
 from ksopt.conversion.plan import Plan
@@ -183,6 +183,29 @@ def call_factory(option: str, text: str, stream: TextIO) -> object:
     Raises:
         InvalidInputError: There is no such function, or it raises; the error is the cause then.
     """
+    factory = load_function(option, text, stream)
+    name = text.partition(":")[2]
+    # What it prints must not come between the lines of a result.
+    with (
+        _current_folder_first(),
+        contextlib.redirect_stdout(stream),
+        _told(f"{option} {text}: {name}()"),
+    ):
+        return factory()
+
+
+def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
+    """A user's function, its module imported; ``stream`` is told that its code runs.
+
+    Args:
+        option: What names it on the command line, such as ``--model``.
+        text: MODULE:FUNCTION.
+        stream: For the user, and for what the module prints as it is imported.
+
+    Raises:
+        InvalidInputError: There is no such function, or importing its module raises; the error is
+            the cause then.
+    """
     module_name, _, factory_name = text.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), factory_name)):
         raise InvalidInputError(
@@ -204,13 +227,12 @@ def call_factory(option: str, text: str, stream: TextIO) -> object:
         with contextlib.redirect_stdout(stream):
             with _told(f"{option} {text}: importing {module_name}"):
                 module = importlib.import_module(module_name)
-            factory = getattr(module, factory_name, None)
-            if not callable(factory):
+            function: object = getattr(module, factory_name, None)
+            if not callable(function):
                 raise InvalidInputError(
                     f"{option} {text}: {module_name} has no function {factory_name}"
                 )
-            with _told(f"{option} {text}: {factory_name}()"):
-                return factory()
+            return function
 
 
 @contextlib.contextmanager

@@ -211,7 +211,7 @@ def test_latency_alone_is_another_study(search: Search) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"objective": "fast"}, "must be 'pareto' or 'latency'"),
+        ({"objective": "fast"}, "must be 'pareto', 'pareto-error' or 'latency'"),
         ({"min_speedup": 0.0}, "min_speedup 0.0: give a number more than 0"),
         ({"max_params": "lots"}, "budget 'lots': write a share"),
         ({"workers": 0}, "workers must be at least 1"),

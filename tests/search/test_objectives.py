@@ -1,0 +1,282 @@
+"""Objectives besides the latency of a product: training, error, the user's own, energy."""
+
+import csv
+import io
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ksopt.cli import main
+from ksopt.errors import InvalidInputError
+from ksopt.search import SearchRequest, SearchResult, energy, objective, page, replay, retime
+from ksopt.search.error_plot import error_plot
+from ksopt.search.passes import training_step
+from ksopt.search.request import STUDY
+from ksopt.search.score import Score, Scored, ScoreError
+
+Search = Callable[..., SearchResult]
+
+
+def read(result: SearchResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.folder / "results.json").read_text())
+    return found
+
+
+def study_of(result: SearchResult) -> optuna.Study:
+    return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / 'study.db'}")
+
+
+# Training.
+
+
+def test_a_training_step_is_the_gradients_of_everything() -> None:
+    x, w, g = torch.randn(5, 4), torch.randn(3, 4), torch.randn(5, 3)
+    by_input, by_weight = training_step(lambda x, w: x @ w[0].T, x, [w], g)()
+    torch.testing.assert_close(by_input, g @ w)
+    torch.testing.assert_close(by_weight, g.T @ x)
+    assert not x.requires_grad
+
+
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+def test_training_is_timed_and_said(
+    search: Search, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    made: list[int] = []
+    right = training_step
+
+    def counted(*given: Any) -> Any:
+        made.append(len(given[2]))
+        return right(*given)
+
+    monkeypatch.setattr(objective.passes, "training_step", counted)
+    result = search(train=True, trials=3, layout=layout)
+    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert made.count(1) >= 4  # the dense layer's, of every trial and of the final
+    assert read(result)["request"]["train"] is True
+    assert "--train" in result.request.command
+    text = page.markdown(result)
+    assert "All times are of a training step" in text
+    forward = search(trials=3, layout=layout, out=result.folder.parent / "forward")
+    floors = {trial.facts.chain: trial.facts.floor_us for trial in forward.trials}
+    bandwidths = forward.roofline.bandwidth / result.roofline.bandwidth
+    for trial in result.trials:
+        if trial.facts.chain in floors:
+            ratio = trial.facts.floor_us / floors[trial.facts.chain]
+            # Three times, at this run's ceilings, of which one or the other counts.
+            rates = forward.roofline.rate / result.roofline.rate
+            bounds = sorted((bandwidths, rates))
+            assert 3 * bounds[0] * 0.999 <= ratio <= 3 * bounds[1] * 1.001
+
+
+def test_training_and_products_are_not_mixed(search: Search) -> None:
+    search(trials=1)
+    with pytest.raises(InvalidInputError, match="train False there and True here"):
+        search(trials=2, train=True)
+
+
+def test_a_wrong_gradient_gets_no_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return 1.01 * gradients[0]
+
+    right = objective.ks_linear
+    monkeypatch.setattr(objective, "ks_linear", lambda *a, **o: Wrong.apply(right(*a, **o)))
+    assert [trial.state for trial in search(trials=2).trials] == ["complete"] * 2
+    result = search(trials=2, train=True, out=search(trials=1).folder.parent / "train")
+    for trial in result.trials:
+        assert trial.state == "failed"
+        assert "input gradient's relative error" in (trial.reason or "")
+
+
+# Error to given weights.
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    torch.manual_seed(0)
+    save_file({"w": torch.randn(64, 32)}, tmp_path / "w.safetensors")
+    return f"{tmp_path / 'w.safetensors'}:w"
+
+
+def test_error_is_an_objective(search: Search, weights: str) -> None:
+    result = search(weights=weights, objective="pareto-error", trials=5)
+    study = study_of(result)
+    assert study.metric_names == ["latency_us", "weight_error"]
+    for trial, known in zip(study.trials, result.trials, strict=True):
+        assert trial.values[1] == known.weight_error
+    nearest = min(result.trials, key=lambda trial: trial.weight_error or 1.0)
+    assert nearest.facts.chain in [finalist.facts.chain for finalist in result.finalists]
+    with pytest.raises(InvalidInputError, match="objective 'pareto-error' needs weights"):
+        SearchRequest("32x64", objective="pareto-error")
+
+
+def test_the_error_is_drawn(search: Search, weights: str) -> None:
+    result = search(weights=weights, trials=5)
+    drawn = error_plot(result, 800, 340)
+    assert drawn.count('class="point"') == 5
+    assert drawn.count('class="chosen"') == drawn.count('class="front"') == 1
+    assert "Error against weights" in page.html(result)
+    plain = search(trials=3, out=result.folder.parent / "plain")
+    assert error_plot(plain, 800, 340) == ""
+    assert "Error against weights" not in page.html(plain)
+
+
+# A user's own function.
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of a user's, scores."""
+    module = types.ModuleType("scores")
+    module.__spec__ = types.SimpleNamespace(origin="scores.py")  # type: ignore[assignment]
+    seen: list[Scored] = []
+
+    def odd(scored: Scored) -> float:
+        seen.append(scored)
+        return float(scored.parameters % 1000)
+
+    def broken(scored: Scored) -> float:
+        raise ValueError("no such thing")
+
+    module.odd, module.broken, module.seen = odd, broken, seen  # type: ignore[attr-defined]
+    module.text = lambda scored: "many"  # type: ignore[attr-defined]
+    module.nan = lambda scored: float("nan")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "scores", module)
+    return module
+
+
+def test_a_users_function_is_an_objective(
+    search: Search, scores: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = search(score="scores:odd", trials=5)
+    assert "running odd() of scores.py: this is its own code" in capsys.readouterr().err
+    assert study_of(result).metric_names == ["latency_us", "parameters", "score"]
+    for trial, seen in zip(result.trials, scores.seen, strict=True):
+        assert trial.score == trial.facts.nnz % 1000
+        assert (seen.chain, seen.parameters, seen.rho) == (
+            trial.facts.chain,
+            trial.facts.nnz,
+            trial.facts.rho,
+        )
+        assert trial.latency is not None
+        assert seen.latency_us == trial.latency.median_us
+        with pytest.raises(AttributeError):
+            seen.parameters = 0
+    best = min(result.trials, key=lambda trial: trial.score or 0.0)
+    assert best.facts.chain in [finalist.facts.chain for finalist in result.finalists]
+    assert [trial["score"] for trial in read(result)["trials"]] == [t.score for t in result.trials]
+    rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
+    assert float(rows[0]["score"]) == result.trials[0].score
+    assert "| score |" in page.markdown(result)
+    again = replay(str(result.folder), out=result.folder / "again")
+    assert [finalist.score for finalist in again.finalists] == [f.score for f in result.finalists]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("broken", "ScoreError: scores:broken raised ValueError: no such thing"),
+        ("text", "ScoreError: scores:text raised ValueError"),
+        ("nan", "ScoreError: scores:nan returned nan: a score must be a finite number"),
+    ],
+)
+def test_a_function_that_fails_fails_its_trial(
+    search: Search, scores: types.ModuleType, name: str, said: str
+) -> None:
+    result = search(score=f"scores:{name}", trials=1)
+    assert result.trials[0].state == "failed"
+    assert (result.trials[0].reason or "").startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nothing", "write MODULE:F"),
+        ("no_such_module:f", "there is no module no_such_module"),
+        ("scores:missing", "scores has no function missing"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused(
+    search: Search, scores: types.ModuleType, text: str, said: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=said):
+        search(score=text)
+
+
+def test_a_score_says_what_raised() -> None:
+    score = Score("mine:cost", lambda scored: 1 / 0)
+    with pytest.raises(ScoreError, match=r"mine:cost raised ZeroDivisionError: division by zero"):
+        score(None)  # type: ignore[arg-type]
+
+
+# Energy.
+
+
+class Counter:
+    """A meter that a test moves on."""
+
+    def __init__(self) -> None:
+        self.used = 0.0
+
+    def millijoules(self) -> float:
+        return self.used
+
+
+def test_energy_is_shared_out_over_the_calls() -> None:
+    meter, now = Counter(), [0.0]
+
+    def call(seconds: float, millijoules: float) -> Callable[[], None]:
+        def made() -> None:
+            now[0] += seconds
+            meter.used += millijoules
+
+        return made
+
+    found = energy.millijoules(
+        {"small": call(0.01, 2.0), "large": call(0.3, 50.0)},
+        meter,  # type: ignore[arg-type]
+        lambda: None,
+        clock=lambda: now[0],
+    )
+    assert found == {"small": pytest.approx(2.0), "large": pytest.approx(50.0)}
+    assert now[0] >= 2.0
+
+
+def test_energy_of_a_cpu_is_refused(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidInputError, match="energy is read from the counter of an NVIDIA GPU"):
+        search(energy=True)
+    words = ["search", "--dims", "32x64", "--device", "cpu", "--energy"]
+    assert main(words) == 2
+    assert "leave --energy out" in capsys.readouterr().err
+
+
+def test_energy_is_reported(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "Meter", lambda device: None)
+    monkeypatch.setattr(
+        retime,
+        "energy",
+        lambda request, device, chains: {"dense": 7.5} | {str(chain): 2.5 for chain in chains},
+    )
+    result = search(energy=True, trials=3)
+    assert [(f.energy_mj, f.dense_energy_mj) for f in result.finalists] == [(2.5, 7.5)] * len(
+        result.finalists
+    )
+    assert read(result)["finalists"][0]["energy_mj"] == 2.5
+    text = page.markdown(result)
+    assert "2.5 mJ" in text
+    assert "the dense layer uses 7.5 mJ a call" in text
+    again = replay(str(result.folder), out=result.folder / "again")
+    assert again.finalists[0].energy_mj == 2.5
