@@ -26,6 +26,7 @@ from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
 
 EAGER, INDUCTOR = "uncompiled", "Inductor"
+_BACKEND = "inductor"
 _ALLOWED_ERROR = 2.0
 _NOTHING = 1e-6  # of the norm of all gradients
 _LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the loss hardly
@@ -119,9 +120,11 @@ def measure_model(
         right = [way for way in ways if not way.faults]
         told("timing")
         device = built.inputs.device
+        built.model.eval()
         with torch.no_grad():
             calls = {way.name: _bound(runs[way.name], built.inputs) for way in right}
             forward = measure(calls, device, max_seconds=seconds, min_repeats=5)
+        built.model.train()
         calls = {way.name: _step(built, runs[way.name]) for way in right}
         step = measure(calls, device, max_seconds=seconds, min_repeats=5)
     for way in right:
@@ -147,7 +150,7 @@ def _step_results(
     model: nn.Module, run: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor,
     logits: Tensor,
 ) -> _Results:  # fmt: skip
-    model.zero_grad()
+    model.train().zero_grad()
     value = loss(run(inputs), targets)
     value.backward()
     gradients = {
@@ -163,13 +166,14 @@ def _truth(built: Built) -> _Results:
     model = copy.deepcopy(built.model).double()
     inputs = built.inputs.double() if built.inputs.is_floating_point() else built.inputs
     with torch.no_grad():
-        logits = model(inputs)
+        logits = model.eval()(inputs)
     return _step_results(model, model, inputs, built.targets, logits)
 
 
 def _first_calls(built: Built, way: Way, run: Callable[[Tensor], Tensor]) -> _Results:
     """The first forward pass and the first step, timed, with ksopt's reports of them."""
     with backend.collected() as reports:
+        built.model.eval()
         began = time.perf_counter()
         with torch.no_grad():
             logits = run(built.inputs)
@@ -252,7 +256,7 @@ def _missing(what: str, report: Report | None, layers: int) -> list[str]:
 def _compiled(model: nn.Module, way: Way, dynamic: bool) -> Callable[[Tensor], Tensor]:
     if way.name == EAGER:
         return model
-    name = "ksopt" if way.is_ksopt else "inductor"
+    name = "ksopt" if way.is_ksopt else _BACKEND
     run: Callable[[Tensor], Tensor] = torch.compile(
         model, backend=name, fullgraph=True, dynamic=dynamic, options=way.options
     )
