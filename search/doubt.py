@@ -62,4 +62,6 @@ def dense_layer(result: SearchResult) -> DenseLayer | None:
     assert request.batch is not None
     dense = Chain.dense(request.size.in_features, request.size.out_features)
     floor_us = result.roofline.chain_floor_us(dense, request.batch)
+    if request.train:  # as for a chain: see `ksopt.search.priors.facts`
+        floor_us *= 3
     return DenseLayer(measured, floor_us, result.device.type)

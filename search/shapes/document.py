@@ -69,7 +69,7 @@ def _plan(result: ShapesResult) -> list[Section]:
         "compiler makes of it all are not in it, and a layer that sees fewer rows, such as a head "
         "on one token, weighs less than here."
     )
-    if layers.count and result.whole is None:
+    if result.whole is None and "measure-model" not in result.request.asked_by:
         texts.append(
             "The model was not timed whole. With --model, --measure-model does that at the end of "
             "a search."

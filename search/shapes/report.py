@@ -103,6 +103,8 @@ def print_result(result: ShapesResult, stream: TextIO) -> None:
 def lead(result: ShapesResult) -> list[str]:
     """The answer in sentences, and what makes it less certain than it looks."""
     found = [*effect_sentences(result), *whole_sentences(result)]
+    if result.request.each.train:
+        found.append(words.TRAINING)
     if result.request.layers is None:
         found.append(_sizes_sentence(result))
     found += [f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()]
@@ -174,11 +176,15 @@ def effect_sentences(result: ShapesResult) -> list[str]:
 
 def whole_sentences(result: ShapesResult) -> list[str]:
     """What the model took as a whole; nothing if it was not timed."""
-    whole = result.whole
+    whole, effect = result.whole, result.effect()
     if whole is None:
+        asked = "measure-model" in result.request.asked_by and result.stopped != "interrupted"
+        if asked and effect is not None and effect.converted == 0:
+            return ["The model was not timed whole: with this plan nothing in it would change."]
         return []
+    what = "a forward pass" if result.request.each.train else "a pass"
     text = (
-        f"Timed whole and eagerly, with random weights in the chains, a pass took "
+        f"Timed whole and eagerly, with random weights in the chains, {what} took "
         f"{words.timed(whole.planned)} with the plan and {words.timed(whole.dense)} dense: "
         f"{whole.against_dense}."
     )

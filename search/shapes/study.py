@@ -14,7 +14,7 @@ import torch
 from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
 from ksopt.errors import InvalidInputError
-from ksopt.search import locks, store, words
+from ksopt.search import energy, locks, store, words
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
 from ksopt.search.processes import Spare
@@ -97,6 +97,8 @@ def _run(
     each = replace(each, out=each.out or _default_folder(request, each))
     request = replace(request, each=each)
     storage = store.storage_of(each)
+    if each.energy:
+        energy.Meter(device)  # refused before anything is measured
     record = devices.record(device)
     target = Target.of(device) if each.workers == 1 else None
     if to_measure is not None:

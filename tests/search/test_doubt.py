@@ -61,15 +61,17 @@ def test_far_above_its_floor_is_warned_of(
         )
 
 
-def test_the_floor_is_that_of_the_dense_product(search: Search) -> None:
-    result = search(trials=2)
+@pytest.mark.parametrize(("train", "times"), [(False, 1), (True, 3)])
+def test_the_floor_is_that_of_the_dense_product(search: Search, train: bool, times: int) -> None:
+    result = search(trials=2, train=train)
     found = dense_layer(result)
     assert found is not None
     assert found.measured == result.finalists[0].dense
     roof = result.roofline
     # 16 rows of 32 inputs and 64 outputs in float32, no bias.
     moved, flops = 4 * (16 * 32 + 16 * 64 + 32 * 64), 2 * 16 * 32 * 64
-    assert found.floor_us == pytest.approx(1e6 * max(moved / roof.bandwidth, flops / roof.rate))
+    floor_us = 1e6 * max(moved / roof.bandwidth, flops / roof.rate)
+    assert found.floor_us == pytest.approx(times * floor_us)
     value = report.to_value(result)["dense_layer"]
     assert value["floor_us"] == found.floor_us
     assert value["over_floor"] == found.over_floor

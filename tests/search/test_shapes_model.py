@@ -180,6 +180,16 @@ def test_json_is_one_document(quick: None, place: Path, capsys: pytest.CaptureFi
     assert main(shlex.split(command)[1:]) == 0  # it goes on with the same studies
 
 
+def test_a_plan_that_changes_nothing_is_not_timed(
+    fast_dense: None, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, "--measure-model", "usersmodel:inputs"]) == 0
+    assert "with this plan nothing in it would change" in capsys.readouterr().out
+    page = (place / "out" / "report.md").read_text("utf-8")
+    assert "with this plan nothing in it would change" in page
+    assert "--measure-model does that" not in page
+
+
 def test_a_config_needs_no_model(
     quick: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

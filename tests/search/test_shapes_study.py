@@ -330,3 +330,14 @@ def test_trials_are_shared_alike(trials: int, candidates: list[int]) -> None:
     # Nobody has less than another, but for a remainder, unless it has no more chains.
     for part, most in zip(parts, candidates, strict=True):
         assert part == most or part >= max(parts) - 1
+
+
+def test_other_objectives_hold_for_every_size(shapes: Shapes) -> None:
+    result = shapes(train=True, objective="latency", min_speedup=1.5)
+    assert [one.request.train for one in result.results] == [True, True]
+    for one in result.results:
+        assert stored(result.folder, str(one.request.size)).metric_names == ["latency_us"]
+    assert "--train" in result.request.command
+    assert "All times are of a training step" in (result.folder / "report.md").read_text("utf-8")
+    with pytest.raises(InvalidInputError, match="train True there and False here"):
+        shapes(objective="latency")
