@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 
@@ -15,10 +16,12 @@ from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 from ksopt.search import recommend, store
 from ksopt.search.request import Budget, SearchRequest, without_password
-from ksopt.search.result import SearchResult, SpaceRecord
+from ksopt.search.result import SCHEMA, SearchResult, SpaceRecord
 from ksopt.search.space import Space, Step
 
 _KEY = "report"
+# What was written before versions were.
+_FIRST_SCHEMA = "ksopt.search/2"
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class RunRecord:
             "complete": self.space.complete,
         }
         value = {
+            "schema": SCHEMA,
             "request": shown.to_json(),
             "run": self.run,
             "device": asdict(self.device),
@@ -104,13 +108,32 @@ class RunRecord:
         """The last one that was kept.
 
         Raises:
-            InvalidInputError: There is none.
+            InvalidInputError: There is none, or another version of ksopt wrote it in a way that
+                this one cannot read.
         """
         value = study.user_attrs.get(_KEY)
         if value is None:
             raise InvalidInputError(
                 f"the study {study.study_name!r} holds no run of ksopt search: nothing to report"
             )
+        written = value.get("schema", _FIRST_SCHEMA)
+        if _version(written) > _version(SCHEMA):
+            raise InvalidInputError(
+                f"the study {study.study_name!r} was written by a later ksopt, as {written}; this "
+                f"one reads up to {SCHEMA}: update ksopt"
+            )
+        try:
+            return cls._read(value)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidInputError(
+                f"the study {study.study_name!r} was written by another ksopt, as {written}, and "
+                f"this one cannot read its report ({type(error).__name__}: {error}). Its trials "
+                "are kept: the search, run again, goes on with them and writes a new one"
+            ) from None
+
+    @classmethod
+    def _read(cls, value: Mapping[str, Any]) -> RunRecord:
+        """What `keep` wrote."""
         request, space, final = SearchRequest.from_json(value["request"]), value["space"], None
         if value["final"] is not None:
             final = {name: Measurement(**found) for name, found in value["final"].items()}
@@ -137,6 +160,17 @@ class RunRecord:
             value.get("final_seconds"),
             value.get("energy_mj"),
         )
+
+
+def _version(schema: str) -> int:
+    """The number of a schema's name; 0 if it has none.
+
+    Example:
+        >>> _version("ksopt.search/3"), _version("something")
+        (3, 0)
+    """
+    number = schema.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def result_of(

@@ -1,8 +1,8 @@
 """What a search leaves behind: report.html, report.md, results.json, plan.json, trials.csv.
 
-results.json has the schema "ksopt.search/3", described in docs/search.md: keys are added in later
-versions, and never removed or given another meaning under the same number. Files are written whole
-or not at all.
+results.json has the schema that `results_schema` returns, described in docs/search.md: keys are
+added in later versions, and never removed or given another meaning under the same number. Files are
+written whole or not at all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,10 +22,15 @@ from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
 from ksopt.search import doubt, evidence, words
 from ksopt.search.request import Dims, without_password
-from ksopt.search.result import ChainFacts, Finalist, Recommendation, SearchResult, TrialRecord
+from ksopt.search.result import (
+    SCHEMA,
+    ChainFacts,
+    Finalist,
+    Recommendation,
+    SearchResult,
+    TrialRecord,
+)
 from ksopt.tables import Table
-
-SCHEMA = "ksopt.search/3"
 
 
 def write(result: SearchResult, folder: Path) -> None:
@@ -51,6 +57,19 @@ def write(result: SearchResult, folder: Path) -> None:
             f"the report cannot be written to {folder} ({error.strerror}): the study is kept, "
             "run the search again to write the report"
         ) from None
+
+
+def results_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of results.json.
+
+    Example:
+        >>> results_schema()["title"]
+        'results.json of ksopt search, version 3'
+    """
+    name = f"results-{SCHEMA.rpartition('/')[2]}.schema.json"
+    text = (resources.files("ksopt.search") / name).read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def to_json(result: SearchResult) -> str:

@@ -12,6 +12,9 @@ from ksopt.bench.timing import Comparison, Measurement, compare
 from ksopt.pattern import Chain
 from ksopt.search.request import Budget, SearchRequest
 
+SCHEMA = "ksopt.search/3"
+"""Version of results.json, and of what a study keeps of its last run."""
+
 
 @dataclass(frozen=True)
 class ChainFacts:
