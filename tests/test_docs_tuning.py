@@ -1,16 +1,15 @@
 """docs/tuning.md runs as it stands: its commands and its Python."""
 
-import doctest
 import re
 import shlex
-from pathlib import Path
 
+import pages
 import pytest
 
 from ksopt.cli import _parser, main
 from ksopt.kernels import cpu, families, measure
 
-PAGE = Path(__file__).parents[1] / "docs" / "tuning.md"
+PAGE = pages.DOCS / "tuning.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^```sh\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)[0].splitlines()
 
@@ -44,12 +43,7 @@ def test_the_gpus_command_is_understood():
 
 
 def test_the_python_runs_as_it_stands():
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL))
-    test = doctest.DocTestParser().get_doctest(code, {}, PAGE.name, str(PAGE), 0)
-    assert len(test.examples) >= 12
-    said: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
-    assert not said, "".join(said)
+    assert pages.faults(PAGE) == []
 
 
 def test_the_options_are_the_command_lines():

@@ -1,24 +1,19 @@
 """docs/convert.md runs as it stands, prints what it says, and names every key and option."""
 
-import doctest
 import json
 import re
 from pathlib import Path
 
+import pages
+
 import ksopt
 from ksopt import Chain
 
-PAGE = Path(__file__).parents[2] / "docs" / "convert.md"
+PAGE = pages.DOCS / "convert.md"
 
 
 def test_the_page_runs_as_it_stands() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL))
-    test = doctest.DocTestParser().get_doctest(code, {}, PAGE.name, str(PAGE), 0)
-    assert len(test.examples) >= 40
-    said: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
-    assert not said, "".join(said)
+    assert pages.faults(PAGE) == []
 
 
 def test_every_key_of_the_config_is_named(tmp_path: Path) -> None:

@@ -1,25 +1,20 @@
 """docs/search.md runs as it stands, and prints what it says."""
 
-import doctest
 import json
 import re
 from pathlib import Path
+
+import pages
 
 from ksopt.cli import _parser
 from ksopt.search import report
 from ksopt.search.result import Verdict
 
-PAGE = Path(__file__).parents[2] / "docs" / "search.md"
+PAGE = pages.DOCS / "search.md"
 
 
 def test_the_page_runs_as_it_stands(quick: None) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL))
-    test = doctest.DocTestParser().get_doctest(code, {}, PAGE.name, str(PAGE), 0)
-    assert len(test.examples) >= 9
-    said: list[str] = []
-    doctest.DocTestRunner(verbose=False).run(test, out=said.append)
-    assert not said, "".join(said)
+    assert pages.faults(PAGE) == []
 
 
 def test_the_options_are_the_command_lines() -> None:
