@@ -34,9 +34,9 @@ SIZES = ("32x64", "64x32")
 SCRIPT = """
 import sys
 from ksopt.bench import roofline, timing
-from ksopt.search import ShapesRequest, objective, retime, run_shapes
+from ksopt.search import ShapesRequest, objective, pruning, retime, run_shapes
 objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
-retime._MOST_FINALS = 1
+retime._MOST_FINALS, pruning.MARGIN = 1, 1e6
 timing._flush_bytes = lambda cache_bytes: 2**16
 roofline._CPU_SIDES = (256,)
 out, trials, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
