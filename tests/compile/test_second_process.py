@@ -1,0 +1,75 @@
+"""What one process has compiled, the next takes from torch's caches on disk: the pass runs anew."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json
+import sys
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, 8))
+
+    def forward(self, x):
+        y = torch.einsum("...gi,goi->...go", x.unflatten(-1, (4, 8)), self.weight)
+        return y.flatten(-2)
+
+
+torch.manual_seed(0)
+model, x = nn.Sequential(Blocks(), nn.GELU(), Blocks()), torch.randn(5, 32)
+frozen = nn.Linear(32, 32).requires_grad_(False)
+frozen.weight.copy_(torch.block_diag(*torch.ones(4, 8, 8)) if sys.argv[1] == "sparse" else 1.0)
+run = torch.compile(nn.Sequential(model, nn.ReLU(), frozen), backend="ksopt", fullgraph=True)
+loss = run(x).square().sum()
+loss.backward()
+gradients = [parameter.grad.norm().item() for parameter in model.parameters()]
+counts = {name: dict(counters[name]) for name in ("ksopt", "aot_autograd", "inductor")}
+print(json.dumps({"numbers": [loss.item(), *gradients], **counts}))
+"""
+
+
+def run(tmp_path, frozen):
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "KSOPT_CACHE_DIR": str(tmp_path / "ksopt"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, frozen],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_warm_caches(tmp_path):
+    first, second, other = (run(tmp_path, frozen) for frozen in ("sparse", "sparse", "dense"))
+    assert first["aot_autograd"]["autograd_cache_miss"] == 1
+    assert first["aot_autograd"]["autograd_cache_saved"] == 1
+    assert second["aot_autograd"]["autograd_cache_hit"] == 1
+    assert second["inductor"]["fxgraph_cache_hit"] >= 1
+    for found in (first, second, other):
+        assert not found["aot_autograd"].get("autograd_cache_bypass")
+    assert "autograd_cache_miss" not in second["aot_autograd"]
+    assert first["ksopt"] == second["ksopt"]
+    assert second["ksopt"]["lowered"] == 3
+    assert second["numbers"] == pytest.approx(first["numbers"], rel=1e-5)
+    # The same code, but a frozen weight is another: what was found in its values is not cached.
+    assert other["ksopt"]["lowered"] == 2
+    assert other["aot_autograd"]["autograd_cache_miss"] == 1
+    assert other["numbers"][0] > 2 * first["numbers"][0]
