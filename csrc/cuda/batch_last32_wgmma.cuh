@@ -61,6 +61,8 @@ struct BatchLast32WgmmaTile {
   static_assert(KL % (8 * CHAIN) == 0 && WARP_ROWS <= 32, "a stage is a number of whole chains");
   static_assert(STAGES >= 2 && (STAGES + 1) * 8 <= BARRIER_BYTES && WEIGHTS_EMPTY < 16, "");
   static_assert(MT == 1 || MT == 2, "a thread's columns are 8 or 16 bytes");
+  // Of such tiles ptxas 13.0 drops the products of all chains but the last (13.5 does not).
+  static_assert(MT == 1 || PENDING == 1 || STAGES_PER_TILE > 1, "its products would not survive");
 };
 
 // The (column, tile) pairs of a block: first, first + step, ... before end; n0 is its first output.

@@ -19,6 +19,7 @@ from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
 _OUTPUT_TILES = (1, 2, 3, 4, 6, 8, 12, 16)  # for which wgmma_tf32.cuh has an instruction
+_FEWEST_OUTPUT_TILES = 6  # of a warpgroup, where b has more: products of fewer are never faster
 _SHAPES = ((1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1))  # warpgroups: of outputs, of columns
 _BARRIER_BYTES = 128
 _LOADER_THREADS, _LOADER_REGISTERS = 128, 24
@@ -130,15 +131,18 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     ):
         tiles = output_tiles(p, 8 * groups_n * nt)
         # Outputs that do not exist are computed too: few of them, or none where b is small.
-        if (tiles * groups_n * nt - outputs8) * 8 > outputs8:
+        if (tiles * groups_n * nt - outputs8) * 4 > outputs8:
+            continue
+        if nt < _FEWEST_OUTPUT_TILES and tiles > 1:
             continue
         whole = 8 * chain  # l that are multiplied at a time
         groups = max(1, multiprocessors // tiles)
-        for kl, resident in itertools.product((8, 16, 24, 32, 48, 64), (False, True)):
+        lengths = (16, 24, 32, 48, 64) if -(-p.c // whole) * whole % 16 == 0 else (8, 24)
+        for kl, resident in itertools.product(lengths, (False, True)):
             if kl % whole or -(-p.c // kl) * kl != -(-p.c // whole) * whole:
                 continue
             config = Config(*(groups_n, groups_m, mt, nt, kl, 0, resident, chain, pending, groups))
-            if config.registers() > config.register_limit:
+            if config.registers() > config.register_limit or not _compiles(p, config):
                 continue
             config = replace(config, stages=_stages(p, config))
             if config.stages >= 2 and _worth_a_stage(config):
@@ -148,6 +152,11 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
 def _stages(p: Pattern, config: Config) -> int:
     """As many as fit: the more of x is under way, the faster it comes."""
     return min(_MOST_STAGES, (SHARED_LIMIT - config.shared_bytes(p)) // config.stage_bytes())
+
+
+def _compiles(p: Pattern, config: Config) -> bool:
+    """Whether all products survive: of other tiles ptxas 13.0 drops some, and nobody is told."""
+    return config.mt == 1 or config.pending == 1 or config.stages_per_tile(p) > 1
 
 
 def _worth_a_stage(config: Config) -> bool:

@@ -18,6 +18,7 @@ from ksopt.kernels import (
     batch_last16,
     batch_last16_wgmma,
     batch_last32,
+    batch_last32_wgmma,
     lanes16,
     lanes16_wgmma,
     lanes32,
@@ -143,6 +144,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(batch_last16, capability=(8, 0), packs_from_d=2),
     Family(batch_last16_wgmma, capability=(9, 0), only=True, packs_from_d=2),
     Family(batch_last32, capability=(8, 0), packs_from_d=2, splits=True),
+    Family(batch_last32_wgmma, capability=(9, 0), only=True, packs_from_d=1, splits=True),
 )
 
 
