@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything that needs a CUDA device, in one call: the checks first, then, if all passed, the times.
 #
-#     bash tests/gpu/check_and_time.sh [FOLDER]
+#     bash tests/gpu/check_and_time.sh [FOLDER [checks]]
 #
-# FOLDER (default ksopt-report-gpu) gets a log of every step and what the steps write. ksopt must be
+# FOLDER (default ksopt-report-gpu) gets a log of every step and what the steps write; with the word
+# checks nothing is timed. ksopt must be
 # importable by $PYTHON (default python3). Exits with 1 if a step failed, 2 without a CUDA device.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -71,6 +72,7 @@ if [ "$failed" -ne 0 ]; then
   echo "nothing is timed: a wrong kernel has no speed"
   exit 1
 fi
+[ "${2:-}" = checks ] && exit 0
 step host-time 60 "$python" tests/gpu/host_time.py
 step tiles 150 "$python" -m ksopt.bench.tiles lanes16 --tiles 20 --out "$out/tiles.csv"
 for layout in batch_first batch_last; do
