@@ -111,7 +111,10 @@ class _KsMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
         packed.forget(weight)
-        y = ks_mm_changing(x, weight, batch_last)
+        # Some ways end in a view of what they have made: torch would forbid in-place operations on
+        # y, were it to know.
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            y = ks_mm_changing(x, weight, batch_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.a, _, _, ctx.d = weight.shape
@@ -137,7 +140,8 @@ class _KsMmWeightGrad(torch.autograd.Function):
         needs_grad, needs_x, *_ = ctx.needs_input_grad
         ctx.save_for_backward(grad if needs_x else None, x if needs_grad else None)
         ctx.batch_last = batch_last
-        return ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:

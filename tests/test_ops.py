@@ -10,7 +10,7 @@ from torch.func import grad, hessian, jvp, vmap
 from ksopt import functional, ops
 from ksopt.baselines import BASELINES
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import cpu
+from ksopt.kernels import cpu, dispatch
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 
@@ -111,6 +111,24 @@ def test_gradients_of_any_order(layout, batch):
             check_batched_grad=True,
         )
     assert torch.autograd.gradgradcheck(lambda x, w: ks_mm(x, w, layout), (x, weight))
+
+
+@pytest.mark.parametrize("way", ["bmm", "bmm_paper", "bsr"])
+def test_results_may_be_changed_in_place(way, monkeypatch):
+    # Of a block-diagonal weight some of PyTorch's ways return a view of what they have computed.
+    monkeypatch.setattr(
+        dispatch, "run", lambda x, weight, last: BASELINES[way].bind(weight, "batch_first")(x)
+    )
+    x, weight = torch.randn(6, 32, requires_grad=True), torch.randn(4, 8, 8, 1, requires_grad=True)
+    found, expected = ks_mm(x, weight), ks_reference(x, weight)
+    found.relu_()
+    torch.testing.assert_close(found, expected.relu(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), (x, weight)),
+        torch.autograd.grad(expected.relu().square().sum(), (x, weight)),
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_saves_only_what_the_gradients_need():

@@ -8,16 +8,16 @@ with float64 (logits, loss, all gradients), and timed in turns.
 from __future__ import annotations
 
 import argparse
+import gc
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ksopt import settings, tables
+from ksopt import tables
 from ksopt.bench import device as devices
 from ksopt.bench import model_report as report
 from ksopt.bench.model_build import SIZES, SMALL, build
@@ -29,7 +29,9 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _EPILOG = """\
 examples:
   python -m ksopt.bench.models --small --models gpt2 --dtypes float32
-  python -m ksopt.bench.models --models vit,gpt2,llama --dtypes float32,bfloat16 --layers 4 --out m
+  python -m ksopt.bench.models --layers 4 --out models      # on a GPU, 4 blocks of each model
+
+On a GPU most of the first run goes into measuring what is faster, which is kept on disk.
 
 exit codes: 0 done, or the time was up; 1 a result is wrong, a site was missed, or a library is not
 there; 2 an argument is not allowed
@@ -75,10 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     ask("--timeout", type=float, metavar="SECONDS", help="begin no new model after so long")
     ask(
         "--tune",
-        default="default,other",
+        default="default",
         metavar="WAYS",
-        help="how ksopt decides: default, model, measure, off, or other (measure, or model where "
-        "measuring is the default), with commas (%(default)s)",
+        help="how ksopt decides: some of default, measure, model, off, with commas (%(default)s: "
+        "measure on a GPU, all is lowered on a CPU)",
     )
     out = Path("ksopt-report-models")
     ask("--out", type=Path, default=out, metavar="FOLDER", help="where it goes (%(default)s)")
@@ -89,7 +91,7 @@ def _measured(given: argparse.Namespace, command: str) -> list[Case]:
     device = devices.resolve(given.device)
     models = _words("--models", given.models, tuple(SIZES))
     dtypes = _words("--dtypes", given.dtypes, _DTYPES)
-    tunes = _words("--tune", given.tune, ("default", "other", "model", "measure", "off"))
+    tunes = _words("--tune", given.tune, ("default", "measure", "model", "off"))
     if given.layers is not None and given.layers < 1:
         raise InvalidInputError(f"--layers {given.layers}: it must be at least 1")
     if not given.seconds > 0:
@@ -104,6 +106,9 @@ def _measured(given: argparse.Namespace, command: str) -> list[Case]:
                 _tell(f"the time is up: {model} {dtype} and what follows is left out")
                 return cases
             cases.append(_case(model, dtype, device, tunes, given))
+            gc.collect()  # the next model may need the memory
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
             _tell(f"{model} {dtype}: {time.monotonic() - began - spent:.0f} s")
             report.write(given.out, cases, record, command)
     return cases
@@ -116,7 +121,7 @@ def _case(
     depth = size.depth if given.layers is None else given.layers
     kind: torch.dtype = getattr(torch, dtype)
     built = build(model, kind, device, small=given.small, layers=depth)
-    ways = [Way(EAGER), Way(INDUCTOR), *_ksopt_ways(tunes, device)]
+    ways = [Way(EAGER), Way(INDUCTOR), *_ksopt_ways(tunes)]
     measure_model(
         built,
         ways,
@@ -128,17 +133,11 @@ def _case(
     return Case(model, dtype, depth, built.layers, shape, given.dynamic, tuple(ways))
 
 
-def _ksopt_ways(tunes: Sequence[str], device: torch.device) -> list[Way]:
-    default = "model" if device.type == "cpu" else settings.tuning()
-    other = "model" if default == "measure" else "measure"
-    ways = []
-    for tune in tunes:
-        options: dict[str, Any] = {} if tune == "default" else {"tune": tune}
-        if tune == "other":
-            options = {"tune": other}
-        name = "ksopt" + "".join(f", {key}={value}" for key, value in options.items())
-        ways.append(Way(name, options))
-    return ways
+def _ksopt_ways(tunes: Sequence[str]) -> list[Way]:
+    return [
+        Way("ksopt", {}) if tune == "default" else Way(f"ksopt, tune={tune}", {"tune": tune})
+        for tune in tunes
+    ]
 
 
 def _words(option: str, text: str, allowed: Sequence[str]) -> list[str]:
@@ -152,7 +151,7 @@ def _words(option: str, text: str, allowed: Sequence[str]) -> list[str]:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
