@@ -4,8 +4,8 @@
 #     bash tests/gpu/check_and_time.sh [FOLDER [checks]]
 #
 # FOLDER (default ksopt-report-gpu) gets a log of every step and what the steps write; with the word
-# checks nothing is timed. ksopt must be
-# importable by $PYTHON (default python3). Exits with 1 if a step failed, 2 without a CUDA device.
+# checks nothing is timed. ksopt must be importable by $PYTHON (default python3). Exits with 1 if a
+# step failed, 2 without a CUDA device.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 out=${1:-ksopt-report-gpu}
