@@ -109,6 +109,7 @@ class Campaign:
                 "error_pytorch": outcome.error_pytorch,
                 "weight_error": outcome.weight_error,
                 "score": outcome.score,
+                "factors_us": list(outcome.factors_us),
                 "seconds": outcome.seconds,
             }
             if outcome.latency.given_up:

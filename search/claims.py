@@ -20,7 +20,8 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ksopt.pattern import Chain
-from ksopt.search import locks, sampler, store
+from ksopt.search import estimate, locks, sampler, store
+from ksopt.search.estimate import Estimator
 from ksopt.search.locks import Presence
 from ksopt.search.sampler import ChainSampler
 from ksopt.search.storage import Storage
@@ -51,6 +52,7 @@ class Claims:
         limit: Trials of the study in all.
         run: The run of the study that this process belongs to, from 1.
         presence: This process's.
+        estimator: Proposes chains in turns with ``chains``; None for none.
         clock: Seconds, rising.
     """
 
@@ -61,6 +63,7 @@ class Claims:
     limit: int
     run: int
     presence: Presence
+    estimator: Estimator | None = None
     clock: Callable[[], float] = time.monotonic
     # When a running trial of another machine was first seen with its last mark of life.
     _seen: dict[int, tuple[object, float]] = field(default_factory=dict)
@@ -79,6 +82,9 @@ class Claims:
             first = [one for one in [*store.lost(trials), *self.priors] if one[1] not in known]
             if not (waiting or first or self.chains.remaining):
                 return None
+            if not (first or waiting) and self.estimator is not None:
+                guess = self.estimator.next(trials, known)
+                first = [] if guess is None else [(estimate.ORIGIN, guess)]
             if first and not waiting:
                 origin, chain = first[0]
                 self.study.enqueue_trial(

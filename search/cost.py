@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +43,11 @@ class CostModel:
         if machine is None:
             return None
         return cls(machine, request.dtype, request.batch, request.layout == "batch_last")
+
+    @property
+    def known(self) -> Mapping[Pattern, float | None]:
+        """What was predicted so far, by factor."""
+        return self._known
 
     def predicted_us(self, chain: Chain) -> float | None:
         """Sum of the factors' predicted times; None if one of them has none.

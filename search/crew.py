@@ -17,6 +17,7 @@ from ksopt.search.ahead import Compilers
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
+from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
 from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
@@ -135,6 +136,9 @@ class Crew:
                     limit=share.request.trials,
                     run=share.run,
                     presence=presence,
+                    estimator=None
+                    if model is None
+                    else Estimator(share.space.candidates, share.space.steps, model),
                 )
                 campaigns.append(
                     Campaign(

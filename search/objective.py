@@ -14,7 +14,9 @@ from ksopt.bench import timing
 from ksopt.bench.timing import Measurement
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
+from ksopt.kernels import cuda
 from ksopt.kernels.look import first_look
+from ksopt.kernels.situation import Situation
 from ksopt.pattern import Chain
 from ksopt.reference import chain_reference
 from ksopt.search import energy, passes, priors
@@ -51,6 +53,8 @@ class Outcome:
         weight_error: How far the nearest product is from the given weights; None without them.
         seconds: How long all of it took: choosing kernels, checking, timing.
         score: By the user's function; None without one.
+        factors_us: What each factor took when its kernel was chosen, None where that is not known;
+            empty on a CPU.
     """
 
     latency: Measurement
@@ -60,6 +64,7 @@ class Outcome:
     weight_error: float | None
     seconds: float
     score: float | None = None
+    factors_us: tuple[float | None, ...] = ()
 
 
 class Objective:
@@ -115,8 +120,16 @@ class Objective:
         scored = None
         if score is not None and not latency.given_up:
             scored = score(self._scored(chain, latency, dense, weight_error))
-        seconds = time.monotonic() - began
-        return Outcome(latency, dense, error, error_pytorch, weight_error, seconds, scored)
+        return Outcome(
+            latency,
+            dense,
+            error,
+            error_pytorch,
+            weight_error,
+            seconds=time.monotonic() - began,
+            score=scored,
+            factors_us=self._factors_us(chain),
+        )
 
     def final(
         self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
@@ -208,6 +221,20 @@ class Objective:
             layout=request.layout,
             device=str(self._device),
         )
+
+    def _factors_us(self, chain: Chain) -> tuple[float | None, ...]:
+        if self._device.type != "cuda":
+            return ()
+        index = self._device.index
+        found: list[float | None] = []
+        for pattern in chain:
+            situation = Situation.of(
+                pattern, self._request.dtype, self._batch, self._is_batch_last()
+            )
+            known = cuda.known(situation, torch.cuda.current_device() if index is None else index)
+            record = None if known is None else known.kept.record
+            found.append(None if record is None else record.chosen(changing=False).median_us)
+        return tuple(found)
 
     def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         """Choose every factor's kernel in a moment, where none was chosen with care."""

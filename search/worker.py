@@ -29,6 +29,7 @@ from ksopt.search.ahead import Compilers, Target, affordable
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
+from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
 from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
@@ -71,6 +72,7 @@ def _campaign(
     request = SearchRequest.from_json(share["request"])
     storage = store.storage_of(request)
     candidates = [Chain.parse(text) for text in share["candidates"]]
+    steps, model = [_step(step) for step in share["steps"]], CostModel.of(request, device)
     claims = Claims(
         storage,
         storage.load(request.study),
@@ -79,6 +81,7 @@ def _campaign(
         limit=request.trials,
         run=share["run"],
         presence=presence,
+        estimator=None if model is None else Estimator(candidates, steps, model),
     )
     return Campaign(
         claims,
@@ -86,8 +89,8 @@ def _campaign(
         device,
         roofline,
         request,
-        Pruning(claims.study, [_step(step) for step in share["steps"]], request),
-        CostModel.of(request, device),
+        Pruning(claims.study, steps, request),
+        model,
         compilers,
     )
 

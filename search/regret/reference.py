@@ -13,11 +13,11 @@ import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from statistics import median
 
 from ksopt.kernels.families import Machine
 from ksopt.pattern import Chain, Pattern
 from ksopt.search.cost import CostModel
+from ksopt.search.estimate import estimates, factor_times
 from ksopt.search.regret.rows import Measured
 from ksopt.search.request import SearchRequest
 from ksopt.search.space import Space, Step, build
@@ -139,23 +139,8 @@ class Reference:
         return turns[:count]
 
     def _estimates(self, measured: Sequence[Measured]) -> dict[Chain, float]:
-        known: dict[Pattern, list[float]] = {}
-        for row in measured:
-            for pattern, us in zip(Chain.parse(row.chain), row.factors_us, strict=False):
-                if us is not None:
-                    known.setdefault(pattern, []).append(us)
-        times = {pattern: median(found) for pattern, found in known.items()}
-        guessed = self.predictions.factors_us()
-        pairs = [us / guess for p, us in times.items() if (guess := guessed.get(p))]
-        correction = median(pairs) if pairs else 1.0
-        found = {}
-        for chain in self.space.candidates:
-            parts = [
-                times.get(p) or (correction * guess if (guess := guessed.get(p)) else None)
-                for p in chain
-            ]
-            if all(part is not None for part in parts):
-                found[chain] = sum(part for part in parts if part is not None)
+        times = factor_times((Chain.parse(row.chain), row.factors_us) for row in measured)
+        found = estimates(self.space.candidates, times, self.predictions.factors_us())
         if not found:  # no cost model, as on a CPU: what moves and multiplies least
             return {
                 chain: chain.flops(1) + 8.0 * sum(sum(pattern.shape) for pattern in chain)

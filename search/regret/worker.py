@@ -20,7 +20,6 @@ import torch
 
 from ksopt.bench import device as devices
 from ksopt.errors import KsoptError
-from ksopt.kernels import cuda
 from ksopt.pattern import Chain
 from ksopt.search import locks, retime
 from ksopt.search.ahead import Compilers, Target
@@ -81,7 +80,7 @@ class Bench:
         chains = [Chain.parse(text) for text in task["chains"]]
         self._compilers.soon([*chains, *map(Chain.parse, task["next"])], request)
         objective = Objective(request, self.device, seed=task["seed"])
-        return {"rows": [self._measured(objective, request, chain) for chain in chains]}
+        return {"rows": [self._measured(objective, chain) for chain in chains]}
 
     def final(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Chains against each other and dense in turns, in a process that did nothing else."""
@@ -94,9 +93,7 @@ class Bench:
     def _request(self, task: Mapping[str, Any]) -> SearchRequest:
         return SearchRequest.from_json({**task["request"], "device": str(self.device)})
 
-    def _measured(
-        self, objective: Objective, request: SearchRequest, chain: Chain
-    ) -> dict[str, Any]:
+    def _measured(self, objective: Objective, chain: Chain) -> dict[str, Any]:
         row: dict[str, Any] = {"chain": str(chain), "device": str(self.device)}
         try:
             with locks.device(self.device):
@@ -111,24 +108,10 @@ class Bench:
             "p80_us": found.latency.p80_us,
             "dense_us": found.dense.median_us,
             "repeats": found.latency.repeats,
-            "factors_us": self._factors_us(request, chain),
+            "factors_us": found.factors_us,
             "reason": "given up after its first repeats" if given_up else None,
             "seconds": found.seconds,
         }
-
-    def _factors_us(self, request: SearchRequest, chain: Chain) -> list[float | None]:
-        """What each factor took when its kernel was chosen."""
-        if self.device.type != "cuda":
-            return []
-        assert request.batch is not None
-        last = request.layout == "batch_last"
-        found: list[float | None] = []
-        for pattern in chain:
-            situation = cuda.Situation.of(pattern, request.dtype, request.batch, last)
-            known = cuda.known(situation, torch.cuda.current_device())
-            record = None if known is None else known.kept.record
-            found.append(None if record is None else record.chosen(changing=False).median_us)
-        return found
 
 
 def _trial_row(trial: Any, device: str) -> dict[str, Any]:
