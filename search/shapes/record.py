@@ -13,8 +13,10 @@ from pathlib import Path
 import optuna
 
 from ksopt.bench.timing import Measurement
+from ksopt.errors import InvalidInputError
 from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import Dims, without_password
+from ksopt.search.shapes.report import SCHEMA
 from ksopt.search.shapes.request import ShapesRequest
 from ksopt.search.shapes.result import ShapesResult, Whole
 from ksopt.search.storage import Storage
@@ -47,6 +49,7 @@ class ShapesRecord:
         request = replace(self.request, each=replace(each, storage=storage))
         whole = self.whole
         value = {
+            "schema": SCHEMA,
             "request": request.to_json(),
             "unmet": {str(dims): sentence for dims, sentence in self.unmet.items()},
             "whole": None if whole is None else asdict(whole),
@@ -57,10 +60,19 @@ class ShapesRecord:
 
     @classmethod
     def kept(cls, index: optuna.Study) -> ShapesRecord | None:
-        """The last one that was kept; None if the study is no index."""
+        """The last one that was kept; None if the study is no index.
+
+        Raises:
+            InvalidInputError: Another version of ksopt wrote it in a way that is not known here.
+        """
         value = index.user_attrs.get(_KEY)
         if value is None:
             return None
+        if value.get("schema") != SCHEMA:
+            raise InvalidInputError(
+                f"the study {index.study_name!r} was written as {value.get('schema')!r}, and this "
+                f"version of ksopt reads {SCHEMA!r}: use the version that wrote it"
+            )
         whole = value["whole"]
         if whole is not None:
             times = {name: Measurement(**whole[name]) for name in ("dense", "planned")}

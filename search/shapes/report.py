@@ -1,12 +1,16 @@
 """What a search of several layer sizes leaves behind, and prints.
 
-results.json has the schema "ksopt.shapes/1", described in docs/search.md; each size in it is a
-document of `ksopt.search.report`.
+results.json has the schema that `results_schema` returns, described in docs/search.md; each size in
+it is a document of `ksopt.search.report`.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,6 +24,11 @@ from ksopt.search.shapes.result import Effect, PlannedGroup, ShapesResult, Whole
 from ksopt.tables import Table
 
 SCHEMA = "ksopt.shapes/1"
+
+# Columns that a terminal of fewer characters does without, so that chains are not cut into pieces.
+_WIDE = 130
+_WIDE_ANSWERS = ("weights", "latency", "dense", "rho", "efficiency")
+_WIDE_PLAN = ("budget", "weights", "latency", "dense")
 
 
 def write(result: ShapesResult, folder: Path) -> None:
@@ -46,6 +55,19 @@ def write(result: ShapesResult, folder: Path) -> None:
             f"the report cannot be written to {folder} ({error.strerror}): the studies are kept, "
             "run the search again to write the report"
         ) from None
+
+
+def results_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of results.json; it refers to that of one size.
+
+    Example:
+        >>> results_schema()["$id"]
+        'ksopt.shapes/1'
+    """
+    name = f"shapes-{SCHEMA.rpartition('/')[2]}.schema.json"
+    text = (resources.files("ksopt.search.shapes") / name).read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def to_json(result: ShapesResult) -> str:
@@ -91,11 +113,12 @@ def print_result(result: ShapesResult, stream: TextIO) -> None:
     """Write the answer to a terminal or a pipe: sentences, tables, where the report is."""
     for sentence in lead(result):
         print(sentence, file=stream)
+    is_narrow = stream.isatty() and shutil.get_terminal_size().columns < _WIDE
     print(file=stream)
-    tables.write(answers_table(result), stream)
+    tables.write(_without(answers_table(result), _WIDE_ANSWERS if is_narrow else ()), stream)
     if result.request.layers is not None:
         print(file=stream)
-        tables.write(plan_table(result), stream)
+        tables.write(_without(plan_table(result), _WIDE_PLAN if is_narrow else ()), stream)
     print(f"\nreport: {result.folder.resolve() / 'report.html'}", file=stream)
     print(f"plan:   {result.folder.resolve() / 'plan.json'}", file=stream)
 
@@ -269,6 +292,13 @@ def _doubtful(result: ShapesResult, effect: Effect) -> list[str]:
     return [str(dims) for dims, one in dense.items() if one is not None and one.warning]
 
 
+def _without(table: Table, heads: Sequence[str]) -> Table:
+    """A table without some columns."""
+    kept = [i for i, head in enumerate(table.heads) if head not in heads]
+    rows = [[row[i] for i in kept] for row in table.rows]
+    return tables.of([table.columns[i] for i in kept], rows, table.title)
+
+
 def _sizes_sentence(result: ShapesResult) -> str:
     chosen = [(one.request.size, result.choice(one.request.size)) for one in result.results]
     parts = [f"{dims} {_choice(answer)}" for dims, answer in chosen]
@@ -336,8 +366,8 @@ def _group(one: PlannedGroup) -> dict[str, Any]:
 
 def _whole(whole: Whole) -> dict[str, Any]:
     return {
-        "dense": asdict(whole.dense),
-        "planned": asdict(whole.planned),
+        "dense": {**asdict(whole.dense), "noise": whole.dense.noise},
+        "planned": {**asdict(whole.planned), "noise": whole.planned.noise},
         "latency_over_dense": whole.ratio,
         "against_dense": whole.against_dense,
         "converted": whole.converted,

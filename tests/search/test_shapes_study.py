@@ -249,6 +249,14 @@ def test_it_is_reported_again_without_measuring(shapes: Shapes, tmp_path: Path) 
     assert "Nothing was measured for this report" in (tmp_path / "again" / "report.md").read_text()
 
 
+def test_what_a_later_version_wrote_is_refused(shapes: Shapes) -> None:
+    folder = shapes(trials=2).folder
+    index = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{folder / FILE}")
+    index.set_user_attr("shapes", {**index.user_attrs["shapes"], "schema": "ksopt.shapes/9"})
+    with pytest.raises(InvalidInputError, match=r"written as 'ksopt\.shapes/9', and this version"):
+        replay(str(folder))
+
+
 def test_other_sizes_may_join_the_study(shapes: Shapes) -> None:
     first = shapes()
     again = shapes(("64x32", "32x32"), trials=8)
