@@ -235,7 +235,10 @@ def test_layers_that_share_a_weight_go_on_sharing_it() -> None:
     model = nn.ModuleList([nn.Linear(16, 32), nn.Linear(16, 32)])
     model[1].weight = model[0].weight
     assert whole.at_random(model, ksopt.Plan.of({"*": "(1,8,4,4)*(4,4,4,1)"})) == 2
-    for first, second in zip(model[0].weights, model[1].weights, strict=True):
+    one, other = model
+    assert isinstance(one, KSLinear)
+    assert isinstance(other, KSLinear)
+    for first, second in zip(one.weights, other.weights, strict=True):
         assert first is second
         assert bool(torch.isfinite(first).all())
 
