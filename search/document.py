@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ksopt import tables
 from ksopt.pages import Figure, Section
-from ksopt.search import doubt, evidence, report, words
+from ksopt.search import doubt, estimate, evidence, report, words
 from ksopt.search.error_plot import error_plot
 from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
@@ -197,12 +197,13 @@ def _method(result: SearchResult) -> Section:
         f"when it has at least {used} of its weights; without that rule the smallest chain, which "
         "is nearly always the fastest, would be the answer to every budget.",
         f"Sampler: {result.sampler}, after the paper's families, the largest rho, the lowest "
-        "roofline floor and, on a GPU, the kernels' cost model's picks of each budget. "
+        "roofline floor and, on a GPU, the kernels' cost model's picks of each budget"
+        f"{_estimated(result)}. "
         f"{len(result.trials)} trials, "
         f"{sum(t.state == 'failed' for t in result.trials)} failed, "
         f"{sum(t.state == 'pruned' for t in result.trials)} given up after their first repeats as "
         "hopeless; "
-        f"this run took {result.seconds:.0f} s.",
+        f"this run took {result.seconds:.0f} s{_held(result)}.",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {roof.rate / 1e12:,.2f} TFLOP/s ({roof.rate_from}, side "
         f"{roof.gemm_side}), measured in the run that reports. It counts every factor's input, "
@@ -238,6 +239,23 @@ def _method(result: SearchResult) -> Section:
             + (timed if all(finalist.retimed for finalist in result.finalists) else "")
         )
     return Section("How it was measured", (), tuple(paragraphs))
+
+
+def _held(result: SearchResult) -> str:
+    """How much of a run's time its measurements took."""
+    mine = [trial.seconds for trial in result.trials if trial.run == result.run and trial.seconds]
+    if not mine:
+        return ""
+    final = result.final_seconds
+    after = "" if final is None else f", the final for {final:.0f} s"
+    return f", of which its {len(mine)} trials held the device for {sum(mine):.0f} s{after}"
+
+
+def _estimated(result: SearchResult) -> str:
+    """That an estimate took turns with the sampler, if it did."""
+    if all(trial.origin != estimate.ORIGIN for trial in result.trials):
+        return ""
+    return ", in turns with chains whose factors' times, measured or predicted, add up to the least"
 
 
 def _trials(result: SearchResult) -> Section:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Predictions:
         default_factory=list
     )
     _known: dict[Pattern, float | None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # each device has a thread
 
     @classmethod
     def of(
@@ -66,9 +68,10 @@ class Predictions:
 
     def factors_us(self) -> Mapping[Pattern, float | None]:
         """All of them; waits for those that are not made yet."""
-        for part, future in self._coming:
-            self._known.update(zip(part, future.result(), strict=True))
-        self._coming.clear()
+        with self._lock:
+            for part, future in self._coming:
+                self._known.update(zip(part, future.result(), strict=True))
+            self._coming.clear()
         return self._known
 
     def of_chain(self, chain: Chain) -> float | None:
