@@ -1,8 +1,11 @@
 """Processes that compile ahead: what they leave in the cache is what a first look asks for."""
 
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 import torch
 
@@ -11,8 +14,11 @@ from ksopt.kernels.families import Machine
 from ksopt.kernels.look import first_look
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, ahead
+from ksopt.search import SearchRequest, SearchResult, ahead
 from ksopt.search.ahead import Compilers, Target
+from ksopt.search.objective import Objective
+from ksopt.search.request import STUDY
+from ksopt.search.store import FILE
 
 H200 = Machine((9, 0), 132, 228 * 1024)
 REQUEST = SearchRequest("128x128", dtype="float16", batch=64)
@@ -78,3 +84,67 @@ def test_processes_end_when_they_are_closed() -> None:
 def test_a_first_look_leaves_the_cpu_alone() -> None:
     x, weight = torch.randn(4, 128), torch.randn(8, 16, 16, 1)
     first_look(x, weight, batch_last=False)
+
+
+class Idle:
+    """A process that compiles nothing, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.stdin = self
+
+    def write(self, text: str) -> None:
+        self.told.append(text)
+
+    def flush(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> Idle:
+    """What a search on this CPU has compiled, as if the CPU were a GPU."""
+    process = Idle()
+    monkeypatch.setattr(ahead, "_started", lambda target: process)
+    monkeypatch.setattr(ahead, "affordable", lambda workers=1: 1)
+    target = Target(H200, "sm_90a")
+    monkeypatch.setattr(Target, "of", classmethod(lambda cls, device: target))
+    return process
+
+
+def test_a_search_has_the_next_chains_compiled(
+    search: Callable[..., SearchResult], idle: Idle
+) -> None:
+    result = search(trials=7)
+    assert [trial.state for trial in result.trials] == ["complete"] * 7
+    told = [json.loads(line) for line in idle.told]
+    patterns = {pattern.weight_shape for trial in result.trials for pattern in trial.facts.chain}
+    assert {tuple(job["pattern"]) for job in told} == patterns
+    assert len(told) == len(patterns)  # each once
+    assert {job["batch"] for job in told} == {16}
+
+
+def test_what_was_only_drawn_is_no_trial_and_is_next(
+    search: Callable[..., SearchResult], idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, measured = Objective.measure, []
+
+    def slow(self: Objective, *given: object) -> object:
+        measured.append(given[0])
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return right(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Objective, "measure", slow)
+    first = search(trials=20)
+    assert first.stopped == "interrupted"
+    assert [trial.state for trial in first.trials] == ["complete", "lost"]
+    study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{first.folder / FILE}")
+    drawn = [trial.user_attrs["chain"] for trial in study.trials]
+    assert len(drawn) == 1 + ahead.CHAINS_AHEAD
+    second = search(trials=6)
+    assert second.stopped is None
+    chains = [str(trial.facts.chain) for trial in second.trials if trial.state == "complete"]
+    assert chains[:5] == drawn
+    assert len(chains) == len(set(chains)) == 6
