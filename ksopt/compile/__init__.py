@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-__all__ = ["export_pass", "rewrite"]
+_HOMES = {"collected": "backend", "export_pass": "standalone", "rewrite": "standalone"}
+__all__ = ["collected", "export_pass", "rewrite"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'ksopt.compile' has no attribute {name!r}")
-    from ksopt.compile import standalone  # torch is imported on first use
-
-    return getattr(standalone, name)
+    # torch is imported on first use
+    return getattr(importlib.import_module(f"ksopt.compile.{_HOMES[name]}"), name)

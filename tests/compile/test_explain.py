@@ -1,6 +1,7 @@
 """What the backend says about a model: the table, its files, the command."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 
 import ksopt
 from ksopt import cli
-from ksopt.compile.sites import Report, Site, Verdict
+from ksopt.compile import backend, collected
+from ksopt.compile.sites import Decision, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
 
 
@@ -135,3 +137,30 @@ def test_the_command_prints_and_writes(in_folder, capsys):
 def test_the_command_refuses_in_words(more, message, in_folder, capsys):
     assert cli.main(["explain", "explained_model:build", *more]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_reports_of_a_compile_are_collected(compiled_by_eager):
+    layer, x = torch.compile(nn.Conv1d(8, 8, 1, groups=2), backend="ksopt"), torch.ones(3, 8, 5)
+    with collected() as outer, collected() as inner:
+        pass
+    with collected() as outer:
+        with collected() as inner:
+            layer(x)
+        layer(torch.ones(3, 8, 6))  # compiled anew
+    assert len(inner) == 1
+    assert len(outer) == 2
+    assert outer[0] is inner[0]
+    assert [str(site.chain) for site in outer[0].sites] == ["(2,4,4,1)"]
+
+
+def test_deciding_is_no_part_of_the_pass(monkeypatch):
+    def slowly(site, device, tune):
+        time.sleep(0.3)
+        return Decision(True, "It was measured.")
+
+    monkeypatch.setattr(backend, "decide", slowly)
+    found = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5))
+    assert found.report.deciding_s >= 0.3
+    assert 0 < found.report.pass_s < 0.3
+    assert ", and deciding what is faster 0.3 s." in found.summary()
+    assert found.to_json()["deciding_s"] == found.report.deciding_s
