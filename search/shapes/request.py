@@ -62,7 +62,7 @@ class ShapesRequest:
             InvalidInputError: A value is not allowed, for one of the sizes.
         """
         layers = what if isinstance(what, Layers) else None
-        sizes = layers.shapes if layers is not None else _sizes(what)
+        sizes = what.shapes if isinstance(what, Layers) else _sizes(what)
         if not sizes:
             raise InvalidInputError("search: give at least one layer size, such as 768x3072")
         for name in ("weights", "max_error"):
