@@ -109,7 +109,7 @@ HGMMA, FADD = 0xDF0, 0x221
 
 
 def some_tiles() -> list[tuple[Problem, Config]]:
-    """One of each way to share the work, over patterns of one stage a tile and of many."""
+    """One of each way to chain products, over patterns of one stage a tile and of many."""
     draw = random.Random(0)
     chosen: dict[tuple[object, ...], tuple[Problem, Config]] = {}
     for shape in ((4, 48, 48, 16), (2, 192, 64, 4), (2, 128, 128, 4), (1, 384, 384, 6)):
@@ -117,7 +117,7 @@ def some_tiles() -> list[tuple[Problem, Config]]:
         every = list(batch_last32_wgmma.configs(problem, MULTIPROCESSORS))
         for c in draw.sample(every, len(every)):
             one = c.stages_per_tile(problem.pattern) == 1
-            chosen.setdefault((c.groups_n, c.groups_m, c.mt, c.pending, one), (problem, c))
+            chosen.setdefault((c.groups_n > 1, c.mt, c.chain, c.pending, one), (problem, c))
     return list(chosen.values())
 
 
