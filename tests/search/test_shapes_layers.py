@@ -11,6 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from ksopt import Chain
+from ksopt.conversion.plan import Plan, Rule
+from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
 from ksopt.search import layers_of_config, layers_of_model
 from ksopt.search.request import Dims
@@ -221,8 +224,16 @@ def test_the_names_and_sizes_are_those_of_transformers(kind: str, tmp_path: Path
     left = {name for name in wanted if name not in told}
     # What a config does not tell, and a head that is the embedding's.
     assert all(re.search(r"pooler|embeddings_project", n) or n in found.dense for n in left), left
-    if kind not in ("vit", "deit"):  # whose groups share a pattern
-        assert sum(group.count for group in found.groups) == len(told)
+    assert found.count == len(told)
+    # What `ksopt convert` makes of a plan with these names.
+    rules = {
+        Rule((Chain.monarch(*size, p=2),), match, *size)
+        for group in found.groups
+        for size in [(group.dims.in_features, group.dims.out_features)]
+        for match in group.matches
+    }
+    choices, _ = resolve(model, Plan(tuple(rules)), (), ())
+    assert {choice.place.name for choice in choices} == set(told)
 
 
 def test_a_vits_patterns_fit_both_of_its_names(written: Written) -> None:

@@ -47,7 +47,8 @@ class Print:
         print("trial", record.number, record.facts.chain.in_features, flush=True)
     def close(self): pass
 request = ShapesRequest.of(("32x64", "64x32"), budgets=("50%",), batch=16, device="cpu",
-                           trials=trials, out=out, workers=workers)
+                           trials=trials, out=out, workers=workers,
+                           storage=sys.argv[4] or None)
 result = run_shapes(request, Print())
 print("stopped", result.stopped)
 """
@@ -70,9 +71,9 @@ def shapes(quick: None, tmp_path: Path) -> Shapes:
     return run
 
 
-def start(out: Path, trials: int, workers: int = 1) -> subprocess.Popen[str]:
+def start(out: Path, trials: int, workers: int = 1, storage: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(out), str(trials), str(workers)],
+        [sys.executable, "-c", SCRIPT, str(out), str(trials), str(workers), storage],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -209,6 +210,22 @@ def test_workers_measure_every_size(tmp_path: Path) -> None:
     }
     for trials in measured.values():
         assert len({trial.user_attrs["chain"] for trial in trials}) == len(trials) == 5
+
+
+@pytest.mark.slow
+def test_two_searches_share_the_studies_of_a_journal(tmp_path: Path) -> None:
+    url = f"journal:{tmp_path / 'shared.log'}"
+    pair = [start(tmp_path / name, trials=8, storage=url) for name in ("one", "two")]
+    for process in pair:
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+    found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
+    for value in found:
+        for shape in value["shapes"]:
+            assert len({trial["chain"] for trial in shape["trials"]}) == len(shape["trials"]) == 4
+            assert len(shape["runs"]) == 2
+    chains = [[[t["chain"] for t in s["trials"]] for s in value["shapes"]] for value in found]
+    assert chains[0] == chains[1]
 
 
 def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
