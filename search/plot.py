@@ -100,6 +100,7 @@ def _axes(frame: _Frame) -> list[str]:
         y = frame.y(tick)
         parts.append(f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>')
         text = words.microseconds(tick).removesuffix(" us").removesuffix(".00").removesuffix(".0")
+        text = plots.short(tick) if tick >= 1e6 else text  # what has room beside the axis
         parts.append(plots.text(frame.left - 6, y + 4, text, "end"))
     count = 6 if frame.width > 500 else 4
     for tick in plots.linear_ticks(frame.least_weights, frame.most_weights, count):
@@ -120,15 +121,17 @@ def _budgets(result: SearchResult, frame: _Frame) -> list[str]:
     for answer in result.recommendations:
         x = frame.x(answer.budget.parameters)
         parts.append(f'<path class="budget" d="M{x:.1f} {frame.top:.1f}V{frame.bottom:.1f}"/>')
-        parts.append(plots.text(x - 4, frame.top + 10, answer.budget.text, "end", "budget-text"))
+        parts.append(plots.text(x, frame.top - 6, answer.budget.text, "middle", "budget-text"))
     return parts
 
 
 def _dense_line(frame: _Frame, dense_us: float) -> list[str]:
     y, took = frame.y(dense_us), words.microseconds(dense_us)
+    # Under the line where there is no room between it and the budgets' names.
+    at = y - 6 if y - frame.top > plots.FONT + 4 else y + plots.FONT + 4
     return [
         f'<path class="dense" d="M{frame.left:.1f} {y:.1f}H{frame.right:.1f}"/>',
-        plots.text(frame.right, y - 6, f"dense {took}", "end", "dense-text"),
+        plots.text(frame.right, at, f"dense {took}", "end", "dense-text"),
     ]
 
 
