@@ -162,8 +162,10 @@ def effect_sentences(result: ShapesResult) -> list[str]:
     if effect is None or layers is None:
         return []
     if not effect.converted:
-        why = "no chain that was measured is faster than them" if result.results else ""
-        return [f"Keep the {layers.count} dense layers of {layers.source}: {why}."]
+        why = "no chain that was measured is faster than them"
+        if not effect.dense_us:
+            why = "nothing was measured"
+        return [f"Keep the dense layers of {layers.source}: {why}."]
     share = effect.parameters / effect.dense_parameters
     text = (
         f"With the plan {effect.converted} of the {layers.count} linear layers of {layers.source} "

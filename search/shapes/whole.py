@@ -73,12 +73,18 @@ def measure(
 def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.dtype) -> None:
     """Run the model once, so that what `measure` would refuse is refused before a long search.
 
+    The model is left on the CPU: the search has the device's memory to itself.
+
     Raises:
         InvalidInputError: As `measure`.
     """
     call = _call(inputs, device, dtype)
-    with torch.inference_mode():
-        _run(_placed(model, device, dtype), call)
+    try:
+        with torch.inference_mode():
+            _run(_placed(model, device, dtype), call)
+    finally:
+        if device.type != "cpu":
+            model.to("cpu")
 
 
 def at_random(model: nn.Module, plan: Plan) -> int:

@@ -97,6 +97,8 @@ def test_a_model_that_was_not_measured_fits(quick: None, tmp_path: Path) -> None
     request = ShapesRequest.of(layers, timeout_s=0.001, out=tmp_path, **OPTIONS)
     value = check(run_shapes(request))
     assert value["stopped"] == "timeout"
+    page = (tmp_path / "report.md").read_text("utf-8")
+    assert "Keep the dense layers of the model: nothing was measured." in page
     assert value["plan"]["unmeasured"] == ["32x64"]
     assert value["plan"]["latency_over_dense"] is None
 
