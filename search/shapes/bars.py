@@ -11,8 +11,8 @@ from ksopt.search import words
 from ksopt.search.shapes.result import Effect
 
 _BAR = 11.0
-# Room on the right for a bar's own time.
-_TIME = 74.0
+# Of a letter, with some room.
+_LETTER = 7.2
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ def bars(effect: Effect, width: int) -> str:
     if not rows:
         return ""
     is_narrow = width < 500
-    left = 8.0 if is_narrow else 8.0 + 7.2 * max(len(row.name) for row in rows)
+    left = 8.0 if is_narrow else 8.0 + _LETTER * max(len(row.name) for row in rows)
     head = 18.0 if is_narrow else 0.0
     pitch = head + 2 * _BAR + 14
     longest = max(max(row.dense_us, row.latency_us) for row in rows)
-    scale = (width - left - _TIME) / longest
+    # On the right there is room for a bar's own time.
+    scale = (width - left - 10 - _LETTER * len(words.microseconds(longest))) / longest
     parts = []
     for place, row in enumerate(rows):
         top = 8 + place * pitch

@@ -1,0 +1,71 @@
+"""A model's report as a browser shows it: on a desk and on a telephone, by day and by night."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from browser import Browser
+from test_report_in_browser import CUT, FAINT, OVERLAPPING, SCROLLING, TINY, chromium
+
+from ksopt.bench.timing import Measurement
+from ksopt.pattern import Chain
+from ksopt.search import ShapesRequest, retime, run_shapes
+from ksopt.search.request import Dims
+from ksopt.search.shapes.layers import Layer, Layers, grouped
+
+__all__ = ["chromium"]  # pytest finds the fixture by its name here
+
+SIZES = {
+    "attention.self.query": Dims(768, 768),
+    "attention.output.dense": Dims(768, 768),
+    "intermediate.dense": Dims(768, 3072),
+    "output.dense": Dims(3072, 768),
+}
+
+
+def final(
+    request: object, device: object, chains: Sequence[Chain], spare: object
+) -> dict[str, Measurement]:
+    """Of a slow dense layer, so that everything is in the report: warnings and long numbers."""
+    times = {str(chain): 12_345.6 + place for place, chain in enumerate(chains)}
+    return {
+        name: Measurement(us, 0.99 * us, 1.01 * us, 20)
+        for name, us in {**times, "dense": 1_234_567.8}.items()
+    }
+
+
+@pytest.fixture
+def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(retime, "final", final)
+    layers = [
+        Layer(f"encoder.layer.{i}.{name}", dims, f"{i}.{name}")
+        for i in range(12)
+        for name, dims in SIZES.items()
+    ]
+    request = ShapesRequest.of(
+        Layers("path/to/config.json (bert)", grouped(layers), {"lm_head": "it is excluded"}, 10**8),
+        budgets=("10%", "25%"),
+        batch=16,
+        device="cpu",
+        max_factors=2,
+        trials=12,
+        out=tmp_path / "report",
+    )
+    return run_shapes(request).folder / "report.html"
+
+
+def test_it_fits_and_can_be_read(page: Path, chromium: Browser) -> None:
+    for width in (1280, 390):
+        for scheme in ("light", "dark"):
+            chromium.open(page, width, scheme)
+            where = f"{width} pixels, {scheme}"
+            root = "document.scrollingElement"
+            assert chromium.ask(f"{root}.scrollWidth <= {root}.clientWidth"), where
+            if width == 1280:
+                assert chromium.ask(SCROLLING) == [], where
+            assert chromium.ask(FAINT) == [], where
+            assert chromium.ask(CUT) == [], where
+            assert chromium.ask(OVERLAPPING) == [], where
+            assert chromium.ask(TINY) == [], where
+            chromium.picture(page.with_name(f"{width}-{scheme}.png"))
+    assert chromium.errors == []
