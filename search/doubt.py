@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ksopt.bench.timing import Measurement
@@ -13,6 +14,13 @@ _TIMES_THE_FLOOR = 4.0
 # What a call may take besides its work: on a CPU a 32x64 layer of 16 rows took 76 us with cold
 # caches, whose floor is 0.6; on a GPU it is a launch.
 _OVERHEAD_US = {"cpu": 200.0, "cuda": 20.0}
+
+_WHY = (
+    "that is far below what this device did just before in a large product. Something held it "
+    "back, such as other work on the machine, its threads, or a library without a fast path for "
+    "this size, so a speedup over it may say more of that than of the chain. Measure again on an "
+    "idle machine before you rely on it."
+)
 
 
 @dataclass(frozen=True)
@@ -38,17 +46,30 @@ class DenseLayer:
     @property
     def warning(self) -> str:
         """A sentence if the time is far above the floor; else nothing."""
-        overhead = _OVERHEAD_US.get(self.type, max(_OVERHEAD_US.values()))
-        if self.measured.median_us <= _TIMES_THE_FLOOR * self.floor_us + overhead:
+        if not self.is_strange:
             return ""
         return (
             f"The dense layer took {words.timed(self.measured)}, {self.over_floor:.0f} times its "
-            f"roofline floor of {words.microseconds(self.floor_us)}: it ran far below what this "
-            "device did just before in a large product. Something held it back, such as other work "
-            "on the machine, its threads, or a library without a fast path for this size, so a "
-            "speedup over it may say more of that than of the chain. Measure again on an idle "
-            "machine before you rely on it."
+            f"roofline floor of {words.microseconds(self.floor_us)}: {_WHY}"
         )
+
+    @property
+    def is_strange(self) -> bool:
+        """Whether the time is far above the floor."""
+        overhead = _OVERHEAD_US.get(self.type, max(_OVERHEAD_US.values()))
+        return self.measured.median_us > _TIMES_THE_FLOOR * self.floor_us + overhead
+
+
+def warning_of(found: Mapping[str, DenseLayer]) -> str:
+    """One sentence for dense layers of several sizes, by name; nothing if none is strange."""
+    strange = {name: dense for name, dense in found.items() if dense.is_strange}
+    if len(strange) < 2:
+        return "".join(f"{name}: {dense.warning}" for name, dense in strange.items())
+    listed = ", ".join(
+        f"{name} ({words.microseconds(dense.measured.median_us)}, {dense.over_floor:.0f} times)"
+        for name, dense in strange.items()
+    )
+    return f"Far above their roofline floors were the dense layers of {listed}: {_WHY}"
 
 
 def dense_layer(result: SearchResult) -> DenseLayer | None:

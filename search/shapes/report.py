@@ -142,8 +142,9 @@ def lead(result: ShapesResult) -> list[str]:
 
 def warnings(result: ShapesResult) -> list[str]:
     """What makes the times less certain than they look, in a sentence each."""
-    beside = [(one.request.size, doubt.dense_layer(one)) for one in result.results]
-    found = [f"{size}: {dense.warning}" for size, dense in beside if dense and dense.warning]
+    beside = {str(one.request.size): doubt.dense_layer(one) for one in result.results}
+    strange = doubt.warning_of({size: dense for size, dense in beside.items() if dense})
+    found = [strange] if strange else []
     drifts = [(one.request.size, evidence.drift(one)) for one in result.results]
     drifted = [str(size) for size, drift in drifts if drift and drift.beyond_noise]
     if drifted:
@@ -291,7 +292,7 @@ def _doubtful(result: ShapesResult, effect: Effect) -> list[str]:
     sizes = dict.fromkeys(one.group.dims for one in effect.groups)
     beside = {dims: result.of(dims) for dims in sizes}
     dense = {dims: doubt.dense_layer(one) for dims, one in beside.items() if one is not None}
-    return [str(dims) for dims, one in dense.items() if one is not None and one.warning]
+    return [str(dims) for dims, one in dense.items() if one is not None and one.is_strange]
 
 
 def _without(table: Table, heads: Sequence[str]) -> Table:

@@ -11,7 +11,7 @@ import torch
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
 from ksopt.search import ShapesRequest, layers_of_model, report, retime, run_shapes
-from ksopt.search.doubt import DenseLayer, dense_layer
+from ksopt.search.doubt import DenseLayer, dense_layer, warning_of
 from ksopt.search.processes import Spare
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import SearchResult
@@ -138,3 +138,13 @@ def test_a_final_is_held_again_where_dense_was_strangely_slow(
     assert found["dense"].median_us == kept
     if notes:
         assert "in the final and 1,000 us in the trials: the final is held again" in notes[0]
+
+
+def test_several_are_warned_of_in_one_sentence() -> None:
+    slow, fast = (DenseLayer(around(us), 100.0, "cuda") for us in (5_000.0, 150.0))
+    assert warning_of({"8x8": fast}) == ""
+    assert warning_of({"8x8": fast, "8x16": slow}) == f"8x16: {slow.warning}"
+    assert warning_of({"8x8": slow, "8x16": slow, "16x8": fast}).startswith(
+        "Far above their roofline floors were the dense layers of 8x8 (5,000 us, 50 times), "
+        "8x16 (5,000 us, 50 times): that is far below"
+    )
