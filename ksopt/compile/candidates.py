@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ksopt.compile.emission import fake_result
 from ksopt.compile.epilogue import epilogue
 from ksopt.compile.lowering import Uses
+from ksopt.compile.neighbours import is_made_elementwise, is_read_elementwise
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.compile.sizes import Size, hint
 from ksopt.compile.values import (
@@ -131,6 +132,7 @@ def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
     patterns = tuple(_pattern(root) for root in roots)
     nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
     batch = _hint(roots[0].shape) // patterns[0].out_features
+    exits, is_biased = _exits(found, roots[0]), _is_biased(found, roots[0])
     site = Site(
         node=nodes[-1].name,
         place=place_of(nodes[-1]),
@@ -140,11 +142,18 @@ def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
         chain=Chain(patterns),
         batch=batch,
         dtype=str(roots[0].dtype).removeprefix("torch."),
-        epilogue=epilogue(_exits(found, roots[0]), is_biased=_is_biased(found, roots[0])),
+        epilogue=epilogue(exits, is_biased=is_biased),
+        fused=_fused(_origin(roots[-1]).x, exits, is_biased),
         flops=sum(pattern.flops(batch) for pattern in patterns),
         training=any(_is_trained(trace, root) for root in roots),
     )
     return Candidate(roots, site)
+
+
+def _fused(x: Root, exits: list[fx.Node], is_biased: bool) -> tuple[str, ...]:
+    before = ("before",) if is_made_elementwise(x.made_at) else ()
+    behind = ("behind",) if is_biased or is_read_elementwise(exits) else ()
+    return before + behind
 
 
 def _is_trained(trace: Trace, root: Root) -> bool:

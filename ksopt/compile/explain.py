@@ -238,7 +238,7 @@ def _end_to_end(
     tune: Any,
     dynamic: bool | None,
 ) -> EndToEnd:
-    from ksopt.compile.decide import medians_us
+    from ksopt.compile.clock import medians_us
 
     device = next((value.device for value in inputs if isinstance(value, Tensor)), None)
     ours = torch.compile(model, backend="ksopt", dynamic=dynamic, options={"tune": tune})

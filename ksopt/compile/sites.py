@@ -88,6 +88,7 @@ class Site:
         dtype: of its tensors, torch's name.
         epilogue: what follows it and could be computed with it: bias, an activation, residual.
         flops: of its product.
+        fused: where Inductor would fuse the copies around it with other work: "before", "behind".
         training: whether its weights are trained, so that it is judged with its gradients.
         ksopt_us, unfused_us, measured: see `Decision`.
     """
@@ -102,6 +103,7 @@ class Site:
     dtype: str = ""
     epilogue: tuple[str, ...] = ()
     flops: int = 0
+    fused: tuple[str, ...] = ()
     training: bool = False
     ksopt_us: float | None = None
     unfused_us: float | None = None
@@ -126,6 +128,7 @@ class Site:
             "verdict": self.verdict.value,
             "chain": None if self.chain is None else str(self.chain),
             "epilogue": list(self.epilogue),
+            "fused": list(self.fused),
         }
 
 

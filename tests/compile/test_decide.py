@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ksopt import ops
-from ksopt.compile import decide
-from ksopt.compile.decide import Times, by_clock, by_times, measured
+from ksopt.compile import clock, decide
+from ksopt.compile.clock import Question, Times, by_clock
+from ksopt.compile.decide import by_times, measured
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
@@ -33,21 +34,30 @@ def test_the_faster_one_is_taken_and_a_tie_is_lowered():
 def test_a_measurement_is_made_once_and_kept():
     asked = []
 
-    def timer(*problem):
-        asked.append(problem)
+    def timer(question, device):
+        asked.append(question)
         return Times(5.0, 8.0)
 
     for batch in (100, 128, 65):  # one power of two
-        assert measured(CHAIN, "float32", batch, CPU, timer=timer) == Times(5.0, 8.0)
+        assert measured(Question(CHAIN, "float32", batch), CPU, timer) == Times(5.0, 8.0)
     assert len(asked) == 1
-    measured(CHAIN, "float32", 129, CPU, timer=timer)
-    measured(CHAIN, "bfloat16", 100, CPU, timer=timer)
-    measured(CHAIN, "float32", 100, CPU, training=True, timer=timer)
-    assert [problem[-1] for problem in asked] == [False, False, False, True]
-    path = decide._path(CHAIN, "float32", 100, CPU, False)
+    others = (
+        Question(CHAIN, "float32", 129),
+        Question(CHAIN, "bfloat16", 100),
+        Question(CHAIN, "float32", 100, training=True),
+        Question(CHAIN, "float32", 100, fused=("before",)),
+        Question(CHAIN, "float32", 100, fused=("before", "behind")),
+        Question(CHAIN, "float32", 100, training=True, fused=("behind",)),
+    )
+    for question in (*others, *others):
+        measured(question, CPU, timer)
+    assert asked[1:] == list(others)
+    first = Question(CHAIN, "float32", 100)
+    path = decide._path(first, CPU)
     path.write_text("{broken", encoding="utf-8")
-    measured(CHAIN, "float32", 100, CPU, timer=timer)
-    assert len(asked) == 5
+    measured(first, CPU, timer)
+    assert asked[-1] == first
+    assert len(asked) == 8
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
@@ -55,7 +65,9 @@ def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
         raise OSError("no space left")
 
     monkeypatch.setattr(decide, "write_whole", full)
-    assert measured(CHAIN, "float16", 3, CPU, timer=lambda *_: Times(1.0, 2.0)) == Times(1.0, 2.0)
+    assert measured(Question(CHAIN, "float16", 3), CPU, lambda *_: Times(1.0, 2.0)) == Times(
+        1.0, 2.0
+    )
     assert "no space left" in caplog.text
 
 
@@ -72,7 +84,7 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_the_clock_times_both_ways(training):
-    times = by_clock(CHAIN, "float32", 16, CPU, training)
+    times = by_clock(Question(CHAIN, "float32", 16, training, ("before", "behind")), CPU)
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
 
@@ -89,19 +101,23 @@ def test_both_ways_compute_the_same_step():
     # (2,3,4,5) meets 40 features: repeat what the dense factors give.
     wide = torch.randn(1, 40, 8, 1, dtype=torch.float64, requires_grad=True)
     weights.insert(1, wide)
-    y = x
-    for weight in reversed(weights):
-        y = ks_reference(y, weight)
-    grad = torch.randn_like(y)
-    truth = [y, *torch.autograd.grad(y, (*weights, x), grad)]
-    with torch.no_grad():
-        for multiply, weight_grad in (
-            (decide._batched_product, decide._batched_weight_grad),
-            (ops.ks_mm_changing, decide._weight_grad),
-        ):
-            found = decide._step(x, grad, weights, multiply, weight_grad)
-            torch.testing.assert_close(found, truth)
-            torch.testing.assert_close(decide._step(x, None, weights, multiply, weight_grad), [y])
+    before, behind = (torch.rand(n, dtype=torch.float64) for n in (7, 30))
+    for around in ((None, None), (before, None), (None, behind), (before, behind)):
+        y = x if around[0] is None else x * around[0]
+        for weight in reversed(weights):
+            y = ks_reference(y, weight)
+        y = y if around[1] is None else y * around[1]
+        grad = torch.randn_like(y)
+        truth = [y, *torch.autograd.grad(y, (*weights, x), grad)]
+        with torch.no_grad():
+            for multiply, weight_grad in (
+                (clock.batched_product, clock.batched_weight_grad),
+                (ops.ks_mm_changing, clock._weight_grad),
+            ):
+                found = clock.step(x, grad, weights, around, multiply, weight_grad)
+                torch.testing.assert_close(found, truth)
+                found = clock.step(x, None, weights, around, multiply, weight_grad)
+                torch.testing.assert_close(found, [y])
 
 
 def test_a_step_is_predicted_with_its_gradients(monkeypatch):
@@ -116,10 +132,10 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     one = SimpleNamespace(multi_processor_count=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
     cuda = torch.device("cuda")
-    assert decide.predicted(CHAIN, "float32", 64, cuda) == Times(6.0, 2.0)
+    assert decide.predicted(Question(CHAIN, "float32", 64), cuda) == Times(6.0, 2.0)
     assert {changing for _, changing in asked} == {False}
     asked.clear()
-    assert decide.predicted(CHAIN, "float32", 64, cuda, training=True) == Times(12.0, 4.0)
+    assert decide.predicted(Question(CHAIN, "float32", 64, training=True), cuda) == Times(12.0, 4.0)
     assert asked == [
         ("(1,8,4,4)", True), ("(4,4,8,1)", True), ("(4,8,4,1)", True), ("(1,4,8,4)", True)
     ]  # fmt: skip

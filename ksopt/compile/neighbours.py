@@ -1,0 +1,54 @@
+"""What surrounds a site: elementwise work that Inductor fuses with the copies around a product.
+
+A batched product between two permutations copies its input and its result. Where a normalisation or
+an activation stands before it, Inductor writes that one's result in the permuted order at once, and
+so behind it: the copy costs nothing. A site must be timed with such neighbours, or PyTorch's way
+looks slower than it is in the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+_PRODUCTS = {
+    *("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "tensordot", "matvec"),
+    *("conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_attention"),
+    *("ks_mm", "ks_mm_inner", "ks_mm_changing"),
+}
+_MOVEMENTS = {
+    *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "contiguous", "squeeze"),
+    *("unsqueeze", "expand", "getitem", "split", "chunk", "unbind", "t", "movedim", "clone"),
+    *("_add_batch_dim", "_remove_batch_dim", "rearrange"),
+}
+
+
+def is_made_elementwise(node: fx.Node | None) -> bool:
+    """Whether a node's value comes from work that Inductor generates: no input, no product."""
+    while node is not None and _name(node) in _MOVEMENTS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node is not None and _is_generated(node)
+
+
+def is_read_elementwise(exits: Iterable[fx.Node]) -> bool:
+    """Whether the first thing done to some of these values is work that Inductor generates."""
+    left = [user for node in exits for user in node.users]
+    while left:
+        node = left.pop()
+        if _name(node) in _MOVEMENTS:
+            left += node.users
+        elif _is_generated(node):
+            return True
+    return False
+
+
+def _is_generated(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method") and _name(node) not in _PRODUCTS
+
+
+def _name(node: fx.Node) -> str:
+    if isinstance(node.target, str):
+        return node.target
+    name = getattr(node.target, "_name", None) or getattr(node.target, "__name__", "")
+    return str(name).split("::")[-1].split(".")[0]
