@@ -51,7 +51,7 @@ class Group:
         dims: Their size.
         role: The last components of their names, as many as tell it from the other groups.
         count: How many layers.
-        weights: How many weight matrices: fewer where layers share one.
+        weights: How many weight matrices that no earlier group has: fewer where layers share one.
         matches: What a plan calls them: a pattern for their names that fits no other layer of this
             size, or else all their names.
         kind: "Linear", or "Conv1D" of transformers.
@@ -171,7 +171,7 @@ def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Grou
     for layer in layers:
         members.setdefault((layer.dims, layer.pattern), []).append(layer)
     called = {key: own[0].name if len(own) == 1 else own[0].pattern for key, own in members.items()}
-    found = []
+    found, counted = [], set[str]()
     for (dims, _), own in members.items():
         names = [layer.name for layer in own]
         pattern = called[dims, own[0].pattern]
@@ -181,9 +181,12 @@ def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Grou
             if layer.dims == dims and fnmatchcase(layer.name, pattern)
         ]
         matches = (pattern,) if len(alike) == len(names) else tuple(names)
-        weights = len({layer.weight for layer in own})
+        weights = {layer.weight for layer in own} - counted
+        counted |= weights
         found.append(
-            Group(dims, role(pattern, called.values()), len(own), weights, matches, own[0].kind)
+            Group(
+                dims, role(pattern, called.values()), len(own), len(weights), matches, own[0].kind
+            )
         )
     return tuple(found)
 

@@ -51,6 +51,11 @@ def layers_of_model(
             f"transformers' Conv1D can{reasons}"
         )
     wanted, left = chosen(layers, include, exclude, known=dense)
+    # A layer that shares its weight with one that is left out cannot be converted without it.
+    names = {layer.name for layer in wanted}
+    torn = tied_to_others(model, [place for place in places if place.name in names])
+    left |= {place.name: reason for place, reason in torn.items()}
+    wanted = [layer for layer in wanted if layer.name not in left]
     if not wanted:
         raise InvalidInputError(
             f"{source}: no linear layer is left to search: see --include and --exclude"

@@ -323,7 +323,7 @@ def _plan_row(one: PlannedGroup) -> list[str]:
     saved = None
     if finalist is not None and one.dense_us is not None and one.latency_us is not None:
         saved = group.count * (one.dense_us - one.latency_us)
-    per_layer = one.parameters // group.weights
+    per_layer = group.dims.dense_parameters if finalist is None else finalist.facts.nnz
     return [
         group.role,
         f"{group.count}",

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import ksopt
 from ksopt import Chain
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.conversion.resolve import resolve
@@ -111,6 +112,33 @@ def test_layers_that_share_a_weight_count_it_once() -> None:
     model[1].weight = model[0].weight
     (group,) = layers_of_model(model).groups
     assert (group.count, group.weights, group.dense_parameters) == (3, 2, 32)
+
+
+def shared_weight() -> nn.Module:
+    """Two layers of different roles, with one weight."""
+    model = nn.ModuleDict({"enc": nn.Linear(4, 4, bias=False), "dec": nn.Linear(4, 4, bias=False)})
+    model["dec"].weight = model["enc"].weight
+    return model
+
+
+def test_layers_of_two_roles_that_share_a_weight_count_it_once() -> None:
+    found = layers_of_model(shared_weight())
+    assert [(group.role, group.count, group.weights) for group in found.groups] == [
+        ("enc", 1, 1),
+        ("dec", 1, 0),
+    ]
+    assert sum(group.dense_parameters for group in found.groups) == found.parameters == 16
+
+
+def test_a_layer_that_shares_its_weight_with_one_left_out_stays_dense() -> None:
+    model = nn.ModuleDict({"tied": shared_weight(), "own": nn.Linear(4, 4)})
+    found = layers_of_model(model, exclude=["tied.dec"])
+    assert summary(found) == [("4x4", "own", 1, ("own",))]
+    assert found.dense["tied.dec"] == "it is excluded"
+    assert "shared with tied.dec.weight" in found.dense["tied.enc"]
+    # A plan that named it would be refused.
+    with pytest.raises(InvalidInputError, match=r"tied\.enc cannot be converted"):
+        ksopt.convert(model, ksopt.Plan.of({"tied.enc": "(1,2,2,2)*(2,2,2,1)"}))
 
 
 def test_what_cannot_be_converted_is_left_dense() -> None:
