@@ -23,7 +23,7 @@ from ksopt.compile import mapped, movements, pieces, products, structured
 from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError, identity, is_identity
 from ksopt.compile.moves import plan
-from ksopt.compile.shortcuts import take, writes_in_place
+from ksopt.compile.shortcuts import may_write, take, writes_in_place
 from ksopt.compile.sizes import plain
 from ksopt.compile.tracking import FixedSizeNeeded, FrozenPattern, Tracker
 from ksopt.compile.values import Kind, Region, Trace, View
@@ -280,6 +280,8 @@ def _higher_order() -> type:
 
 
 def _is_opaque(n: fx.Node) -> bool:
+    if may_write(n):  # F.silu(x, inplace=True), torch.tanh(x, out=y)
+        return False
     if n.op == "call_method":
         return n.target in _OPAQUE_METHODS
     if n.op != "call_function":

@@ -208,7 +208,7 @@ _CAST = (_linear, _einsum, _bmm)  # and not products of elements
 
 def writes_in_place(graph: fx.Graph) -> bool:
     """Whether a node may write in place: then results must alias as they do when they are run."""
-    return any(_may_write(node) for node in graph.nodes)
+    return any(may_write(node) for node in graph.nodes)
 
 
 def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, known: Any) -> bool:
@@ -227,7 +227,8 @@ def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, kn
         return False
 
 
-def _may_write(node: fx.Node) -> bool:
+def may_write(node: fx.Node) -> bool:
+    """Whether a node may write in place, as far as its name and its arguments say."""
     if node.op == "call_method":
         name = str(node.target)
         return name.endswith("_") and not name.endswith("__")
