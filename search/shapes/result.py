@@ -9,7 +9,7 @@ from pathlib import Path
 from ksopt.bench.timing import Measurement, compare
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.search import plan as one_plan
-from ksopt.search.request import Dims
+from ksopt.search.request import Budget, Dims
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
 from ksopt.search.shapes.layers import Group
 from ksopt.search.shapes.request import ShapesRequest
@@ -164,19 +164,32 @@ class ShapesResult:
         return self._effect(self.choice)
 
     def effects(self) -> dict[str, Effect]:
-        """The same by budget, as its text: the chain of that step where it is faster than dense."""
-        texts = dict.fromkeys(
-            answer.budget.text for one in self.results for answer in one.recommendations
-        )
-        found = {text: self._effect(self._at(text)) for text in texts}
+        """The same by budget, as its text: the chain of that step where it is faster than dense.
+
+        Two texts that come to the same for every size (25% and 0.25) are one, the smaller first.
+        """
+        sizes = [one.request.size for one in self.results]
+        texts: dict[tuple[int, ...], str] = {}
+        for text in self.request.each.budgets:
+            counts = (self._within(text, dims) for dims in sizes)
+            texts.setdefault(tuple(counts), text)
+        found = {texts[counts]: self._effect(self._at(texts[counts])) for counts in sorted(texts)}
         return {text: effect for text, effect in found.items() if effect is not None}
+
+    def _within(self, text: str, dims: Dims) -> int:
+        """The weights that a budget allows a size; its step there may have another text."""
+        most = self.request.each.max_params
+        texts = (text,) if most is None else (text, most)
+        return min(Budget.parse(one, dims).parameters for one in texts)
 
     def _at(self, text: str) -> Callable[[Dims], Recommendation | None]:
         def pick(dims: Dims) -> Recommendation | None:
             found = self.of(dims)
-            answers = () if found is None else found.recommendations
-            used = (a for a in answers if a.budget.text == text and a.verdict is Verdict.USE)
-            return next(used, None)
+            if found is None:
+                return None
+            count = self._within(text, dims)
+            used = (a for a in found.recommendations if a.verdict is Verdict.USE)
+            return next((a for a in used if a.budget.parameters == count), None)
 
         return pick
 

@@ -150,6 +150,26 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
     assert str(tmp_path) in result.request.command
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # 460 weights are 60 % of 16x48, and 90 % of the others.
+        ({"budgets": ("60%", "0.6", "460")}, {"60%": 6, "460": 6}),
+        # 500 are less than 90 % of 16x48.
+        ({"budgets": ("60%", "90%"), "max_params": "500"}, {"60%": 6, "90%": 6}),
+    ],
+)
+def test_a_budget_is_of_every_size_whatever_its_step_is_called_there(
+    slow_dense: None, tmp_path: Path, options: dict, expected: dict[str, int]
+) -> None:
+    request = ShapesRequest.of(
+        layers_of_model(tiny()), out=tmp_path, **{**OPTIONS, **options, "trials": 12}
+    )
+    result = run_shapes(request)
+    found = {text: effect.converted for text, effect in result.effects().items()}
+    assert found == expected
+
+
 def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> None:
     request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
     result = run_shapes(request, to_measure=ToMeasure(tiny(), inputs()))
