@@ -100,13 +100,7 @@ def collected() -> Iterator[list[Report]]:
     """The reports of all graphs that the backend compiles inside the block, in their order.
 
     `ksopt.explain` says what the backend would do; this says what it did, and how long it took.
-
-    Example:
-        >>> layer = torch.compile(torch.nn.Conv1d(8, 8, 1, groups=2), backend="ksopt")
-        >>> with collected() as reports:
-        ...     y = layer(torch.ones(3, 8, 5))
-        >>> [str(site.chain) for report in reports for site in report.sites]
-        ['(2,4,4,1)']
+    docs/backend.md has an example.
     """
     reports: list[Report] = []
     _collecting.append(reports)
