@@ -178,10 +178,16 @@ def _held(root: Root) -> Iterator[fx.Node]:
 
 def _needs_grad(node: fx.Node) -> bool:
     # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
-    known = fake_result(node)
-    if isinstance(known, Tensor) and known.requires_grad:
-        return True
-    return node.op != "placeholder" and any(map(_needs_grad, node.all_input_nodes))
+    left, seen = [node], {node}
+    while left:
+        one = left.pop()
+        known = fake_result(one)
+        if isinstance(known, Tensor) and known.requires_grad:
+            return True
+        before = () if one.op == "placeholder" else one.all_input_nodes
+        left += [other for other in before if other not in seen]
+        seen.update(before)
+    return False
 
 
 def _exits(found: Uses, root: Root) -> list[fx.Node]:

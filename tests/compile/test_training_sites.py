@@ -91,3 +91,18 @@ def test_compiled_graphs_tell_the_kernels_that_weights_change(
     torch.testing.assert_close(model.weight.grad, twin.weight.grad)
     torch.testing.assert_close(leaf.grad, other.grad)
     assert told == [True, True]  # forward, and the gradient of x
+
+
+def test_a_frozen_weight_that_is_computed_in_many_steps(compiled_by_eager):
+    """Each step reads the one before it twice: there are 2**60 ways back, and 120 nodes."""
+    one = Blocks().requires_grad_(False)
+
+    def steps(x):
+        weight = one.weight
+        for _ in range(60):
+            weight = weight * 0.5 + weight.sin()
+        return torch.einsum("bni,noi->bno", x.unflatten(1, (-1, 4)), weight).flatten(1)
+
+    assert is_training(steps, torch.randn(5, 12)) == [False]
+    one.requires_grad_(True)
+    assert is_training(steps, torch.randn(5, 12)) == [True]
