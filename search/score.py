@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -76,9 +77,11 @@ class Score:
             ScoreError: The function raised, or returned something else than a finite number.
         """
         try:
-            found = self.function(scored)
+            # What it prints must not come between the lines of a result.
+            with contextlib.redirect_stdout(sys.stderr):
+                found = self.function(scored)
             value = float(found)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScoreError(f"{self.name} raised {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
             raise ScoreError(f"{self.name} returned {value}: a score must be a finite number")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+import optuna
 import torch
 
 from ksopt.bench import device as devices
@@ -131,13 +132,18 @@ def _run(
             request, tuple(results), unmet, stopped, time.monotonic() - began, folder
         )
         if to_measure is not None and stopped != "interrupted":
+            # Whatever becomes of the model timed whole, what was measured is reported.
+            _concluded(result, kept, index)
             result = _measured_whole(result, to_measure, device, progress)
-        result = replace(result, seconds=time.monotonic() - began)
-        replace(kept, whole=result.whole, stopped=result.stopped, seconds=result.seconds).keep(
-            index
-        )
-        report.write(result, folder)
+            result = replace(result, seconds=time.monotonic() - began)
+        _concluded(result, kept, index)
         return result
+
+
+def _concluded(result: ShapesResult, kept: ShapesRecord, index: optuna.Study) -> None:
+    """Keep a result, and write its report."""
+    replace(kept, whole=result.whole, stopped=result.stopped, seconds=result.seconds).keep(index)
+    report.write(result, result.folder)
 
 
 def _spaces(

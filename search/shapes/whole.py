@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -57,7 +59,8 @@ def measure(
             f"measure-model: the model cannot be copied: {type(error).__name__}: {error}"
         ) from error
     converted = at_random(planned, plan)
-    with torch.inference_mode(), locks.device(device):
+    # What the model prints must not come between the lines of a result.
+    with torch.inference_mode(), locks.device(device), redirect_stdout(sys.stderr):
         rows = _rows(model, call)
         for one in (model, planned):
             _run(one, call)
@@ -80,7 +83,7 @@ def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.d
     """
     call = _call(inputs, device, dtype)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), redirect_stdout(sys.stderr):
             _run(_placed(model, device, dtype), call)
     finally:
         if device.type != "cpu":

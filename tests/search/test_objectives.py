@@ -152,6 +152,15 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
         raise ValueError("no such thing")
 
     module.odd, module.broken, module.seen = odd, broken, seen  # type: ignore[attr-defined]
+
+    def leaving(scored: Scored) -> float:
+        raise SystemExit(0)
+
+    def printing(scored: Scored) -> float:
+        print("scoring", scored.chain)
+        return 1.0
+
+    module.leaving, module.printing = leaving, printing  # type: ignore[attr-defined]
     module.text = lambda scored: "many"  # type: ignore[attr-defined]
     module.nan = lambda scored: float("nan")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "scores", module)
@@ -189,6 +198,7 @@ def test_a_users_function_is_an_objective(
     ("name", "said"),
     [
         ("broken", "ScoreError: scores:broken raised ValueError: no such thing"),
+        ("leaving", "ScoreError: scores:leaving raised SystemExit"),
         ("text", "ScoreError: scores:text raised ValueError"),
         ("nan", "ScoreError: scores:nan returned nan: a score must be a finite number"),
     ],
@@ -214,6 +224,15 @@ def test_a_function_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(InvalidInputError, match=said):
         search(score=text)
+
+
+def test_what_a_function_prints_is_no_part_of_the_result(
+    search: Search, scores: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search(score="scores:printing", trials=1)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "scoring (" in printed.err
 
 
 def test_a_score_says_what_raised() -> None:

@@ -297,6 +297,35 @@ def test_wrong_inputs_are_refused_before_the_search(quick: None, tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+class Talking(Tiny):
+    """A model with a forgotten print."""
+
+    def forward(self, tokens: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        print("forward")
+        return super().forward(tokens, scale)
+
+
+def test_what_a_model_prints_is_no_part_of_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ksopt.Plan.of({"16x32": "(1,8,4,4)*(4,4,4,1)"})
+    where = torch.device("cpu"), torch.float32
+    whole.check(Talking(), inputs(), *where)
+    whole.measure(Talking(), inputs(), plan, *where, seconds=0.05)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "forward" in printed.err
+
+
+def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path: Path) -> None:
+    request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
+    with pytest.raises(InvalidInputError, match="cannot be copied"):
+        run_shapes(request, to_measure=ToMeasure(NoCopy(), inputs()))
+    found = found_in(tmp_path)
+    assert found["plan"]["converted"] == 6
+    assert found["whole"] is None
+    assert found["stopped"] is None
+    assert main(["search", "--replay", str(tmp_path)]) == 0
+
+
 def test_a_models_layers_take_batch_first() -> None:
     layers: Layers = layers_of_model(tiny())
     with pytest.raises(InvalidInputError, match="the layers of a model take batch_first"):
