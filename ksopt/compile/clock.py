@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ksopt import ops
+from ksopt.errors import UnavailableError
 from ksopt.kernels.measure import Contender, race
 from ksopt.pattern import Chain
 
@@ -64,7 +65,22 @@ def by_clock(question: Question, device: torch.device) -> Times:
 
     A step of training is written out, for this runs while a model is compiled, where autograd
     cannot be compiled as well.
+
+    Raises:
+        UnavailableError: one of them does not run here; beside the model there may be too little
+            memory for it.
     """
+    try:
+        found = _both_us(question, device)
+    except UnavailableError:
+        raise
+    except RuntimeError as error:  # of torch: no memory, no compiler, what a kernel cannot do
+        said = (str(error).splitlines() or [""])[0]
+        raise UnavailableError(f"{type(error).__name__}: {said}") from None
+    return Times(found["ksopt"], found["inductor"])
+
+
+def _both_us(question: Question, device: torch.device) -> dict[str, float]:
     chain, training = question.chain, question.training
     kind = getattr(torch, question.dtype)
     generator = torch.Generator(device).manual_seed(0)  # the model's own numbers stay as they are
@@ -89,15 +105,17 @@ def by_clock(question: Question, device: torch.device) -> Times:
         "ksopt": torch.compile(ours, backend="inductor", dynamic=False),
         "inductor": torch.compile(unfused, backend="inductor", dynamic=False),
     }
-    # One function is compiled for each chain; and the model may be compiled under autocast.
+    # One function is compiled for each chain, which is no recompilation of the user's; and the
+    # model may be compiled under autocast.
     limits = torch._dynamo.config.patch(
-        recompile_limit=_MOST_CHAINS, accumulated_recompile_limit=_MOST_CHAINS
+        recompile_limit=_MOST_CHAINS,
+        accumulated_recompile_limit=_MOST_CHAINS,
+        error_on_recompile=False,
     )
     with torch.no_grad(), torch.autocast(device.type, enabled=False), limits, _events_of_its_own():
-        found = medians_us(
+        return medians_us(
             {name: partial(run, x, grad, *weights) for name, run in runs.items()}, device
         )
-    return Times(found["ksopt"], found["inductor"])
 
 
 @contextlib.contextmanager
@@ -179,13 +197,21 @@ def _weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def medians_us(variants: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Median time of each function in microseconds, the functions taking turns."""
+    """Median time of each function in microseconds, the functions taking turns.
+
+    Raises:
+        UnavailableError: one of them does not run, of which a warning has said more, or there is
+            not enough memory for it.
+    """
     contenders = [Contender(name, call, frozenset({"all"})) for name, call in variants.items()]
     if device.type == "cuda":
         with torch.cuda.device(device):
             race(contenders, device, _BUDGET_S)
     else:
         _race_on_cpu(contenders)
+    failed = [contender.name for contender in contenders if not contender.samples_us]
+    if failed:
+        raise UnavailableError(f"{' and '.join(failed)} cannot be timed on {device}")
     return {contender.name: contender.median_us for contender in contenders}
 
 

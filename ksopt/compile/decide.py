@@ -7,6 +7,7 @@ Three judges, by ``options={"tune": ...}``:
   its first product and takes the fastest, so the site is lowered.
 - ``measure``: the chain by the operator against the chain as batched products, both under Inductor,
   timed on the device once (`ksopt.compile.clock`); kept on disk beside the kernels' own choices.
+  What cannot be timed, as where the model has left no memory, is decided as by ``model``.
 - ``off``: every site is lowered.
 
 A site whose weights are trained is judged by a step: the product and its two gradients, with
@@ -17,10 +18,13 @@ Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,9 +33,9 @@ import torch
 from ksopt import settings
 from ksopt.compile.clock import Question, Times, by_clock
 from ksopt.compile.sites import Decision, Site
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.files import write_whole
-from ksopt.kernels import choices, pytorch_ways
+from ksopt.kernels import choices, lanes32, pytorch_ways
 from ksopt.kernels.report import ChoiceReport, choice_report
 from ksopt.kernels.situation import Situation, bits_of
 
@@ -75,7 +79,10 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         return Decision(True, "Every recognised site is lowered: tune is off.")
     question = Question(site.chain, site.dtype, site.batch, site.training, site.fused)
     if mode == "measure":
-        return by_times(measured(question, device), True, site.training)
+        try:
+            return by_times(measured(question, device), True, site.training)
+        except UnavailableError as error:  # the model need not fail for it
+            log.warning("whether %s is faster lowered was not measured: %s", site.chain, error)
     if device.type == "cpu":
         return Decision(
             True, "The operator takes the fastest of PyTorch's ways, timed at its first product."
@@ -136,6 +143,9 @@ def measured(question: Question, device: torch.device, timer: Timer = by_clock) 
         question: what is asked; batches up to the same power of two are one case.
         device: where to multiply.
         timer: what times.
+
+    Raises:
+        UnavailableError: it cannot be timed, or the device's driver cannot be asked.
     """
     path = _path(question, device)
     known = _read(path)
@@ -155,14 +165,26 @@ def _path(question: Question, device: torch.device) -> Path:
     else:
         machine = choices.cpu_machine()
     text = str(question.chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
-    how = [question.dtype, str(bits_of(question.batch)), *question.fused]
+    is_tf32 = question.dtype == "float32" and not lanes32.precise()
+    dtype = "tf32" if is_tf32 else question.dtype
+    how = [dtype, str(bits_of(question.batch)), *question.fused]
     name = "-".join([text, *how, *(["training"] if question.training else [])])
     return choices.folder_of(machine) / "sites" / f"{name}.json"
+
+
+@functools.cache
+def _code() -> str:
+    """Digest of what the times depend on beside the kernels: how a site is timed, the operators."""
+    package = resources.files("ksopt")
+    texts = [(package / name).read_bytes() for name in ("compile/clock.py", "ops.py")]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
 
 def _read(path: Path) -> Times | None:
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
+        if values["code"] != _code():
+            return None
         times = Times(float(values["ksopt_us"]), float(values["unfused_us"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -170,7 +192,8 @@ def _read(path: Path) -> Times | None:
 
 
 def _write(path: Path, question: Question, times: Times) -> None:
-    values = asdict(question) | asdict(times) | {"chain": str(question.chain)}
+    about = {"chain": str(question.chain), "code": _code()}
+    values = asdict(question) | asdict(times) | about
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, json.dumps(values, indent=1) + "\n")

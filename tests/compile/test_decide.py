@@ -60,6 +60,55 @@ def test_a_measurement_is_made_once_and_kept():
     assert len(asked) == 8
 
 
+def test_a_measurement_is_of_one_precision_and_of_the_code_that_made_it(monkeypatch):
+    question, asked = Question(CHAIN, "float32", 5000), []
+
+    def timer(question, device):
+        asked.append(question)
+        return Times(5.0, 8.0)
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "high", "highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            measured(question, CPU, timer)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert len(asked) == 2
+    monkeypatch.setattr(decide, "_code", lambda: "another")
+    measured(question, CPU, timer)
+    measured(question, CPU, timer)
+    assert len(asked) == 3
+
+
+def ran_out(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def only_the_first_ran(contenders):
+    contenders[0].samples_us.append(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in"), [("medians_us", ran_out), ("_race_on_cpu", only_the_first_ran)]
+)
+def test_what_cannot_be_timed_does_not_end_the_compilation(name, stand_in, monkeypatch, caplog):
+    monkeypatch.setattr(clock, name, stand_in)
+    chain = Chain.parse("(3,4,8,1)")
+    decision = decide.decide(
+        Site("n", Place(), "bmm", Verdict.KEPT, "", chain, 4, "float32"), CPU, "measure"
+    )
+    assert (decision.lower, decision.measured) == (True, False)  # what a CPU does without times
+    assert "whether (3,4,8,1) is faster lowered was not measured" in caplog.text
+
+
+@pytest.mark.slow
+def test_timing_is_no_recompilation_of_the_users():
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for text in ("(3,4,8,1)", "(3,8,4,1)"):
+            assert by_clock(Question(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
     def full(path, text):
         raise OSError("no space left")
