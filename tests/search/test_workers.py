@@ -89,6 +89,7 @@ def wait_for(url: str, complete: int, process: subprocess.Popen[str]) -> None:
         if len(trials) >= complete:
             return
         time.sleep(0.1)
+    process.kill()
     raise AssertionError(f"{complete} trials took more than a minute")
 
 
@@ -182,7 +183,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    options = ("--out", str(out), "--workers", "2", "--trials", "400", "--dims", "64x96")
+    options = ("--out", str(out), "--workers", "2", "--trials", "400")
     process = start(environment, *options)
     wait_for(f"sqlite:///{out / store.FILE}", 2, process)
     workers = children(process.pid)
