@@ -48,7 +48,10 @@ def _ks_mm(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
     if y is not None:
         return y
     check_ks_mm(x, weight, batch_last)
-    return dispatch.run(x, weight, batch_last)
+    # Some ways end in a view of what they have made: torch would forbid in-place operations on y,
+    # were it to know.
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return dispatch.run(x, weight, batch_last)
 
 
 def _ks_mm_changing(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
@@ -111,10 +114,7 @@ class _KsMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
         packed.forget(weight)
-        # Some ways end in a view of what they have made: torch would forbid in-place operations on
-        # y, were it to know.
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            y = ks_mm_changing(x, weight, batch_last)
+        y = ks_mm_changing(x, weight, batch_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.a, _, _, ctx.d = weight.shape

@@ -131,6 +131,20 @@ def test_results_may_be_changed_in_place(way, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("way", ["bmm", "bmm_paper", "bsr"])
+@pytest.mark.parametrize("op", [ops.ks_mm, ops.ks_mm_inner])
+def test_results_of_no_grad_may_be_changed_where_gradients_are_recorded(op, way, monkeypatch):
+    monkeypatch.setattr(
+        dispatch, "run", lambda x, weight, last: BASELINES[way].bind(weight, "batch_first")(x)
+    )
+    x, weight, scale = torch.randn(6, 32), torch.randn(4, 8, 8, 1), torch.ones(32)
+    with torch.no_grad():
+        y = op(x, weight)
+    expected = y.sum(0)
+    y.mul_(scale.requires_grad_()).sum().backward()
+    torch.testing.assert_close(scale.grad, expected)
+
+
 def test_saves_only_what_the_gradients_need():
     shape = (2, 3, 2, 2)
     x = make_x(shape, "batch_first", (5,)).requires_grad_()
