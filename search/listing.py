@@ -145,7 +145,7 @@ def listing(
     Example:
         >>> found = listing(SearchRequest("12x8", budgets=("60%",), max_factors=2))
         >>> found.total, found.exact, [str(chain) for chain in found.chains]
-        (2, True, ['(1,4,4,2)*(4,2,3,1)', '(4,2,4,1)*(1,4,3,4)'])
+        (2, True, ['(1,4,4,2)*(4,2,3,1)', '(2,4,4,1)*(1,2,3,4)'])
     """
     checked_int(limit, "limit", "space", minimum=0)
     checked_int(visits, "visits", "space")

@@ -11,12 +11,17 @@ from pathlib import Path
 import pytest
 
 import ksopt
+import ksopt.search
 
 ROOT = Path(__file__).parents[1]
+# ksopt.search lies elsewhere in a checkout: walking ksopt does not come to it.
 MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(ksopt.__path__, "ksopt.")
-    if not module.name.endswith("__main__")
+    {
+        module.name
+        for package in (ksopt, ksopt.search)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+        if not module.name.endswith("__main__")
+    }
 )
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
