@@ -6,19 +6,21 @@ BIN := .venv/bin
 READY := .venv/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test check bench clean
 
 help:
 	@echo "make demo    search chains for a 768x3072 layer on this machine's device, and write a report"
 	@echo "make test    run every test (those that need a GPU are skipped where there is none)"
 	@echo "make check   format, lint, types, then the tests: before a commit"
+	@echo "make bench   time 12 of the paper's patterns beside PyTorch's ways on this machine's device"
 	@echo "make clean   remove .venv, caches and build outputs"
 
 demo: $(READY)
 	@$(BIN)/ksopt search --dims 768x3072 --budget 25%
 
+# Two processes, by files: some tests time what they run, and more would be in their way.
 test: $(READY)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -27,7 +29,10 @@ check: $(READY)
 	@rm -rf build/types && mkdir -p build/types/ksopt
 	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ksopt
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+bench: $(READY)
+	@$(BIN)/ksopt bench kernels --patterns sample:12
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
