@@ -44,6 +44,8 @@ def _answer(result: SearchResult) -> Section:
         lead.append("The time was up before all trials were measured.")
     dense = doubt.dense_layer(result)
     lead += [dense.warning] if dense is not None and dense.warning else []
+    failures = evidence.failures(result)
+    lead += [failures] if failures else []
     if result.request.train:
         lead.append(words.TRAINING)
     beside = [text for answer in measured for text in _beside(answer)]

@@ -67,6 +67,18 @@ def drift(result: SearchResult) -> Drift | None:
     return None if first is None or last is None else Drift(first, last)
 
 
+def failures(result: SearchResult) -> str:
+    """How many trials failed, and why the first did; nothing if none did."""
+    failed = [trial for trial in result.trials if trial.state == "failed"]
+    if not failed:
+        return ""
+    count = f"{len(failed)} of {len(result.trials)} trials"
+    if len(failed) == len(result.trials):
+        count = "The only trial" if len(failed) == 1 else f"All {len(failed)} trials"
+    first = "" if len(failed) == 1 else ", the first"
+    return f"{count} failed{first} because of {failed[0].reason}"
+
+
 @dataclass(frozen=True)
 class Predictor:
     """Something that is known of a chain before it is measured."""

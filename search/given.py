@@ -44,7 +44,12 @@ class GivenWeights:
             file, _, name = request.weights.rpartition(":")
             path = Path(file)
         tensors = read(path)
-        matrix = tensors[_chosen(path, name, tensors, request.size)]
+        name = _chosen(path, name, tensors, request.size)
+        matrix = tensors[name]
+        if not bool(torch.isfinite(matrix).all()):
+            raise InvalidInputError(
+                f"weights {path}: {name} has values that are not finite: no chain comes near it"
+            )
         # Converted, because NumPy, and so hashlib, knows no bfloat16.
         values = matrix.to(torch.float64).contiguous().numpy().tobytes()
         digest = hashlib.sha256(values).hexdigest()

@@ -186,6 +186,8 @@ def warnings(result: SearchResult) -> list[str]:
     """What makes the times less certain than they look, in a sentence each."""
     dense, drift = doubt.dense_layer(result), evidence.drift(result)
     found = [] if dense is None or not dense.warning else [dense.warning]
+    failures = evidence.failures(result)
+    found += [failures] if failures else []
     return [*found, drift.sentence] if drift is not None and drift.beyond_noise else found
 
 

@@ -145,6 +145,8 @@ def warnings(result: ShapesResult) -> list[str]:
     beside = {str(one.request.size): doubt.dense_layer(one) for one in result.results}
     strange = doubt.warning_of({size: dense for size, dense in beside.items() if dense})
     found = [strange] if strange else []
+    failures = [(one.request.size, evidence.failures(one)) for one in result.results]
+    found += [f"{size}: {sentence}" for size, sentence in failures if sentence]
     drifts = [(one.request.size, evidence.drift(one)) for one in result.results]
     drifted = [str(size) for size, drift in drifts if drift and drift.beyond_noise]
     if drifted:
@@ -163,7 +165,10 @@ def effect_sentences(result: ShapesResult) -> list[str]:
     if effect is None or layers is None:
         return []
     if not effect.converted:
-        why = "no chain that was measured is faster than them"
+        why = "no chain that was measured is measurably faster than they are"
+        least = result.request.each.min_speedup
+        if least is not None:
+            why = f"no chain that was measured is measurably {least:g} times as fast as they are"
         if not effect.dense_us:
             why = "nothing was measured"
         return [f"Keep the dense layers of {layers.source}: {why}."]

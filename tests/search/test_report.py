@@ -14,7 +14,9 @@ import pytest
 
 from ksopt.errors import InvalidInputError
 from ksopt.plots import linear_ticks, log_ticks
-from ksopt.search import SearchResult, progress, report
+from ksopt.search import SearchResult, ShapesRequest, progress, report
+from ksopt.search.shapes import report as shapes_report
+from ksopt.search.shapes.result import ShapesResult
 
 Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
@@ -199,7 +201,16 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows[0]["reason"] == "RuntimeError: no memory | at all"
     assert r"no memory \| at all" in read(result, "report.md")
     Page(read(result, "report.html"))
-    report.print_result(result, io.StringIO())
+    terminal = io.StringIO()
+    report.print_result(result, terminal)
+    said = "All 2 trials failed, the first because of RuntimeError: no memory | at all"
+    assert said in terminal.getvalue()
+    assert said in read(result, "report.md").split("## Finalists")[0]
+    assert shapes_report.warnings(
+        ShapesResult(
+            ShapesRequest.of(("32x64",), device="cpu"), (result,), {}, None, 1.0, result.folder
+        )
+    ) == [f"32x64: {said}"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.5), (900, 1350), (0.5, 3e5), (7, 70)])

@@ -90,6 +90,13 @@ def test_the_tensor_is_found_by_shape_where_that_is_enough(weights: Path) -> Non
             of(text, dims)
 
 
+def test_weights_that_are_not_finite_are_refused(search: Search, tmp_path: Path) -> None:
+    path = tmp_path / "broken.safetensors"
+    save_file({"up": torch.full((64, 32), float("nan"))}, path)
+    with pytest.raises(InvalidInputError, match=r"broken\.safetensors: up has values that are not"):
+        search(weights=str(path))
+
+
 def test_max_error_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--dims", "32x64", "--max-error", "0.1"]) == 2
     assert "needs weights" in capsys.readouterr().err

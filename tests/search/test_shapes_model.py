@@ -180,11 +180,20 @@ def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> N
     assert effect.latency_us == effect.dense_us == 600.0
     assert effect.parameters == effect.dense_parameters
     assert result.whole is None  # nothing would be compared
-    assert "Keep the dense layers of the model: no chain that" in (
-        tmp_path / "report.md"
-    ).read_text("utf-8")
+    page = (tmp_path / "report.md").read_text("utf-8")
+    assert "Keep the dense layers of the model: no chain that was measured is measurably f" in page
     dense = ksopt.convert(tiny(), tmp_path / "plan.json")
     assert dense.layers == ()
+
+
+def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
+    slow_dense: None, tmp_path: Path
+) -> None:
+    options = {**OPTIONS, "budgets": ("90%",), "trials": 3, "min_speedup": 50.0}
+    run_shapes(ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **options))
+    page = (tmp_path / "report.md").read_text("utf-8")
+    assert "3.33 times as fast as it" in page  # every chain is faster, but not so much
+    assert "Keep the dense layers of the model: no chain that was measured is measurably 50" in page
 
 
 def test_json_is_one_document(quick: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
