@@ -340,6 +340,7 @@ def _calls(statement: str, name: str) -> str:
         if function not in _known_instructions():
             return f'emulate::fail("{name}: {mnemonic} is not in emulator/instructions.hpp");'
         given = [word.strip(" []{}") for word in rest.split(",")] if rest.strip() else []
+        given = [word for word in given if word != "_"]  # a destination that nobody reads
         values = [operands[int(word[1:])] if word.startswith("%") else word for word in given]
         calls.append(f"emulate::ptx::{function}({', '.join(values)});")
     return " ".join(calls)
