@@ -168,7 +168,7 @@ class Schedule:
         chosen = [Chain.parse(text) for text in self.book.searched[dims].chosen.values() if text]
         rows = self.book.of(dims, "search", "uniform", "guided")
         for step in self.references[dims].space.steps:
-            inside = [row for row in rows if row.budget == step.budget.text and row.ratio]
+            inside = [row for row in rows if step.holds(row.parameters) and row.ratio]
             inside = [row for row in inside if row.reason is None]
             best = sorted(inside, key=lambda row: row.ratio or 0.0)[:FINALISTS]
             chosen += [Chain.parse(row.chain) for row in best]

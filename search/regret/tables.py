@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ from ksopt import tables
 from ksopt.files import write_whole
 from ksopt.search import words
 from ksopt.search.regret.rows import Book, Measured
+from ksopt.search.request import Budget, Dims, SearchRequest
 
 _FEWEST_RANKED = 5
 _REFERENCE = ("uniform", "guided")
@@ -112,10 +114,19 @@ def _cell(book: Book, dims: str, budget: str) -> Cell:
     def rows(*stages: str) -> list[Measured]:
         return [row for row in book.of(dims, *stages) if row.budget == budget]
 
-    final = {row.chain: row for row in rows("final") if row.latency_us is not None}
-    chosen = final.get(book.searched[dims].chosen[budget] or "")
+    # A row names one step, and its chain may be of the next one too: 25 % is half of 50 %.
+    recommended = book.searched[dims].chosen[budget] or ""
+    most = Budget.parse(budget, Dims.parse(dims)).parameters
+    least = ceil(SearchRequest.min_use * most)
+    final = {
+        row.chain: row
+        for row in book.of(dims, "final")
+        if row.latency_us is not None
+        and (row.budget == budget or least <= row.parameters <= most or row.chain == recommended)
+    }
+    chosen = final.get(recommended)
     best = min(final.values(), key=lambda row: row.latency_us or 0.0, default=None)
-    stages = {row.chain: row.stage for row in rows("guided", "uniform", "search")}
+    stages = {row.chain: row.stage for row in book.of(dims, "guided", "uniform", "search")}
     uniform = [row for row in rows("uniform") if row.ratio is not None]
     regret = alike = None
     if chosen is not None and best is not None:

@@ -116,6 +116,33 @@ def test_regret_is_of_the_final(tmp_path: Path) -> None:
     assert tables.cells(found)[1].recommended is None
 
 
+def test_a_chain_of_two_steps_is_in_the_final_of_both(tmp_path: Path) -> None:
+    edge, quick = "(1,8,4,8)*(4,8,8,1)", "(1,4,2,16)*(2,4,8,4)*(16,4,2,1)"
+    assert Chain.parse(edge).nnz == Chain.parse(quick).nnz == 32 * 64 // 4
+    found = book(tmp_path, {"25%": quick, "50%": edge})
+    found.add([row(edge, 10.5, "search", "25%"), row(quick, 10.0, "search", "25%")])
+    found.add([row(edge, 10.5, "final", "25%"), row(quick, 10.0, "final", "25%")])
+    quarter, half = tables.cells(found)
+    assert (quarter.recommended_us, quarter.best, quarter.regret) == (10.0, quick, 0.0)
+    assert (half.recommended_us, half.best, half.best_from) == (10.5, quick, "search")
+    assert half.regret == pytest.approx(0.05)
+
+
+def test_the_final_has_the_best_of_a_step_whatever_step_their_rows_name(tmp_path: Path) -> None:
+    request = SearchRequest("32x64", budgets=("25%", "50%"), device="cpu", batch=16)
+    edge = [
+        str(c) for c in Reference.of(request, None, None, 40, 0).space.candidates if c.nnz == 512
+    ]
+    found = book(tmp_path, {"25%": edge[0], "50%": edge[0]})
+    rows = [row(chain, 10.0 + at, "uniform", "25%") for at, chain in enumerate(edge[:4])]
+    wide = next(c for c in Reference.of(request, None, None, 40, 0).space.candidates if c.nnz > 512)
+    found.add([*rows, row(str(wide), 50.0, "uniform", "50%")])
+    schedule = Schedule(
+        found, {"32x64": request}, {"32x64": Reference.of(request, None, None, 0, 0)}
+    )
+    assert wide not in schedule.finalists("32x64")
+
+
 def test_what_was_not_told_apart_is_said(tmp_path: Path) -> None:
     slow, quick = (str(chain) for chain in reference().uniform[:2])
     found = book(tmp_path, {"60%": slow})
