@@ -15,7 +15,7 @@ follows autocast, like torch.nn.functional.linear. Each has a twin, ``ks_mm_inne
 ``ks_mm_weight_grad_inner``, that only multiplies: compiled graphs call it, to save the time that
 finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is a second twin, for
 weights that are trained: in compiled graphs too it takes the way that is fastest where a weight is
-prepared anew at each call, and keeps nothing.
+prepared anew at each call, keeps nothing, and forgets what was kept of the weight.
 
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
@@ -55,6 +55,7 @@ def _ks_mm(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
 
 
 def _ks_mm_changing(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    packed.forget(weight)
     with packed.changing():
         return _ks_mm(x, weight, batch_last)
 
@@ -113,7 +114,6 @@ ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 class _KsMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
-        packed.forget(weight)
         y = ks_mm_changing(x, weight, batch_last)
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)

@@ -16,7 +16,8 @@ Prepared anew on every call:
 - where keeping it would take more memory than `limit_bytes`.
 
 A product under autograd also forgets what was kept of its weight, so that an evaluation after
-training steps prepares anew, whatever the steps did to the weight.
+training steps prepares anew, whatever the steps did to the weight. So does the step of one of
+torch's optimizers with ``fused=True``, which torch does not count (seen with 2.13).
 
 Otherwise, what torch does not count goes unseen: a write through ``weight.data``, one to the same
 memory from outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as
@@ -25,6 +26,7 @@ FSDP's gathering of shards is. After such a write, call ``ksopt.refresh()``.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -37,6 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -189,6 +192,22 @@ def forget(weight: Tensor) -> None:
             _by_weight.pop(id(weight if weight._base is None else weight._base), None)
 
 
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Forget the weights that a fused optimizer has changed: it leaves their versions alone."""
+    if torch.compiler.is_compiling() or not _by_weight:
+        return
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for parameter in group["params"]:
+                forget(parameter)
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    # Only once something is kept: until then ksopt changes nothing of torch's.
+    register_optimizer_step_post_hook(_after_step)
+
+
 refreshes = 0
 """How often `refresh` was called: whoever else keeps something of a weight's values compares it."""
 
@@ -248,6 +267,7 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
     if result.untyped_storage()._cdata == storage._cdata:
         return result  # a view: it would keep the weight alive, and cost nothing to make again
     size = result.untyped_storage().nbytes()
+    _watch_optimizers()
     with _lock:
         forms = _forms_of(owner)
         outdated = [k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight)]

@@ -253,6 +253,31 @@ def test_autograd_marks_weights_as_changing(monkeypatch):
     assert packed._thread.changing is False
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("kind", [{}, {"foreach": True}, {"fused": True}])
+def test_every_step_of_an_optimizer_is_noticed(optimizer, kind, prepare):
+    """Of fused ones torch counts no versions."""
+    weight = nn.Parameter(torch.randn(2, 3, 4, 2))
+    weight.grad = torch.ones_like(weight)
+    steps = optimizer([weight], lr=0.5, **kind)
+    for count in (1, 2, 3):
+        ask(weight, prepare)
+        ask(weight.transpose(1, 2), Counting())
+        assert prepare.count == count
+        steps.step()
+
+
+def test_a_compiled_training_step_forgets_too(prepare):
+    """Compiled graphs call the twin, not what autograd runs."""
+    weight = torch.randn(2, 3, 4, 2)
+    ask(weight, prepare)
+    with torch.autograd._unsafe_preserve_version_counter(weight):
+        weight.mul_(2)
+    ksopt.ops.ks_mm_changing(torch.randn(5, 16), weight)
+    ask(weight, prepare)
+    assert prepare.count == 2
+
+
 def test_an_evaluation_after_training_prepares_anew_whatever_the_step_did(prepare):
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
     weight = layer.weights[0]
