@@ -83,8 +83,11 @@ class Campaign:
 
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
-        trial.set_user_attr("device", str(self.device))  # it is begun
-        known = self._note_facts(trial, chain)
+        try:
+            trial.set_user_attr("device", str(self.device))  # it is begun
+            known = self._note_facts(trial, chain)
+        except UpdateFinishedTrialError:
+            return  # as in `_tell`, while it was drawn ahead
         try:
             with locks.device(self.device):
                 limit = self.pruning.limit(chain, trial.user_attrs["origin"])
@@ -121,7 +124,10 @@ class Campaign:
                 return
             for name, value in self._violations(outcome).items():
                 trial.set_constraint(name, value)
-            objectives = {"latency_us": latency, "parameters": float(chain.nnz)}
+            objectives: dict[str, float | None] = {
+                "latency_us": latency,
+                "parameters": float(chain.nnz),
+            }
             objectives |= {"weight_error": outcome.weight_error, "score": outcome.score}
             values = [objectives[name] for name in self.request.metrics]
             self._tell(trial, found, TrialState.COMPLETE, values)

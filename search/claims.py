@@ -111,7 +111,8 @@ class Claims:
 
     def give_back(self, claim: Claim) -> None:
         """Leave a trial that was not begun to whoever draws next."""
-        claim.trial.set_user_attr("interrupted", True)
+        with suppress(UpdateFinishedTrialError):  # it was given up meanwhile
+            claim.trial.set_user_attr("interrupted", True)
         self.study.tell(claim.trial, state=TrialState.FAIL, skip_if_finished=True)
 
     def _give_up_dead(self) -> None:

@@ -207,7 +207,7 @@ def _method(result: SearchResult) -> Section:
         "hopeless; "
         f"this run took {result.seconds:.0f} s{_held(result)}.",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
-        f"read and written), {roof.rate / 1e12:,.2f} TFLOP/s ({roof.rate_from}, side "
+        f"read and written), {words.rate(roof.rate)} ({roof.rate_from}, side "
         f"{roof.gemm_side}), measured in the run that reports. It counts every factor's input, "
         "output and weights as moved once; on a CPU, whose caches keep what passes from factor to "
         "factor, efficiency can exceed 1.",

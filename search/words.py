@@ -21,6 +21,16 @@ def microseconds(value: float) -> str:
     return f"{value:,.2f} us" if value < 10 else f"{value:,.{1 if value < 100 else 0}f} us"
 
 
+def rate(flops: float) -> str:
+    """Operations per second: a CPU's would be nothing in TFLOP/s.
+
+    Example:
+        >>> rate(364.2e12), rate(31.4e9), rate(1.04e9)
+        ('364.20 TFLOP/s', '31.4 GFLOP/s', '1.0 GFLOP/s')
+    """
+    return f"{flops / 1e12:,.2f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:,.1f} GFLOP/s"
+
+
 def timed(measurement: Measurement) -> str:
     """A median with its band.
 

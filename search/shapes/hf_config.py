@@ -266,6 +266,10 @@ def _values(file: Path) -> Mapping[str, Any]:
 def _head(config: _Config, kind: str) -> Layer | str | None:
     """The head of a language model; its name alone if it is tied; None if there is none."""
     classes = config.values.get("architectures") or []
+    if not isinstance(classes, list):
+        raise InvalidInputError(
+            f"--hf-config {config.path}: architectures is {classes!r}, and must be a list of names"
+        )
     if kind not in _HEADS or not any(str(name).endswith(_HEADED) for name in classes):
         return None
     name, tied = _HEADS[kind]

@@ -182,6 +182,8 @@ def test_a_configs_layers(written: Written) -> None:
         ({"hidden_size": "64"}, "hidden_size is '64', and must be a whole number"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"architectures": 5}, "architectures is 5, and must be a list of names"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', and must be"),
         ({"num_attention_heads": 5}, "hidden_size 64 is no multiple of num_attention_heads 5"),
         ({"model_type": "mistral", "num_key_value_heads": ...}, "no num_key_value_heads"),
         ({"model_type": "qwen3"}, "there is no head_dim in it"),

@@ -23,9 +23,12 @@ from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.pattern import Chain
 from ksopt.search import SearchRequest, crew, interrupts, store
 from ksopt.search import claims as claims_module
+from ksopt.search.campaign import Campaign
 from ksopt.search.claims import GRACE_S, Claims, alive
 from ksopt.search.locks import Presence
+from ksopt.search.objective import Objective
 from ksopt.search.processes import Spare
+from ksopt.search.pruning import Pruning
 from ksopt.search.request import STUDY
 from ksopt.search.sampler import ChainSampler
 from ksopt.search.storage import Storage
@@ -226,6 +229,30 @@ def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> No
         again = mine.next()
         assert again is not None
         assert again.chain == second.chain
+
+
+def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Path) -> None:
+    storage = Storage(f"sqlite:///{tmp_path / 's.db'}")
+    roofline = Roofline("cpu", "float32", 1e9, 1e9, 1, 1, "made up")
+    request = SearchRequest("32x64", device="cpu", batch=16)
+    with Presence() as presence:
+        mine = claims(storage, presence)
+        objective = Objective(request, torch.device("cpu"))
+        pruning = Pruning(mine.study, [], request)
+        campaign = Campaign(
+            mine, objective, torch.device("cpu"), roofline, request, pruning, model=None
+        )
+        taken = [mine.next(), mine.next()]
+        for claim in taken:
+            assert claim is not None
+            campaign._drawn.append(claim)
+            # This process stood still for a minute, and another machine gave its trials up.
+            mine.study.tell(claim.trial.number, state=TrialState.FAIL)
+        assert campaign.step() == 0
+        campaign.end()
+        states = [trial.state for trial in mine.study.get_trials()]
+        assert states == [TrialState.FAIL] * 2
+        assert store.records(mine.study, roofline, 16) == ()
 
 
 # Claims, as processes of several machines make them.
