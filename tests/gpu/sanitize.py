@@ -18,6 +18,7 @@ from ksopt.kernels import (
     batch_last16_wgmma,
     batch_last32,
     batch_last32_wgmma,
+    exchange16,
     general,
     lanes16,
     lanes16_wgmma,
@@ -33,8 +34,9 @@ ROWS = 37
 FAMILIES = (
     *(lanes16, lanes16_wgmma, lanes32, lanes32_wgmma),
     *(batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma),
-    *(small_batch, small_batch_fma),
+    *(small_batch, small_batch_fma, exchange16),
 )
+HOPPER_ALONE = (lanes16_wgmma, lanes32_wgmma, batch_last16_wgmma, batch_last32_wgmma, exchange16)
 
 
 def smallest(count: int) -> list[Pattern]:
@@ -58,7 +60,7 @@ def main() -> None:
         weight = torch.randn(pattern.weight_shape, device="cuda").to(x.dtype)
         launchers = [general.launcher(problem, 0)]
         for module in FAMILIES:
-            if module.supports(problem) is None and (hopper or "wgmma" not in module.__name__):
+            if module.supports(problem) is None and (hopper or module not in HOPPER_ALONE):
                 tiles = list(module.configs(problem, 132))
                 chosen = {tiles[len(tiles) // 3], tiles[-1]}
                 launchers += [module.launcher(problem, tile, 0) for tile in chosen]
