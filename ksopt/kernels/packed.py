@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -192,11 +193,10 @@ def forget(weight: Tensor) -> None:
             _by_weight.pop(id(weight if weight._base is None else weight._base), None)
 
 
+@_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Forget the weights that a fused optimizer has changed: it leaves their versions alone."""
-    if torch.compiler.is_compiling() or not _by_weight:
-        return
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if _by_weight else ():
         if group.get("fused"):
             for parameter in group["params"]:
                 forget(parameter)

@@ -267,6 +267,18 @@ def test_every_step_of_an_optimizer_is_noticed(optimizer, kind, prepare):
         steps.step()
 
 
+@pytest.mark.parametrize("kind", [{}, {"fused": True}])
+def test_a_compiled_step_of_an_optimizer_is_noticed(kind, prepare):
+    torch._dynamo.reset()
+    weight = nn.Parameter(torch.randn(2, 3, 4, 2))
+    weight.grad = torch.ones_like(weight)
+    step = torch.compile(torch.optim.SGD([weight], lr=0.5, **kind).step, backend="aot_eager")
+    for count in (1, 2, 3):
+        ask(weight, prepare)
+        assert prepare.count == count
+        step()
+
+
 def test_a_compiled_training_step_forgets_too(prepare):
     """Compiled graphs call the twin, not what autograd runs."""
     weight = torch.randn(2, 3, 4, 2)
