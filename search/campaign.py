@@ -129,7 +129,11 @@ class Campaign:
                 "parameters": float(chain.nnz),
             }
             objectives |= {"weight_error": outcome.weight_error, "score": outcome.score}
-            values = [objectives[name] for name in self.request.metrics]
+            values = []
+            for name in self.request.metrics:
+                objective = objectives[name]
+                assert objective is not None, f"{name} is asked for, so the outcome has it"
+                values.append(objective)
             self._tell(trial, found, TrialState.COMPLETE, values)
 
     def _violations(self, outcome: Outcome) -> dict[str, float]:

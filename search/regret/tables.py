@@ -12,11 +12,11 @@ import pandas as pd
 from ksopt import tables
 from ksopt.files import write_whole
 from ksopt.search import words
-from ksopt.search.regret.rows import Book, Measured
+from ksopt.search.regret.rows import Book, Measured, Stage
 from ksopt.search.request import Budget, Dims, SearchRequest
 
 _FEWEST_RANKED = 5
-_REFERENCE = ("uniform", "guided")
+_REFERENCE: tuple[Stage, ...] = ("uniform", "guided")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def costs(book: Book) -> list[Cost]:
 
 
 def _cell(book: Book, dims: str, budget: str) -> Cell:
-    def rows(*stages: str) -> list[Measured]:
+    def rows(*stages: Stage) -> list[Measured]:
         return [row for row in book.of(dims, *stages) if row.budget == budget]
 
     # A row names one step, and its chain may be of the next one too: 25 % is half of 50 %.
@@ -155,7 +155,9 @@ def _cell(book: Book, dims: str, budget: str) -> Cell:
 
 def _is_faster(this: Measured, other: Measured) -> bool:
     """As `ksopt.bench.timing.compare` tells two measurements apart."""
-    if None in (this.latency_us, this.p80_us, other.latency_us, other.p20_us):
+    if this.latency_us is None or this.p80_us is None:
+        return False
+    if other.latency_us is None or other.p20_us is None:
         return False
     return this.latency_us < other.p20_us and this.p80_us < other.latency_us
 

@@ -1,4 +1,4 @@
-"""What the graph writes in place stays seen, also where the function is one that need not be run."""
+"""What the graph writes in place stays seen, also by functions that need not be run."""
 
 import pytest
 import torch
