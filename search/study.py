@@ -129,6 +129,11 @@ def concluded(
             final = retime.trusted(request, device, chains, spare, dense_us, progress.note)
             took = time.monotonic() - final_began
             if request.energy:
+                # Should the counter fail now, the final is not lost.
+                until_now = time.monotonic() - began
+                replace(
+                    kept, final=final, stopped=stopped, seconds=until_now, final_seconds=took
+                ).keep(share.study)
                 progress.note("measuring the energy of the finalists and of dense")
                 energy_mj = retime.energy(request, device, chains)
         except KeyboardInterrupt:

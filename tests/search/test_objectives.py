@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from ksopt.cli import main
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search import SearchRequest, SearchResult, energy, objective, page, replay, retime
 from ksopt.search.error_plot import error_plot
 from ksopt.search.passes import training_step
@@ -299,3 +299,19 @@ def test_energy_is_reported(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     assert "the dense layer uses 7.5 mJ a call" in text
     again = replay(str(result.folder), out=result.folder / "again")
     assert again.finalists[0].energy_mj == 2.5
+
+
+def test_a_counter_that_fails_costs_no_final(
+    search: Search, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing(*given: object) -> dict[str, float]:
+        raise KsoptError("the energy: NVML says GPU is lost")
+
+    monkeypatch.setattr(energy, "Meter", lambda device: None)
+    monkeypatch.setattr(retime, "energy", failing)
+    with pytest.raises(KsoptError, match="GPU is lost"):
+        search(energy=True, trials=3)
+    again = replay(str(tmp_path / "report"))
+    assert again.stopped is None
+    assert all(finalist.retimed for finalist in again.finalists)
+    assert again.finalists[0].energy_mj is None
