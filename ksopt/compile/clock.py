@@ -112,10 +112,14 @@ def _both_us(question: Question, device: torch.device) -> dict[str, float]:
         accumulated_recompile_limit=_MOST_CHAINS,
         error_on_recompile=False,
     )
-    with torch.no_grad(), torch.autocast(device.type, enabled=False), limits, _events_of_its_own():
-        return medians_us(
-            {name: partial(run, x, grad, *weights) for name, run in runs.items()}, device
-        )
+    calls = {name: partial(run, x, grad, *weights) for name, run in runs.items()}
+    with contextlib.ExitStack() as inside:
+        inside.enter_context(_events_of_its_own())
+        inside.enter_context(_modes_of_its_own())
+        inside.enter_context(limits)
+        inside.enter_context(torch.no_grad())
+        inside.enter_context(torch.autocast(device.type, enabled=False))
+        return medians_us(calls, device)
 
 
 @contextlib.contextmanager
@@ -132,6 +136,23 @@ def _events_of_its_own() -> Iterator[None]:
         yield
     finally:
         events.tls = outer
+
+
+@contextlib.contextmanager
+def _modes_of_its_own() -> Iterator[None]:
+    """While Dynamo compiles it puts torch's function modes aside (``torch.set_default_device`` is
+    one), in one place, which a compilation inside another empties: they would be gone for good."""
+    from torch._dynamo.variables import torch_function
+
+    aside = getattr(torch_function, "torch_function_mode_stack_state_mgr", None)
+    if aside is None:
+        yield
+        return
+    outer = aside.stack
+    try:
+        yield
+    finally:
+        aside.stack = outer
 
 
 def step(

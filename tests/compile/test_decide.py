@@ -109,6 +109,21 @@ def test_timing_is_no_recompilation_of_the_users():
             assert by_clock(Question(Chain.parse(text), "float32", 16), CPU).ksopt_us > 0
 
 
+@pytest.mark.slow
+def test_timing_inside_a_compilation_leaves_the_outer_one_as_it_was(compiled_by_eager):
+    layer = torch.nn.Conv1d(6, 9, 1, groups=3)
+    compiled = torch.compile(layer, backend="ksopt", options={"tune": "measure"})
+    x = torch.randn(5, 6, 4)
+    with torch.device("meta"):
+        y = compiled(x)
+        assert torch.empty(1).is_meta  # the default device is still the user's
+        compiled(x)
+    assert [site.measured for report in compiled_by_eager.reports for site in report.sites] == [
+        True
+    ]
+    torch.testing.assert_close(y, layer(x))
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
     def full(path, text):
         raise OSError("no space left")
