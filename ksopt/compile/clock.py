@@ -112,7 +112,9 @@ def _both_us(question: Question, device: torch.device) -> dict[str, float]:
         accumulated_recompile_limit=_MOST_CHAINS,
         error_on_recompile=False,
     )
-    calls = {name: partial(run, x, grad, *weights) for name, run in runs.items()}
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(run, x, grad, *weights) for name, run in runs.items()
+    }
     with contextlib.ExitStack() as inside:
         inside.enter_context(_events_of_its_own())
         inside.enter_context(_modes_of_its_own())
