@@ -41,7 +41,8 @@ struct Exchange16Tile {
   static constexpr int STEPS = KL / 16, PARTS = (P::C + KL - 1) / KL;  // of a stage; of a tile
   static constexpr int OUTPUT_TILES = (P::B + N - 1) / N, J_TILES = P::D / JC;
   static constexpr int RAW_CHUNKS = KL * JC / 8;  // of a row
-  static constexpr int RAW_PITCH = KL * JC * 2 + (JC * 2 < 16 ? 16 : JC * 2);  // rows meet different banks
+  // After each 8 l a gap, so that the threads which turn neighbours along l meet different banks.
+  static constexpr int RAW_EIGHT = 8 * JC * 2 + (JC * 2 < 16 ? 16 : JC * 2), RAW_PITCH = KL / 8 * RAW_EIGHT;
   static constexpr int RAW_BYTES = OWN_ROWS * RAW_PITCH;
   static constexpr int PITCH = SLICE * 4 + 32;  // four rows of 32 bytes meet all banks
   static constexpr int SLICE_BYTES = BM * PITCH;
@@ -97,22 +98,22 @@ __device__ __forceinline__ void load_raw(const Arguments& arguments, unsigned ch
   for (int task = threadIdx.x; task < Tile::OWN_ROWS * Tile::RAW_CHUNKS; task += Tile::LOADERS) {
     const int row = task / Tile::RAW_CHUNKS, chunk = task % Tile::RAW_CHUNKS;
     const int l = chunk * 8 / Tile::JC, j = chunk * 8 % Tile::JC;
-    copy_async_16(raw + row * Tile::RAW_PITCH + chunk * 16, x + row * arguments.x_batch_stride + l * P::D + j,
-                  row < rows && l < length);
+    unsigned char* const to = raw + row * Tile::RAW_PITCH + l / 8 * Tile::RAW_EIGHT + (l % 8 * Tile::JC + j) * 2;
+    copy_async_16(to, x + row * arguments.x_batch_stride + l * P::D + j, row < rows && l < length);
   }
   commit_copies();
 }
 
 // Gives every block the values of its two j of this block's rows, l side by side. A thread turns 8 l
-// of 4 j at a time, neighbours first along j and then along the rows.
+// of 4 j at a time, neighbours first along j and then along l: what a warp writes to a block at a time
+// are whole rows.
 template <typename Tile>
 __device__ __forceinline__ void hand_out(unsigned char* stage, const unsigned char* raw, int rank) {
-  constexpr int QUARTERS = Tile::JC / 4;
+  constexpr int QUARTERS = Tile::JC / 4, EIGHTS = Tile::KL / 8;
 #pragma unroll 1
-  for (int unit = threadIdx.x; unit < Tile::OWN_ROWS * (Tile::KL / 8) * QUARTERS; unit += Tile::LOADERS) {
-    const int quarter = unit % QUARTERS, row = unit / QUARTERS % Tile::OWN_ROWS;
-    const int chunk = unit / (QUARTERS * Tile::OWN_ROWS);
-    const unsigned char* const from = raw + row * Tile::RAW_PITCH + chunk * 8 * Tile::JC * 2 + quarter * 8;
+  for (int unit = threadIdx.x; unit < Tile::OWN_ROWS * EIGHTS * QUARTERS; unit += Tile::LOADERS) {
+    const int quarter = unit % QUARTERS, eight = unit / QUARTERS % EIGHTS, row = unit / (QUARTERS * EIGHTS);
+    const unsigned char* const from = raw + row * Tile::RAW_PITCH + eight * Tile::RAW_EIGHT + quarter * 8;
     uint32 in[16], out[16];
 #pragma unroll
     for (int l = 0; l < 8; ++l) {
@@ -122,7 +123,7 @@ __device__ __forceinline__ void hand_out(unsigned char* stage, const unsigned ch
     transpose<2, 8, 4>(in, out);
     const int place = rank * Tile::OWN_ROWS + row;
     unsigned char* const mine =
-        stage + place * Tile::ROW_BYTES + swizzled_chunk<Tile::ROW_BYTES>(chunk, place) * 16;
+        stage + place * Tile::ROW_BYTES + swizzled_chunk<Tile::ROW_BYTES>(eight, place) * 16;
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const uint32 to = address_in_block(mine, quarter * 2 + block);

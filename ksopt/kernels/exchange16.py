@@ -30,7 +30,7 @@ _OUTPUTS = (64, 96, 128, 192)  # for which wgmma16_rows.cuh has an instruction
 _LOADER_THREADS, _LOADER_REGISTERS = 128, 56
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_STAGES = 6
-_RAW_STAGES = (3, 4)
+_RAW_STAGES = (2, 3, 4)
 _SPARE_REGISTERS = 32  # beside sums; with fewer ptxas lets products wait for each other
 _MOST_PADDING = 1.25  # outputs and l that are computed, over those that exist
 
@@ -70,9 +70,9 @@ class Config:
 
     @property
     def raw_bytes(self) -> int:
-        """A block's share of a stage's rows of x, a little apart."""
+        """A block's share of a stage's rows of x, a gap after each 8 l."""
         of_l = J * self.cluster * 2
-        return self.rows // self.cluster * (self.kl * of_l + max(16, of_l))
+        return self.rows // self.cluster * (self.kl // 8) * (8 * of_l + max(16, of_l))
 
     @property
     def slice_bytes(self) -> int:

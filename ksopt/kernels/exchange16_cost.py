@@ -17,6 +17,7 @@ _L2_BYTES_US = 41_700.0
 _L2_REQUESTS_US = 758.0  # each of a line of 128 bytes
 _FLOPS_US = 5.5e6
 _REMOTE_BYTES_US = 31_000.0
+_LATENCY_US = 1.05  # in which what has been asked for arrives
 _SLICE_US = 0.8  # two meetings
 _STAGE_US = 0.5  # a stage is handed out: one meeting, and what is computed for it
 _LAUNCH_US = 4.0
@@ -55,6 +56,9 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
         requests / _L2_REQUESTS_US,
         (x_bytes + y_bytes) / _REMOTE_BYTES_US,
         config.parts(p) * _STAGE_US,
+        # x is asked for some raw stages ahead, the weights some stages ahead.
+        config.parts(p) * _LATENCY_US / (config.raw - 1),
+        config.parts(p) * _LATENCY_US / (config.stages - 1),
     )
     multiplying = 2 * config.rows * config.outputs * length / _FLOPS_US
     storing = y_bytes / _REMOTE_BYTES_US + config.outputs / config.slice * _SLICE_US
