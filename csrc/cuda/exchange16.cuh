@@ -345,5 +345,6 @@ __device__ __forceinline__ void exchange16_kernel(const Arguments& arguments) {
     take_registers<Tile::MULTIPLIER_REGISTERS>();
     multiply_and_store<T, P, Tile>(arguments, shared, shared + Tile::SLICE_AT, barriers);
   }
+  __syncwarp();
   cluster_barrier();  // none may end while others reach its shared memory
 }
