@@ -15,12 +15,26 @@ _TIMES_THE_FLOOR = 4.0
 # caches, whose floor is 0.6; on a GPU it is a launch.
 _OVERHEAD_US = {"cpu": 200.0, "cuda": 20.0}
 
+# In a final the dense layer is strangely slow if it takes this many times what it took in the
+# trials, and so many microseconds more: the slack is for layers that are done in no time.
+_SUSPECT, _SLACK_US = 2.0, 20.0
+
 _WHY = (
     "that is far below what this device did just before in a large product. Something held it "
     "back, such as other work on the machine, its threads, or a library without a fast path for "
     "this size, so a speedup over it may say more of that than of the chain. Measure again on an "
     "idle machine before you rely on it."
 )
+
+
+def is_suspect(dense_us: float, in_trials_us: float) -> bool:
+    """Whether a dense layer's time in a final is too far above that in the trials to be believed.
+
+    Example:
+        >>> is_suspect(13_838.0, in_trials_us=147.0), is_suspect(180.0, in_trials_us=147.0)
+        (True, False)
+    """
+    return dense_us > _SUSPECT * in_trials_us + _SLACK_US
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ksopt.bench.timing import Comparison, Measurement, compare
-from ksopt.search import words
+from ksopt.search import doubt, words
 from ksopt.search.objective import DENSE
 from ksopt.search.request import Budget
 from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
@@ -74,9 +74,21 @@ def recommend(
     standing: Sequence[Finalist],
     max_error: float | None = None,
     min_speedup: float | None = None,
+    dense_in_trials_us: float | None = None,
 ) -> tuple[Recommendation, ...]:
-    """One recommendation for each step, unmet ones too, in rising order."""
-    answers = [_for_step(step, standing, max_error, min_speedup) for step in space.steps]
+    """One recommendation for each step, unmet ones too, in rising order.
+
+    Args:
+        space: What was searched.
+        standing: The finalists.
+        max_error, min_speedup: The request's.
+        dense_in_trials_us: The dense layer's latency in the trials. Where it was strangely slow in
+            the final, a chain has to be faster than that, too.
+    """
+    answers = [
+        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us)
+        for step in space.steps
+    ]
     answers += [_unmet(budget, space) for budget in space.unmet]
     return tuple(sorted(answers, key=lambda answer: answer.budget.parameters))
 
@@ -113,6 +125,7 @@ def _for_step(
     standing: Sequence[Finalist],
     max_error: float | None,
     min_speedup: float | None,
+    dense_in_trials_us: float | None,
 ) -> Recommendation:
     inside = [f for f in standing if step.holds(f.facts.nnz)]
     if not inside:
@@ -133,6 +146,11 @@ def _for_step(
     }[chosen.versus_dense]
     if verdict is Verdict.USE and min_speedup is not None and chosen.ratio * min_speedup > 1:
         verdict = Verdict.NOT_ENOUGH
+    doubted_us = None
+    if verdict is Verdict.USE and dense_in_trials_us is not None:
+        strange = doubt.is_suspect(chosen.dense.median_us, dense_in_trials_us)
+        if strange and chosen.latency.median_us > dense_in_trials_us:
+            verdict, doubted_us = Verdict.NO_DIFFERENCE, dense_in_trials_us
     ties = tuple(f for f in others if compare(f.latency, chosen.latency) is Comparison.WITHIN_NOISE)
     heuristic = max(inside, key=lambda f: f.facts.rho)
     return Recommendation(
@@ -142,18 +160,30 @@ def _for_step(
         chosen,
         ties,
         heuristic,
-        _sentence(step, verdict, chosen, min_speedup),
+        _sentence(step, verdict, chosen, min_speedup, doubted_us),
     )
 
 
-def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float | None) -> str:
+def _sentence(
+    step: Step,
+    verdict: Verdict,
+    chosen: Finalist,
+    min_speedup: float | None,
+    doubted_us: float | None,
+) -> str:
     budget = f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
     evidence = (
         f"{words.timed(chosen.latency)} against {words.timed(chosen.dense)} for the dense layer"
     )
     named = f"{chosen.facts.chain} ({words.weights(chosen.facts)})"
     noise = max(chosen.latency.noise, chosen.dense.noise)
-    if verdict is Verdict.NO_DIFFERENCE and noise > _BUSY_NOISE:
+    if doubted_us is not None:
+        text = (
+            f"{budget}, the fastest chain, {named}, cannot be judged: {evidence}, which took "
+            f"{words.microseconds(doubted_us)} in the trials, less than the chain. Something held "
+            "the dense layer back in the final: measure again on an idle machine."
+        )
+    elif verdict is Verdict.NO_DIFFERENCE and noise > _BUSY_NOISE:
         text = (
             f"{budget}, the times are too noisy to tell the fastest chain, {named}, from the dense "
             f"layer: {evidence}."

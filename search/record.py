@@ -195,7 +195,11 @@ def result_of(
         trials=trials,
         finalists=standing,
         recommendations=recommend.recommend(
-            space, standing, request.max_error, request.min_speedup
+            space,
+            standing,
+            request.max_error,
+            request.min_speedup,
+            store.dense_us(trials),
         ),
         stopped=record.stopped,
         seconds=record.seconds,

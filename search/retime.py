@@ -12,14 +12,11 @@ import torch
 
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
-from ksopt.search import locks, objective, words
+from ksopt.search import doubt, locks, objective, words
 from ksopt.search.processes import Spare
 from ksopt.search.request import SearchRequest
 
 _MOST_FINALS = 3
-# The dense layer is strangely slow if it takes this many times what it took in the trials, and so
-# many microseconds more: the slack is for layers that are done in no time.
-_SUSPECT, _SLACK_US = 2.0, 20.0
 
 
 def energy(
@@ -99,7 +96,7 @@ def trusted(
     found = final(request, device, chains, spare)
     for _ in range(_MOST_FINALS - 1):
         dense_us = found[objective.DENSE].median_us
-        if dense_us <= _SUSPECT * expected_us + _SLACK_US:
+        if not doubt.is_suspect(dense_us, expected_us):
             break
         note(
             f"the dense layer took {words.microseconds(dense_us)} in the final and "

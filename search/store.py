@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -178,6 +179,12 @@ def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialR
     """Every trial that was begun with a chain and has ended, in order."""
     found = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
     return tuple(one for one in found if one is not None)
+
+
+def dense_us(trials: Sequence[TrialRecord]) -> float | None:
+    """Median of the dense layer's latencies in the trials; None without any."""
+    found = [trial.dense.median_us for trial in trials if trial.dense is not None]
+    return statistics.median(found) if found else None
 
 
 def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,7 +124,8 @@ def concluded(
         try:
             chains = [trial.facts.chain for trial in elected]
             final_began = time.monotonic()
-            dense_us = statistics.median(t.dense.median_us for t in trials if t.dense is not None)
+            dense_us = store.dense_us(trials)
+            assert dense_us is not None  # every elected trial has it
             final = retime.trusted(request, device, chains, spare, dense_us, progress.note)
             took = time.monotonic() - final_began
             if request.energy:

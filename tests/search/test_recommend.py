@@ -88,6 +88,21 @@ def test_a_busy_machine_is_told_of() -> None:
     assert "idle" not in recommend(space(*LADDER[:1]), calm)[0].sentence
 
 
+def test_a_final_whose_dense_layer_is_strangely_slow_does_not_recommend() -> None:
+    final = {"dense": time_of(13_800), str(SMALL): time_of(370)}
+    standing = finalists([trial(0, SMALL, 160, dense_us=147)], final)
+    (answer,) = recommend(space(*LADDER[:1]), standing, dense_in_trials_us=147)
+    assert answer.verdict is Verdict.NO_DIFFERENCE
+    assert "cannot be judged" in answer.sentence
+    assert "which took 147 us in the trials" in answer.sentence
+    # Faster than the dense layer at its best, or a dense layer as in the trials: it is used.
+    for dense_us, us in ((13_800, 100), (150, 60)):
+        final = {"dense": time_of(dense_us), str(SMALL): time_of(us)}
+        standing = finalists([trial(0, SMALL, 160, dense_us=147)], final)
+        (answer,) = recommend(space(*LADDER[:1]), standing, dense_in_trials_us=147)
+        assert answer.verdict is Verdict.USE
+
+
 def test_ties_are_named() -> None:
     trials = [trial(0, MIDDLE, 40), trial(1, MIRROR, 41)]
     final = {"dense": time_of(100), str(MIDDLE): time_of(40), str(MIRROR): time_of(41)}
