@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,9 @@ _caches: Path | None = None
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run caches of its own, so that no old artifact can make a test pass."""
     global _caches
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Begun in a shell's background: processes that tests stop with Ctrl-C would ignore it too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return  # a process of pytest-xdist shares those of the process that began it
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
