@@ -21,6 +21,7 @@ from ksopt.search import (
     report,
     retime,
     run_shapes,
+    store,
 )
 from ksopt.search.shapes import report as shapes_report
 from ksopt.search.shapes import whole
@@ -84,6 +85,7 @@ def test_sizes_fit(quick: None, tmp_path: Path) -> None:
 
 def test_a_model_fits(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retime, "final", final_of(dense_us=1000.0, chain_us=300.0))
+    monkeypatch.setattr(store, "dense_us", lambda _: 1000.0)
     monkeypatch.setattr(whole, "_SECONDS", 0.05)
     layers = layers_of_model(tiny(), exclude=["blocks.0.up"])
     request = ShapesRequest.of(layers, trials=9, out=tmp_path, **OPTIONS)
