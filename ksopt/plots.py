@@ -9,6 +9,8 @@ from math import ceil, log10
 FONT = 12
 """Size of the letters, in the drawing's pixels."""
 
+_LEAST_APART = 0.05  # of a logarithmic axis's length, between two ticks
+
 
 def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
     """The element that holds the parts; ``label`` is what a screen reader says."""
@@ -27,16 +29,25 @@ def text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
 def log_ticks(low: float, high: float) -> list[float]:
     """1, 2, 5 times powers of ten from low to high; finer where that gives fewer than three.
 
+    Of two that are so near that their labels would touch, the larger one stays.
+
     Example:
         >>> log_ticks(0.9, 12)
         [1, 2, 5, 10]
+        >>> log_ticks(0.97, 1.9)
+        [1.0, 1.25, 1.5, 1.75]
     """
     for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8), tuple(n / 4 for n in range(4, 40))):
         powers = range(int(log10(low)) - 2, int(log10(high)) + 2)
         ticks = [d * 10**p for p in powers for d in digits if low <= d * 10**p <= high]
         if len(ticks) >= 3:
-            return ticks
-    return ticks
+            break
+    apart = (high / low) ** _LEAST_APART
+    kept: list[float] = []
+    for tick in reversed(ticks):
+        if not kept or tick * apart <= kept[-1]:
+            kept.append(tick)
+    return kept[::-1]
 
 
 def linear_ticks(least: float, most: float, count: int) -> list[float]:
