@@ -2,9 +2,13 @@
 
 Importing this module registers:
 
-``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
+``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
     y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
     dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
+    owner is for compiled graphs: the parameter or buffer that weight is a view of, which Inductor
+    does not tell. What is prepared of the weight is then kept with it (see
+    :mod:`ksopt.kernels.packed`). Beside an owner the weight may be of another dtype: it is
+    converted to x's, once a version. The owner's values are not read.
 
 ``ksopt::ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor``
     The gradient of ks_mm with respect to its weight: the sum over the batch of
@@ -14,8 +18,9 @@ Both work in autograd (to any order), torch.compile, vmap, and on fake and meta 
 follows autocast, like torch.nn.functional.linear. Each has a twin, ``ks_mm_inner`` and
 ``ks_mm_weight_grad_inner``, that only multiplies: compiled graphs call it, to save the time that
 finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is a second twin, for
-weights that are trained: in compiled graphs too it takes the way that is fastest where a weight is
-prepared anew at each call, keeps nothing, and forgets what was kept of the weight.
+weights that change all the time, as those that are trained: in compiled graphs too it takes the way
+that is fastest where a weight is prepared anew at each call, keeps nothing, and forgets what was
+kept of the weight.
 
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
@@ -38,12 +43,24 @@ from ksopt.kernels import dispatch, packed
 from ksopt.kernels.inputs import check_ks_mm, check_weight_grad
 from ksopt.reference import ks_reference
 
-CONTRACT = 1
+CONTRACT = 2
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
 
 
-def _ks_mm(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+def _ks_mm(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    if owner is None:
+        return _product(x, weight, batch_last)
+    with packed.owned_by(owner):
+        if weight.dtype != x.dtype:
+            check_ks_mm(x, weight, batch_last, any_dtype=True)
+            weight = packed.cast(weight, x.dtype)
+        return _product(x, weight, batch_last)
+
+
+def _product(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
     y = dispatch.run_known(x, weight, batch_last)
     if y is not None:
         return y
@@ -54,14 +71,18 @@ def _ks_mm(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
         return dispatch.run(x, weight, batch_last)
 
 
-def _ks_mm_changing(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
-    packed.forget(weight)
+def _ks_mm_changing(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    packed.forget(weight if owner is None else owner)
     with packed.changing():
-        return _ks_mm(x, weight, batch_last)
+        return _ks_mm(x, weight, batch_last, owner)
 
 
-def _ks_mm_fake(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
-    check_ks_mm(x, weight, batch_last)
+def _ks_mm_fake(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
     a, b, _, d = weight.shape
     if batch_last:
         return x.new_empty((a * b * d, *x.shape[1:]))
@@ -90,7 +111,7 @@ def _define(
         torch.library.register_fake(f"ksopt::{name}", fake, lib=_LIBRARY)
 
 
-_PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False) -> Tensor"
+_PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"
 _define(("ks_mm", "ks_mm_inner"), _PRODUCT, _ks_mm, _ks_mm_fake)
 _define(("ks_mm_changing",), _PRODUCT, _ks_mm_changing, _ks_mm_fake)
 _define(
@@ -113,25 +134,41 @@ ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 
 class _KsMm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
-        y = ks_mm_changing(x, weight, batch_last)
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None
+    ) -> Tensor:
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        # A frozen weight, through which gradients go on to x, is kept, there and back.
+        ctx.changing = needs_weight or packed.are_said_to_change()
+        product = ks_mm_changing if ctx.changing else ks_mm_inner
+        y = product(x, weight, batch_last, owner)
+        ctx.save_for_backward(
+            x if needs_weight else None,
+            weight if needs_x else None,
+            owner if needs_x and not ctx.changing else None,
+        )
         ctx.a, _, _, ctx.d = weight.shape
         ctx.batch_last = batch_last
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (grad,) = grads
-        x, weight = ctx.saved_tensors
+        x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
-            with packed.changing():
-                grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last)
+            with packed.changing(ctx.changing or packed.are_said_to_change()):
+                grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
-        return grad_x, grad_weight, None
+        return grad_x, grad_weight, None, None
+
+
+def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Any:
+    if weight.dtype != x.dtype and weight.requires_grad:
+        check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
+        weight = weight.to(x.dtype)
+    return _KsMm.apply(x, weight, batch_last, owner)
 
 
 class _KsMmWeightGrad(torch.autograd.Function):
@@ -148,10 +185,11 @@ class _KsMmWeightGrad(torch.autograd.Function):
         (grad_weight,) = grads
         grad, x = ctx.saved_tensors
         grad_grad = grad_x = None
-        if x is not None:
-            grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
-        if grad is not None:
-            grad_x = ks_mm(grad, grad_weight.transpose(1, 2), ctx.batch_last)
+        with packed.changing():  # what stands for the weight is a gradient
+            if x is not None:
+                grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
+            if grad is not None:
+                grad_x = ks_mm(grad, grad_weight.transpose(1, 2), ctx.batch_last)
         return grad_grad, grad_x, None, None, None
 
 
@@ -163,11 +201,11 @@ def _register_autograd(
     op: torch._ops.OpOverload,
     inner: Callable[..., Tensor],
     kernel_of_inner: Callable[..., Tensor],
-    function: type[torch.autograd.Function],
+    differentiable: Callable[..., Any],
     decomposed: Callable[..., Tensor],
     defaults: tuple[Any, ...],
 ) -> None:
-    """Make ``op`` differentiable by ``function``, whose forward is ``inner``.
+    """Make ``op`` differentiable by ``differentiable``, which records an autograd.Function.
 
     A graph that torch.compile traced through this kernel calls ``inner`` and never comes back here.
     Where nobody traces, ``kernel_of_inner`` is called at once, which saves a way through the
@@ -185,7 +223,7 @@ def _register_autograd(
         if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
             return decomposed(*args)
         if torch.is_grad_enabled() and (args[0].requires_grad or args[1].requires_grad):
-            return function.apply(*args)
+            return differentiable(*args)
         if torch._C._len_torch_dispatch_stack() == 0 and _is_plain(args[0]) and _is_plain(args[1]):
             return kernel_of_inner(*args)
         return inner(*args)
@@ -193,9 +231,9 @@ def _register_autograd(
     _LIBRARY.impl(op, kernel, "Autograd")
 
 
-def _ks_mm_decomposed(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
-    check_ks_mm(x, weight, batch_last)
-    return ks_reference(x, weight, "batch_last" if batch_last else "batch_first")
+def _ks_mm_decomposed(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
+    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
+    return ks_reference(x, weight.to(x.dtype), "batch_last" if batch_last else "batch_first")
 
 
 def _weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
@@ -211,19 +249,21 @@ def _weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last:
     return torch.einsum("...ikj,...ilj->iklj", rows, columns)
 
 
-def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
     """The twin that says in a compiled graph what `packed.changing` says here."""
     twin = ks_mm_changing if packed.are_said_to_change() else ks_mm_inner
-    y: Tensor = twin(x, weight, batch_last)
+    y: Tensor = twin(x, weight, batch_last, owner)
     return y
 
 
-_register_autograd(ks_mm, _ks_mm_traced, _ks_mm, _KsMm, _ks_mm_decomposed, (None, None, False))
+_register_autograd(
+    ks_mm, _ks_mm_traced, _ks_mm, _with_gradients, _ks_mm_decomposed, (None, None, False, None)
+)
 _register_autograd(
     ks_mm_weight_grad,
     ks_mm_weight_grad_inner,
     _weight_grad,
-    _KsMmWeightGrad,
+    _KsMmWeightGrad.apply,
     _weight_grad_decomposed,
     (),
 )
@@ -231,20 +271,30 @@ _register_autograd(
 
 # Autocast, as for torch.nn.functional.linear: float32 and 16-bit tensors of the autocast device
 # are cast to the dtype in force, float64 is left alone. (torch.library.register_autocast casts to
-# one dtype for ever.)
+# one dtype for ever.) The cast of a weight is kept where no gradient of it is recorded; torch casts
+# such a weight at each call.
 
 
 def _register_autocast(device_type: str, key: str) -> None:
     this_key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def kernel(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    def kernel(
+        x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+    ) -> Tensor:
         dtype = torch.get_autocast_dtype(device_type)
         with torch._C._ExcludeDispatchKeyGuard(this_key):
-            return ks_mm(_cast(x, dtype), _cast(weight, dtype), batch_last)
+            if _is_cast(x, dtype):
+                x = x.to(dtype)
+            if _is_cast(weight, dtype):
+                if x.dtype == dtype:
+                    owner = weight if owner is None else owner
+                else:
+                    weight = weight.to(dtype)  # which ks_mm refuses beside such an x
+            return ks_mm(x, weight, batch_last, owner)
 
-    def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if eligible and tensor.device.type == device_type else tensor
+    def _is_cast(tensor: Tensor, dtype: torch.dtype) -> bool:
+        eligible = tensor.is_floating_point() and tensor.dtype not in (torch.float64, dtype)
+        return eligible and tensor.device.type == device_type
 
     _LIBRARY.impl("ks_mm", kernel, key)
 
@@ -258,9 +308,16 @@ _register_autocast("cuda", "AutocastCUDA")
 
 
 def _vmap(
-    info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, batch_last: bool = False
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool = False,
+    owner: Tensor | None = None,
 ) -> tuple[Tensor, int]:
     x_dim, weight_dim = in_dims[:2]
+    if owner is not None:
+        weight = weight.to(x.dtype)
     if weight_dim is None:
         assert x_dim is not None
         at = 1 if batch_last else 0

@@ -10,8 +10,12 @@ from ksopt.errors import InvalidInputError
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool) -> None:
+def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool = False) -> None:
     """Refuse what ks_mm cannot multiply, and say why.
+
+    Args:
+        x, weight, batch_last: the operator's.
+        any_dtype: whether the weight may be of another dtype than x.
 
     Raises:
         InvalidInputError: shapes, dtypes or devices that do not fit together.
@@ -34,11 +38,13 @@ def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool) -> None:
             f"ks_mm: x has shape {_shape(x)}, but with weight {_shape(weight)} in layout {layout} "
             f"its {dim} dim must be a*c*d = {features}"
         )
-    _check_kind(x, weight, "ks_mm", "x", "weight")
+    _check_kind(x, weight, "ks_mm", "x", "weight", any_dtype)
 
 
-def _check_kind(first: Tensor, second: Tensor, op: str, one: str, other: str) -> None:
-    if first.dtype != second.dtype:
+def _check_kind(
+    first: Tensor, second: Tensor, op: str, one: str, other: str, any_dtype: bool = False
+) -> None:
+    if first.dtype != second.dtype and not (any_dtype and second.dtype in DTYPES):
         raise InvalidInputError(
             f"{op}: {one} is {_dtype(first)} and {other} is {_dtype(second)}, but they must have "
             "one dtype (convert one of them, or run under torch.autocast)"

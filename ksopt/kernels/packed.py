@@ -4,7 +4,8 @@ What was prepared is kept for as long as the weight lives, beside it and not in 
 to modules, their state_dicts or their copies. It is used again only for the same memory in the same
 version (torch counts in-place changes), so an optimizer's step, ``copy_``, ``load_state_dict``,
 ``.to()`` and ``weight.data = ...`` all lead to a new preparation. Views (a transposed weight) are
-kept with the tensor that they view.
+kept with the tensor that they view. A tensor that compiled code has made of the same memory does
+not know what it is a view of, and counts versions of its own: see `owned_by`.
 
 Prepared anew on every call:
 
@@ -62,10 +63,9 @@ class _Kept:
     stream: int
     ready: torch.cuda.Event | None
 
-    def is_of(self, weight: Tensor) -> bool:
+    def is_of(self, weight: Tensor, owner: Tensor) -> bool:
         return (
-            self.version == weight._version
-            and self.storage.cdata == weight.untyped_storage()._cdata
+            self.version == owner._version and self.storage.cdata == weight.untyped_storage()._cdata
         )
 
     def on_current_stream(self) -> Tensor:
@@ -90,6 +90,7 @@ class _Forms:
 
 class _Thread(threading.local):
     changing = False
+    owner: Tensor | None = None
 
 
 _thread = _Thread()
@@ -131,6 +132,33 @@ class changing:  # a class, because a generator costs twice as much
         _thread.changing = self._before
 
 
+class owned_by:  # a class, as `changing`
+    """In this block (of this thread) weights in an owner's memory are kept with it, as its views.
+
+    Inductor gives an operator a new tensor for each view at each call. It has the memory, and none
+    of what torch knows: what it is a view of, and how often that was changed.
+
+    Args:
+        owner: the tensor that a model stores, a parameter or a buffer. Weights in other memory have
+            nothing to do with it.
+    """
+
+    def __init__(self, owner: Tensor) -> None:
+        self._owner = owner if owner._base is None else owner._base
+
+    def __enter__(self) -> None:
+        self._before = _thread.owner
+        _thread.owner = self._owner
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _thread.owner = self._before
+
+
 def are_said_to_change() -> bool:
     """Whether this is inside `changing`."""
     return _thread.changing
@@ -166,16 +194,37 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         >>> prepared(weight, "double", lambda w: 2 * w) is first
         False
     """
-    if not _keepable(weight):
+    owner = _owner_of(weight)
+    if not _keepable(weight, owner):
         return prepare(weight.detach())
-    owner = weight if weight._base is None else weight._base
     key = (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
     forms = _by_weight.get(id(owner))
     if forms is not None:
         kept = forms.kept.get(key)
-        if kept is not None and kept.is_of(weight):
+        if kept is not None and kept.is_of(weight, owner):
             return kept.on_current_stream()
     return _prepare(weight, owner, key, prepare)
+
+
+def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy of a weight in another dtype, kept as all that is prepared.
+
+    It is a weight itself, of which other forms may be prepared.
+
+    Args:
+        weight: as for `prepared`.
+        dtype: another one than the weight's.
+
+    Example:
+        >>> weight = torch.ones(1, 2, 2, 1)
+        >>> cast(weight, torch.bfloat16) is cast(weight, torch.bfloat16)
+        True
+    """
+
+    def casted(stored: Tensor) -> Tensor:
+        return stored.to(dtype, memory_format=torch.contiguous_format)
+
+    return prepared(weight, f"cast {dtype}", casted)
 
 
 def forget(weight: Tensor) -> None:
@@ -247,18 +296,39 @@ def limit_bytes(device: torch.device) -> int:
     return int(_LIMIT_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
-def _keepable(weight: Tensor) -> bool:
+def _owner_of(weight: Tensor) -> Tensor:
+    """The tensor that a weight is a view of, maybe itself: what is kept is kept with that one."""
+    base = weight._base
+    if base is not None:
+        return base
+    owner = _thread.owner
+    if owner is not None and owner is not weight and _share_memory(owner, weight):
+        return owner
+    return weight
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    # Subclasses may have no memory of their own.
+    plain = _is_plain(one) and _is_plain(other)
+    return plain and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+
+
+def _keepable(weight: Tensor, owner: Tensor) -> bool:
     return not (
         _thread.changing
-        or (type(weight) is not Tensor and type(weight) is not torch.nn.Parameter)
-        or weight.is_inference()
+        or not _is_plain(weight)
+        or owner.is_inference()
         or weight.is_neg()  # its memory holds other values
         or (weight.is_cuda and is_capturing(weight.get_device()))
     )
 
 
 def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> Tensor:
-    version = weight._version
+    version = owner._version
     if weight.is_cuda:
         result = _in_a_thread_of_its_own(_prepare_to_keep, weight, prepare)
     else:
@@ -270,7 +340,9 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
     _watch_optimizers()
     with _lock:
         forms = _forms_of(owner)
-        outdated = [k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight)]
+        outdated = [
+            k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight, owner)
+        ]
         for stale in outdated:
             del forms.kept[stale]
         if kept_bytes(result.device) + size <= limit_bytes(result.device):
