@@ -18,6 +18,7 @@ from ksopt import Chain, InvalidInputError, Pattern
 from ksopt.projection import project
 from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import keeps_the_best, suffixes
+from ksopt.projection.least_squares import Between, first_factor
 from ksopt.projection.products import product
 from ksopt.projection.two_factors import blocks
 from ksopt.reference import chain_to_dense, to_dense
@@ -205,6 +206,61 @@ def test_alternating_least_squares_never_rises_and_helps(chain: Chain) -> None:
     assert found.guarantee is None
     assert 0 < found.iterations <= 10
     assert found.relative_error < project(matrix, chain, iterations=0).relative_error
+
+
+def best_factor(
+    matrix: torch.Tensor, pattern: Pattern, left: torch.Tensor, right: torch.Tensor
+) -> float:
+    """The least ||matrix - left K right||, by a general solver that knows no structure."""
+    support = to_dense(torch.ones(pattern.weight_shape, dtype=torch.float64)).bool()
+    columns = [torch.outer(left[:, m], right[n]).flatten() for m, n in support.nonzero()]
+    system = torch.stack(columns, dim=1)
+    goal = matrix.flatten()
+    found = torch.linalg.lstsq(system, goal.unsqueeze(1), driver="gelsd").solution
+    return float((goal - system @ found[:, 0]).norm())
+
+
+@given(st.integers(3, 4).flatmap(lambda factors: chains(factors, most=24)), SEEDS)
+@settings(max_examples=60, deadline=None)
+def test_every_factor_is_refitted_to_the_best_there_is(chain: Chain, seed: int) -> None:
+    matrix, weights = random_matrix(chain, seed), random_weights(chain, seed + 1)
+    rounding = 1e-9 * float(matrix.norm())
+    after = suffixes(chain)
+    before = [pattern.T for pattern in reversed(suffixes(chain.T))]
+    for index, pattern in enumerate(chain):
+        left = product(weights[:index]) if index else torch.eye(chain.out_features).double()
+        last = index == len(chain) - 1
+        right = torch.eye(chain.in_features).double() if last else product(weights[index + 1 :])
+        best = best_factor(matrix, pattern, left, right)
+        if index == 0:
+            found = first_factor(matrix, weights[0], right)
+        elif last:
+            found = first_factor(matrix.mT, weights[-1].transpose(1, 2), left.mT).transpose(1, 2)
+        else:
+            solver = Between(before[index - 1], pattern, after[index + 1], matrix.device)
+            found = solver.refitted(matrix, weights[index], left, right)
+            # The other way, for equations that are too large, comes near to it in a few steps.
+            solver._is_small = False  # in the place of the cached property
+            nearer = weights[index]
+            error = (matrix - left @ to_dense(nearer) @ right).norm()
+            for _ in range(3):
+                nearer = solver.refitted(matrix, nearer, left, right)
+                previous, error = error, (matrix - left @ to_dense(nearer) @ right).norm()
+                assert best - rounding <= error <= previous + rounding
+        assert found.shape == weights[index].shape
+        error = float((matrix - left @ to_dense(found) @ right).norm())
+        assert error == pytest.approx(best, rel=1e-6, abs=1e-6 * float(matrix.norm()))
+
+
+def test_a_factor_between_others_with_unused_features_stays_finite() -> None:
+    weights = random_weights(INTERLEAVED, 0)
+    weights[0][:, :, 0] = 0  # nothing of these features reaches the output
+    weights[2][:, 1] = 0
+    matrix = random_matrix(INTERLEAVED, 1)
+    before = (matrix - product(weights)).norm()
+    found, _ = alternate(matrix, INTERLEAVED, weights, sweeps=3, tolerance=0.0)
+    assert all(bool(weight.isfinite().all()) for weight in found)
+    assert (matrix - product(found)).norm() < before
 
 
 def test_alternating_stops_when_it_is_exact() -> None:

@@ -4,6 +4,7 @@
 - `ksopt.projection.two_factors`: the exact solution for any two factors;
 - `ksopt.projection.hierarchical`: longer chains, one factor split off at a time;
 - `ksopt.projection.alternating`: chains that cannot be split so, one factor refitted at a time;
+- `ksopt.projection.least_squares`: the small equations that such a refit falls apart into;
 - `ksopt.projection.refine`: all factors at once, along the gradient.
 """
 

@@ -92,9 +92,8 @@ def project(
         refine: steps of L-BFGS on all factors together afterwards; they only lower the error.
         rows: a permutation of the outputs: the chain is fitted to ``matrix[rows][:, columns]``.
         columns: a permutation of the inputs.
-        iterations: most passes of alternating least squares, where it is used. Each multiplies
-            dense matrices of the chain's sizes some dozens of times: seconds on a CPU where these
-            are in the thousands.
+        iterations: most passes of alternating least squares, where it is used. Each takes some
+            tenths of a second on a CPU where the sizes are in the thousands.
         tolerance: it stops when a pass lowers the error by less than this share of it.
         dtype: of the weights; None takes the matrix's.
 
