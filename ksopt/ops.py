@@ -14,11 +14,14 @@ Importing this module registers:
     The gradient of ks_mm with respect to its weight: the sum over the batch of
     grad[..., i, k, j] * x[..., i, l, j], as a contiguous [a, b, c, d].
 
-Both work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
-follows autocast, like torch.nn.functional.linear. Each has a twin, ``ks_mm_inner`` and
-``ks_mm_weight_grad_inner``, that only multiplies: compiled graphs call it, to save the time that
-finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is a second twin, for
-weights that change all the time, as those that are trained: in compiled graphs too it takes the way
+``ksopt::ks_mm_once(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
+    ks_mm by a weight that was computed for this product: nothing is kept of it.
+
+All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
+follows autocast, like torch.nn.functional.linear. ks_mm and ks_mm_weight_grad have a twin each,
+``ks_mm_inner`` and ``ks_mm_weight_grad_inner``, that only multiplies: compiled graphs call it, to
+save the time that finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is
+a second twin, for weights that are trained or computed: in compiled graphs too it takes the way
 that is fastest where a weight is prepared anew at each call, keeps nothing, and forgets what was
 kept of the weight.
 
@@ -126,6 +129,21 @@ ks_mm_inner = torch.ops.ksopt.ks_mm_inner.default
 ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
+
+
+def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    with packed.changing():
+        y: Tensor = ks_mm(x, weight, batch_last)
+        return y
+
+
+# Made of ks_mm alone, so it is all that ks_mm is.
+_LIBRARY.define(
+    "ks_mm_once(Tensor x, Tensor weight, bool batch_last=False) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_LIBRARY.impl("ks_mm_once", _ks_mm_once, "CompositeImplicitAutograd")
+ks_mm_once = torch.ops.ksopt.ks_mm_once.default
 
 
 # Autograd. The product is linear in x and in weight, so every gradient is one of the two operators

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
-from ksopt.compile.emission import fake_result
 from ksopt.compile.epilogue import epilogue
 from ksopt.compile.lowering import Uses
 from ksopt.compile.neighbours import is_made_elementwise, is_read_elementwise
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.compile.sizes import Size, hint
-from ksopt.compile.values import (
-    Biased,
-    Cast,
-    Compact,
-    Contraction,
-    Native,
-    Root,
-    Stacked,
-    Trace,
-)
+from ksopt.compile.values import Biased, Contraction, Native, Root, Trace
+from ksopt.compile.weights import Weights
 from ksopt.pattern import Chain, Pattern
 
 
@@ -85,6 +75,7 @@ def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Cand
         # A permutation in between would make it another matrix.
         if reader in chosen and _origin(reader).x is root and _origin(reader).factor.direct:
             following[root] = reader
+    weights = Weights(trace)
     found_chains = []
     for root in trace.contractions:
         if root not in chosen or root not in found.readers or root in following.values():
@@ -92,7 +83,7 @@ def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Cand
         roots = [root]
         while roots[-1] in following:
             roots.append(following[roots[-1]])
-        found_chains.append(_candidate(trace, found, tuple(reversed(roots))))
+        found_chains.append(_candidate(weights, found, tuple(reversed(roots))))
     return found_chains
 
 
@@ -128,7 +119,8 @@ def native_sites(trace: Trace) -> list[Site]:
     return sites
 
 
-def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
+def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> Candidate:
+    training = any(map(weights.is_trained, roots))
     patterns = tuple(_pattern(root) for root in roots)
     nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
     batch = _hint(roots[0].shape) // patterns[0].out_features
@@ -145,7 +137,9 @@ def _candidate(trace: Trace, found: Uses, roots: tuple[Root, ...]) -> Candidate:
         epilogue=epilogue(exits, is_biased=is_biased),
         fused=_fused(_origin(roots[-1]).x, exits, is_biased),
         flops=sum(pattern.flops(batch) for pattern in patterns),
-        training=any(_is_trained(trace, root) for root in roots),
+        training=training,
+        to_input=not training and weights.passes_gradients(roots[-1]),
+        computed=not training and any(weights.stored(root) is None for root in roots),
     )
     return Candidate(roots, site)
 
@@ -154,40 +148,6 @@ def _fused(x: Root, exits: list[fx.Node], is_biased: bool) -> tuple[str, ...]:
     before = ("before",) if is_made_elementwise(x.made_at) else ()
     behind = ("behind",) if is_biased or is_read_elementwise(exits) else ()
     return before + behind
-
-
-def _is_trained(trace: Trace, root: Root) -> bool:
-    """Whether gradients of a product's weight are recorded."""
-    if root.made_at is None or not trace.regions[root.made_at].grad:
-        return False
-    return torch.is_grad_enabled() and any(map(_needs_grad, _held(_origin(root).weight)))
-
-
-def _held(root: Root) -> Iterator[fx.Node]:
-    """The nodes that hold a weight, or what it is made of."""
-    if root.holder is not None:
-        yield root.holder[0]
-    elif isinstance(root.origin, Cast):
-        yield from _held(root.origin.source)
-    elif isinstance(root.origin, Compact):
-        yield from _held(root.origin.matrix)
-    elif isinstance(root.origin, Stacked):
-        for piece in root.origin.pieces:
-            yield from _held(piece.root)
-
-
-def _needs_grad(node: fx.Node) -> bool:
-    # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
-    left, seen = [node], {node}
-    while left:
-        one = left.pop()
-        known = fake_result(one)
-        if isinstance(known, Tensor) and known.requires_grad:
-            return True
-        before = () if one.op == "placeholder" else one.all_input_nodes
-        left += [other for other in before if other not in seen]
-        seen.update(before)
-    return False
 
 
 def _exits(found: Uses, root: Root) -> list[fx.Node]:

@@ -37,6 +37,8 @@ class Question:
         dtype: torch's name of the element type.
         batch: rows.
         training: whether the weights are trained: then the gradients are timed, too.
+        to_input: whether they are frozen, and the gradient of the input is timed, too.
+        computed: whether they are not trained, but prepared at each call all the same.
         fused: where elementwise work is done: "before", "behind", both or none.
     """
 
@@ -45,11 +47,23 @@ class Question:
     batch: int
     training: bool = False
     fused: tuple[str, ...] = ()
+    to_input: bool = False
+    computed: bool = False
+
+    @property
+    def with_gradients(self) -> bool:
+        """Whether any gradient is timed."""
+        return self.training or self.to_input
+
+    @property
+    def changing(self) -> bool:
+        """Whether the weights are prepared at each call."""
+        return self.training or self.computed
 
 
 @dataclass(frozen=True)
 class Times:
-    """What a chain takes, microseconds: its product, or in training its gradients, too.
+    """What a chain takes, microseconds: its product, and the gradients that were asked for.
 
     Args:
         ksopt_us: by ksopt's operator.
@@ -81,7 +95,7 @@ def by_clock(question: Question, device: torch.device) -> Times:
 
 
 def _both_us(question: Question, device: torch.device) -> dict[str, float]:
-    chain, training = question.chain, question.training
+    chain = question.chain
     kind = getattr(torch, question.dtype)
     generator = torch.Generator(device).manual_seed(0)  # the model's own numbers stay as they are
 
@@ -89,17 +103,18 @@ def _both_us(question: Question, device: torch.device) -> dict[str, float]:
         return torch.randn(shape, generator=generator, device=device, dtype=kind)
 
     x = random(question.batch, chain.in_features)
-    grad = random(question.batch, chain.out_features) if training else None
+    grad = random(question.batch, chain.out_features) if question.with_gradients else None
     weights = [random(*pattern.weight_shape) for pattern in chain]
     before = random(chain.in_features) if "before" in question.fused else None
     behind = random(chain.out_features) if "behind" in question.fused else None
-    product = ops.ks_mm_changing if training else ops.ks_mm_inner
+    product = by_changing if question.changing else by_kept
+    weight_grads = (_weight_grad, batched_weight_grad) if question.training else (None, None)
 
     def ours(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
-        return step(x, grad, weights, (before, behind), product, _weight_grad)
+        return step(x, grad, weights, (before, behind), product, weight_grads[0])
 
     def unfused(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
-        return step(x, grad, weights, (before, behind), batched_product, batched_weight_grad)
+        return step(x, grad, weights, (before, behind), batched_product, weight_grads[1])
 
     runs = {
         "ksopt": torch.compile(ours, backend="inductor", dynamic=False),
@@ -162,18 +177,18 @@ def step(
     grad: Tensor | None,
     weights: Sequence[Tensor],
     around: tuple[Tensor | None, Tensor | None],
-    multiply: Callable[[Tensor, Tensor], Tensor],
-    weight_grad: Callable[[Tensor, Tensor, Tensor], Tensor],
+    multiply: Callable[[Tensor, Tensor, Tensor], Tensor],
+    weight_grad: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
 ) -> list[Tensor]:
-    """A chain's product, and where the result's gradient is given all gradients.
+    """A chain's product, and where the result's gradient is given the other gradients.
 
     Args:
         x: [batch, N].
         grad: [batch, M], or None.
         weights: of the chain, left to right.
         around: factors [N] of x and [M] of the result, elementwise; None for none.
-        multiply: (x, weight) -> y.
-        weight_grad: (gradient of y, x, weight) -> gradient of the weight.
+        multiply: (x, weight, the tensor that the weight is a view of) -> y.
+        weight_grad: (gradient of y, x, weight) -> gradient of the weight; None for frozen ones.
 
     Returns:
         The product; then the gradients of the weights, left to right, and of x.
@@ -181,19 +196,32 @@ def step(
     before, behind = around
     inputs = [x if before is None else x * before]
     for weight in reversed(weights):
-        inputs.append(multiply(inputs[-1], weight))
+        inputs.append(multiply(inputs[-1], weight, weight))
     y = inputs.pop()
     found = [y if behind is None else y * behind]
     if grad is None:
         return found
     grad = grad if behind is None else grad * behind
     for weight in weights:
-        found.append(weight_grad(grad, inputs.pop(), weight))
-        grad = multiply(grad, weight.transpose(1, 2))
+        if weight_grad is not None:
+            found.append(weight_grad(grad, inputs.pop(), weight))
+        grad = multiply(grad, weight.transpose(1, 2), weight)
     return [*found, grad if before is None else grad * before]
 
 
-def batched_product(x: Tensor, weight: Tensor) -> Tensor:
+def by_kept(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+    """y by ksopt's operator, the weight prepared once."""
+    y: Tensor = ops.ks_mm_inner(x, weight, False, owner)
+    return y
+
+
+def by_changing(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+    """y by ksopt's operator, the weight prepared anew."""
+    y: Tensor = ops.ks_mm_changing(x, weight, False, owner)
+    return y
+
+
+def batched_product(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
     """What an author writes: y = x K^T by torch.bmm between two permutations."""
     a, b, c, d = weight.shape
     if a * d == 1:

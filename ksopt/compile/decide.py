@@ -11,7 +11,9 @@ Three judges, by ``options={"tune": ...}``:
 - ``off``: every site is lowered.
 
 A site whose weights are trained is judged by a step: the product and its two gradients, with
-weights that are prepared anew each time. The others are judged by the product alone.
+weights that are prepared anew each time. Where gradients go through frozen weights to the input, it
+is judged by the product and that gradient, with weights that are prepared once; any other site by
+the product alone, its weights prepared at each call if the graph computes them.
 
 Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
 """
@@ -77,26 +79,34 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         return Decision(True, "Its batch is empty.")
     if mode == "off":
         return Decision(True, "Every recognised site is lowered: tune is off.")
-    question = Question(site.chain, site.dtype, site.batch, site.training, site.fused)
+    question = Question(
+        site.chain,
+        site.dtype,
+        site.batch,
+        site.training,
+        site.fused,
+        site.to_input,
+        site.computed,
+    )
     if mode == "measure":
         try:
-            return by_times(measured(question, device), True, site.training)
+            return by_times(measured(question, device), True, question)
         except UnavailableError as error:  # the model need not fail for it
             log.warning("whether %s is faster lowered was not measured: %s", site.chain, error)
     if device.type == "cpu":
         return Decision(
             True, "The operator takes the fastest of PyTorch's ways, timed at its first product."
         )
-    return by_times(predicted(question, device), False, site.training)
+    return by_times(predicted(question, device), False, question)
 
 
-def by_times(times: Times, measured: bool, training: bool = False) -> Decision:
+def by_times(times: Times, measured: bool, question: Question | None = None) -> Decision:
     """The decision that follows from times.
 
     Args:
         times: what both ways take.
         measured: whether they were measured; if not, they are predictions.
-        training: whether they are of a step of training.
+        question: what they answer; None for a product alone.
 
     Example:
         >>> by_times(Times(ksopt_us=10.0, unfused_us=25.0), measured=True).reason
@@ -107,7 +117,9 @@ def by_times(times: Times, measured: bool, training: bool = False) -> Decision:
     how = "Measured" if measured else "Predicted"
     ours, theirs = times.ksopt_us, times.unfused_us
     lower = ours <= TIE * theirs
-    of = " with its gradients" if training else ""
+    of = ""
+    if question is not None and question.with_gradients:
+        of = " with its gradients" if question.training else " with the gradient of its input"
     if lower:
         reason = f"{how} {ours:.1f} us{of}, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
     else:
@@ -124,9 +136,9 @@ def predicted(question: Question, device: torch.device) -> Times:
     ours = theirs = 0.0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     chain, dtype, batch = question.chain, question.dtype, question.batch
-    for pattern in (*chain, *chain.transpose()) if question.training else chain:
+    for pattern in (*chain, *chain.transpose()) if question.with_gradients else chain:
         found: ChoiceReport = choice_report(
-            pattern, dtype, batch, device=device, changing=question.training
+            pattern, dtype, batch, device=device, changing=question.changing
         )
         problem = Situation.of(pattern, dtype, batch, False).problem
         rival = pytorch_ways.predicted_us("bmm", problem, batch, multiprocessors) / INDUCTOR_GAIN
@@ -168,7 +180,8 @@ def _path(question: Question, device: torch.device) -> Path:
     is_tf32 = question.dtype == "float32" and not lanes32.precise()
     dtype = "tf32" if is_tf32 else question.dtype
     how = [dtype, str(bits_of(question.batch)), *question.fused]
-    name = "-".join([text, *how, *(["training"] if question.training else [])])
+    kinds = ("training", "to_input", "computed")
+    name = "-".join([text, *how, *(kind for kind in kinds if getattr(question, kind))])
     return choices.folder_of(machine) / "sites" / f"{name}.json"
 
 

@@ -31,6 +31,7 @@ from ksopt.compile.values import (
     Trace,
     View,
 )
+from ksopt.compile.weights import Weights
 
 
 class CannotLowerError(Exception):
@@ -198,6 +199,7 @@ class _Lowering:
     def __init__(self, tracker: Tracker, chosen: Collection[Root], emitted: list[fx.Node]) -> None:
         self.tracker = tracker
         self.trace = tracker.trace
+        self.weights = Weights(tracker.trace)
         self.strides_changed = False
         self.chosen = chosen
         self.emitted = emitted
@@ -246,13 +248,8 @@ class _Lowering:
         if not below:
             return self._held(root)
         if isinstance(origin, Contraction):
-            factor = origin.factor
-            x = self.moved(View(origin.x, identity(origin.x.shape)), x_dims(factor))
-            weight = self.moved(
-                View(origin.weight, identity(origin.weight.shape)), weight_dims(factor)
-            )
-            node = self.emit.call(ops.ks_mm, x, weight, factor.batch_last)
-            return node, whole
+            x = self._all_of(origin.x, x_dims(origin.factor))
+            return self._product(root, x), whole
         if isinstance(origin, Biased):
             product = self.moved(origin.product, origin.product.map.dims)
             return self.emit.call(torch.add, product, self._bias(origin.bias)), whole
@@ -264,6 +261,22 @@ class _Lowering:
             return self.emit.call(torch.stack, pieces), whole
         assert isinstance(origin, Compact)
         return self._compact(origin), whole
+
+    def _product(self, root: Root, x: fx.Node) -> fx.Node:
+        """The operator, told whose memory its weight is."""
+        assert isinstance(root.origin, Contraction)
+        dims, last = weight_dims(root.origin.factor), root.origin.factor.batch_last
+        stored = self.weights.stored(root)
+        if stored is not None:
+            weight = self._all_of(stored.root, dims)
+            if weight is stored.owner and stored.root is root.origin.weight:
+                return self.emit.call(ops.ks_mm, x, weight, last)
+            return self.emit.call(ops.ks_mm, x, weight, last, stored.owner)
+        weight = self._all_of(root.origin.weight, dims)
+        return self.emit.call(ops.ks_mm_once, x, weight, last)
+
+    def _all_of(self, root: Root, dims: Collection[Atoms]) -> fx.Node:
+        return self.moved(View(root, identity(root.shape)), dims)
 
     def moved(self, view: View, want: Collection[Atoms]) -> fx.Node:
         """A node for a root, with the dims that are wanted."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ksopt.compile.index import Atom, Atoms, NotNestedError
 from ksopt.compile.sizes import Size, divides, plain, quotient, same
@@ -64,6 +65,38 @@ def plan(have: Sequence[Atoms], want: Sequence[Atoms]) -> Move:
     if any(sum(not isinstance(size, int) for size in split) > 1 for split in splits):
         raise NotNestedError("a dim would be split into two symbolic ones")
     return Move(splits, tuple(order), tuple(len(digits) for digits in wanted))
+
+
+def keeps_memory(strides: Sequence[Size], move: Move) -> bool:
+    """Whether the result of a move is a view of the tensor, or a copy.
+
+    Args:
+        strides: the tensor's.
+        move: from `plan`.
+
+    Example:
+        >>> atoms = [(Atom(0, 2, 12),), (Atom(0, 3, 4),), (Atom(0, 4, 1),)]
+        >>> keeps_memory((12, 4, 1), plan(atoms, [atoms[2], atoms[0] + atoms[1]]))
+        True
+        >>> keeps_memory((12, 4, 1), plan(atoms, [atoms[1], atoms[0] + atoms[2]]))
+        False
+    """
+    dims: list[tuple[Size, Size]] = []  # size and stride
+    for split, stride in zip(move.splits, strides, strict=True):
+        below: list[tuple[Size, Size]] = []
+        for size in reversed(split):
+            below.append((size, stride))
+            stride = stride * size
+        dims += reversed(below)
+    at = 0
+    for group in move.groups:
+        merged = [dims[which] for which in move.order[at : at + group]]
+        merged = [(size, stride) for size, stride in merged if not same(size, 1)]
+        at += group
+        for (_, stride), (size, inner) in pairwise(merged):
+            if not same(stride, size * inner):
+                return False
+    return True
 
 
 def _equal(one: Atom, other: Atom) -> bool:

@@ -90,6 +90,10 @@ class Site:
         flops: of its product.
         fused: where Inductor would fuse the copies around it with other work: "before", "behind".
         training: whether its weights are trained, so that it is judged with its gradients.
+        to_input: whether its weights are frozen and gradients go through it to its input, so that
+            it is judged with that one.
+        computed: whether its weights, not trained, are computed at each call, so that it is judged
+            with preparing them; stored ones are prepared once.
         ksopt_us, unfused_us, measured: see `Decision`.
     """
 
@@ -105,6 +109,8 @@ class Site:
     flops: int = 0
     fused: tuple[str, ...] = ()
     training: bool = False
+    to_input: bool = False
+    computed: bool = False
     ksopt_us: float | None = None
     unfused_us: float | None = None
     measured: bool = False

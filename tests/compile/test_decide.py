@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ksopt import ops
 from ksopt.compile import clock, decide
 from ksopt.compile.clock import Question, Times, by_clock
 from ksopt.compile.decide import by_times, measured
@@ -176,7 +175,7 @@ def test_both_ways_compute_the_same_step():
         with torch.no_grad():
             for multiply, weight_grad in (
                 (clock.batched_product, clock.batched_weight_grad),
-                (ops.ks_mm_changing, clock._weight_grad),
+                (clock.by_changing, clock._weight_grad),
             ):
                 found = clock.step(x, grad, weights, around, multiply, weight_grad)
                 torch.testing.assert_close(found, truth)
@@ -203,7 +202,7 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     assert asked == [
         ("(1,8,4,4)", True), ("(4,4,8,1)", True), ("(4,8,4,1)", True), ("(1,4,8,4)", True)
     ]  # fmt: skip
-    decision = by_times(Times(12.0, 4.0), measured=True, training=True)
+    decision = by_times(Times(12.0, 4.0), True, Question(CHAIN, "float32", 64, training=True))
     assert (
         decision.reason == "Measured 12.0 us with its gradients, slower than 4.0 us under Inductor."
     )
