@@ -10,7 +10,6 @@
 // an equal part of the others' sums. A tile always adds in the same order.
 #pragma once
 
-#include "cluster.cuh"
 #include "early_launch.cuh"
 #include "lanes16.cuh"
 
@@ -41,10 +40,17 @@ struct SmallBatchTile {
   static_assert(P::D % JC == 0 && P::C * P::D % 8 == 0, "");
 };
 
+// All threads of the cluster; orders their accesses to each other's shared memory.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
 // Four floats at the same place of another block's shared memory.
 __device__ __forceinline__ float4 load_from_block(const float* mine, int rank) {
-  const uint32 address = address_in_block(mine, rank);
+  uint32 address;
   float4 value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
                : "r"(address)

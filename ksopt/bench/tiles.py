@@ -34,7 +34,7 @@ from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 
 FAMILIES = (
-    *("lanes16", "lanes16_wgmma", "exchange16", "lanes32", "lanes32_wgmma"),
+    *("lanes16", "lanes16_wgmma", "lanes32", "lanes32_wgmma"),
     *("batch_last16", "batch_last16_wgmma", "batch_last32", "batch_last32_wgmma"),
 )
 # One or two of every d and size of block that the paper has.
@@ -43,12 +43,6 @@ PATTERNS = (
     *("(16,64,64,4)", "(16,128,128,4)", "(1,128,128,96)", "(1,192,192,16)", "(1,96,96,2)"),
     *("(1,96,96,3)", "(1,96,384,6)", "(1,128,128,12)", "(1,64,64,24)", "(4,384,96,4)"),
     *("(1,256,256,4)", "(1,256,256,32)", "(1,128,128,1)"),
-)
-# What a family that is for large blocks alone is timed on instead.
-LARGE_PATTERNS = (
-    *("(3,96,384,16)", "(2,96,96,64)", "(1,128,128,96)", "(1,128,512,96)", "(1,192,192,16)"),
-    *("(16,128,128,4)", "(16,192,768,4)", "(2,192,768,16)", "(1,256,256,32)", "(1,256,256,24)"),
-    *("(2,768,192,16)", "(3,384,96,64)", "(8,384,384,16)", "(4,512,512,4)", "(1,1024,1024,8)"),
 )
 BEST_PREDICTED = (1, 3)
 _CHECKED_ROWS = 300
@@ -190,8 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"ksopt.kernels.{given.family}")
     try:
         device = devices.resolve("cuda")
-        patterns = LARGE_PATTERNS if given.family == "exchange16" else PATTERNS
-        problems = [problem_of(given.family, Pattern.parse(text)) for text in patterns]
+        problems = [problem_of(given.family, Pattern.parse(text)) for text in PATTERNS]
         problems = [problem for problem in problems if module.supports(problem) is None]
         roofline = measure_roofline(device, problems[0].dtype)
         record = devices.record(device)

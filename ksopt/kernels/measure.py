@@ -21,12 +21,18 @@ BUDGET_S = 0.5
 
 _MOST_ROUNDS = 25
 _FEWEST_ROUNDS = 3
-# Dropped after the first timed round: what takes more than this many times the fastest.
+# Dropped after the first rounds: what takes more than this many times the fastest. One round alone
+# may have met a hiccup.
 _HOPELESS = 2.0
+_TRIAL_ROUNDS = 2
+# Dropped in the warm-up: what takes this many times the fastest, and so long that it is the device's
+# work that was seen and not the launching.
+_FAR_BEHIND = 5.0
+_LONG_US = 2000.0
 # Medians closer than the first have not been told apart; nor have those closer than the second
 # that lie inside the fastest's own spread.
 _TIE, _NOISY_TIE = 1.02, 1.05
-_MOST_FLUSHES = 20
+_MOST_FLUSHES = 50
 _FLUSH_BYTES_US = 2.0e6  # roughly: how long overwriting keeps a device busy
 
 
@@ -66,8 +72,13 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
         budget_s: about how long the timed rounds may take; at least three are made.
     """
     flush, flush_us = _overwriter(device)
-    alive = [contender for contender in contenders if _runs(contender)]
-    flushes = {id(contender): 1 for contender in alive}
+    launched_us = _warmed_up(contenders)
+    alive = [contender for contender in contenders if id(contender) in launched_us]
+    # Overwrite for so long that the host has launched a sample before the device is free.
+    flushes = {
+        place: min(max(1, math.ceil(2 * host_us / flush_us)), _MOST_FLUSHES)
+        for place, host_us in launched_us.items()
+    }
     end = time.perf_counter() + budget_s
     for round_ in range(_MOST_ROUNDS if alive else 0):
         events = []
@@ -76,23 +87,16 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
             for _ in range(flushes[id(contender)]):
                 flush()
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            began = time.perf_counter()
             start.record()
             contender.call()
             stop.record()
-            host_us = (time.perf_counter() - began) * 1e6
-            events.append((contender, start, stop, host_us))
+            events.append((contender, start, stop))
         torch.cuda.synchronize()
-        for contender, start, stop, host_us in events:
+        for contender, start, stop in events:
             contender.samples_us.append(start.elapsed_time(stop) * 1e3)
-            if round_ == 0:
-                wanted = math.ceil(2 * host_us / flush_us)
-                flushes[id(contender)] = min(max(1, wanted), _MOST_FLUSHES)
-        if round_ == 0:
+        if round_ + 1 == _TRIAL_ROUNDS:
             alive = _hopeful(alive)
-            for contender in alive:  # the first was launched before it was known how slowly
-                contender.samples_us.clear()
-        elif round_ >= _FEWEST_ROUNDS and time.perf_counter() > end:
+        elif round_ + 1 >= _FEWEST_ROUNDS and time.perf_counter() > end:
             break
 
 
@@ -120,32 +124,49 @@ def winner(contenders: Sequence[Contender], league: str, previous: str | None = 
     return next(stays, tied[0][0])
 
 
-def _runs(contender: Contender) -> bool:
-    """Warm it up; what cannot run here is left out."""
-    try:
-        for _ in range(2):
+def _warmed_up(contenders: Sequence[Contender]) -> dict[int, float]:
+    """Microseconds that launching each takes the host, by id; without those not worth a race."""
+    launched_us: dict[int, float] = {}
+    fastest: dict[str, float] = {}
+    for contender in contenders:
+        try:
             contender.call()
-        return True
-    except torch.OutOfMemoryError:  # an expanded weight may not fit; its rivals do
-        return False
-    except RuntimeError as error:
-        warnings.warn(
-            f"ksopt: {contender.name} cannot run on this device and is left out. {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return False
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            began = time.perf_counter()
+            contender.call()
+            host_us = (time.perf_counter() - began) * 1e6
+            stop.record()
+            torch.cuda.synchronize()
+        except torch.OutOfMemoryError:  # an expanded weight may not fit; its rivals do
+            continue
+        except RuntimeError as error:
+            warnings.warn(
+                f"ksopt: {contender.name} cannot run on this device and is left out. {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            continue
+        took_us = start.elapsed_time(stop) * 1e3
+        for league in contender.leagues:
+            fastest[league] = min(fastest.get(league, math.inf), took_us)
+        far = _FAR_BEHIND * max(fastest[league] for league in contender.leagues)
+        if took_us > max(far, _LONG_US):
+            contender.samples_us.append(took_us)  # for the record
+        else:
+            launched_us[id(contender)] = host_us
+    return launched_us
 
 
 def _hopeful(alive: list[Contender]) -> list[Contender]:
     fastest: dict[str, float] = {}
     for contender in alive:
         for league in contender.leagues:
-            fastest[league] = min(fastest.get(league, math.inf), contender.samples_us[-1])
+            fastest[league] = min(fastest.get(league, math.inf), *contender.samples_us)
     return [
         contender
         for contender in alive
-        if any(contender.samples_us[-1] <= _HOPELESS * fastest[name] for name in contender.leagues)
+        if any(min(contender.samples_us) <= _HOPELESS * fastest[name] for name in contender.leagues)
     ]
 
 

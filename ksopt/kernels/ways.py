@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ _COMPILERS = 8
 _GENERAL_FLOPS = 0.1e6
 _GENERAL_BYTES = 10_000.0
 _LAUNCH_US = 4.0
+# It is left out where it is predicted to take this many times the best tile: without tensor cores it
+# takes up to 40 times as long, and to find that out would take longer than all else.
+_GENERAL_FAR = 8.0
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,9 @@ def candidates(problem: Problem, batch: int, machine: Machine | None) -> list[Wa
         Way(tile.family.name, problem, tile.predicted_us, tile)
         for tile in best_tiles(problem, batch, machine)
     ]
-    return [
-        *pytorch(problem, batch, machine.multiprocessors),
-        *tiles,
-        *_general(problem, batch, machine),
-    ]
+    far_us = _GENERAL_FAR * min((way.predicted_us for way in tiles), default=math.inf)
+    slow = [way for way in _general(problem, batch, machine) if way.predicted_us <= far_us]
+    return [*pytorch(problem, batch, machine.multiprocessors), *tiles, *slow]
 
 
 def best_predicted(problem: Problem, batch: int, machine: Machine | None) -> list[Way]:

@@ -18,7 +18,6 @@ from ksopt.kernels import (
     batch_last16_wgmma,
     batch_last32,
     batch_last32_wgmma,
-    exchange16,
     general,
     lanes16,
     lanes16_wgmma,
@@ -34,9 +33,9 @@ ROWS = 37
 FAMILIES = (
     *(lanes16, lanes16_wgmma, lanes32, lanes32_wgmma),
     *(batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma),
-    *(small_batch, small_batch_fma, exchange16),
+    *(small_batch, small_batch_fma),
 )
-HOPPER_ALONE = (lanes16_wgmma, lanes32_wgmma, batch_last16_wgmma, batch_last32_wgmma, exchange16)
+HOPPER_ALONE = (lanes16_wgmma, lanes32_wgmma, batch_last16_wgmma, batch_last32_wgmma)
 
 
 def smallest(count: int) -> list[Pattern]:

@@ -28,6 +28,7 @@ class Clock:
         self.now_ms = 0.0
         self.calls: list[str] = []
         self.built: list[str] = []
+        self.hiccups: dict[tuple[str, int], float] = {}  # milliseconds more, of a way's nth call
 
     def way(self, name: str, ms: float, preparing_ms: float = 0.0):
         """A way that takes so long, and so much longer if its weight is prepared each time."""
@@ -36,6 +37,7 @@ class Clock:
         def call(x, weight):
             self.now_ms += ms + (preparing_ms if packed.are_changing(0) else 0.0)
             self.calls.append(name)
+            self.now_ms += self.hiccups.get((name, self.calls.count(name)), 0.0)
             return name
 
         return call

@@ -144,23 +144,6 @@ INSTRUCTION void ld_shared_cluster_v4_f32(float& x, float& y, float& z, float& w
   const float* const from = static_cast<const float*>(read_shared_of_cluster(address, 16, __builtin_return_address(0)));
   x = from[0], y = from[1], z = from[2], w = from[3];
 }
-INSTRUCTION void ld_shared_cluster_u32(uint32_t& x, uint32_t address) {
-  x = *static_cast<const uint32_t*>(read_shared_of_cluster(address, 4, __builtin_return_address(0)));
-}
-INSTRUCTION void ld_shared_cluster_v2_u32(uint32_t& x, uint32_t& y, uint32_t address) {
-  const uint32_t* const from =
-      static_cast<const uint32_t*>(read_shared_of_cluster(address, 8, __builtin_return_address(0)));
-  x = from[0], y = from[1];
-}
-INSTRUCTION void ld_shared_cluster_v4_u32(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t address) {
-  const uint32_t* const from =
-      static_cast<const uint32_t*>(read_shared_of_cluster(address, 16, __builtin_return_address(0)));
-  x = from[0], y = from[1], z = from[2], w = from[3];
-}
-INSTRUCTION void st_shared_cluster_v4_u32(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
-  uint32_t* const to = static_cast<uint32_t*>(write_shared_of_cluster(address, 16, __builtin_return_address(0)));
-  to[0] = x, to[1] = y, to[2] = z, to[3] = w;
-}
 
 // Barriers ------------------------------------------------------------------------------------
 
@@ -290,7 +273,6 @@ INSTRUCTION void wgmma_fence_sync_aligned() {}
 INSTRUCTION void wgmma_commit_group_sync_aligned() {}
 INSTRUCTION void wgmma_wait_group_sync_aligned(int) {}
 INSTRUCTION void fence_proxy_async_shared_cta() {}
-INSTRUCTION void fence_proxy_async_shared_cluster() {}
 INSTRUCTION void setmaxnreg_inc_sync_aligned_u32(int) {}
 INSTRUCTION void setmaxnreg_dec_sync_aligned_u32(int) {}
 
@@ -380,55 +362,6 @@ INSTRUCTION void multiply_warpgroup_16(float (&sums)[N / 2], const uint32_t (&a)
   warp_collective("wgmma", &own, multiply_rows_16_bit<N, WIDEN>);
 }
 
-// The same with both operands in shared memory: rows of 64 or 128 bytes along the summation, swizzled
-// by address: the bits of a 16-byte chunk are xored with those of the row that are above them.
-struct DescribedOperands {
-  float* sums;
-  std::uint64_t a, b;
-  bool accumulate;
-  const void* caller;
-};
-
-template <void (*WIDEN)(float&, uint16_t)>
-INSTRUCTION void read_described(float (&values)[16], std::uint64_t description, int row, const void* caller) {
-  const unsigned way = unsigned(description >> 62), row_bytes = way == 1 ? 128 : 64;
-  if (way != 1 && way != 2) fail("only rows of 64 and 128 bytes, swizzled alike, are emulated");
-  const uint32_t begin = described_address(uint32_t(description & 0x3fff) << 4);
-  const uint32_t next_eight = uint32_t(description >> 32 & 0x3fff) << 4;
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t plain = begin + row / 8 * next_eight + row % 8 * row_bytes + half * 16;
-    const uint32_t place = plain ^ (plain >> 7 & (row_bytes / 16 - 1)) << 4;
-    uint16_t words[8];
-    std::memcpy(words, read_shared(place, 16, caller), 16);
-    for (int k = 0; k < 8; ++k) WIDEN(values[half * 8 + k], words[k]);
-  }
-}
-
-template <int N, void (*WIDEN)(float&, uint16_t)> INSTRUCTION void multiply_described(void* const (&lanes)[32]) {
-  static float a[16][16], b[N][16];
-  const DescribedOperands& first = *static_cast<const DescribedOperands*>(lanes[0]);
-  const int warp_row = int(thread_index().x / 32 % 4) * 16;
-  for (int m = 0; m < 16; ++m) read_described<WIDEN>(a[m], first.a, warp_row + m, first.caller);
-  for (int n = 0; n < N; ++n) read_described<WIDEN>(b[n], first.b, n, first.caller);
-  for (int lane = 0; lane < 32; ++lane) {
-    const DescribedOperands& own = *static_cast<const DescribedOperands*>(lanes[lane]);
-    for (int e = 0; e < N / 2; ++e) {
-      const int row = lane / 4 + e % 4 / 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
-      double sum = own.accumulate ? own.sums[e] : 0.0;
-      for (int k = 0; k < 16; ++k) sum += double(a[row][k]) * b[column][k];
-      own.sums[e] = float(sum);
-    }
-  }
-}
-
-// Sums of 64 x N: what wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16 (or bf16) does with two
-// descriptors, neither operand transposed.
-template <int N, void (*WIDEN)(float&, uint16_t)>
-INSTRUCTION void multiply_warpgroup_rows(float (&sums)[N / 2], std::uint64_t a, std::uint64_t b, int accumulate) {
-  DescribedOperands own{sums, a, b, accumulate != 0, __builtin_return_address(0)};
-  warp_collective("wgmma", &own, multiply_described<N, WIDEN>);
-}
-
 // Phase barriers ------------------------------------------------------------------------------
 
 INSTRUCTION void mbarrier_init_shared_cta_b64(uint32_t at, int count) { set_up_phase_barrier(at, unsigned(count)); }
@@ -436,8 +369,6 @@ INSTRUCTION void mbarrier_arrive_shared_cta_b64(unsigned long long& token, uint3
   token = 0;
   arrive_at_phase_barrier(at);
 }
-INSTRUCTION void fence_mbarrier_init_release_cluster() {}
-INSTRUCTION void mbarrier_arrive_release_cluster_shared_cluster_b64(uint32_t at) { arrive_at_phase_barrier(at); }
 
 INSTRUCTION void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned long long& token, uint32_t at, uint32_t bytes) {
   token = 0;

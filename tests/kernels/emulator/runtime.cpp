@@ -44,7 +44,7 @@ namespace emulate {
 namespace {
 
 constexpr std::size_t STACK_BYTES = 128 * 1024;
-constexpr std::size_t SHARED_LIMIT = 1024 * 1024;  // of all blocks of a cluster, with red zones
+constexpr std::size_t SHARED_LIMIT = 512 * 1024;  // room for red zones too
 constexpr std::size_t RED_ZONE = 256;
 constexpr unsigned MOST_BLOCKS_OF_CLUSTER = 8, BARRIERS = 16;
 constexpr std::size_t GRANULE = 2;  // bytes that share a record: the smallest element's
@@ -482,30 +482,14 @@ std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank) {
   return static_cast<std::uint32_t>(offset % window() + rank * window());
 }
 
-namespace {
-
-char* shared_of_cluster(bool write, std::uint32_t at, std::size_t bytes, const void* caller) {
-  if (at % bytes != 0) fail("a shared address is not a multiple of the size that is %s there", write ? "written" : "read");
-  const unsigned rank = static_cast<unsigned>(at / window());
+const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
+  if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
+  const unsigned rank = static_cast<unsigned>(from / window());
   for (unsigned t = rank * launch.block_threads; t < (rank + 1) * launch.block_threads; ++t) {
     if (fibers[t].state == State::DONE) fail("threads of block %u have ended: its shared memory may be gone", rank);
   }
-  check(write, shared + at, bytes, reinterpret_cast<Address>(caller), true);
-  return shared + at;
-}
-
-}  // namespace
-
-const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
-  return shared_of_cluster(false, from, bytes, caller);
-}
-
-void* write_shared_of_cluster(std::uint32_t to, std::size_t bytes, const void* caller) {
-  return shared_of_cluster(true, to, bytes, caller);
-}
-
-std::uint32_t described_address(std::uint32_t low) {
-  return static_cast<std::uint32_t>(low % window() + rank_of(current) * window());
+  check(false, shared + from, bytes, reinterpret_cast<Address>(caller), true);
+  return shared + from;
 }
 
 namespace {
