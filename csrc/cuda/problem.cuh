@@ -8,7 +8,7 @@ template <int A_, int B_, int C_, int D_> struct Pattern {
   static constexpr int A = A_, B = B_, C = C_, D = D_;
 };
 
-// Filled by csrc/host/launcher.cpp; the two must agree byte for byte. Strides count elements.
+// Filled by csrc/host/plans.hpp; the two must agree byte for byte. Strides count elements.
 struct Arguments {
   const void* x;
   const void* weight;

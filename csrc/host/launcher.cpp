@@ -1,220 +1,12 @@
-// Launches compiled kernels on the current stream: the C++ half of ksopt/kernels.
+// The operators of ksopt_host: the C++ half of ksopt/kernels.
 //
-// Built on PyTorch's stable ABI, so that one binary serves several torch versions, and without any
-// CUDA header: the driver functions it needs are looked up when the first kernel is launched,
-// which lets the same file build and load on a machine that has no GPU.
-#include <dlfcn.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
+// Built on PyTorch's stable ABI, so that one binary serves several torch versions.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <array>
-#include <cstdint>
-#include <mutex>
-#include <optional>
-#include <shared_mutex>
-#include <stdexcept>
-#include <string>
-#include <unordered_map>
-#include <vector>
+#include "known.hpp"
+#include "plans.hpp"
 
 namespace {
-
-using torch::stable::Tensor;
-
-// The same struct as in csrc/cuda/problem.cuh.
-struct Arguments {
-  const void* x;
-  const void* weight;
-  void* y;
-  int64_t batch;
-  int64_t x_batch_stride, x_feature_stride;
-  int64_t y_batch_stride, y_feature_stride;
-  int64_t weight_stride_a, weight_stride_b, weight_stride_c, weight_stride_d;
-};
-
-// A kernel and how to launch it on any batch.
-struct Plan {
-  void* kernel;
-  int64_t out_features;
-  bool batch_last;
-  unsigned threads;
-  unsigned shared_bytes;
-  int64_t rows_per_tile;       // batch rows that one tile covers
-  int64_t tiles_per_row_tile;  // tiles that cover all features of those rows
-  int64_t max_blocks;          // blocks loop over tiles beyond this count
-  bool early;                  // it waits for earlier kernels by itself, so it may start before their end
-  int64_t fallback = -1;       // plan for operands that are not fit for 16-byte access; -1: none needed
-};
-
-std::vector<Plan> plans;
-std::shared_mutex plans_mutex;
-
-void* required(const char* library, const char* name) {
-  void* handle = dlopen(library, RTLD_LAZY | RTLD_GLOBAL);
-  void* symbol = handle ? dlsym(handle, name) : nullptr;
-  if (!symbol) throw std::runtime_error(std::string("ksopt: ") + name + " was not found in " + library);
-  return symbol;
-}
-
-// The driver's CUlaunchAttribute and CUlaunchConfig (cuda.h), as they have been since CUDA 11.8.
-struct LaunchAttribute {
-  unsigned id;
-  unsigned padding;
-  union {
-    int programmatic_stream_serialization;
-    char bytes[64];
-  };
-};
-struct LaunchConfig {
-  unsigned blocks[3], threads[3], shared_bytes;
-  void* stream;
-  LaunchAttribute* attributes;
-  unsigned attribute_count;
-};
-constexpr unsigned PROGRAMMATIC_STREAM_SERIALIZATION = 6;
-
-using LaunchKernel = int (*)(const LaunchConfig*, void*, void**, void**);
-using GetErrorString = int (*)(int, const char**);
-using CurrentStream = AOTITorchError (*)(int32_t, void**);
-
-constexpr int INVALID_CONTEXT = 201;
-
-// Gives the device's context, which torch shares, to a thread that has none: one whose first use of
-// CUDA is a launch, for memory from torch's cache takes no call that would do it.
-int take_context(int32_t device) {
-  static const auto get_device = reinterpret_cast<int (*)(int*, int)>(required("libcuda.so.1", "cuDeviceGet"));
-  static const auto retain =
-      reinterpret_cast<int (*)(void**, int)>(required("libcuda.so.1", "cuDevicePrimaryCtxRetain"));
-  static const auto set_current =
-      reinterpret_cast<int (*)(void*)>(required("libcuda.so.1", "cuCtxSetCurrent"));
-  int handle = 0;
-  void* context = nullptr;
-  if (const int status = get_device(&handle, device)) return status;
-  if (const int status = retain(&context, handle)) return status;
-  return set_current(context);
-}
-
-void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t device, unsigned blocks) {
-  static const auto current_stream = reinterpret_cast<CurrentStream>(
-      required("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"));
-  static const auto launch_kernel =
-      reinterpret_cast<LaunchKernel>(required("libcuda.so.1", "cuLaunchKernelEx"));
-  static const auto error_string =
-      reinterpret_cast<GetErrorString>(required("libcuda.so.1", "cuGetErrorString"));
-  void* stream = nullptr;
-  if (current_stream(device, &stream) != 0) {
-    throw std::runtime_error("ksopt: the current CUDA stream is not available");
-  }
-  void* parameters[] = {&arguments};
-  LaunchAttribute early{};
-  early.id = PROGRAMMATIC_STREAM_SERIALIZATION;
-  early.programmatic_stream_serialization = 1;
-  const LaunchConfig config{{blocks, 1, 1}, {plan.threads, 1, 1}, plan.shared_bytes, stream,
-                            &early,         plan.early ? 1u : 0u};
-  int status = launch_kernel(&config, plan.kernel, parameters, nullptr);
-  if (status == INVALID_CONTEXT && (status = take_context(device)) == 0) {
-    status = launch_kernel(&config, plan.kernel, parameters, nullptr);
-  }
-  if (status != 0) {
-    const char* words = "unknown error";
-    error_string(status, &words);
-    throw std::runtime_error(std::string("ksopt: the kernel could not be launched: ") + words);
-  }
-}
-
-// The stride with which the dimensions [first, last) are walked as one; none if no stride does that.
-// Dimensions of size 1 do not count: theirs may be anything, also in what torch calls contiguous.
-std::optional<int64_t> common_stride(const Tensor& x, int64_t first, int64_t last) {
-  std::optional<int64_t> stride;
-  int64_t next = 0;
-  for (int64_t i = last; i-- > first;) {
-    if (x.size(i) == 1) continue;
-    if (!stride) {
-      stride = x.stride(i);
-    } else if (x.stride(i) != next) {
-      return std::nullopt;
-    }
-    next = x.stride(i) * x.size(i);
-  }
-  return stride.value_or(first == 0 ? 0 : 1);  // of one row: batch last, it is one run of elements
-}
-
-Plan plan_at(int64_t index) {
-  const std::shared_lock lock(plans_mutex);
-  return plans.at(static_cast<size_t>(index));
-}
-
-bool aligned_16(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
-
-// Whether x and y can be accessed in whole 16-byte vectors along their fastest dimension, and a
-// contiguous weight read so.
-bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t element) {
-  const int64_t fast = batch_last ? arguments.x_batch_stride : arguments.x_feature_stride;
-  const int64_t slow = batch_last ? arguments.x_feature_stride : arguments.x_batch_stride;
-  const int64_t slow_y = batch_last ? arguments.y_feature_stride : arguments.y_batch_stride;
-  return fast == 1 && slow * element % 16 == 0 && slow_y * element % 16 == 0 &&
-         aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y);
-}
-
-// A new contiguous tensor of x's dtype and device. (The operator new_empty would go through the
-// dispatcher, boxed: a microsecond.)
-Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * (sizes[i] > 0 ? sizes[i] : 1);
-  int32_t dtype = 0, type = 0;
-  aoti_torch_get_dtype(x.get(), &dtype);
-  aoti_torch_get_device_type(x.get(), &type);
-  AtenTensorHandle made = nullptr;
-  if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, type,
-                               x.get_device_index(), &made) != 0) {
-    throw std::runtime_error("ksopt: there is no memory for the result");  // launch.py asks torch why
-  }
-  return Tensor(made);
-}
-
-// x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
-Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight) {
-  const int64_t dims = x.dim();
-  const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
-  std::vector<int64_t> sizes(static_cast<size_t>(dims));
-  int64_t batch = 1;
-  for (int64_t i = 0; i < dims; ++i) sizes[static_cast<size_t>(i)] = x.size(i);
-  for (int64_t i = first; i < last; ++i) batch *= sizes[static_cast<size_t>(i)];
-  sizes[static_cast<size_t>(plan.batch_last ? 0 : dims - 1)] = plan.out_features;
-
-  const int32_t device = x.get_device_index();
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  Tensor y = empty_like_in(x, sizes);
-  if (batch == 0) return y;
-
-  Arguments arguments{};
-  arguments.x = x.const_data_ptr();
-  arguments.weight = weight.const_data_ptr();
-  arguments.y = y.mutable_data_ptr();
-  arguments.batch = batch;
-  arguments.x_batch_stride = common_stride(x, first, last).value();
-  arguments.x_feature_stride = x.stride(plan.batch_last ? 0 : dims - 1);
-  arguments.y_batch_stride = plan.batch_last ? 1 : plan.out_features;
-  arguments.y_feature_stride = plan.batch_last ? batch : 1;
-  arguments.weight_stride_a = weight.stride(0);
-  arguments.weight_stride_b = weight.stride(1);
-  arguments.weight_stride_c = weight.stride(2);
-  arguments.weight_stride_d = weight.stride(3);
-
-  if (plan.fallback >= 0 &&
-      !fit_for_vectors(arguments, plan.batch_last, static_cast<int64_t>(x.element_size()))) {
-    plan = plan_at(plan.fallback);
-  }
-  const int64_t tiles =
-      (batch + plan.rows_per_tile - 1) / plan.rows_per_tile * plan.tiles_per_row_tile;
-  launch_on_current_stream(plan, arguments, device,
-                           static_cast<unsigned>(tiles < plan.max_blocks ? tiles : plan.max_blocks));
-  return y;
-}
 
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout.
 Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index) {
@@ -227,82 +19,20 @@ Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index) {
                      lay_out ? torch::stable::contiguous(weight) : weight);
 }
 
-// What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device.
-using Situation = std::array<int64_t, 9>;
-struct SituationHash {
-  size_t operator()(const Situation& situation) const {
-    size_t hash = 0;
-    for (const int64_t value : situation) hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
-    return hash ^ hash >> 32;
-  }
-};
-std::unordered_map<Situation, int64_t, SituationHash> known;
-std::shared_mutex known_mutex;
-
-// As ksopt.kernels.situation.bits_of counts: batches up to 2 to this power are one situation.
-int64_t bits_of(int64_t batch) {
-  int64_t bits = 0;
-  while (bits < 62 && batch > int64_t{1} << bits) ++bits;
-  return bits;
+std::optional<Tensor> launch_known_as_it_is(const Tensor& x, const Tensor& weight, bool batch_last,
+                                            bool exact) {
+  return launch_known(x, weight, batch_last, exact, std::nullopt);
 }
 
-int32_t dtype_of(const Tensor& x) {
-  int32_t dtype = -1;
-  aoti_torch_get_dtype(x.get(), &dtype);
-  return dtype;
+std::optional<Tensor> launch_known_prepared(const Tensor& x, const Tensor& weight, bool batch_last,
+                                            bool exact, const Tensor& prepared, int64_t form,
+                                            int64_t stream) {
+  return launch_known(x, weight, batch_last, exact, Prepared{prepared, form, stream});
 }
 
-// Whether x's elements lie side by side and its rows (batch last: its features) begin at multiples of
-// 16 bytes: what ksopt.kernels.situation calls aligned.
-bool is_aligned(const Tensor& x, bool batch_last) {
-  const int64_t features = x.size(batch_last ? 0 : x.dim() - 1);
-  const int64_t row = batch_last ? x.numel() / (features > 0 ? features : 1) : features;
-  return x.is_contiguous() && aligned_16(x.const_data_ptr()) &&
-         row * static_cast<int64_t>(x.element_size()) % 16 == 0;
-}
-
-// y, if a plan is known for these operands and nothing about them is out of the ordinary; the caller
-// checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
-std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact) {
-  const int64_t dims = x.dim();
-  if (dims == 0 || weight.dim() != 4 || !weight.is_contiguous() || !is_aligned(x, batch_last)) {
-    return std::nullopt;
-  }
-  const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
-  const int64_t features = x.size(batch_last ? 0 : dims - 1);
-  const int32_t dtype = dtype_of(x), device = x.get_device_index();
-  if (features != a * c * d || features == 0 || dtype != dtype_of(weight) || device != weight.get_device_index()) {
-    return std::nullopt;
-  }
-  const int64_t batch = x.numel() / features;
-  if (batch == 0) return std::nullopt;
-  int64_t plan = -1;
-  {
-    const std::shared_lock lock(known_mutex);
-    const auto found = known.find({a, b, c, d, dtype, batch_last, exact, bits_of(batch), device});
-    if (found == known.end()) return std::nullopt;
-    plan = found->second;
-  }
-  return launch_plan(plan_at(plan), x, weight);
-}
-
-// Tells `launch_known` the plan for operands like these, if it takes such; -1: there is none any more.
-void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, int64_t plan) {
-  if (!is_aligned(x, batch_last) || x.numel() == 0) return;
-  const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
-  const Situation situation = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
-                               batch_last, exact, bits_of(batch), x.get_device_index()};
-  const std::unique_lock lock(known_mutex);
-  if (plan < 0) {
-    known.erase(situation);
-  } else {
-    known[situation] = plan;
-  }
-}
-
-void forget() {
-  const std::unique_lock lock(known_mutex);
-  known.clear();
+void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, int64_t plan,
+               int64_t form) {
+  know(x, weight, batch_last, exact, plan < 0 ? std::nullopt : std::optional(Choice{plan, form}));
 }
 
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
@@ -321,7 +51,10 @@ int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan) -> Tensor");
   m.def("launch_known(Tensor x, Tensor weight, bool batch_last, bool exact) -> Tensor?");
-  m.def("know(Tensor x, Tensor weight, bool batch_last, bool exact, int plan) -> ()");
+  m.def(
+      "launch_known_prepared(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor prepared, "
+      "int form, int stream) -> Tensor?");
+  m.def("know(Tensor x, Tensor weight, bool batch_last, bool exact, int plan, int form) -> ()");
   m.def("forget() -> ()");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
@@ -330,11 +63,12 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
   m.impl("launch", TORCH_BOX(&launch));
-  m.impl("launch_known", TORCH_BOX(&launch_known));
-  m.impl("know", TORCH_BOX(&know));
+  m.impl("launch_known", TORCH_BOX(&launch_known_as_it_is));
+  m.impl("launch_known_prepared", TORCH_BOX(&launch_known_prepared));
+  m.impl("know", TORCH_BOX(&know_plan));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
-  m.impl("forget", TORCH_BOX(&forget));
+  m.impl("forget", TORCH_BOX(&forget_known));
 }

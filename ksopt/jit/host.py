@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import threading
 import warnings
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -65,16 +66,16 @@ def build() -> Artifact:
         CompilationError: the compiler failed; carries its output.
     """
     compiler = settings.cxx_compiler()
-    source = (resources.files("ksopt.csrc") / "host" / "launcher.cpp").read_text(encoding="utf-8")
+    sources = _sources()
     flags = _flags()
     parts = {
-        "source": source,
+        **sources,
         "flags": " ".join(flags),
         "compiler": compiler_version(compiler),
         "torch": torch.__version__,
     }
     key = ArtifactKey.of(f"host-{platform.machine()}", "ksopt_host.so", parts)
-    return get(key, lambda: _compile(compiler, source, flags))
+    return get(key, lambda: _compile(compiler, sources, flags))
 
 
 def compiler_version(compiler: str) -> str:
@@ -117,6 +118,13 @@ def ninja_program() -> str:
     return found
 
 
+def _sources() -> dict[str, str]:
+    """The files of csrc/host by name: launcher.cpp and what it includes."""
+    folder = resources.files("ksopt.csrc") / "host"
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith((".cpp", ".hpp")))
+    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
+
+
 def _flags() -> list[str]:
     torch_folder = Path(torch.__file__).parent
     return [
@@ -132,10 +140,11 @@ def _flags() -> list[str]:
     ]
 
 
-def _compile(compiler: str, source: str, flags: list[str]) -> bytes:
+def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> bytes:
     with tempfile.TemporaryDirectory(prefix="ksopt-build-") as name:
         folder = Path(name)
-        (folder / "launcher.cpp").write_text(source, encoding="utf-8")
+        for file, text in sources.items():
+            (folder / file).write_text(text, encoding="utf-8")
         quoted = " ".join(_ninja_quote(word) for word in flags)
         (folder / "build.ninja").write_text(
             "rule library\n"

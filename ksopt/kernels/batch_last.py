@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ksopt.kernels import packed
-from ksopt.kernels.launch import Launcher
+from ksopt.kernels.launch import Entry, Launcher
+from ksopt.kernels.preparing import PreparingLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry
 from ksopt.pattern import Pattern
 
@@ -254,16 +254,16 @@ def predicted_of(
     )
 
 
-class PackingLauncher(Launcher):
+class PackingLauncher(PreparingLauncher):
     """Launches with the weight laid out as [a, d, b, c]: no copy where d = 1."""
 
     def __init__(self, launch: Launcher) -> None:
-        super().__init__(launch.problem, launch.geometry, launch.kernel, launch.fallback)
-        self._launch = launch
+        super().__init__("adbc", launch, fallback=None)
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self._launch(x, packed.prepared(weight, "adbc", _pack))
+    def pack(self, weight: Tensor) -> Tensor:
+        return weight.permute(0, 3, 1, 2).contiguous()
 
-
-def _pack(weight: Tensor) -> Tensor:
-    return weight.permute(0, 3, 1, 2).contiguous()
+    def entry(self) -> Entry | None:
+        # A contiguous [a, b, c, 1] is laid out so already, whatever the stride of its last dim.
+        prepares = self.problem.pattern.d > 1
+        return super().entry() if prepares else self.multiply.entry()

@@ -13,8 +13,8 @@ from ksopt.kernels import batch_last, batch_last32
 from ksopt.kernels.batch_last import output_tiles
 from ksopt.kernels.batch_last32 import DTYPES
 from ksopt.kernels.batch_last32_wgmma_cost import predicted_us as predicted_us
-from ksopt.kernels.lanes32_wgmma import PackedLauncher
 from ksopt.kernels.launch import prepare
+from ksopt.kernels.preparing import PackedLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 

@@ -28,12 +28,12 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import choices, lanes32, measure, packed, situation, ways
+from ksopt.kernels import at_hand, choices, lanes32, measure, packed, situation, ways
 from ksopt.kernels.check import Check
 from ksopt.kernels.choices import Record
 from ksopt.kernels.decision import Choice, Decision, measured, rebuilt
 from ksopt.kernels.families import Machine
-from ksopt.kernels.launch import HostLauncher
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import Problem
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Pattern
@@ -43,8 +43,9 @@ _decisions: dict[_Key, Decision] = {}
 _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _timing = threading.Lock()
-# The host library's own table of decisions that are one kernel each, whose call costs no Python.
+# The host library's own table of decisions that are one kernel, whose call costs no more Python.
 _launch_known: Callable[..., Tensor | None] | None = None
+_launch_prepared: Callable[..., Tensor | None] | None = None
 
 
 def run_known(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor | None:
@@ -56,20 +57,33 @@ def run_known(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor | None:
         return None
     exact = x.dtype != torch.float32 or lanes32.precise()
     try:
-        return _launch_known(x, weight, batch_last, exact)
+        ready = at_hand.of(weight)
+        if not ready or _launch_prepared is None:
+            return _launch_known(x, weight, batch_last, exact)
+        for prepared, note in ready:
+            form, stream = note.form, note.stream
+            y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream)
+            if y is not None:
+                return y
     except RuntimeError:  # the way that checks and decides says what is wrong
-        return None
+        pass
+    return None
 
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-    global _launch_known
+    global _launch_known, _launch_prepared
     call = decision.kept.call
     exact = x.dtype != torch.float32 or lanes32.precise()
-    if decision.kept is decision.changing and isinstance(call, HostLauncher):
-        call.tell_host(x, weight, exact)
-        _launch_known = torch.ops.ksopt_host.launch_known.default
+    entry = call.entry() if isinstance(call, Launcher) else None
+    # A weight that changes takes the other choice: it has no note, so a kernel that wants a
+    # prepared weight is not launched for it, but one that takes the weight as it is would be.
+    if entry is not None and (entry.form != 0 or decision.kept is decision.changing):
+        torch.ops.ksopt_host.know(x, weight, batch_last, exact, entry.plan, entry.form)
+        # What the overloads themselves call: it saves a call of Python each.
+        _launch_prepared = torch.ops.ksopt_host.launch_known_prepared.default._op
+        _launch_known = torch.ops.ksopt_host.launch_known.default._op
     elif _launch_known is not None:  # it may know what was decided before
-        torch.ops.ksopt_host.know(x, weight, batch_last, exact, -1)
+        torch.ops.ksopt_host.know(x, weight, batch_last, exact, -1, 0)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:

@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from torch import Tensor
-
-from ksopt.kernels import general, lanes32, packed
+from ksopt.kernels import general, lanes32
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.lanes32 import fold, row_pitch, slice_chunks
 from ksopt.kernels.lanes32_wgmma_cost import predicted_us as predicted_us
-from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.launch import prepare
+from ksopt.kernels.preparing import PackedLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -204,38 +203,6 @@ def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
         "  lanes32_pack_kernel<Support, Tile>(arguments);\n"
         "}\n"
     )
-
-
-class PackedLauncher(Launcher):
-    """(x, weight) -> y, and the same with a weight that is packed already."""
-
-    def __init__(self, form: str, pack: Launcher, multiply: Launcher, otherwise: Launcher) -> None:
-        super().__init__(multiply.problem, multiply.geometry, multiply.kernel, otherwise)
-        self._form = form
-        self._pack = pack
-        self._multiply = multiply
-        self._otherwise = otherwise
-
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        if not self.takes(x):
-            return self._otherwise(x, weight)
-        return self.multiply(x, packed.prepared(weight, self._form, self.pack))
-
-    def takes(self, x: Tensor) -> bool:
-        """Whether rows of x begin at multiples of 16 bytes, as they are or made contiguous."""
-        *outer, last = x.stride()
-        return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
-
-    def pack(self, weight: Tensor) -> Tensor:
-        """The weight (a, b, c, d), split and in the order in which this tile reads it."""
-        weight = weight.contiguous()
-        if weight.data_ptr() % 16:
-            weight = weight.clone()
-        return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
-
-    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
-        """y of x (*batch, N), whose rows are aligned to 16 bytes, and what `pack` returned."""
-        return self._multiply(x, packed)
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PackedLauncher:

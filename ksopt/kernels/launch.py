@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import ctypes
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,9 +61,27 @@ class Launcher(abc.ABC):
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         """x: (*batch, N) or (N, *batch); weight: (a, b, c, d)."""
 
+    def entry(self) -> Entry | None:
+        """What the host library's table may hold for this launcher; None where it cannot."""
+        return None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What csrc/host/known.hpp needs to do a launcher's work.
+
+    Attributes:
+        plan: index of the kernel, from ``add_plan``.
+        form: the number of the prepared weight that the kernel takes (at_hand.py); 0 for a kernel
+            that takes the weight as it is.
+    """
+
+    plan: int
+    form: int
+
 
 class HostLauncher(Launcher):
-    """Through csrc/host/launcher.cpp."""
+    """Through csrc/host."""
 
     def __init__(
         self, problem: Problem, geometry: Geometry, kernel: int, fallback: Launcher | None
@@ -94,9 +112,8 @@ class HostLauncher(Launcher):
             x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
             raise
 
-    def tell_host(self, x: Tensor, weight: Tensor, exact: bool) -> None:
-        """Let the host library's ``launch_known`` take this launcher for operands like these."""
-        torch.ops.ksopt_host.know(x, weight, self.problem.batch_last, exact, self.plan)
+    def entry(self) -> Entry:
+        return Entry(self.plan, form=0)
 
 
 class _Arguments(ctypes.Structure):
@@ -152,7 +169,7 @@ class _PythonLauncher(Launcher):
 
 
 def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> bool:
-    """``fit_for_vectors`` of csrc/host/launcher.cpp; x is (rows, N) or (N, rows)."""
+    """``fit_for_vectors`` of csrc/host/plans.hpp; x is (rows, N) or (N, rows)."""
     slow_y = y[0].numel() if batch_last else y.shape[-1]
     return (
         x.stride(1) == 1

@@ -50,7 +50,7 @@ _LIMIT_CPU = 2**30
 
 
 @dataclass(frozen=True)
-class _Kept:
+class Kept:
     """A prepared weight, and what it was prepared from.
 
     The weak reference keeps the storage's address from being given to another storage, so equal
@@ -85,7 +85,7 @@ class _Forms:
     """What is kept of one weight."""
 
     owner: weakref.ref[Tensor]
-    kept: dict[_FormKey, _Kept]
+    kept: dict[_FormKey, Kept]
 
 
 class _Thread(threading.local):
@@ -194,16 +194,29 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         >>> prepared(weight, "double", lambda w: 2 * w) is first
         False
     """
-    owner = _owner_of(weight)
+    owner = owner_of(weight)
     if not _keepable(weight, owner):
         return prepare(weight.detach())
-    key = (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+    kept = kept_of(weight, owner, form)
+    if kept is not None:
+        return kept.on_current_stream()
+    return _prepare(weight, owner, _key(weight, form), prepare)
+
+
+def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
+    """What is kept of this version of a weight in this form; None if nothing is.
+
+    Args:
+        weight, form: as for `prepared`.
+        owner: its `owner_of`.
+    """
     forms = _by_weight.get(id(owner))
-    if forms is not None:
-        kept = forms.kept.get(key)
-        if kept is not None and kept.is_of(weight, owner):
-            return kept.on_current_stream()
-    return _prepare(weight, owner, key, prepare)
+    kept = None if forms is None else forms.kept.get(_key(weight, form))
+    return kept if kept is not None and kept.is_of(weight, owner) else None
+
+
+def _key(weight: Tensor, form: str) -> _FormKey:
+    return (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
 
 
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -296,7 +309,7 @@ def limit_bytes(device: torch.device) -> int:
     return int(_LIMIT_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
-def _owner_of(weight: Tensor) -> Tensor:
+def owner_of(weight: Tensor) -> Tensor:
     """The tensor that a weight is a view of, maybe itself: what is kept is kept with that one."""
     base = weight._base
     if base is not None:
@@ -351,7 +364,7 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
                 ready = torch.cuda.Event()
                 ready.record(torch.cuda.current_stream(result.device))
             stream = _stream(result)
-            forms.kept[key] = _Kept(version, StorageWeakRef(storage), result, stream, ready)
+            forms.kept[key] = Kept(version, StorageWeakRef(storage), result, stream, ready)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What csrc/host/launcher.cpp launches, on a CPU: the library itself, with a driver played by C.
+"""What csrc/host launches, on a CPU: the library itself, with a driver played by C.
 
 The library is compiled with its operators registered for CPU tensors and with a driver and a stream
 of the test's own. The driver keeps what it was given last, and can refuse as the real one does.
@@ -27,7 +27,7 @@ struct Config {
 };
 char arguments[96];
 unsigned blocks;
-int launches, has_context = 1;
+int launches, has_context = 1, stream, capturing;
 int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, void** extra) {
   if (!has_context) return 201;
   memcpy(arguments, given[0], sizeof(arguments));
@@ -42,7 +42,14 @@ int cuGetErrorString(int status, const char** words) {
 int cuDeviceGet(int* handle, int ordinal) { *handle = ordinal; return 0; }
 int cuDevicePrimaryCtxRetain(void** context, int handle) { *context = &blocks; return 0; }
 int cuCtxSetCurrent(void* context) { has_context = context == &blocks; return 0; }
-int aoti_torch_get_current_cuda_stream(int device, void** stream) { *stream = 0; return 0; }
+int aoti_torch_get_current_cuda_stream(int device, void** given) {
+  *given = (void*)(long)stream;
+  return 0;
+}
+int cuStreamIsCapturing(void* asked, int* answer) {
+  *answer = capturing;
+  return 0;
+}
 """
 
 
@@ -57,7 +64,7 @@ def library(tmp_path_factory):
     (folder / "driver.c").write_text(DRIVER)
     command = [compiler, "-shared", "-fPIC", "-o", str(driver), str(folder / "driver.c")]
     subprocess.run(command, check=True)
-    source = (host.resources.files("ksopt.csrc") / "host" / "launcher.cpp").read_text()
+    sources = host._sources()
     for real, played in {
         '"libcuda.so.1"': f'"{driver}"',
         '"libtorch_cuda.so"': f'"{driver}"',
@@ -65,10 +72,10 @@ def library(tmp_path_factory):
         "(ksopt_host,": "(ksopt_host_on_cpu,",
         "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
     }.items():
-        assert real in source
-        source = source.replace(real, played)
+        assert any(real in source for source in sources.values())
+        sources = {name: source.replace(real, played) for name, source in sources.items()}
     built = folder / "ksopt_host_on_cpu.so"
-    built.write_bytes(host._compile("c++", source, host._flags()))
+    built.write_bytes(host._compile("c++", sources, host._flags()))
     torch.ops.load_library(str(built))
     return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
 
@@ -160,18 +167,56 @@ def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library):
     x = strided((5, 1, 16), (16, 80, 1))
     known = library.ops.launch_known
     assert known(x, WEIGHT, False, True) is None
-    library.ops.know(x, WEIGHT, False, True, plan(library))
+    library.ops.know(x, WEIGHT, False, True, plan(library), 0)
     assert known(x, WEIGHT, False, True).shape == (5, 1, 8)
     assert launched(library).x_batch_stride == 16
     assert known(x, WEIGHT, False, False) is None
     assert known(x, WEIGHT, True, True) is None
     assert known(torch.zeros(9, 16), WEIGHT, False, True) is None  # another situation
     assert known(torch.zeros(8, 16), WEIGHT, False, True) is not None
-    library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, -1)
+    library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, -1, 0)
     assert known(x, WEIGHT, False, True) is None
-    library.ops.know(x, WEIGHT, False, True, plan(library))
+    library.ops.know(x, WEIGHT, False, True, plan(library), 0)
     library.ops.forget()
     assert known(x, WEIGHT, False, True) is None
+
+
+def test_a_prepared_weight_is_launched_while_it_is_the_one_to_launch(library):
+    x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
+    form = 7
+    library.ops.know(x, WEIGHT, False, True, plan(library), form)
+    variable(library, "stream").value = 3
+
+    def known(x=x, weight=WEIGHT, form=form, stream=3):
+        return library.ops.launch_known_prepared(x, weight, False, True, packed, form, stream)
+
+    assert known().shape == (5, 8)
+    assert launched(library).weight == packed.data_ptr()
+    assert library.ops.launch_known(x, WEIGHT, False, True) is None
+    assert known(form=8) is None
+    assert known(stream=0) is None
+    assert known(weight=WEIGHT.clone().as_strided(WEIGHT.shape, (128, 1, 8, 1))) is None
+    assert known(weight=torch.zeros(1, 16, 16, 1)) is None  # another situation
+    variable(library, "capturing").value = 1
+    assert known() is None
+    variable(library, "capturing").value = 0
+    # The kernel that takes the weight as it is needs no note of what was prepared.
+    library.ops.know(x, WEIGHT, False, True, plan(library), 0)
+    assert known(form=8, stream=0) is not None
+    assert launched(library).weight == WEIGHT.data_ptr()
+    variable(library, "stream").value = 0
+    library.ops.forget()
+    assert known() is None
+
+
+def test_the_default_stream_is_not_asked_about_captures(library):
+    """The driver answers with an error while another stream is captured."""
+    x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
+    library.ops.know(x, WEIGHT, False, True, plan(library), 7)
+    variable(library, "capturing").value = 1
+    assert library.ops.launch_known_prepared(x, WEIGHT, False, True, packed, 7, 0) is not None
+    variable(library, "capturing").value = 0
+    library.ops.forget()
 
 
 def test_a_thread_without_a_context_gets_the_devices(library):

@@ -79,7 +79,7 @@ def instances(problem: Problem, config: Config, exact: bool = True) -> list[Inst
 
 @dataclass(frozen=True)
 class Kernel:
-    """As `lanes32_wgmma.PackedLauncher`, emulated."""
+    """As `preparing.PackedLauncher`, emulated."""
 
     pack: EmulatedKernel
     multiply: EmulatedKernel

@@ -93,7 +93,7 @@ def instances(problem: Problem, config: lanes32_wgmma.Config) -> list[Instance]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """As `lanes32_wgmma.PackedLauncher`, emulated."""
+    """As `preparing.PackedLauncher`, emulated."""
 
     pack: EmulatedKernel
     multiply: EmulatedKernel

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import lanes32_wgmma
-from ksopt.kernels.lanes32_wgmma import PackedLauncher
 from ksopt.kernels.launch import Launcher
+from ksopt.kernels.preparing import PackedLauncher
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
 

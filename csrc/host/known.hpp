@@ -1,0 +1,119 @@
+// The table of decisions that are one kernel: what an eager call needs to know beside its operands.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "plans.hpp"
+
+namespace {
+
+// What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device.
+using Situation = std::array<int64_t, 9>;
+struct SituationHash {
+  size_t operator()(const Situation& situation) const {
+    size_t hash = 0;
+    for (const int64_t value : situation) hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+  }
+};
+
+// What was chosen: a plan, and the form of the weight that it takes; 0: the weight as it is.
+struct Choice {
+  int64_t plan;
+  int64_t form;
+};
+
+std::unordered_map<Situation, Choice, SituationHash> known;
+std::shared_mutex known_mutex;
+
+// As ksopt.kernels.situation.bits_of counts: batches up to 2 to this power are one situation.
+int64_t bits_of(int64_t batch) {
+  int64_t bits = 0;
+  while (bits < 62 && batch > int64_t{1} << bits) ++bits;
+  return bits;
+}
+
+int32_t dtype_of(const Tensor& x) {
+  int32_t dtype = -1;
+  aoti_torch_get_dtype(x.get(), &dtype);
+  return dtype;
+}
+
+// Whether x's elements lie side by side and its rows (batch last: its features) begin at multiples of
+// 16 bytes: what ksopt.kernels.situation calls aligned.
+bool is_aligned(const Tensor& x, bool batch_last) {
+  const int64_t features = x.size(batch_last ? 0 : x.dim() - 1);
+  const int64_t row = batch_last ? x.numel() / (features > 0 ? features : 1) : features;
+  return x.is_contiguous() && aligned_16(x.const_data_ptr()) &&
+         row * static_cast<int64_t>(x.element_size()) % 16 == 0;
+}
+
+// A weight in the form that a plan takes. ksopt/kernels/at_hand.py vouches for what the stable ABI
+// cannot tell: that it was prepared from the weight's memory at its present version.
+struct Prepared {
+  const Tensor& tensor;
+  int64_t form;    // what was prepared, from a weight of which shape and dtype
+  int64_t stream;  // that may read it
+
+  // Whether it is of the form, may be read now, and need not be prepared anew for a graph.
+  bool serves(int64_t wanted, int32_t device) const {
+    if (form != wanted || tensor.get_device_index() != device) return false;
+    void* current = current_stream(device);
+    return stream == reinterpret_cast<intptr_t>(current) && !is_capturing(current);
+  }
+};
+
+// y, if a plan is known for these operands and nothing about them is out of the ordinary; the caller
+// checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
+std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
+                                   const std::optional<Prepared>& prepared) {
+  const int64_t dims = x.dim();
+  if (dims == 0 || weight.dim() != 4 || !weight.is_contiguous() || !is_aligned(x, batch_last)) {
+    return std::nullopt;
+  }
+  const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
+  const int64_t features = x.size(batch_last ? 0 : dims - 1);
+  const int32_t dtype = dtype_of(x), device = x.get_device_index();
+  if (features != a * c * d || features == 0 || dtype != dtype_of(weight) || device != weight.get_device_index()) {
+    return std::nullopt;
+  }
+  const int64_t batch = x.numel() / features;
+  if (batch == 0) return std::nullopt;
+  Choice choice{};
+  {
+    const std::shared_lock lock(known_mutex);
+    const auto found = known.find({a, b, c, d, dtype, batch_last, exact, bits_of(batch), device});
+    if (found == known.end()) return std::nullopt;
+    choice = found->second;
+  }
+  if (choice.form == 0) return launch_plan(plan_at(choice.plan), x, weight);
+  if (!prepared || !prepared->serves(choice.form, device)) return std::nullopt;
+  return launch_plan(plan_at(choice.plan), x, prepared->tensor);
+}
+
+// Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.
+void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, std::optional<Choice> choice) {
+  if (!is_aligned(x, batch_last) || x.numel() == 0) return;
+  const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
+  const Situation situation = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
+                               batch_last, exact, bits_of(batch), x.get_device_index()};
+  const std::unique_lock lock(known_mutex);
+  if (choice) {
+    known[situation] = *choice;
+  } else {
+    known.erase(situation);
+  }
+}
+
+void forget_known() {
+  const std::unique_lock lock(known_mutex);
+  known.clear();
+}
+
+}  // namespace

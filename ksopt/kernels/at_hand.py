@@ -1,0 +1,134 @@
+"""Prepared weights that the host library may multiply by at once: found in half a microsecond.
+
+packed.py keeps prepared weights, and is the only one to decide how long. Here is noted, beside each
+weight, which of them were used last, so that the next eager call needs no more Python than this
+page. A note holds nothing alive: when packed.py forgets what it keeps (a training step,
+`ksopt.refresh`, the memory limit, the weight's death), the note is void.
+
+What proves that a preparation is still that of a weight:
+
+- the weight's storage, its address, and the version of what it is a view of: `of`;
+- its shape, dtype and contiguity, that the current stream may read the preparation, and that no
+  CUDA graph is captured: csrc/host/known.hpp.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksopt.kernels import packed
+
+_MOST = 16  # of an owner: the parts of a fused weight, tiles for few and for many rows
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Where a prepared weight is kept, and what for.
+
+    Attributes:
+        kept: by packed.py; gives None once it is no longer.
+        form: `number_of` what the preparation does, to weights of which shape and dtype.
+        stream: the CUDA stream that may read it, as the driver's handle.
+        address: of the weight, which is contiguous.
+    """
+
+    kept: weakref.ref[packed.Kept]
+    form: int
+    stream: int
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """The notes of what one tensor owns, the newest first, for as long as it lives."""
+
+    owner: weakref.ref[Tensor]
+    notes: tuple[Note, ...]
+
+
+_by_owner: dict[int, _Notes] = {}
+_numbers: dict[tuple[Any, ...], int] = {}
+_next_number = itertools.count(1)
+
+
+def number_of(form: str, shape: tuple[int, ...], dtype: str) -> int:
+    """A number, never 0, for what a preparation does and to which weights; the same in a process.
+
+    Example:
+        >>> number_of("adbc", (1, 2, 3, 4), "float32") == number_of("adbc", (1, 2, 3, 4), "float32")
+        True
+    """
+    key = (form, tuple(shape), dtype)
+    return _numbers.get(key) or _numbers.setdefault(key, next(_next_number))
+
+
+def of(weight: Tensor) -> list[tuple[Tensor, Note]]:
+    """What was prepared from these values of ``weight`` and is still kept, the newest first.
+
+    Args:
+        weight: any tensor.
+
+    Returns:
+        Empty where weights are said to change (`packed.changing`), and for weights without notes.
+    """
+    ready: list[tuple[Tensor, Note]] = []
+    owner = packed.owner_of(weight)
+    found = _by_owner.get(id(owner))
+    if found is None or packed.are_said_to_change():
+        return ready
+    address = weight.data_ptr()
+    for note in found.notes:
+        if note.address == address:
+            kept = note.kept()
+            if kept is not None and kept.is_of(weight, owner):
+                ready.append((kept.prepared, note))
+    return ready
+
+
+def prepared(weight: Tensor, form: str, number: int, prepare: packed.Prepare) -> Tensor:
+    """What `packed.prepared` returns, ready on the current stream; noted where it may serve again.
+
+    Args:
+        weight, form, prepare: as there.
+        number: `number_of` the form.
+    """
+    result = packed.prepared(weight, form, prepare)
+    if weight.is_contiguous() and not packed.are_said_to_change():
+        owner = packed.owner_of(weight)
+        kept = packed.kept_of(weight, owner, form)
+        if kept is not None and kept.prepared is result:
+            stream = (
+                torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
+            )
+            _add(owner, Note(weakref.ref(kept), number, stream, weight.data_ptr()))
+    return result
+
+
+def _add(owner: Tensor, new: Note) -> None:
+    found = _by_owner.get(id(owner))
+    reference, notes = (_reference(owner), ()) if found is None else (found.owner, found.notes)
+    replaced = (new.form, new.stream, new.address)
+    others = [
+        note
+        for note in notes
+        if (note.form, note.stream, note.address) != replaced and note.kept() is not None
+    ]
+    _by_owner[id(owner)] = _Notes(reference, (new, *others[: _MOST - 1]))
+
+
+def _reference(owner: Tensor) -> weakref.ref[Tensor]:
+    """To a tensor whose notes go with it."""
+    place = id(owner)
+
+    def gone(reference: weakref.ref[Tensor]) -> None:
+        found = _by_owner.get(place)
+        if found is not None and found.owner is reference:
+            del _by_owner[place]
+
+    return weakref.ref(owner, gone)

@@ -1,0 +1,64 @@
+"""Launchers of kernels whose weight is prepared first, once for each version of it (packed.py)."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+
+from ksopt.kernels import at_hand
+from ksopt.kernels.launch import Entry, Launcher
+
+
+class PreparingLauncher(Launcher):
+    """(x, weight) -> y: prepares the weight, or takes what is kept, and multiplies.
+
+    Args:
+        form: names the preparation, as `packed.prepared` asks for.
+        multiply: the kernel, called with x and the prepared weight.
+        fallback: takes the x that the kernel does not; None if there are none.
+    """
+
+    def __init__(self, form: str, multiply: Launcher, fallback: Launcher | None) -> None:
+        super().__init__(multiply.problem, multiply.geometry, multiply.kernel, fallback)
+        self.form = form
+        self.multiply = multiply
+        problem = multiply.problem
+        self._number = at_hand.number_of(form, problem.pattern.weight_shape, problem.dtype)
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.fallback is not None and not self.takes(x):
+            return self.fallback(x, weight)
+        return self.multiply(x, at_hand.prepared(weight, self.form, self._number, self.pack))
+
+    def entry(self) -> Entry | None:
+        entry = self.multiply.entry()
+        return None if entry is None else Entry(entry.plan, self._number)
+
+    @abc.abstractmethod
+    def pack(self, weight: Tensor) -> Tensor:
+        """The weight (a, b, c, d) as the kernel reads it, of four dims."""
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernel takes x. What csrc/host/known.hpp calls aligned it has to take."""
+        return True
+
+
+class PackedLauncher(PreparingLauncher):
+    """One whose weight is packed by a kernel too, for rows of x that are aligned to 16 bytes."""
+
+    def __init__(self, form: str, pack: Launcher, multiply: Launcher, otherwise: Launcher) -> None:
+        super().__init__(form, multiply, otherwise)
+        self._pack = pack
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether rows of x begin at multiples of 16 bytes, as they are or made contiguous."""
+        *outer, last = x.stride()
+        return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """The weight (a, b, c, d), split and in the order in which this tile reads it."""
+        weight = weight.contiguous()
+        if weight.data_ptr() % 16:
+            weight = weight.clone()
+        return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
