@@ -175,6 +175,8 @@ class _KsMm(torch.autograd.Function):
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
+            if owner is None and not ctx.changing:
+                owner = weight
             with packed.changing(ctx.changing or packed.are_said_to_change()):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:

@@ -19,6 +19,7 @@ from ksopt.compile.emission import Emitter, fake_result, has_strides_of, is_torc
 from ksopt.compile.index import Atoms, NotNestedError, identity
 from ksopt.compile.recognition import weight_dims, x_dims
 from ksopt.compile.running import holds_all
+from ksopt.compile.sizes import plain
 from ksopt.compile.tracking import Tracker
 from ksopt.compile.values import (
     Biased,
@@ -300,6 +301,11 @@ class _Lowering:
         a, b, c, d = origin.pattern.weight_shape
         node, dims = self.build(origin.matrix)
         node = self.emit.move(node, dims, identity(origin.matrix.shape).dims)
+        row, column = map(plain, fake_result(node).stride())
+        if isinstance(row, int) and isinstance(column, int):
+            # Row i*b*d + k*d + j, column i*c*d + l*d + j. Inductor copies diagonals.
+            strides = [row * b * d + column * c * d, row * d, column * d, row + column]
+            return self.emit.call(torch.as_strided, node, [a, b, c, d], strides)
         node = self.emit.call(torch.unflatten, node, 1, [a, c, d])
         node = self.emit.call(torch.unflatten, node, 0, [a, b, d])
         # [a, b, d, a, c, d] -> [b, d, c, d, a] -> [b, c, a, d] -> [a, b, c, d]
