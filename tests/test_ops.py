@@ -97,6 +97,19 @@ def test_opcheck(layout, requires_grad):
             torch.library.opcheck(ops.ks_mm_weight_grad_inner, (g, x, a, d, last))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck_with_an_owner(layout, dtype, requires_grad):
+    last = layout == "batch_last"
+    owner = torch.randn(5, 2, 3, 4, requires_grad=requires_grad)
+    x = make_x((2, 3, 4, 5), layout, (7,), dtype).requires_grad_(requires_grad)
+    twins = [] if requires_grad else [ops.ks_mm_inner, ops.ks_mm_changing]
+    for op in (ops.ks_mm, *twins):
+        torch.library.opcheck(op, (x, owner.permute(1, 2, 3, 0), last, owner))
+    torch.library.opcheck(ops.ks_mm_once, (x, owner.to(dtype).permute(1, 2, 3, 0), last))
+
+
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_any_order(layout, batch):
@@ -191,6 +204,62 @@ def test_transforms_equal_those_of_the_reference(layout):
     )
     for index, (found, expected) in enumerate(pairs):
         torch.testing.assert_close(found, expected, msg=lambda text, n=index: f"case {n}: {text}")
+
+
+def owned(x, weight, layout="batch_first", owner=None):
+    owner = weight if owner is None else owner
+    return torch.ops.ksopt.ks_mm(x, weight, layout == "batch_last", owner)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_beside_an_owner_a_weight_is_converted_to_the_inputs_dtype(layout):
+    weight = torch.randn(2, 3, 4, 5, requires_grad=True)
+    x = make_x((2, 3, 4, 5), layout, (7,), torch.bfloat16).requires_grad_()
+    with pytest.raises(InvalidInputError, match="they must have one dtype"):
+        ks_mm(x, weight, layout)
+    found, expected = owned(x, weight, layout), ks_mm(x, weight.bfloat16(), layout)
+    assert torch.equal(found, expected)
+    for one, other in zip(
+        *(torch.autograd.grad(y.float().square().sum(), (x, weight)) for y in (found, expected)),
+        strict=True,
+    ):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        assert torch.equal(owned(x, weight, layout), expected)
+    assert torch.equal(
+        torch.autograd.grad(owned(x, weight.detach(), layout).sum(), x)[0],
+        torch.autograd.grad(ks_mm(x, weight.detach().bfloat16(), layout).sum(), x)[0],
+    )
+    many = x.detach().float()[None].expand(3, *x.shape)
+    torch.testing.assert_close(
+        vmap(lambda x: owned(x, weight, layout))(many.bfloat16()),
+        expected.expand(3, *expected.shape),
+    )
+    tangent = jvp(lambda x: owned(x, weight, layout), (x,), (x,))[1]
+    torch.testing.assert_close(tangent, expected, rtol=2e-2, atol=2e-1)  # bfloat16 sums
+    with pytest.raises(InvalidInputError, match="x is bfloat16 and weight is int64, but they must"):
+        owned(x, weight.detach().long(), layout)
+
+
+def test_an_owner_of_other_memory_makes_no_difference():
+    weight, other = torch.randn(2, 3, 4, 5), torch.randn(3)
+    x = make_x((2, 3, 4, 5), "batch_first", (7,), torch.float32)
+    expected = ks_mm(x, weight)
+    assert torch.equal(owned(x, weight, owner=other), expected)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in (x, weight, other)]
+        assert owned(fakes[0], fakes[1], owner=fakes[2]).shape == expected.shape
+
+
+def test_a_weight_that_is_used_once_has_all_gradients():
+    weight = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    x = make_x((2, 3, 2, 2), "batch_first", (3,)).requires_grad_()
+    assert torch.autograd.gradcheck(ops.ks_mm_once, (x, weight), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(ops.ks_mm_once, (x, weight))
+    torch.testing.assert_close(
+        vmap(ops.ks_mm_once, in_dims=(0, None))(x[:, None], weight)[:, 0], ks_mm(x, weight)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -15,6 +15,7 @@ from torch import nn
 import ksopt
 from ksopt import KSLinear
 from ksopt.kernels import packed
+from ksopt.reference import ks_reference
 
 
 class Counting:
@@ -141,6 +142,109 @@ def test_views_are_kept_with_what_they_view(prepare):
         weight.neg_()
     ask(weight.transpose(1, 2), prepare)
     assert prepare.count == 3
+
+
+def unknown_view(weight):
+    """What Inductor gives an operator: the memory, without what torch knows of it."""
+    if torch.is_inference_mode_enabled():
+        weight = weight.detach()
+    sizes, strides = weight.shape, weight.stride()
+    return torch._C._dynamo.guards._reinterpret_tensor(weight, sizes, strides, 0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_views_that_torch_does_not_know_are_kept_with_their_owner(prepare, mode):
+    weight = new_weight()
+    for count in (1, 2):
+        for _ in range(3):
+            with mode():
+                view = unknown_view(weight)
+                assert view._base is None
+                with packed.owned_by(weight):
+                    ask(view, prepare)
+        assert prepare.count == count
+        with torch.no_grad():
+            weight.add_(1)
+    assert list(packed._by_weight) == [id(weight)]
+    packed.forget(weight)
+    assert not packed._by_weight
+
+
+def test_an_owner_may_be_a_view_itself(prepare):
+    base = torch.randn(2, 2, 3, 4, 5)
+    owner = base[1]
+    for count in (1, 2):
+        for _ in range(3):
+            with packed.owned_by(owner):
+                ask(unknown_view(owner), prepare)
+        assert prepare.count == count
+        base.mul_(2)
+    assert list(packed._by_weight) == [id(base)]
+
+
+def test_other_memory_has_another_owner(prepare):
+    weight, other = new_weight(), new_weight()
+    with packed.owned_by(other):
+        first = ask(weight, prepare)
+        with torch.no_grad():
+            other.add_(1)
+        assert ask(weight, prepare) is first
+        assert list(packed._by_weight) == [id(weight)]
+    assert packed._thread.owner is None
+
+
+def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
+    weight = new_weight()
+    for count in (1, 2):
+        for _ in range(3):
+            cast = packed.cast(weight, torch.bfloat16)
+            assert torch.equal(cast, weight.detach().bfloat16())
+            assert not cast.requires_grad
+            ask(cast, prepare)
+        assert prepare.count == count
+        with torch.no_grad():
+            weight.mul_(2)
+    # The cast, and what is prepared of it: two bytes an element each.
+    assert packed.kept_bytes(weight.device) == 4 * weight.numel()
+    del cast
+    packed.forget(weight)
+    gc.collect()
+    assert not packed._by_weight
+
+
+def test_autocast_keeps_casts_of_what_is_not_trained(prepare):
+    layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)", bias=False)
+    x = torch.randn(3, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad():
+            layer(x)
+        assert len(packed._by_weight) == 2
+        first = packed.cast(layer.weights[0], torch.bfloat16)
+        with torch.no_grad():
+            layer(x)
+        assert packed.cast(layer.weights[0], torch.bfloat16) is first
+        layer(x).float().sum().backward()
+        assert not packed._by_weight
+    assert layer.weights[0].grad.dtype == torch.float32
+    layer.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x.requires_grad_()).float().sum().backward()  # frozen: kept, there and back
+    assert len(packed._by_weight) == 2
+    assert all(len(forms.kept) == 2 for forms in packed._by_weight.values())
+
+
+def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypatch):
+    def run(x, weight, batch_last):
+        return ks_reference(x, ask(weight, prepare).permute(0, 2, 3, 1))
+
+    monkeypatch.setattr(ksopt.ops.dispatch, "run", run)
+    weight = torch.randn(2, 3, 4, 5)
+    x = torch.randn(5, 40, requires_grad=True)
+    for count in (2, 4):
+        for _ in range(3):
+            ksopt.ops.ks_mm(x, weight).sum().backward()
+        assert prepare.count == count
+        weight.mul_(2)
 
 
 def test_it_is_gone_with_the_weight(prepare):
