@@ -1,7 +1,7 @@
 """Least squares for one factor of a chain, the others held fixed.
 
 ||A - L K R||² is a quadratic in the weights of K. It falls apart into small ones that share no
-weights, each with an equation of its own, dense, symmetric and solved directly:
+weights, each with an equation of its own, dense, symmetric and solved directly where it is small:
 
 - of the first factor (L is the identity) every row is on its own, and the rows of a class, which
   have their weights in the same places, share one c x c matrix. The last factor is the first one of
@@ -9,6 +9,7 @@ weights, each with an equation of its own, dense, symmetric and solved directly:
 - of a factor in between, two weights meet only where the columns of L that they meet, and the rows
   of R, have entries in common. L and R are Kronecker-sparse, or taken to be so (with zeros in
   them): their columns and rows come in classes, and so every pair of classes has its own equation.
+  Where these are large, steps of conjugate gradients with products of classes go towards it.
 
 Source: normal equations of ||A - L K R||², (LᵀL) K (RRᵀ) = LᵀA Rᵀ on the support of K.
 """
@@ -30,8 +31,12 @@ from ksopt.reference import ks_reference, to_dense
 _RIDGE = 1e-11
 # Numbers of the equations that are held at a time: 64 MB.
 _AT_A_TIME = 2**23
-# Steps of conjugate gradients where an equation is too large to be solved directly.
-_STEPS = 8
+# Steps of conjugate gradients where the equations are too large to be solved directly, and the
+# share of the squared residual at which they end sooner: the next pass goes on.
+_STEPS, _ENOUGH = 8, 1e-4
+# What a multiplication of a small decomposition, and making a number of an equation, take in
+# multiplications of large matrices: about, on a CPU.
+_DECOMPOSED, _MADE = 8.0, 2000.0
 
 
 def first_factor(matrix: Tensor, weight: Tensor, right: Tensor) -> Tensor:
@@ -53,12 +58,16 @@ def first_factor(matrix: Tensor, weight: Tensor, right: Tensor) -> Tensor:
 
 
 def solved(gram: Tensor, residual: Tensor) -> Tensor:
-    """What `gram` [..., n, n], symmetric and not negative, makes `residual` [..., n, m] of."""
+    """[..., n, m]: what `gram` [..., n, n], symmetric and not negative, makes `residual` of.
+
+    It is zero where rounding has made a matrix indefinite: then weights stay what they are.
+    """
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     ridge = _RIDGE * diagonal.mean(-1, keepdim=True)
     ridge = ridge.where(ridge > 0, 1.0)
-    lower = torch.linalg.cholesky(gram + torch.diag_embed(ridge.expand_as(diagonal)))
-    return torch.cholesky_solve(residual, lower)
+    lower, failed = torch.linalg.cholesky_ex(gram + torch.diag_embed(ridge.expand_as(diagonal)))
+    found = torch.cholesky_solve(residual, lower)
+    return found.where(failed[..., None, None] == 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -148,13 +157,15 @@ class Between:
         rows = right_gram.diagonal(dim1=1, dim2=2).transpose(1, 2).reshape(a, 1, c, d)
         scale = (columns * rows).clamp(min=torch.finfo(weight.dtype).tiny)
         residual = goal - curvature(weight)
-        floor = 1e-30 * goal.square().sum()
         towards = residual / scale
         direction, now = towards, (residual * towards).sum()
+        enough, rounding = _ENOUGH * now, 1e-30 * goal.square().sum()
         for _ in range(_STEPS):
+            if not (now > enough and residual.square().sum() > rounding):
+                break
             curved = curvature(direction)
             bend = (direction * curved).sum()
-            if not (bend > 0 and residual.square().sum() > floor):
+            if not bend > 0:
                 break
             step = now / bend
             weight = weight + step * direction
@@ -170,7 +181,8 @@ class Between:
         sizes = torch.unique(self._equation_of_weight, return_counts=True)[1].double()
         inner, features = self._pattern.shape
         steps = 2.0 * _STEPS * inner * features * (self._left.c + self._right.b)
-        return bool((sizes**3).sum() / 3 <= steps and sizes.max() ** 2 <= _AT_A_TIME)
+        work = _DECOMPOSED * (sizes**3).sum() / 3 + _MADE * (sizes**2).sum()
+        return bool(work <= steps and sizes.max() ** 2 <= _AT_A_TIME)
 
     @functools.cached_property
     def _equation_of_weight(self) -> Tensor:
