@@ -25,8 +25,8 @@ _FEWEST_ROUNDS = 3
 # may have met a hiccup.
 _HOPELESS = 2.0
 _TRIAL_ROUNDS = 2
-# Dropped in the warm-up: what takes this many times the fastest, and so long that it is the device's
-# work that was seen and not the launching.
+# Dropped in the warm-up: what takes this many times the fastest, and so long that it was the
+# device's work that was seen, and not the launching.
 _FAR_BEHIND = 5.0
 _LONG_US = 2000.0
 # Medians closer than the first have not been told apart; nor have those closer than the second

@@ -25,8 +25,8 @@ _COMPILERS = 8
 _GENERAL_FLOPS = 0.1e6
 _GENERAL_BYTES = 10_000.0
 _LAUNCH_US = 4.0
-# It is left out where it is predicted to take this many times the best tile: without tensor cores it
-# takes up to 40 times as long, and to find that out would take longer than all else.
+# It is left out where it is predicted to take this many times the best tile: without tensor cores
+# it takes up to 40 times as long, and to find that out would take longer than all else.
 _GENERAL_FAR = 8.0
 
 
