@@ -7,7 +7,9 @@ Three judges, by ``options={"tune": ...}``:
   its first product and takes the fastest, so the site is lowered.
 - ``measure``: the chain by the operator against the chain as batched products, both under Inductor,
   timed on the device once (`ksopt.compile.clock`); kept on disk beside the kernels' own choices.
-  What cannot be timed, as where the model has left no memory, is decided as by ``model``.
+  Of processes that ask at once one measures, and the others wait for its answer. What cannot be
+  timed, as where the model has left no memory, is decided as by ``model``; so is everything under
+  ``torch.use_deterministic_algorithms``, for two measurements may decide differently.
 - ``off``: every site is lowered.
 
 A site whose weights are trained is judged by a step: the product and its two gradients, with
@@ -75,6 +77,8 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         True
     """
     mode = tune or _default(device)
+    if mode == "measure" and torch.are_deterministic_algorithms_enabled():
+        mode = "model"
     if site.chain is None or not site.batch:
         return Decision(True, "Its batch is empty.")
     if mode == "off":
@@ -161,9 +165,13 @@ def measured(question: Question, device: torch.device, timer: Timer = by_clock) 
     """
     path = _path(question, device)
     known = _read(path)
-    if known is None:
-        known = timer(question, device)
-        _write(path, question, known)
+    if known is not None:
+        return known
+    with choices.locked(path):  # timings disturb each other, and one is enough
+        known = _read(path)
+        if known is None:
+            known = timer(question, device)
+            _write(path, question, known)
     return known
 
 

@@ -250,11 +250,19 @@ def _remove_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def alone(machine: Machine, situation: Situation) -> Iterator[None]:
-    """Let one process at a time measure a situation; the others wait here, at most a minute.
+    """Let one process at a time measure a situation; the others wait here, at most a minute."""
+    with locked(path_of(machine, situation)):
+        yield
 
-    The lock ends with its holder, however it ends. Where there can be no lock there is none.
+
+@contextlib.contextmanager
+def locked(measured: Path) -> Iterator[None]:
+    """Let one process at a time measure what is to be kept in a file.
+
+    The lock, a file beside that one, ends with its holder, however it ends. Where there can be no
+    lock there is none.
     """
-    path = path_of(machine, situation).with_suffix(".lock")
+    path = measured.with_suffix(".lock")
     try:
         cache.make_private(path.parent)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

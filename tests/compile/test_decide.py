@@ -1,5 +1,8 @@
 """Whether a site is lowered: by times that are measured, kept, or predicted."""
 
+import dataclasses
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +50,9 @@ def test_a_measurement_is_made_once_and_kept():
         Question(CHAIN, "float32", 100, fused=("before",)),
         Question(CHAIN, "float32", 100, fused=("before", "behind")),
         Question(CHAIN, "float32", 100, training=True, fused=("behind",)),
+        Question(CHAIN, "float32", 100, to_input=True),
+        Question(CHAIN, "float32", 100, computed=True),
+        Question(CHAIN, "float32", 100, to_input=True, computed=True),
     )
     for question in (*others, *others):
         measured(question, CPU, timer)
@@ -56,7 +62,63 @@ def test_a_measurement_is_made_once_and_kept():
     path.write_text("{broken", encoding="utf-8")
     measured(first, CPU, timer)
     assert asked[-1] == first
-    assert len(asked) == 8
+    assert len(asked) == 2 + len(others)
+
+
+def test_of_those_that_ask_at_once_one_measures():
+    """Another process has another handle of the lock, as another thread has here."""
+    asked, answers = [], []
+
+    def timer(question, device):
+        asked.append(question)
+        time.sleep(0.3)
+        return Times(5.0, 8.0)
+
+    def ask():
+        answers.append(measured(Question(CHAIN, "float32", 7), CPU, timer))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [Times(5.0, 8.0)] * 4
+    assert len(asked) == 1
+
+
+def test_nothing_is_timed_where_algorithms_must_be_deterministic(monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(decide, "measured", None)
+    for tune in (None, "measure", "model"):
+        decision = decide.decide(site(), CPU, tune)
+        assert (decision.lower, decision.measured) == (True, False)
+    monkeypatch.setattr(decide, "predicted", lambda *_: Times(9.0, 3.0))
+    assert decide.decide(site(), torch.device("cuda"), "measure").reason == (
+        "Predicted 9.0 us, slower than 3.0 us under Inductor."
+    )
+
+
+def test_the_question_says_how_a_site_is_run(monkeypatch):
+    asked = []
+
+    def predicted(question, device):
+        asked.append(question)
+        return Times(2.0, 1.0)
+
+    monkeypatch.setattr(decide, "predicted", predicted)
+    said = []
+    for how in ({"training": True}, {"to_input": True}, {"computed": True}, {}):
+        one = dataclasses.replace(site(), **how)
+        said.append(decide.decide(one, torch.device("cuda"), "model").reason)
+    assert [(q.with_gradients, q.changing) for q in asked] == [
+        (True, True), (True, False), (False, True), (False, False)
+    ]  # fmt: skip
+    assert [reason.removesuffix(", slower than 1.0 us under Inductor.") for reason in said] == [
+        "Predicted 2.0 us with its gradients",
+        "Predicted 2.0 us with the gradient of its input",
+        "Predicted 2.0 us",
+        "Predicted 2.0 us",
+    ]
 
 
 def test_a_measurement_is_of_one_precision_and_of_the_code_that_made_it(monkeypatch):
@@ -145,9 +207,9 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [False, True])
-def test_the_clock_times_both_ways(training):
-    times = by_clock(Question(CHAIN, "float32", 16, training, ("before", "behind")), CPU)
+@pytest.mark.parametrize("how", [{}, {"training": True}, {"to_input": True}, {"computed": True}])
+def test_the_clock_times_both_ways(how):
+    times = by_clock(Question(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU)
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
 
@@ -176,9 +238,12 @@ def test_both_ways_compute_the_same_step():
             for multiply, weight_grad in (
                 (clock.batched_product, clock.batched_weight_grad),
                 (clock.by_changing, clock._weight_grad),
+                (clock.by_kept, clock._weight_grad),
             ):
                 found = clock.step(x, grad, weights, around, multiply, weight_grad)
                 torch.testing.assert_close(found, truth)
+                found = clock.step(x, grad, weights, around, multiply, None)
+                torch.testing.assert_close(found, [y, truth[-1]])
                 found = clock.step(x, None, weights, around, multiply, weight_grad)
                 torch.testing.assert_close(found, [y])
 
