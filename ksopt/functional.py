@@ -47,7 +47,7 @@ def ks_linear(
     if not weights:
         raise InvalidInputError("ks_linear: weights is empty, but a chain has at least one factor")
     for index in range(len(weights) - 1, -1, -1):
-        x = ops.ks_mm(x, weights[index], batch_last)
+        x = ops.multiply(x, weights[index], batch_last)
     if bias is None:
         return x
     features = x.shape[0 if batch_last else -1]

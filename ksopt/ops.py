@@ -213,8 +213,7 @@ class _KsMmWeightGrad(torch.autograd.Function):
         return grad_grad, grad_x, None, None, None
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter) and (tensor.is_cuda or tensor.is_cpu)
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 def _register_autograd(
@@ -244,7 +243,9 @@ def _register_autograd(
             return decomposed(*args)
         if torch.is_grad_enabled() and (args[0].requires_grad or args[1].requires_grad):
             return differentiable(*args)
-        if torch._C._len_torch_dispatch_stack() == 0 and _is_plain(args[0]) and _is_plain(args[1]):
+        x = args[0]
+        plain = type(x) in _PLAIN and type(args[1]) in _PLAIN and (x.is_cuda or x.is_cpu)
+        if plain and torch._C._len_torch_dispatch_stack() == 0:
             return kernel_of_inner(*args)
         return inner(*args)
 
@@ -287,6 +288,39 @@ _register_autograd(
     _weight_grad_decomposed,
     (),
 )
+
+
+def multiply(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
+    """`ks_mm`, past torch's dispatcher where it would find nothing to do: some 2 us less of a call.
+
+    That is on a GPU, outside of compilation, where no gradient is recorded and neither a mode nor a
+    transform nor autocast is on. All else, and whatever is out of the ordinary, is `ks_mm`.
+    """
+    if (
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN
+        and x.is_cuda
+        and type(weight) in _PLAIN
+        and not _is_watched()
+    ):
+        y = dispatch.run_known(x, weight, batch_last)
+        if y is not None:
+            return y
+    product: Tensor = ks_mm(x, weight, batch_last)
+    return product
+
+
+def _is_watched() -> bool:
+    """Whether torch may have something to do with a call beside running it."""
+    return (
+        torch.is_grad_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.is_autocast_enabled("cuda")
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 # Autocast, as for torch.nn.functional.linear: float32 and 16-bit tensors of the autocast device

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ksopt.errors import InvalidInputError
 from ksopt.nn import KSLinear
@@ -239,3 +240,28 @@ def test_gradients_for_each_sample():
     loss(parameters, x).backward()
     for name, parameter in layer.named_parameters():
         torch.testing.assert_close(each[name].sum(0), parameter.grad)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def test_weights_are_those_of_the_list_however_they_are_stored():
+    layer, x = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)", bias=False), torch.randn(5, 12)
+
+    def expected():
+        return chain_reference(x, list(layer.weights))
+
+    torch.testing.assert_close(layer(x), expected())
+    parametrize.register_parametrization(layer.weights, "0", Doubled())
+    torch.testing.assert_close(layer(x), expected())
+    # Stored again, after the other one in the list's own order of parameters.
+    parametrize.remove_parametrizations(layer.weights, "0")
+    assert list(layer.weights._parameters) == ["1", "0"]
+    torch.testing.assert_close(layer(x), expected())
+    others = {f"weights.{index}": torch.randn(2, 3, 3, 2) for index in range(2)}
+    found = torch.func.functional_call(layer, others, (x,))
+    torch.testing.assert_close(found, chain_reference(x, list(others.values())))
+    layer.weights = torch.nn.ParameterList(torch.randn(2, 3, 3, 2) for _ in range(2))
+    torch.testing.assert_close(layer(x), expected())

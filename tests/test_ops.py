@@ -1,11 +1,15 @@
 """The operators: values, gradients, transforms, messages, and the choice on CPU."""
 
+import contextlib
 import threading
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, hessian, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt import functional, ops
 from ksopt.baselines import BASELINES
@@ -527,3 +531,72 @@ def test_weights_that_change_are_noticed():
     ks_mm(x, weight)
     weight.data.mul_(2)
     torch.testing.assert_close(ks_mm(x, weight), ks_reference(x, weight))
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class PassingFunctions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _autocast_on_gpus():
+    """torch.autocast("cuda"), which does nothing where there is no GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def _seen_in(context):
+    with torch.no_grad(), context:
+        return ops._is_watched()
+
+
+def _seen_in_vmap():
+    seen = []
+    with torch.no_grad():
+        torch.vmap(lambda t: seen.append(ops._is_watched()) or t)(torch.ones(2))
+    return seen[0]
+
+
+def _seen_in_a_trace():
+    seen = []
+    with torch.no_grad():
+        torch.jit.trace(lambda t: seen.append(ops._is_watched()) or t + 1, torch.ones(2))
+    return seen[0]
+
+
+WATCHED = {
+    "gradients are recorded": lambda: _seen_in(torch.enable_grad()),
+    "a dispatch mode": lambda: _seen_in(Passing()),
+    "a function mode": lambda: _seen_in(PassingFunctions()),
+    "a default device": lambda: _seen_in(torch.device("cpu")),
+    "autocast": lambda: _seen_in(_autocast_on_gpus()),
+    "forward mode": lambda: _seen_in(torch.autograd.forward_ad.dual_level()),
+    "vmap": _seen_in_vmap,
+    "a trace": _seen_in_a_trace,
+}
+
+
+@pytest.mark.parametrize("how", WATCHED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_whatever_watches_a_product_is_noticed(how):
+    """`ops.multiply` may then not go past the dispatcher."""
+    assert WATCHED[how]()
+    with torch.no_grad():
+        assert not ops._is_watched()
+    with torch.inference_mode():
+        assert not ops._is_watched()
+
+
+def test_a_layer_is_traced_as_the_operator():
+    """Not as what an eager call takes for short."""
+    weights = [torch.randn(1, 4, 2, 2), torch.randn(2, 2, 4, 1)]
+    graph = make_fx(lambda x: functional.ks_linear(x, weights))(torch.randn(3, 8))
+    assert sum(node.target is ops.ks_mm_inner for node in graph.graph.nodes) == 2

@@ -42,6 +42,7 @@ _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, situation.Rows, int, int]
 _decisions: dict[_Key, Decision] = {}
 _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
+_told: set[_Key] = set()  # decisions that the host library was told of
 _timing = threading.Lock()
 # The host library's own table of decisions that are one kernel, whose call costs no more Python.
 _launch_known: Callable[..., Tensor | None] | None = None
@@ -109,6 +110,9 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     bits = situation.bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
     decision = _table().get(key) or _decide(key, x, weight, batch)
+    if key not in _told and _decisions.get(key) is decision and x.is_contiguous():
+        _told.add(key)
+        _tell_host(decision, x, weight, batch_last)
     # The same object wherever the choice prepares no weight.
     if decision.kept is decision.changing or not packed.are_changing(key[-1]):
         return decision.kept
@@ -120,6 +124,7 @@ def forget() -> None:
     _decisions.clear()
     _stopgaps.clear()
     _predicted.clear()
+    _told.clear()
     _model.cache_clear()
     _rule.cache_clear()
     machine_of.cache_clear()
@@ -209,9 +214,7 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     try:
         if key not in _decisions:
             with torch.cuda.device(device):
-                decision = _first(found, device, x, weight)
-                _tell_host(decision, x, weight, key[2])
-                _decisions[key] = decision
+                _decisions[key] = _first(found, device, x, weight)
         return _decisions[key]
     except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
         return _decisions.setdefault(key, _model(found, device))
