@@ -130,7 +130,8 @@ def biased(tracker: Tracker, whole: View, bias: View, tensor: Tensor | None) -> 
     origin = Biased(
         View(whole.root, axes), View(bias.root, IndexMap(tuple(repeats), bias.map.offsets))
     )
-    root = tracker.root(axes.shape, whole.root.dtype, Kind.ACTIVATION, origin, tensor)
+    dtype = torch.promote_types(whole.root.dtype, bias.root.dtype)
+    root = tracker.root(axes.shape, dtype, Kind.ACTIVATION, origin, tensor)
     return View(root, IndexMap(tuple(dims)))
 
 

@@ -17,6 +17,7 @@ from ksopt import ops
 from ksopt.compile.contractions import (
     DTYPES,
     Dims,
+    contraction,
     count_flops,
     digit_of,
     is_sparse,
@@ -28,7 +29,7 @@ from ksopt.compile.contractions import (
     tied,
 )
 from ksopt.compile.index import Atom, Atoms, IndexMap, compose, regroup
-from ksopt.compile.sizes import Size, plain, same
+from ksopt.compile.sizes import Size, plain, same, same_shape
 from ksopt.compile.structured import structured_product, structured_root
 from ksopt.compile.tracking import Tracker, rule
 from ksopt.compile.values import Kind, Multiplied, Native, Variable, View
@@ -98,7 +99,35 @@ def _convolution(
 def _mul(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
+    if _is_one(args[1]) and args[0].dtype == result.dtype:
+        tracker.note(result, tracker.view(args[0]))  # so does torch's rule for a vmap of linear
+        return
     multiplied(tracker, args[0], args[1], result)
+
+
+@rule(aten.add)
+def _add(
+    tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> None:
+    """A bias inside a vmap, where no node holds the product alone; elsewhere it stays a sum.
+
+    Under autocast the product may be of 16 bits and the bias, and so the sum, of 32.
+    """
+    region = tracker.trace.regions.get(tracker.node) if tracker.node is not None else None
+    both = all(isinstance(one, Tensor) for one in args) and len(args) == 2
+    if region is None or not region.vmap_depth or not both or not _is_one(kwargs.get("alpha", 1)):
+        return
+    for product, bias in (args, args[::-1]):
+        view = tracker.view(product)
+        is_bias = tracker.view(bias).root.kind is not Kind.ACTIVATION
+        is_whole = same_shape(product.shape, result.shape)
+        if is_bias and is_whole and contraction(view) is not None:
+            note_biased(tracker, view, bias, result)
+            return
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 1
 
 
 def multiplied(tracker: Tracker, left: Any, right: Any, result: Tensor) -> None:

@@ -63,6 +63,19 @@ def test_autocast_outside_lowers_in_its_dtype(compiled_by_eager):
     assert {site.dtype for site in compiled_by_eager.reports[0].sites} == {"bfloat16"}
 
 
+def test_a_bias_inside_a_vmap_under_autocast(compiled_by_eager):
+    """There torch adds a float32 bias to a bfloat16 product."""
+    weight, bias = nn.Parameter(torch.randn(4, 6, 8) / 3), nn.Parameter(torch.randn(4, 6))
+
+    def function(x):
+        blocks = torch.vmap(F.linear, in_dims=(1, 0, 0), out_dims=1)
+        return blocks(x.view(-1, 4, 8), weight, bias).flatten(1)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        check_equal(function, torch.compile(function, backend="ksopt"), torch.randn(5, 32))
+    assert operators(compiled_by_eager) == [1]
+
+
 def test_half_precision_parameters(compiled_by_eager):
     model = Blocks().to(torch.bfloat16)
     compiled = torch.compile(model, backend="ksopt", fullgraph=True)

@@ -54,6 +54,18 @@ class HyperNetwork(Case):
         return torch.einsum("bgi,goi->bgo", x.view(4, 4, 8), weight).flatten(1)
 
 
+class MappedSumWithInput(Case):
+    """In a vmap the product is added to what depends on the input: nothing holds it alone."""
+
+    parameters_of = (("w", (4, 8, 8)),)
+
+    def forward(self, x):
+        blocks = x.view(4, 4, 8)
+        return torch.vmap(F.linear, in_dims=(1, 0, 1), out_dims=1)(blocks, self.w, blocks).flatten(
+            1
+        )
+
+
 class WeightGradient(Case):
     """xᵀ g for every group, as a hand-written backward computes it."""
 
