@@ -185,6 +185,15 @@ def test_timing_inside_a_compilation_leaves_the_outer_one_as_it_was(compiled_by_
     torch.testing.assert_close(y, layer(x))
 
 
+@pytest.mark.slow
+def test_a_training_step_that_is_timed_is_compiled_once(compiled_by_eager):
+    layer = torch.nn.Conv1d(6, 9, 1, groups=3)
+    compiled = torch.compile(layer, backend="ksopt", options={"tune": "measure"})
+    for _ in range(3):
+        compiled(torch.randn(5, 6, 4)).sum().backward()
+    assert len(compiled_by_eager.graphs) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
     def full(path, text):
         raise OSError("no space left")
