@@ -99,8 +99,8 @@ def _convolution(
 def _mul(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
-    if _is_one(args[1]) and args[0].dtype == result.dtype:
-        tracker.note(result, tracker.view(args[0]))  # so does torch's rule for a vmap of linear
+    if _is_one(args[1]) and _is_mapped(tracker) and args[0].dtype == result.dtype:
+        tracker.note(result, tracker.view(args[0]))  # torch's rule for linear scales its bias so
         return
     multiplied(tracker, args[0], args[1], result)
 
@@ -113,9 +113,8 @@ def _add(
 
     Under autocast the product may be of 16 bits and the bias, and so the sum, of 32.
     """
-    region = tracker.trace.regions.get(tracker.node) if tracker.node is not None else None
     both = all(isinstance(one, Tensor) for one in args) and len(args) == 2
-    if region is None or not region.vmap_depth or not both or not _is_one(kwargs.get("alpha", 1)):
+    if not both or not _is_mapped(tracker) or not _is_one(kwargs.get("alpha", 1)):
         return
     for product, bias in (args, args[::-1]):
         view = tracker.view(product)
@@ -124,6 +123,11 @@ def _add(
         if is_bias and is_whole and contraction(view) is not None:
             note_biased(tracker, view, bias, result)
             return
+
+
+def _is_mapped(tracker: Tracker) -> bool:
+    """Whether a node inside a vmap is running."""
+    return tracker.node is not None and tracker.trace.regions[tracker.node].vmap_depth > 0
 
 
 def _is_one(value: Any) -> bool:
