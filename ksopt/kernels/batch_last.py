@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ksopt.kernels.costs import overlapped
 from ksopt.kernels.launch import Entry, Launcher
 from ksopt.kernels.preparing import PreparingLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry
@@ -197,8 +198,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
     )
     busy = items * tiles / (multiprocessors * load.walkers) / rounds
     x_tile, y_tile = load.rows * p.c * size, load.rows * load.outputs * size
-    # For one tile, while the multiprocessor's other walkers work too. What comes close to the
-    # slowest of these adds to it: they do not overlap perfectly.
+    # For one tile, while the multiprocessor's other walkers work too.
     demands = (
         (x_tile / tiles + y_tile) / _DRAM_BYTES_US,
         (x_tile + y_tile) / _L2_BYTES_US,
@@ -207,7 +207,7 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
         / (_SHARED_BYTES_US * min(1.0, load.warps / _FULL_WARPS)),
         load.tensor_us,
     )
-    streaming = sum(demand**_OVERLAP for demand in demands) ** (1 / _OVERLAP)
+    streaming = overlapped(demands, _OVERLAP)
     alone = load.stages_per_tile * _STAGE_US / load.walkers
     tile_us = math.hypot(streaming, alone) / min(1.0, max(busy, 0.05))
     columns = -(-p.a * p.d // groups) + (1 if p.a * p.d % groups else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ksopt.kernels import batch_last
+from ksopt.kernels import batch_last, generated
 from ksopt.kernels.batch_last import Config, PackingLauncher
 from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import Geometry, Problem
@@ -53,8 +53,7 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_batch_last16_{problem.dtype}_{shape}"
+    return generated.kernel_name("batch_last16", problem.dtype, problem.pattern)
 
 
 def source(problem: Problem, config: Config, shifted: bool = False) -> str:
@@ -67,17 +66,11 @@ def source(problem: Problem, config: Config, shifted: bool = False) -> str:
     """
     p = problem.pattern
     arguments = ", ".join(map(str, (*config.template, str(shifted).lower())))
-    return (
-        '#include "batch_last16.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = BatchLast16Tile<Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/batch_last.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
-        f"  batch_last16_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    call = f"batch_last16_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    instance = f"BatchLast16Tile<Support, {arguments}>"
+    tile = generated.tile("batch_last16", p, instance, facts, "batch_last")
+    return tile + generated.kernel(kernel_name(problem), call)
 
 
 def shifted_launcher(problem: Problem, config: Config, device: int) -> Launcher:

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from ksopt.kernels import batch_last, batch_last16
+from ksopt.kernels import batch_last, batch_last16, generated
 from ksopt.kernels.batch_last import Load, PackingLauncher, fits, steps_of
 from ksopt.kernels.batch_last16 import DTYPES
 from ksopt.kernels.launch import Launcher, prepare
@@ -113,25 +113,18 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_batch_last16_wgmma_{problem.dtype}_{shape}"
+    return generated.kernel_name("batch_last16_wgmma", problem.dtype, problem.pattern)
 
 
 def source(problem: Problem, config: Config) -> str:
     """The generated file: one instance of the template."""
     p = problem.pattern
     arguments = ", ".join(map(str, astuple(config)[:-1]))
-    return (
-        '#include "batch_last16_wgmma.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = BatchLast16WgmmaTile<Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/batch_last16_wgmma.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
-        f"  batch_last16_wgmma_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    call = f"batch_last16_wgmma_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    instance = f"BatchLast16WgmmaTile<Support, {arguments}>"
+    tile = generated.tile("batch_last16_wgmma", p, instance, facts, "batch_last16_wgmma")
+    return tile + generated.kernel(kernel_name(problem), call)
 
 
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:

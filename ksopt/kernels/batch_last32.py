@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ksopt.kernels import batch_last
+from ksopt.kernels import batch_last, generated
 from ksopt.kernels.batch_last import Config, PackingLauncher
 from ksopt.kernels.launch import Launcher, prepare
 from ksopt.kernels.problem import Geometry, Problem
@@ -55,8 +55,7 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem, exact: bool = True) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_batch_last32_{'fp32' if exact else 'tf32'}_{shape}"
+    return generated.kernel_name("batch_last32", "fp32" if exact else "tf32", problem.pattern)
 
 
 def source(problem: Problem, config: Config, exact: bool = True, shifted: bool = False) -> str:
@@ -70,17 +69,11 @@ def source(problem: Problem, config: Config, exact: bool = True, shifted: bool =
     """
     p = problem.pattern
     arguments = ", ".join(map(str, (*config.template, 3 if exact else 1, str(shifted).lower())))
-    return (
-        '#include "batch_last32.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = BatchLast32Tile<Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/batch_last.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
-        "  batch_last32_kernel<Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    instance = f"BatchLast32Tile<Support, {arguments}>"
+    tile = generated.tile("batch_last32", p, instance, facts, "batch_last")
+    call = "batch_last32_kernel<Support, Tile>"
+    return tile + generated.kernel(kernel_name(problem, exact), call)
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 from torch import Tensor
 
-from ksopt.kernels import batch_last, batch_last32
+from ksopt.kernels import batch_last, batch_last32, generated, preparing
 from ksopt.kernels.batch_last import output_tiles
 from ksopt.kernels.batch_last32 import DTYPES
 from ksopt.kernels.batch_last32_wgmma_cost import predicted_us as predicted_us
@@ -29,9 +29,6 @@ _STAGE_BYTES = (4096, 65536)  # the least and most of a stage that are worth a b
 _LONG_SUM = 128
 """From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
 cuBLAS's own error is larger there (docs/performance/fp32.md)."""
-
-_PACK_THREADS = 256
-_PACK_BLOCKS = 1056  # 8 for each of an H200's multiprocessors
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
 
 def kernel_name(problem: Problem, exact: bool = True) -> str:
     """The kernel's name, as profilers show it."""
-    return f"ksopt_batch_last32_wgmma_{_of(problem, exact)}"
+    return generated.kernel_name("batch_last32_wgmma", "fp32" if exact else "tf32", problem.pattern)
 
 
 def source(problem: Problem, config: Config, exact: bool = True) -> str:
@@ -184,48 +181,33 @@ def source(problem: Problem, config: Config, exact: bool = True) -> str:
         config: one of `configs`.
         exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
     """
-    return (
-        _tile(problem, config, exact)
-        + 'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1)\n'
-        f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
-        "  batch_last32_wgmma_kernel<Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    call = "batch_last32_wgmma_kernel<Support, Tile>"
+    kernel = generated.kernel(kernel_name(problem, exact), call, bounds="Tile::THREADS, 1")
+    return _tile(problem, config, exact) + kernel
 
 
 def pack_problem(problem: Problem, config: Config, exact: bool = True) -> Problem:
     """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
-    elements = config.packed_elements(problem.pattern, exact)
-    return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, batch_last=False)
+    return preparing.problem_of(problem, config.packed_elements(problem.pattern, exact))
 
 
 def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
     """How the kernel that packs weights is launched."""
     # A thread writes four l of one output, of all halves.
     tasks = config.packed_elements(problem.pattern, exact) // (8 if exact else 4)
-    return Geometry(
-        threads=_PACK_THREADS,
-        shared_bytes=0,
-        rows_per_tile=1,
-        tiles_per_row_tile=-(-tasks // _PACK_THREADS),
-        max_blocks=_PACK_BLOCKS,
-    )
+    return preparing.geometry_of(tasks)
 
 
 def pack_name(problem: Problem, exact: bool = True) -> str:
     """The name of the kernel that packs weights, as profilers show it."""
-    return f"ksopt_batch_last32_pack_{_of(problem, exact)}"
+    return generated.kernel_name("batch_last32_pack", "fp32" if exact else "tf32", problem.pattern)
 
 
 def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
     """The generated file of the kernel that packs weights for the tile."""
-    return (
-        _tile(problem, config, exact)
-        + f'extern "C" __global__ void __launch_bounds__({_PACK_THREADS})\n'
-        f"{pack_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
-        "  batch_last32_pack_kernel<Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    name, call = pack_name(problem, exact), "batch_last32_pack_kernel<Support, Tile>"
+    kernel = generated.kernel(name, call, bounds=str(preparing.THREADS))
+    return _tile(problem, config, exact) + kernel
 
 
 class ColumnsLauncher(PackedLauncher):
@@ -275,19 +257,11 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
 def _tile(problem: Problem, config: Config, exact: bool) -> str:
     p = problem.pattern
     arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
-    packed_bytes = 4 * config.packed_elements(p, exact)
-    agree = '"csrc and kernels/batch_last32_wgmma.py disagree"'
-    return (
-        '#include "batch_last32_wgmma.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = BatchLast32WgmmaTile<Support, {arguments}, {3 if exact else 1}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p, exact)}, {agree});\n"
-        f"static_assert(Tile::MULTIPLIER_REGISTERS == {config.register_limit}, {agree});\n"
-        "static_assert(int64(Tile::COLUMNS) * Tile::OUTPUT_TILES * Tile::COLUMN_BYTES == "
-        f"{packed_bytes}, {agree});\n"
-    )
-
-
-def _of(problem: Problem, exact: bool) -> str:
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"{'fp32' if exact else 'tf32'}_{shape}"
+    facts = {
+        "Tile::SHARED_BYTES": config.shared_bytes(p, exact),
+        "Tile::MULTIPLIER_REGISTERS": config.register_limit,
+        "int64(Tile::COLUMNS) * Tile::OUTPUT_TILES * Tile::COLUMN_BYTES": 4
+        * config.packed_elements(p, exact),
+    }
+    instance = f"BatchLast32WgmmaTile<Support, {arguments}, {3 if exact else 1}>"
+    return generated.tile("batch_last32_wgmma", p, instance, facts, "batch_last32_wgmma")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ksopt.kernels.batch_last import output_tiles
+from ksopt.kernels.costs import chains_cycles, overlapped
 from ksopt.pattern import Pattern
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def predicted_us(
     steps = stages * config.kl // 8 * config.mt
     step_cycles = products * _STEP_CYCLES * outputs
     # Chains of products that a warpgroup computes one after the other, and what it stores then.
-    between = _CHAIN_CYCLES / (1 + _PENDING * config.pending)
-    alone = steps / config.chain * (between + config.chain * step_cycles)
+    hidden = 1 + _PENDING * config.pending
+    alone = chains_cycles(steps, config.chain, step_cycles, _CHAIN_CYCLES, hidden)
     alone += stages * _STAGE_CYCLES + y_bytes / _STORED_BYTES_CYCLE
     operands = steps * config.multipliers * products * 32 * outputs
     through_shared = x_bytes * (1 + config.groups_n) + operands
@@ -76,8 +77,7 @@ def predicted_us(
         alone / _CYCLES_US,
         stages * config.kl * _ROW_CYCLES / _CYCLES_US,
     )
-    # What comes close to the slowest of these adds to it: they do not overlap perfectly.
-    tile_us = sum(demand**_OVERLAP for demand in demands) ** (1 / _OVERLAP)
+    tile_us = overlapped(demands, _OVERLAP)
     weights_us = 0.0
     if config.resident:
         weights_us = (columns / groups + 1) * (_COLUMN_US + weight_bytes / _WEIGHT_BYTES_US)

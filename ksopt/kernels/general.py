@@ -88,5 +88,12 @@ def launcher(problem: Problem, device: int) -> Launcher:
     return prepare(problem, kernel_name(problem), code, geometry(problem, config), device)
 
 
+def with_general(
+    problem: Problem, name: str, source: str, geometry: Geometry, device: int
+) -> Launcher:
+    """`prepare` for kernels of aligned operands: all others go to the general kernel."""
+    return prepare(problem, name, source, geometry, device, fallback=launcher(problem, device))
+
+
 def _next_power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()

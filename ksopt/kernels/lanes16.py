@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
-from ksopt.kernels import general
+from ksopt.kernels import general, generated
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.fold import fold as fold_of
-from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -191,34 +191,25 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_lanes16_{problem.dtype}_{shape}"
+    return generated.kernel_name("lanes16", problem.dtype, problem.pattern)
 
 
 def source(problem: Problem, config: Config) -> str:
     """The generated file: one instance of the template."""
     p = problem.pattern
     arguments = ", ".join(map(str, astuple(config)[:-1]))
-    return (
-        '#include "lanes16.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = Lanes16Tile<Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/lanes16.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
-        f"  lanes16_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    call = f"lanes16_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    tile = generated.tile("lanes16", p, f"Lanes16Tile<Support, {arguments}>", facts, "lanes16")
+    return tile + generated.kernel(kernel_name(problem), call)
 
 
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return prepare(
+    return general.with_general(
         problem,
         kernel_name(problem),
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=general.launcher(problem, device),
     )

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.kernels import general
+from ksopt.kernels import general, generated
+from ksopt.kernels.costs import overlapped
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.lanes16 import DTYPES, fold
-from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -34,7 +35,7 @@ _OUTPUT_US = 0.00103  # a warpgroup product of 64 rows, 16 l and one j, for each
 _NOT_AHEAD = 1.75  # times slower, where registers do not allow to load during products
 _WEIGHT_BYTES_US = 18_000.0  # a block's weights, read and regrouped
 _LAUNCH_US = 4.0
-_OVERLAP = 4.3  # the times hide behind each other as a norm of this power
+_OVERLAP = 4.3
 
 
 @dataclass(frozen=True)
@@ -228,9 +229,7 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
     groups = p.a * (p.d // (width * config.team_j))
     fills = 1 + (groups - 1) / max(1, blocks // config.team(p))
     return (
-        float(sum(time**_OVERLAP for time in times) ** (1 / _OVERLAP))
-        + fills * config.weight_bytes(p) / _WEIGHT_BYTES_US
-        + _LAUNCH_US
+        overlapped(times, _OVERLAP) + fills * config.weight_bytes(p) / _WEIGHT_BYTES_US + _LAUNCH_US
     )
 
 
@@ -247,34 +246,27 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_lanes16_wgmma_{problem.dtype}_{shape}"
+    return generated.kernel_name("lanes16_wgmma", problem.dtype, problem.pattern)
 
 
 def source(problem: Problem, config: Config) -> str:
     """The generated file: one instance of the template."""
     p = problem.pattern
     arguments = ", ".join(map(str, astuple(config)[:-1]))
-    return (
-        '#include "lanes16_wgmma.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = Lanes16WgmmaTile<Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/lanes16_wgmma.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
-        f"  lanes16_wgmma_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
-        "}\n"
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    call = f"lanes16_wgmma_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    tile = generated.tile(
+        "lanes16_wgmma", p, f"Lanes16WgmmaTile<Support, {arguments}>", facts, "lanes16_wgmma"
     )
+    return tile + generated.kernel(kernel_name(problem), call)
 
 
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernel for ``problem`` on CUDA device ``device`` (sm_90)."""
-    return prepare(
+    return general.with_general(
         problem,
         kernel_name(problem),
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=general.launcher(problem, device),
     )

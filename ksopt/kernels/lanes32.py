@@ -8,10 +8,10 @@ from dataclasses import astuple, dataclass
 
 import torch
 
-from ksopt.kernels import general
+from ksopt.kernels import general, generated
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.fold import fold as fold_of
-from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -146,8 +146,7 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem, exact: bool) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_lanes32_{'float32' if exact else 'tf32'}_{shape}"
+    return generated.kernel_name("lanes32", "float32" if exact else "tf32", problem.pattern)
 
 
 def source(problem: Problem, config: Config, exact: bool = True) -> str:
@@ -160,28 +159,20 @@ def source(problem: Problem, config: Config, exact: bool = True) -> str:
     """
     p = problem.pattern
     arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
-    return (
-        '#include "lanes32.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = Lanes32Tile<Support, {arguments}, {3 if exact else 1}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/lanes32.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
-        "  lanes32_kernel<Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    instance = f"Lanes32Tile<Support, {arguments}, {3 if exact else 1}>"
+    tile = generated.tile("lanes32", p, instance, facts, "lanes32")
+    return tile + generated.kernel(kernel_name(problem, exact), "lanes32_kernel<Support, Tile>")
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
     """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return prepare(
+    return general.with_general(
         problem,
         kernel_name(problem, exact),
         source(problem, config, exact),
         geometry(problem, config),
         device,
-        fallback=general.launcher(problem, device),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from ksopt.kernels.costs import overlapped
 from ksopt.kernels.lanes32 import Config, fold
 from ksopt.pattern import Pattern
 
@@ -65,7 +66,7 @@ def predicted_us(
         (steps * step_bytes + x_bytes * x_reads + y_bytes + streamed) / _SHARED_BYTES,
         steps * step_us,
     )
-    streaming = sum(demand**_OVERLAP for demand in demands) ** (1 / _OVERLAP) / multiprocessors
+    streaming = overlapped(demands, _OVERLAP) / multiprocessors
     stages = rounds * -(-(-(-p.c // f.unit) * f.unit) // config.kl)
     first_weights = weight_bytes / _L2_BYTES if config.resident else 0.0
     return math.hypot(streaming / max(busy, 1e-3), stages * _STAGE_US) + first_weights + _LAUNCH_US

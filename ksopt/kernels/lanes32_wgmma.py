@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.kernels import general, lanes32
+from ksopt.kernels import general, generated, lanes32, preparing
 from ksopt.kernels.fold import Fold
 from ksopt.kernels.lanes32 import fold, row_pitch, slice_chunks
 from ksopt.kernels.lanes32_wgmma_cost import predicted_us as predicted_us
@@ -15,8 +15,6 @@ from ksopt.kernels.preparing import PackedLauncher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
-_PACK_THREADS = 256
-_PACK_BLOCKS = 1056  # 8 for each of an H200's multiprocessors
 _BARRIER_BYTES = 256
 _STAGES = (8, 6, 4, 3, 2)
 _LONG_SUM = 128
@@ -148,7 +146,7 @@ def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
 
 def kernel_name(problem: Problem, exact: bool) -> str:
     """The kernel's name, as profilers show it."""
-    return f"ksopt_lanes32_wgmma_{_of(problem, exact)}"
+    return generated.kernel_name("lanes32_wgmma", "float32" if exact else "tf32", problem.pattern)
 
 
 def source(problem: Problem, config: Config, exact: bool = True) -> str:
@@ -159,19 +157,14 @@ def source(problem: Problem, config: Config, exact: bool = True) -> str:
         config: one of `configs`.
         exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
     """
-    return (
-        _tile(problem, config, exact)
-        + 'extern "C" __global__ void __launch_bounds__(Tile::THREADS, 1)\n'
-        f"{kernel_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
-        "  lanes32_wgmma_kernel<Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    call = "lanes32_wgmma_kernel<Support, Tile>"
+    kernel = generated.kernel(kernel_name(problem, exact), call, bounds="Tile::THREADS, 1")
+    return _tile(problem, config, exact) + kernel
 
 
 def pack_problem(problem: Problem, config: Config, exact: bool = True) -> Problem:
     """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
-    elements = config.packed_elements(problem.pattern, exact)
-    return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, batch_last=False)
+    return preparing.problem_of(problem, config.packed_elements(problem.pattern, exact))
 
 
 def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
@@ -179,30 +172,19 @@ def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geome
     p, f = problem.pattern, fold(problem.pattern.d)
     # A thread writes the matrices' places of one output, of all halves, j and l of its chunks.
     written = (2 if exact else 1) * f.j * f.run_l * 4
-    blocks = -(-config.packed_elements(p, exact) // written // _PACK_THREADS)
-    return Geometry(
-        threads=_PACK_THREADS,
-        shared_bytes=0,
-        rows_per_tile=1,
-        tiles_per_row_tile=blocks,
-        max_blocks=_PACK_BLOCKS,
-    )
+    return preparing.geometry_of(-(-config.packed_elements(p, exact) // written))
 
 
 def pack_name(problem: Problem, exact: bool) -> str:
     """The name of the kernel that packs weights, as profilers show it."""
-    return f"ksopt_lanes32_pack_{_of(problem, exact)}"
+    return generated.kernel_name("lanes32_pack", "float32" if exact else "tf32", problem.pattern)
 
 
 def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
     """The generated file of the kernel that packs weights for the tile."""
-    return (
-        _tile(problem, config, exact)
-        + f'extern "C" __global__ void __launch_bounds__({_PACK_THREADS})\n'
-        f"{pack_name(problem, exact)}(const __grid_constant__ Arguments arguments) {{\n"
-        "  lanes32_pack_kernel<Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    name, call = pack_name(problem, exact), "lanes32_pack_kernel<Support, Tile>"
+    kernel = generated.kernel(name, call, bounds=str(preparing.THREADS))
+    return _tile(problem, config, exact) + kernel
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PackedLauncher:
@@ -245,20 +227,12 @@ def _shapes(d: int) -> list[tuple[int, int, int]]:
 def _tile(problem: Problem, config: Config, exact: bool) -> str:
     p = problem.pattern
     arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
-    packed_bytes = 4 * config.packed_elements(p, exact)
-    agree = '"csrc and kernels/lanes32_wgmma.py disagree"'
-    return (
-        '#include "lanes32_wgmma.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = Lanes32WgmmaTile<Support, {arguments}, {3 if exact else 1}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p, exact)}, {agree});\n"
-        f"static_assert(Tile::COLUMNS * Tile::COLUMN_BYTES == {packed_bytes}, {agree});\n"
-    )
-
-
-def _of(problem: Problem, exact: bool) -> str:
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"{'float32' if exact else 'tf32'}_{shape}"
+    facts = {
+        "Tile::SHARED_BYTES": config.shared_bytes(p, exact),
+        "Tile::COLUMNS * Tile::COLUMN_BYTES": 4 * config.packed_elements(p, exact),
+    }
+    instance = f"Lanes32WgmmaTile<Support, {arguments}, {3 if exact else 1}>"
+    return generated.tile("lanes32_wgmma", p, instance, facts, "lanes32_wgmma")
 
 
 def _registers(config: Config) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ksopt.kernels.costs import chains_cycles, overlapped
 from ksopt.kernels.lanes32 import fold
 from ksopt.pattern import Pattern
 
@@ -72,8 +73,8 @@ def predicted_us(
     # Chains of products that a warpgroup computes one after the other.
     steps = -(-p.c // f.unit) * f.unit // 8 * f.j
     step_cycles = products * _STEP_CYCLES * config.outputs
-    between = _CHAIN_CYCLES / (1 + _PENDING * config.pending)
-    alone = steps / config.chain * (between + config.chain * step_cycles)
+    hidden = 1 + _PENDING * config.pending
+    alone = chains_cycles(steps, config.chain, step_cycles, _CHAIN_CYCLES, hidden)
     alone += -(-p.c // config.kl) * _STAGE_CYCLES + y_bytes * sectors / _STORED_BYTES_CYCLE
     demands = (
         memory / _DRAM_BYTES_US,
@@ -82,7 +83,6 @@ def predicted_us(
         alone / config.teams / _CYCLES_US,
         x_bytes / 16 / 128 * _COPY_CYCLES / _CYCLES_US,
     )
-    # What comes close to the slowest of these adds to it: they do not overlap perfectly.
-    tile_us = sum(demand**_OVERLAP for demand in demands) ** (1 / _OVERLAP)
+    tile_us = overlapped(demands, _OVERLAP)
     first_weights_us = weight_bytes / _L2_BYTES_US if config.resident else 0.0
     return float(rounds * tile_us + first_weights_us + _LAUNCH_US)

@@ -8,6 +8,13 @@ from torch import Tensor
 
 from ksopt.kernels import at_hand
 from ksopt.kernels.launch import Entry, Launcher
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.pattern import Pattern
+
+THREADS = 256
+"""Of a block of a kernel that packs weights."""
+
+_BLOCKS = 1056  # 8 for each of an H200's multiprocessors
 
 
 class PreparingLauncher(Launcher):
@@ -62,3 +69,19 @@ class PackedLauncher(PreparingLauncher):
         if weight.data_ptr() % 16:
             weight = weight.clone()
         return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
+
+
+def problem_of(problem: Problem, elements: int) -> Problem:
+    """Packing as a launcher sees it: the weight is x's only row, the packed elements are y's."""
+    return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, batch_last=False)
+
+
+def geometry_of(tasks: int) -> Geometry:
+    """How a kernel that packs weights is launched, a task for each thread."""
+    return Geometry(
+        threads=THREADS,
+        shared_bytes=0,
+        rows_per_tile=1,
+        tiles_per_row_tile=-(-tasks // THREADS),
+        max_blocks=_BLOCKS,
+    )

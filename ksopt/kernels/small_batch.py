@@ -7,14 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.kernels import general
-from ksopt.kernels.fold import Fold
-from ksopt.kernels.fold import fold as fold_of
-from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels import general, generated
+from ksopt.kernels.lanes16 import DTYPES, fold
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
-
-DTYPES = {"float16": "Float16", "bfloat16": "BFloat16"}
 
 MAX_BATCH = 128
 """More rows than this are computed rightly, but other families are the ones to try."""
@@ -37,11 +34,6 @@ _SUM_BYTES_US = 54_000.0  # sums written to shared memory and added
 _REMOTE_BYTES_US = 31_000.0  # read from other blocks of a cluster
 _CLUSTER_US, _CLUSTER_DOUBLED_US = 0.54, 0.09  # two cluster barriers; and for each doubling
 _WIDE_US, _WIDE_BYTES_US = 0.57, 70_000.0  # regrouping where 8 divides d: always, and x's bytes
-
-
-def fold(d: int) -> Fold:
-    """The fold of ``d``, which is 1, 2, 3, 4, 6, 12 or a multiple of 8."""
-    return fold_of(d, 8)
 
 
 @dataclass(frozen=True)
@@ -227,8 +219,7 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_small_batch_{problem.dtype}_{shape}"
+    return generated.kernel_name("small_batch", problem.dtype, problem.pattern)
 
 
 def source(problem: Problem, config: Config) -> str:
@@ -236,26 +227,20 @@ def source(problem: Problem, config: Config) -> str:
     p = problem.pattern
     arguments = ", ".join(map(str, astuple(config)))
     cluster = f"__cluster_dims__({config.cluster}, 1, 1) " if config.cluster > 1 else ""
-    return (
-        '#include "small_batch.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = SmallBatchTile<Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/small_batch.py disagree");\n'
-        f'extern "C" __global__ void {cluster}__launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
-        f"  small_batch_kernel<{DTYPES[problem.dtype]}, Support, Tile>(arguments);\n"
-        "}\n"
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    call = f"small_batch_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    tile = generated.tile(
+        "small_batch", p, f"SmallBatchTile<Support, {arguments}>", facts, "small_batch"
     )
+    return tile + generated.kernel(kernel_name(problem), call, attributes=cluster)
 
 
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return prepare(
+    return general.with_general(
         problem,
         kernel_name(problem),
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=general.launcher(problem, device),
     )

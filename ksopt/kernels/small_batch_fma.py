@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
-from ksopt.kernels import general
+from ksopt.kernels import general, generated
 from ksopt.kernels.general import DTYPES
-from ksopt.kernels.launch import Launcher, prepare
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -177,34 +177,26 @@ def geometry(problem: Problem, config: Config) -> Geometry:
 
 def kernel_name(problem: Problem) -> str:
     """The kernel's name, as profilers show it."""
-    shape = "_".join(map(str, problem.pattern.weight_shape))
-    return f"ksopt_small_batch_fma_{problem.dtype}_{shape}"
+    return generated.kernel_name("small_batch_fma", problem.dtype, problem.pattern)
 
 
 def source(problem: Problem, config: Config) -> str:
     """The generated file: one instance of the template."""
     p, dtype = problem.pattern, DTYPES[problem.dtype]
     arguments = ", ".join(map(str, astuple(config)[:-1]))
-    return (
-        '#include "small_batch_fma.cuh"\n'
-        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = SmallBatchFmaTile<{dtype}, Support, {arguments}>;\n"
-        f"static_assert(Tile::SHARED_BYTES == {config.shared_bytes(p)}, "
-        '"csrc and kernels/small_batch_fma.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS)\n'
-        f"{kernel_name(problem)}(const __grid_constant__ Arguments arguments) {{\n"
-        f"  small_batch_fma_kernel<{dtype}, Support, Tile>(arguments);\n"
-        "}\n"
-    )
+    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+    instance = f"SmallBatchFmaTile<{dtype}, Support, {arguments}>"
+    call = f"small_batch_fma_kernel<{dtype}, Support, Tile>"
+    tile = generated.tile("small_batch_fma", p, instance, facts, "small_batch_fma")
+    return tile + generated.kernel(kernel_name(problem), call, bounds="Tile::THREADS")
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
     """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return prepare(
+    return general.with_general(
         problem,
         kernel_name(problem),
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=general.launcher(problem, device),
     )
