@@ -10,6 +10,7 @@ Inductor made of it: so nothing that it finds in a weight's values can be stale.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -60,7 +61,8 @@ def ksopt(
     if given.frozen_values:
         values = FrozenValues(example_inputs, given.frozen_tolerance)
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if values is not None else None
-    report = rewrite_graph(gm, example_inputs, judge(example_inputs, given.tune), values)
+    decides = judge(example_inputs, given.tune, given.records_graphs)
+    report = rewrite_graph(gm, example_inputs, decides, values)
     _tell(report)
     check_requirement(report, given.require)
     compiled = hand_over(gm, example_inputs, given.inductor)
@@ -69,13 +71,22 @@ def ksopt(
     return compiled
 
 
-def judge(example_inputs: Sequence[Any], tune: Any) -> Judge:
-    """Who decides about the sites of a graph with these inputs."""
+def judge(example_inputs: Sequence[Any], tune: Any, records_graphs: bool = False) -> Judge:
+    """Who decides about the sites of a graph with these inputs.
+
+    Args:
+        example_inputs: of the graph; they tell the device.
+        tune: as ``options["tune"]``.
+        records_graphs: whether CUDA graphs are recorded. A recorded graph prepares its weights at
+            each replay, for they may have changed.
+    """
     devices = [value.device for value in example_inputs if isinstance(value, Tensor)]
     # A graph on a GPU may be given scalars on the CPU.
     device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
 
     def decided(site: Site) -> Decision:
+        if records_graphs and device.type == "cuda" and not site.training:
+            site = dataclasses.replace(site, computed=True)
         return decide(site, device, tune)
 
     return decided

@@ -40,6 +40,13 @@ class Options:
     frozen_tolerance: float
     inductor: dict[str, Any]
 
+    @property
+    def records_graphs(self) -> bool:
+        """Whether Inductor records CUDA graphs: a mode "reduce-overhead" or "max-autotune"."""
+        import torch._inductor.config as usual
+
+        return bool(self.inductor.get("triton.cudagraphs", usual.triton.cudagraphs))
+
 
 def read(mode: str | None, options: dict[str, Any] | None) -> Options:
     """A mode and options, once they are known to be right.

@@ -194,6 +194,22 @@ def test_constants_of_inductors_freezing_are_kept_as_they_are(kernels):
     assert kernels.prepared == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", ["jikl", "iklj"])
+def test_in_a_package_of_aotinductor(stored, kernels, tmp_path):
+    model, x = Layer(stored), torch.randn(6, 40)
+    with torch.no_grad():
+        program = ksopt.export_pass(torch.export.export(model, (x,)))
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "model.pt2")
+        )
+        package = torch._inductor.aoti_load_package(path)
+        before = kernels.prepared
+        for _ in range(4):
+            check(package, model, torch.randn(6, 40))
+    assert kernels.prepared == before + 1
+
+
 def test_in_another_backend(kernels):
     def backend(gm, example_inputs):
         ksopt.compile.rewrite(gm, example_inputs)
