@@ -76,6 +76,19 @@ class Experts(nn.Module):
         return x
 
 
+class Chunks(nn.Module):
+    """Query, key and value in one parameter, taken apart at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(36, 8))
+
+    def forward(self, x):
+        x = x.view(-1, 3, 8)
+        parts = [weight.view(3, 4, 8) for weight in self.weight.chunk(3)]
+        return torch.cat([torch.einsum("ngi,goi->ngo", x, part).flatten(1) for part in parts], 1)
+
+
 class Convolution(nn.Conv1d):
     def __init__(self):
         super().__init__(24, 12, 1, groups=3, bias=False)
@@ -99,6 +112,7 @@ LAYERS = {
     "[d, a, b, c]": (lambda: Layer("jikl"), 40, 1),
     "backwards": (lambda: Layer("jlki"), 40, 1),
     "as a linear layer's": (Blocks, 24, 1),
+    "three chunks": (Chunks, 24, 3),
     "a convolution's": (Convolution, 24, 1),
     "two in one": (Experts, 24, 2),
     "two layers": (lambda: nn.Sequential(Blocks(), nn.Linear(12, 24), nn.ReLU(), Blocks()), 24, 2),
@@ -192,6 +206,30 @@ def test_constants_of_inductors_freezing_are_kept_as_they_are(kernels):
         for _ in range(4):
             check(compiled, model, torch.randn(6, 40))
     assert kernels.prepared == 1
+
+
+def test_a_cast_by_the_author_is_kept_too(kernels):
+    layer = Layer("jikl")
+
+    def model(x):
+        weight = layer.weight.to(torch.bfloat16)
+        y = torch.einsum("nilj,jikl->nikj", x.bfloat16().view(-1, 2, 4, 5), weight)
+        return y.flatten(1)
+
+    compiled = compiled_by_ksopt(model)
+    with torch.no_grad():
+        for _ in range(4):
+            x = torch.randn(6, 40)
+            # bfloat16 sums in another order
+            torch.testing.assert_close(compiled(x), model(x), rtol=5e-2, atol=2e-1)
+    assert kernels.prepared == 1
+    assert packed.kept_bytes(torch.device("cpu")) == 4 * layer.weight.numel()
+    found, expected = (
+        torch.autograd.grad(function(x).float().sum(), layer.weight)[0]
+        for function in (compiled, model)
+    )
+    torch.testing.assert_close(found, expected, rtol=5e-2, atol=2e-1)
+    assert not packed._by_weight  # it is trained
 
 
 @pytest.mark.slow
