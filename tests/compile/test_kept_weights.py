@@ -89,6 +89,18 @@ class Chunks(nn.Module):
         return torch.cat([torch.einsum("ngi,goi->ngo", x, part).flatten(1) for part in parts], 1)
 
 
+class Loop(nn.Module):
+    """One block after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8, 4))
+
+    def forward(self, x):
+        pieces = [x[:, 8 * i : 8 * i + 8] @ self.weight[i] for i in range(3)]
+        return torch.cat(pieces, 1)
+
+
 class Convolution(nn.Conv1d):
     def __init__(self):
         super().__init__(24, 12, 1, groups=3, bias=False)
@@ -113,6 +125,7 @@ LAYERS = {
     "backwards": (lambda: Layer("jlki"), 40, 1),
     "as a linear layer's": (Blocks, 24, 1),
     "three chunks": (Chunks, 24, 3),
+    "a loop": (Loop, 24, 1),
     "a convolution's": (Convolution, 24, 1),
     "two in one": (Experts, 24, 2),
     "two layers": (lambda: nn.Sequential(Blocks(), nn.Linear(12, 24), nn.ReLU(), Blocks()), 24, 2),
