@@ -15,6 +15,7 @@ from ksopt.bench.timing import Measurement
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
 from ksopt.kernels import cuda
+from ksopt.kernels.choices import Record
 from ksopt.kernels.look import first_look
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Chain
@@ -222,19 +223,25 @@ class Objective:
             device=str(self._device),
         )
 
-    def _factors_us(self, chain: Chain) -> tuple[float | None, ...]:
+    def choices(self, chain: Chain) -> tuple[Record | None, ...]:
+        """What was timed when each factor's kernel was chosen in this process; empty on a CPU."""
         if self._device.type != "cuda":
             return ()
         index = self._device.index
-        found: list[float | None] = []
+        found: list[Record | None] = []
         for pattern in chain:
             situation = Situation.of(
                 pattern, self._request.dtype, self._batch, self._is_batch_last()
             )
             known = cuda.known(situation, torch.cuda.current_device() if index is None else index)
-            record = None if known is None else known.kept.record
-            found.append(None if record is None else record.chosen(changing=False).median_us)
+            found.append(None if known is None else known.kept.record)
         return tuple(found)
+
+    def _factors_us(self, chain: Chain) -> tuple[float | None, ...]:
+        return tuple(
+            None if record is None else record.chosen(changing=False).median_us
+            for record in self.choices(chain)
+        )
 
     def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         """Choose every factor's kernel in a moment, where none was chosen with care."""

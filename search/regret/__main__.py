@@ -16,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.kernels.families import Machine
 from ksopt.search.regret import tables
 from ksopt.search.regret.reference import Reference
-from ksopt.search.regret.rows import Book, Searched
+from ksopt.search.regret.rows import Book, Searched, TimedWay
 from ksopt.search.regret.schedule import Schedule, Unit, largest_first
 from ksopt.search.request import LADDER, SearchRequest
 
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     given = _parser().parse_args(arguments)
     try:
+        if given.report is not None:
+            _tell(Book.read(Path(given.report)))
+            return 0
         return _run(given)
     except InvalidInputError as error:
         print(f"ksopt.search.regret: {error}", file=sys.stderr)
@@ -68,7 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=1, help="devices, a process on each (%(default)s)")
     add("--seed", type=int, default=0, help="of the searches and of the draws (%(default)s)")
     add("--timeout", type=float, metavar="S", help="begin nothing new after so many seconds")
-    add("--out", required=True, metavar="FILE", help="rows, a JSON line each; tables lie beside it")
+    where = parser.add_mutually_exclusive_group(required=True).add_argument
+    where("--out", metavar="FILE", help="rows, a JSON line each; tables lie beside it")
+    where(
+        "--report",
+        metavar="FILE",
+        help="write the tables of such a file again, finished or not, and measure nothing",
+    )
     return parser
 
 
@@ -138,20 +147,20 @@ def _run(given: argparse.Namespace) -> int:
             raise
     for failure in failures:
         raise failure
-    for written in tables.write(book):
-        print(written)
-    print(tables.markdown(book))
-    for cost in tables.costs(book):
-        print(
-            f"{cost.dims}: {cost.search_seconds:.1f} device seconds for the search, "
-            f"{cost.reference_seconds:.1f} for the reference"
-        )
+    _tell(book)
     print(f"this run took {time.monotonic() - began:.0f} s on {len(places)} device(s)")
     return 0
 
 
+def _tell(book: Book) -> None:
+    for written in tables.write(book):
+        print(written)
+    print()
+    print(tables.markdown(book))
+
+
 class _Listing(Mapping[str, Reference]):
-    """References by size, each made when it is first asked for."""
+    """References by size, listed meanwhile: spaces of several seconds each."""
 
     def __init__(
         self,
@@ -160,25 +169,24 @@ class _Listing(Mapping[str, Reference]):
         pool: Executor | None,
         given: argparse.Namespace,
     ) -> None:
-        self._requests = requests
-        self._make = lambda request: Reference.of(
-            request, machine, pool, given.reference, given.seed + 1
-        )
-        self._made: dict[str, Reference] = {}
-        self._lock = threading.Lock()
-        threading.Thread(target=lambda: [self[dims] for dims in requests], daemon=True).start()
+        # With a pool, threads only wait for its processes.
+        threads = ThreadPoolExecutor(1 if pool is None else len(requests))
+        self._made = {
+            dims: threads.submit(
+                Reference.of, request, machine, pool, given.reference, given.seed + 1
+            )
+            for dims, request in requests.items()
+        }
+        threads.shutdown(wait=False)
 
     def __getitem__(self, dims: str) -> Reference:
-        with self._lock:
-            if dims not in self._made:
-                self._made[dims] = self._make(self._requests[dims])
-            return self._made[dims]
+        return self._made[dims].result()
 
-    def __iter__(self) -> Any:
-        return iter(self._requests)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._made)
 
 
 def _work(
@@ -213,14 +221,22 @@ def _do(unit: Unit, asked: _Asked, schedule: Schedule, seconds_left: float | Non
             schedule.stop()
             return
         rows = [schedule.row(unit.dims, "search", row) for row in answer.pop("trials")]
+        ways = [TimedWay(**way) for way in answer.pop("ways")]
         found = Searched(unit.dims, trials=len(rows), **answer)
-        schedule.done(unit, [row for row in rows if row is not None], found)
+        schedule.done(unit, [row for row in rows if row is not None], found, ways)
         return
-    task = {"request": request.to_json(), "chains": [str(chain) for chain in unit.chains]}
+    task: dict[str, Any] = {
+        "request": request.to_json(),
+        "chains": [str(chain) for chain in unit.chains],
+    }
     if unit.kind == "chains":
         following = [str(chain) for chain in schedule.soon(unit)]
-        answer = asked.ask({**task, "task": "chains", "next": following, "seed": unit.seed})
-        rows = [schedule.row(unit.dims, unit.stage, row) for row in answer["rows"]]
+        task |= {"task": "chains", "next": following, "seed": unit.seed}
+        for answer in asked.ask_for_some(task):
+            row = schedule.row(unit.dims, unit.stage, answer["row"])
+            ways = [TimedWay(**way) for way in answer["ways"]]
+            schedule.keep([] if row is None else [row], ways)
+        schedule.done(unit)
     else:
         began = time.monotonic()
         times = asked.ask({**task, "task": "final"})["times"]
@@ -243,7 +259,7 @@ def _do(unit: Unit, asked: _Asked, schedule: Schedule, seconds_left: float | Non
             )
             for name, one in times.items()
         ]
-    schedule.done(unit, [row for row in rows if row is not None])
+        schedule.done(unit, [row for row in rows if row is not None])
     print(f"{unit.dims}: {len(unit.chains)} chains, {unit.stage}, on {asked.device}", flush=True)
 
 
@@ -269,6 +285,16 @@ class _Asked:
         """
         self._send(task)
         return self.answer()
+
+    def ask_for_some(self, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """What it says of each chain, as it comes.
+
+        Raises:
+            KsoptError: It failed.
+        """
+        self._send(task)
+        while "row" in (found := self.answer()):
+            yield found
 
     def answer(self) -> dict[str, Any]:
         """Its next answer."""

@@ -1,6 +1,9 @@
 """Which chains the reference measures: half drawn uniformly, half estimated to be the fastest.
 
-The uniform half says how well predictions rank the whole space. The other half looks for the best:
+Where a space is too large to be listed, a search draws from a sample of it. The reference has a
+sample of its own, of another seed, so that what the search's own sample lacks can be found.
+The uniform half, drawn from it, says how well predictions rank the whole space. The other half
+looks for the best, in both samples:
 a chain's time is estimated as the sum of its factors', each as measured beside another chain where
 it was, else as predicted, corrected by how measurements stand to predictions. It learns as it goes,
 and needs no device.
@@ -11,9 +14,9 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ksopt.kernels.families import Machine
 from ksopt.pattern import Chain, Pattern
@@ -47,13 +50,17 @@ class Predictions:
 
     @classmethod
     def of(
-        cls, space: Space, request: SearchRequest, machine: Machine | None, pool: Executor | None
+        cls,
+        chains: Iterable[Chain],
+        request: SearchRequest,
+        machine: Machine | None,
+        pool: Executor | None,
     ) -> Predictions:
         """Asked of the pool now; without one, or a machine, nothing is predicted."""
         if pool is None or machine is None:
             return cls()
         assert request.batch is not None
-        patterns = sorted({pattern for chain in space.candidates for pattern in chain})
+        patterns = sorted({pattern for chain in chains for pattern in chain})
         last = request.layout == "batch_last"
         parts = [
             patterns[at : at + _PREDICTED_TOGETHER]
@@ -74,9 +81,14 @@ class Predictions:
             self._coming.clear()
         return self._known
 
+    def of_factors(self, chain: Chain) -> tuple[float | None, ...]:
+        """Each factor's time; None if it was not predicted."""
+        known = self.factors_us()
+        return tuple(known.get(pattern) for pattern in chain)
+
     def of_chain(self, chain: Chain) -> float | None:
         """A chain's time; None if it was not predicted."""
-        times = [self.factors_us().get(pattern) for pattern in chain]
+        times = self.of_factors(chain)
         return None if None in times else sum(us for us in times if us is not None)
 
 
@@ -86,15 +98,17 @@ class Reference:
 
     Args:
         space: The search's.
-        predictions: Of its factors.
+        predictions: Of all factors.
         size: Chains to measure, beside the search's own.
         seed: Of the uniform half.
+        others: The candidates that another seed gives; the search's own where they are all.
     """
 
     space: Space
     predictions: Predictions
     size: int
     seed: int
+    others: tuple[Chain, ...]
 
     @classmethod
     def of(
@@ -106,25 +120,37 @@ class Reference:
         seed: int,
     ) -> Reference:
         """For a request with its batch resolved."""
-        space = build(request)
-        return cls(space, Predictions.of(space, request, machine, pool), size, seed)
+        ways = [request, replace(request, seed=seed)]
+        listed = map(build, ways) if pool is None else pool.map(build, ways)
+        space, other = listed
+        others = space.candidates if space.complete else other.candidates
+        chains = {*space.candidates, *others}
+        return cls(space, Predictions.of(chains, request, machine, pool), size, seed, others)
 
     def step_of(self, chain: Chain) -> Step | None:
         """The step of the ladder that a chain is a candidate of, the smallest if several."""
         return next((step for step in self.space.steps if step.holds(chain.nnz)), None)
 
     @functools.cached_property
-    def _strata(self) -> list[list[Chain]]:
-        """The candidates of each step."""
-        chains = self.space.candidates
-        return [[c for c in chains if self.step_of(c) == step] for step in self.space.steps]
+    def _all(self) -> tuple[Chain, ...]:
+        """The candidates of both samples."""
+        return tuple(dict.fromkeys([*self.space.candidates, *self.others]))
+
+    def _strata(self, chains: Sequence[Chain]) -> list[list[Chain]]:
+        """Chains by the step that they are of."""
+        found: dict[Step, list[Chain]] = {step: [] for step in self.space.steps}
+        for chain in chains:
+            step = self.step_of(chain)
+            if step is not None:
+                found[step].append(chain)
+        return list(found.values())
 
     @functools.cached_property
     def uniform(self) -> list[Chain]:
         """Of every step as many, drawn uniformly, the steps in turns."""
         rng = random.Random(self.seed)
         each = self.size // 2 // len(self.space.steps)
-        drawn = [rng.sample(inside, min(each, len(inside))) for inside in self._strata]
+        drawn = [rng.sample(inside, min(each, len(inside))) for inside in self._strata(self.others)]
         longest = max(map(len, drawn), default=0)
         turns = [chains[at] for at in range(longest) for chains in drawn if at < len(chains)]
         return list(dict.fromkeys(turns))
@@ -134,7 +160,7 @@ class Reference:
         done = {Chain.parse(row.chain) for row in measured}
         estimate = self._estimates(measured)
         ranked = []
-        for inside in self._strata:
+        for inside in self._strata(self._all):
             left = [chain for chain in inside if chain not in done and chain in estimate]
             ranked.append(sorted(left, key=lambda chain: estimate[chain]))
         longest = max(map(len, ranked), default=0)
@@ -143,10 +169,10 @@ class Reference:
 
     def _estimates(self, measured: Sequence[Measured]) -> dict[Chain, float]:
         times = factor_times((Chain.parse(row.chain), row.factors_us) for row in measured)
-        found = estimates(self.space.candidates, times, self.predictions.factors_us())
+        found = estimates(self._all, times, self.predictions.factors_us())
         if not found:  # no cost model, as on a CPU: what moves and multiplies least
             return {
                 chain: chain.flops(1) + 8.0 * sum(sum(pattern.shape) for pattern in chain)
-                for chain in self.space.candidates
+                for chain in self._all
             }
         return found

@@ -33,6 +33,7 @@ class Measured:
         repeats: Samples.
         predicted_us: By the cost model; None without one.
         factors_us: What the choice of each factor's kernel measured; None where it was not known.
+        predicted_factors_us: The cost model's time of each factor.
         reason: Why it failed, or was given up after its first repeats.
         seconds: For how long it held the device.
         device: torch's name of it.
@@ -52,6 +53,7 @@ class Measured:
     repeats: int = 0
     predicted_us: float | None = None
     factors_us: tuple[float | None, ...] = ()
+    predicted_factors_us: tuple[float | None, ...] = ()
     reason: str | None = None
     seconds: float = 0.0
     device: str = ""
@@ -73,18 +75,41 @@ class Searched:
         chosen: The fastest chain of each step by the step's text; None where there was none.
         trials: Chains that it measured.
         device_seconds: For how long it held the device: its trials and its final.
-        seconds: From its start to its report.
+        seconds: From its start to its report; None if it was stopped in between and went on.
         device_name: Such as "NVIDIA H200".
         versions: Of ksopt and torch, for the record.
+        final_seconds: How much of device_seconds was the final.
     """
 
     dims: str
     chosen: dict[str, str | None]
     trials: int
     device_seconds: float
-    seconds: float
+    seconds: float | None
     device_name: str
     versions: dict[str, str | None]
+    final_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class TimedWay:
+    """One way of computing a factor, timed when its kernel was chosen: what cost models fit.
+
+    Args:
+        pattern: The factor's, as text.
+        way: A kernel family with its configuration, or one of PyTorch's ways.
+        predicted_us: By the cost model; None if it has none for that way.
+        us: Measured.
+        chosen: Whether it is the one that chains are run with.
+        device: torch's name of it.
+    """
+
+    pattern: str
+    way: str
+    predicted_us: float | None
+    us: float
+    chosen: bool
+    device: str
 
 
 @dataclass
@@ -100,6 +125,7 @@ class Book:
     settings: dict[str, Any]
     measured: list[Measured] = field(default_factory=list)
     searched: dict[str, Searched] = field(default_factory=dict)
+    ways: list[TimedWay] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -112,17 +138,43 @@ class Book:
         book = cls(path, settings)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            for line in lines:
-                book._read(line)
-            if not lines:
-                book._write({"kind": "settings", **settings})
-            elif not path.read_bytes().endswith(b"\n"):
-                with path.open("a", encoding="utf-8") as file:
-                    file.write("\n")  # so that the next row is a line of its own
+            kept = path.read_bytes() if path.exists() else b""
+            book._read_all(kept)
+            if not kept:
+                book._append([{"kind": "settings", **settings}])
+            elif not kept.endswith(b"\n"):
+                with path.open("ab") as file:
+                    file.write(b"\n")  # so that the next row is a line of its own
         except OSError as error:
             raise InvalidInputError(f"out {path}: {error.strerror}") from None
         return book
+
+    @classmethod
+    def read(cls, path: Path) -> Book:
+        """The rows of a file that is only read, whatever its settings.
+
+        Raises:
+            InvalidInputError: It cannot be read, or is no such file.
+        """
+        try:
+            kept = path.read_bytes()
+            first = json.loads(kept.split(b"\n", 1)[0])
+            if not isinstance(first, dict) or first.pop("kind", None) != "settings":
+                raise ValueError
+        except OSError as error:
+            raise InvalidInputError(f"report {path}: {error.strerror}") from None
+        except ValueError:
+            raise InvalidInputError(
+                f"report {path}: its first line is not the settings that "
+                "python -m ksopt.search.regret --out writes"
+            ) from None
+        book = cls(path, first)
+        book._read_all(kept)
+        return book
+
+    def _read_all(self, kept: bytes) -> None:
+        for line in kept.decode(errors="replace").splitlines():
+            self._read(line)
 
     def _read(self, line: str) -> None:
         try:
@@ -138,24 +190,40 @@ class Book:
             )
             raise InvalidInputError(f"out {self.path} holds other measurements ({other})")
         if kind == "measured":
-            self.measured.append(Measured(**{**row, "factors_us": tuple(row["factors_us"])}))
+            several = {
+                name: tuple(row.get(name, ())) for name in ("factors_us", "predicted_factors_us")
+            }
+            self.measured.append(Measured(**{**row, **several}))
         elif kind == "searched":
             self.searched[row["dims"]] = Searched(**row)
+        elif kind == "way":
+            self.ways.append(TimedWay(**row))
 
-    def add(self, rows: Iterable[Measured], searched: Searched | None = None) -> None:
-        """Keep rows, and then the search that they belong to."""
+    def add(
+        self,
+        rows: Iterable[Measured],
+        searched: Searched | None = None,
+        ways: Iterable[TimedWay] = (),
+    ) -> None:
+        """Keep rows, and the search that they belong to: all of them, or none if it is killed."""
         with self._lock:
-            for row in rows:
-                self.measured.append(row)
-                self._write({"kind": "measured", **asdict(row)})
+            rows, ways = list(rows), list(ways)
+            written: list[dict[str, Any]] = [{"kind": "way", **asdict(one)} for one in ways]
+            written += [{"kind": "measured", **asdict(row)} for row in rows]
+            if searched is not None:
+                written.append({"kind": "searched", **asdict(searched)})
+            if written:
+                self._append(written)
+            self.measured += rows
+            self.ways += ways
             if searched is not None:
                 self.searched[searched.dims] = searched
-                self._write({"kind": "searched", **asdict(searched)})
 
     def of(self, dims: str, *stages: Stage) -> list[Measured]:
         """Rows of some stages of one size."""
         return [row for row in self.measured if row.dims == dims and row.stage in stages]
 
-    def _write(self, value: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
+    def _append(self, values: Iterable[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(value) + "\n" for value in values)
+        with self.path.open("ab", buffering=0) as file:  # in one call, which nothing cuts in two
+            file.write(text.encode())

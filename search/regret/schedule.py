@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ksopt.pattern import Chain
 from ksopt.search import priors
 from ksopt.search.regret.reference import Reference
-from ksopt.search.regret.rows import Book, Measured, Searched, Stage
+from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
 from ksopt.search.request import SearchRequest
 
 CHUNK = 24
@@ -90,12 +90,21 @@ class Schedule:
             self._stopped = True
             self._changed.notify_all()
 
-    def done(
-        self, unit: Unit, rows: Iterable[Measured] = (), found: Searched | None = None
-    ) -> None:
-        """Keep what came of a unit."""
+    def keep(self, rows: Iterable[Measured], ways: Iterable[TimedWay] = ()) -> None:
+        """Keep some of what comes of a unit that is under way."""
         with self._changed:
-            self.book.add(rows, found)
+            self.book.add(rows, ways=ways)
+
+    def done(
+        self,
+        unit: Unit,
+        rows: Iterable[Measured] = (),
+        found: Searched | None = None,
+        ways: Iterable[TimedWay] = (),
+    ) -> None:
+        """Keep what came of a unit that has ended."""
+        with self._changed:
+            self.book.add(rows, found, ways)
             self._taken.discard(unit)
             self._changed.notify_all()
 
@@ -115,6 +124,7 @@ class Schedule:
             rho=rho,
             d_rho=d_rho,
             predicted_us=reference.predictions.of_chain(chain),
+            predicted_factors_us=reference.predictions.of_factors(chain),
             **given,
         )
 
@@ -124,9 +134,9 @@ class Schedule:
             if dims not in self.book.searched and dims not in busy:
                 return Unit("search", dims)
         # The size that is furthest from its end, so that the devices end together.
-        for dims in sorted(self.requests, key=self._left, reverse=True):
-            if dims not in self.book.searched:
-                continue  # what the search measures is not to be measured twice
+        # What a search measures is not to be measured twice, so it comes first.
+        searched = [dims for dims in self.requests if dims in self.book.searched]
+        for dims in sorted(searched, key=self._left, reverse=True):
             chains, stage = self._chunk(dims, CHUNK)
             if chains:
                 seed = len(self._given.get(dims, ())) + len(self.book.of(dims, "uniform", "guided"))

@@ -15,7 +15,10 @@ from ksopt.search import words
 from ksopt.search.regret.rows import Book, Measured, Stage
 from ksopt.search.request import Budget, Dims, SearchRequest
 
+CLOSE = 0.03
+"""A regret that counts as none: what the searches are held to."""
 _FEWEST_RANKED = 5
+_SEVERAL = ("factors_us", "predicted_factors_us")
 _REFERENCE: tuple[Stage, ...] = ("uniform", "guided")
 
 
@@ -39,6 +42,8 @@ class Cell:
             latency, over the reference's uniform half.
         spearman_rho: The same of rho; an ideal heuristic, large where a chain is fast, has -1.
         ranked: Chains that both are over.
+        spearman_factors: The same of the sum of the factors' own measured times: what a perfect
+            model of the factors, and a sum, could reach.
     """
 
     dims: str
@@ -56,6 +61,7 @@ class Cell:
     spearman_predicted: float | None
     spearman_rho: float | None
     ranked: int
+    spearman_factors: float | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,8 @@ class Cost:
         reference_seconds: For how long the reference's chains and the last final did.
         share: search_seconds over the sum of both.
         search_chains, reference_chains: How many each measured.
-        until_report_s: From the search's start to its report.
+        until_report_s: From the search's start to its report; None if it went on after a stop.
+        final_seconds: How much of search_seconds was the search's final.
     """
 
     dims: str
@@ -77,7 +84,8 @@ class Cost:
     share: float
     search_chains: int
     reference_chains: int
-    until_report_s: float
+    until_report_s: float | None
+    final_seconds: float | None
 
 
 def cells(book: Book) -> list[Cell]:
@@ -105,6 +113,7 @@ def costs(book: Book) -> list[Cost]:
                 search.trials,
                 len(rows),
                 search.seconds,
+                search.final_seconds,
             )
         )
     return found
@@ -150,7 +159,13 @@ def _cell(book: Book, dims: str, budget: str) -> Cell:
         spearman_predicted=spearman([(row.predicted_us, row.ratio) for row in uniform]),
         spearman_rho=spearman([(row.rho, row.ratio) for row in uniform]),
         ranked=len(uniform),
+        spearman_factors=spearman([(_sum_of_factors(row), row.ratio) for row in uniform]),
     )
+
+
+def _sum_of_factors(row: Measured) -> float | None:
+    times = [us for us in row.factors_us if us is not None]
+    return sum(times) if times and len(times) == len(row.factors_us) else None
 
 
 def _is_faster(this: Measured, other: Measured) -> bool:
@@ -177,12 +192,31 @@ def spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float | None
     return round(found, 12) if found == found else None
 
 
-def overall(book: Book, dims: str) -> tuple[float | None, float | None]:
-    """Spearman's coefficients of prediction and rho over all budgets of a size."""
+@dataclass(frozen=True)
+class Ranking:
+    """Spearman's coefficients with the measured latency over all budgets of a size.
+
+    Args:
+        predicted: Of the cost model.
+        factors: Of the sum of the factors' own measured times.
+        rho: Of the heuristic.
+        chains: How many of the uniform half they are over.
+    """
+
+    predicted: float | None
+    factors: float | None
+    rho: float | None
+    chains: int
+
+
+def overall(book: Book, dims: str) -> Ranking:
+    """How well chains of a size are ranked, whatever their budget."""
     rows = [row for row in book.of(dims, "uniform") if row.ratio is not None]
-    return (
+    return Ranking(
         spearman([(row.predicted_us, row.ratio) for row in rows]),
+        spearman([(_sum_of_factors(row), row.ratio) for row in rows]),
         spearman([(row.rho, row.ratio) for row in rows]),
+        len(rows),
     )
 
 
@@ -194,10 +228,11 @@ def write(book: Book) -> list[Path]:
         stem.with_name(f"{stem.name}-costs.csv"): _csv([asdict(cost) for cost in costs(book)]),
         stem.with_name(f"{stem.name}-chains.csv"): _csv(
             [
-                {name: value for name, value in asdict(row).items() if name != "factors_us"}
+                {**asdict(row), **{name: _joined(getattr(row, name)) for name in _SEVERAL}}
                 for row in book.measured
             ]
         ),
+        stem.with_name(f"{stem.name}-ways.csv"): _csv([asdict(way) for way in book.ways]),
         stem.with_suffix(".md"): markdown(book),
     }
     for path, text in texts.items():
@@ -206,7 +241,7 @@ def write(book: Book) -> list[Path]:
 
 
 def markdown(book: Book) -> str:
-    """The tables for docs/search.md."""
+    """What it comes to in sentences, and the tables, for docs/search.md."""
     rows = [
         [
             cell.dims,
@@ -225,27 +260,78 @@ def markdown(book: Book) -> str:
     ]
     heads = ("size", "budget", "recommended", ">us", ">best, us", ">regret", "found by")
     more = (">dense, us", ">Spearman, cost model", ">rho", ">of chains")
-    shares = [
-        [
-            cost.dims,
-            str(cost.search_chains),
-            str(cost.reference_chains),
-            f"{cost.search_seconds:.0f}",
-            f"{cost.reference_seconds:.0f}",
-            words.percent(cost.share),
-            f"{cost.until_report_s:.0f}",
-            *map(_rho, overall(book, cost.dims)),
-        ]
-        for cost in costs(book)
-    ]
-    columns = ("size", ">trials", ">reference", ">device s", ">its device s", ">share")
-    tail = (">s to the report", ">Spearman, cost model", ">rho")
-    parts = [tables.of([*heads, *more], rows), tables.of([*columns, *tail], shares)]
-    return "\n\n".join(part.markdown() for part in parts) + "\n"
+    shares = []
+    for cost in costs(book):
+        ranking = overall(book, cost.dims)
+        shares.append(
+            [
+                cost.dims,
+                str(cost.search_chains),
+                str(cost.reference_chains),
+                f"{cost.search_seconds:.1f}",
+                "" if cost.final_seconds is None else f"{cost.final_seconds:.1f}",
+                f"{cost.reference_seconds:.1f}",
+                words.percent(cost.share),
+                "" if cost.until_report_s is None else f"{cost.until_report_s:.0f}",
+                *map(_rho, (ranking.predicted, ranking.factors, ranking.rho)),
+            ]
+        )
+    columns = ("size", ">trials", ">reference", ">device s", ">of it final", ">its device s")
+    tail = (">share", ">s to the report", ">Spearman, cost model", ">factors", ">rho")
+    both = [tables.of([*heads, *more], rows), tables.of([*columns, *tail], shares)]
+    parts = [sentence + "\n" for sentence in sentences(book)]
+    return "\n".join([*parts, *(f"{part.markdown()}\n" for part in both)])
+
+
+def sentences(book: Book) -> list[str]:
+    """What it comes to; what is not finished is said to be so."""
+    known = cells(book)
+    judged = [(cell.regret, cell) for cell in known if cell.regret is not None]
+    found = []
+    if judged:
+        near = sum(regret <= CLOSE for regret, _ in judged)
+        _, where = max(judged, key=lambda pair: pair[0])
+        found.append(
+            f"In {near} of {len(judged)} cases the recommended chain is within "
+            f"{100 * CLOSE:.0f}% of the best chain of search and reference, timed in turns; the "
+            f"largest regret is {_regret(where)}, for {where.dims} at {where.budget}."
+        )
+    none = [cell for cell in known if cell.recommended is None]
+    waiting = list(dict.fromkeys(c.dims for c in known if c.regret is None and c not in none))
+    if none:
+        cases = ", ".join(f"{cell.dims} at {cell.budget}" for cell in none)
+        found.append(f"No chain was recommended for {cases}.")
+    if waiting:
+        found.append(f"Of {', '.join(waiting)} the final is still to come.")
+    ended = [cost for cost in costs(book) if cost.dims not in waiting]
+    if ended:
+        most = max(ended, key=lambda cost: cost.share)
+        found.append(
+            f"A search held the device for at most {words.percent(most.share)} of the time that it "
+            f"and its reference took ({most.dims})."
+        )
+    rankings = [overall(book, dims) for dims in book.searched]
+    for name, values in (
+        ("the cost model", [one.predicted for one in rankings]),
+        ("the sum of the factors' measured times", [one.factors for one in rankings]),
+        ("rho", [one.rho for one in rankings]),
+    ):
+        ranks = [value for value in values if value is not None]
+        if ranks:
+            found.append(
+                f"Spearman's coefficient of {name} with the measured latency is "
+                f"{min(ranks):+.2f} to {max(ranks):+.2f} over the sizes."
+            )
+    return found
 
 
 def _csv(rows: list[dict[str, object]]) -> str:
     return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n") if rows else ""
+
+
+def _joined(values: Sequence[float | None]) -> str:
+    """Of several factors, left to right, in one cell."""
+    return ";".join("" if value is None else f"{value:g}" for value in values)
 
 
 def _us(value: float | None) -> str:

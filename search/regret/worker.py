@@ -1,7 +1,8 @@
 """``python -m ksopt.search.regret.worker``: one process on one device, which does what it is told.
 
 It reads one JSON document a line from stdin and answers each with one on stdout: a search, some
-chains of the reference, or a final. It ends when stdin does.
+chains of the reference (each said in a line of its own before the answer), or a final. It ends when
+stdin does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 
 from ksopt.bench import device as devices
 from ksopt.errors import KsoptError
-from ksopt.pattern import Chain
+from ksopt.pattern import Chain, Pattern
 from ksopt.search import locks, retime
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.objective import Objective
@@ -43,6 +44,7 @@ class Bench:
         self.device = devices.resolve(device)
         self._compilers = Compilers(Target.of(self.device))
         self._spare = Spare.of(self.device)
+        self._told: set[Pattern] = set()  # those whose ways were told
 
     def hello(self) -> dict[str, Any]:
         """Which device it is, and what its cost model has to know."""
@@ -68,19 +70,31 @@ class Bench:
                 for answer in result.recommendations
             },
             "trials": [_trial_row(trial, str(self.device)) for trial in result.trials],
+            "ways": self._ways(
+                Objective(result.request, self.device), [t.facts.chain for t in result.trials]
+            ),
             "device_seconds": held + (result.final_seconds or 0.0),
-            "seconds": result.seconds,
+            "final_seconds": result.final_seconds,
+            "seconds": result.seconds if result.run == 1 else None,
             "device_name": result.device.name,
             "versions": {"ksopt": result.device.ksopt, "torch": result.device.torch},
         }
 
-    def chains(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Some chains, each in turns with the dense layer; ``next`` are compiled meanwhile."""
+    def chains(
+        self, task: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Some chains, each in turns with the dense layer; ``next`` are compiled meanwhile.
+
+        Each is told as soon as it is measured: a process that is killed loses one at most.
+        """
         request = self._request(task)
         chains = [Chain.parse(text) for text in task["chains"]]
         self._compilers.soon([*chains, *map(Chain.parse, task["next"])], request)
         objective = Objective(request, self.device, seed=task["seed"])
-        return {"rows": [self._measured(objective, chain) for chain in chains]}
+        for chain in chains:
+            row = self._measured(objective, chain)
+            say({"row": row, "ways": self._ways(objective, [chain])})
+        return {"measured": len(chains)}
 
     def final(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Chains against each other and dense in turns, in a process that did nothing else."""
@@ -113,6 +127,27 @@ class Bench:
             "seconds": found.seconds,
         }
 
+    def _ways(self, objective: Objective, chains: Iterable[Chain]) -> list[dict[str, Any]]:
+        """What was timed when the kernels of factors were chosen, each factor's once."""
+        found = []
+        for chain in chains:
+            for pattern, record in zip(chain, objective.choices(chain), strict=False):
+                if record is None or pattern in self._told:
+                    continue
+                self._told.add(pattern)
+                found += [
+                    {
+                        "pattern": str(pattern),
+                        "way": timed.label,
+                        "predicted_us": timed.predicted_us,
+                        "us": timed.median_us,
+                        "chosen": place == record.kept,
+                        "device": str(self.device),
+                    }
+                    for place, timed in enumerate(record.timed)
+                ]
+        return found
+
 
 def _trial_row(trial: Any, device: str) -> dict[str, Any]:
     latency, dense = trial.latency, trial.dense
@@ -140,7 +175,6 @@ def main() -> int:
         torch.cuda.set_device(first["device"])
     Path(first["folder"]).mkdir(parents=True, exist_ok=True)
     bench = Bench(first["device"])
-    tasks = {"search": bench.search, "chains": bench.chains, "final": bench.final}
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def say(value: Mapping[str, Any]) -> None:
@@ -152,6 +186,11 @@ def main() -> int:
             asked.put(line)
         os._exit(0)  # the parent has ended, or is done
 
+    tasks = {
+        "search": bench.search,
+        "chains": lambda task: bench.chains(task, say),
+        "final": bench.final,
+    }
     threading.Thread(target=listen, daemon=True).start()
     say(bench.hello())
     while True:

@@ -4,7 +4,9 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from ksopt.pattern import Chain
 from ksopt.search.regret import tables
 from ksopt.search.regret.__main__ import main
 from ksopt.search.regret.reference import Predictions, Reference
-from ksopt.search.regret.rows import Book, Measured, Searched, Stage
+from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
 from ksopt.search.regret.schedule import Schedule, largest_first
 from ksopt.search.request import SearchRequest
 
@@ -55,6 +57,20 @@ def test_half_of_the_reference_is_uniform_and_of_every_step() -> None:
     assert found != Reference.of(REQUEST, None, None, 12, seed=1).uniform
 
 
+def test_a_space_that_is_a_sample_gets_another_sample_beside_it() -> None:
+    large = SearchRequest("96x192", budgets=("50%",), batch=16, device="cpu")
+    found = Reference.of(large, None, None, 40, seed=7)
+    assert not found.space.complete
+    own = set(found.space.candidates)
+    assert any(chain not in own for chain in found.uniform)  # what the search could not draw
+    assert set(found.uniform) <= set(found.others)
+    assert {chain for chain in found.guided([], 4000) if chain not in own}
+    few = SearchRequest("8x12", budgets=("60%",), batch=16, device="cpu")
+    small = Reference.of(few, None, None, 12, seed=7)
+    assert small.space.complete
+    assert small.others == small.space.candidates
+
+
 def test_the_other_half_follows_measured_factors() -> None:
     whole = reference()
     inside = [chain for chain in whole.space.candidates if len(chain) == 2]
@@ -77,7 +93,7 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     chains = [chain for chain in whole.space.candidates if len(chain) == 2]
     known = {pattern: float(pattern.nnz) for chain in chains for pattern in chain}
     first = chains[0]
-    told = Reference(whole.space, Predictions(_known=dict(known)), 12, 0)
+    told = replace(whole, predictions=Predictions(_known=dict(known)))
     estimates = told._estimates(
         [row(str(first), 9.0, factors_us=tuple(3 * known[pattern] for pattern in first))]
     )
@@ -99,6 +115,67 @@ def test_rows_are_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> Non
     assert len(Book.open(first.path, {"dtype": "float32"}).measured) == 2
     with pytest.raises(InvalidInputError, match="dtype float32 there and float16 here"):
         Book.open(first.path, {"dtype": "float16"})
+
+
+def test_rows_that_belong_together_are_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chains = [str(chain) for chain in reference().uniform[:3]]
+    found = book(tmp_path, {"60%": chains[0]})
+    before = found.path.read_text()
+
+    class Cut(RuntimeError):
+        pass
+
+    def dumped(value: object) -> str:
+        if value["chain"] == chains[1]:  # type: ignore[index]
+            raise Cut
+        return "{}"
+
+    monkeypatch.setattr("ksopt.search.regret.rows.json.dumps", dumped)
+    with pytest.raises(Cut):  # a final of which one row is there would be taken for all of it
+        found.add([row(chain, 5.0, "final") for chain in chains])
+    assert found.path.read_text() == before
+    assert found.of("32x64", "final") == []
+
+
+def test_the_ways_of_a_factor_are_kept_for_who_fits_a_model(tmp_path: Path) -> None:
+    chain = str(reference().uniform[0])
+    found = book(tmp_path, {"60%": chain})
+    way = TimedWay("(1,4,4,2)", "lanes16", 3.0, 4.0, True, "cuda:0")
+    found.add(
+        [row(chain, 9.0, factors_us=(4.0, 5.0), predicted_factors_us=(3.0, None))], ways=[way]
+    )
+    again = Book.open(found.path, {"dtype": "float32"})
+    assert again.ways == [way]
+    assert again.measured[0].predicted_factors_us == (3.0, None)
+    tables.write(again)
+    with (tmp_path / "r-ways.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["way"], line["predicted_us"], line["us"]) == ("lanes16", "3.0", "4.0")
+    with (tmp_path / "r-chains.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    assert (line["factors_us"], line["predicted_factors_us"]) == ("4;5", "3;")
+
+
+def test_a_report_of_what_is_there_measures_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, quick = (str(chain) for chain in reference().uniform[:2])
+    found = book(tmp_path, {"60%": slow})
+    found.add([row(slow, 10.0, "search"), row(quick, 9.0)])
+    rows = found.path.read_text()
+    assert main(["--report", str(found.path)]) == 0
+    said = capsys.readouterr().out
+    assert "Of 32x64 the final is still to come." in said
+    assert "cases" not in said
+    assert found.path.read_text() == rows
+    found.add([row(slow, 10.0, "final"), row(quick, 9.0, "final")])
+    assert main(["--report", str(found.path)]) == 0
+    said = capsys.readouterr().out
+    assert "In 0 of 1 cases the recommended chain is within 3% of the best" in said
+    assert "the largest regret is 11.1%, for 32x64 at 60%" in said
+    assert (tmp_path / "r.md").read_text() in said
 
 
 def test_regret_is_of_the_final(tmp_path: Path) -> None:
@@ -226,6 +303,50 @@ def test_misuse_is_a_sentence(
     out = ["--device", "cpu", "--out", str(tmp_path / "r.jsonl")]
     assert main([*words, *out]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_report_of_no_such_file_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--report", str(tmp_path / "none.jsonl")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    other = tmp_path / "other.jsonl"
+    other.write_text("[1]\n")
+    assert main(["--report", str(other)]) == 2
+    assert "its first line is not the settings" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
+    command += ["--dtype", "float32", "--batch", "16", "--device", "cpu", "--trials", "2"]
+    command += ["--reference", "20", "--out", str(out)]
+
+    def stages() -> list[str]:
+        text = out.read_text() if out.exists() else ""
+        rows = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return [one.get("stage", one["kind"]) for one in rows]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while stages().count("uniform") < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    kept = out.read_text()
+    assert stages().count("uniform") >= 2  # in the midst of a portion of ten
+    assert "final" not in stages()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert out.read_text().startswith(kept[: kept.rindex("\n") + 1])
+    found = stages()
+    assert (found.count("searched"), found.count("search")) == (1, 2)
+    assert found.count("uniform") + found.count("guided") == 20
+    chains = [json.loads(line).get("chain") for line in out.read_text().splitlines()]
+    reference = [
+        c for c, stage in zip(chains, found, strict=True) if stage in ("uniform", "guided")
+    ]
+    assert len(reference) == len(set(reference))
 
 
 @pytest.mark.slow
