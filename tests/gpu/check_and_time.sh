@@ -73,7 +73,7 @@ if [ "$failed" -ne 0 ]; then
   exit 1
 fi
 [ "${2:-}" = checks ] && exit 0
-step host-time 60 "$python" tests/gpu/host_time.py
+step host-time 120 "$python" tests/gpu/host_time.py
 step tiles 150 "$python" -m ksopt.bench.tiles lanes16 --tiles 20 --out "$out/tiles.csv"
 for layout in batch_first batch_last; do
   step "bench-$layout" 150 "$python" -m ksopt bench kernels --patterns sample:12 --dtype float16 --layout "$layout" \

@@ -1,21 +1,43 @@
-"""What an eager call costs the host, without waiting for the device.
+"""What an eager call costs the host, without waiting for the device, and what of it goes where.
 
     python tests/gpu/host_time.py
 
-Prints microseconds a call, the least of 20 rounds of 500: of ksopt's operator, its layer, and of
-torch's own for comparison. The device's work is small, so that it never holds the host up.
+Prints microseconds a call, the least of 10 rounds of 500, for each layout and dtype: of ksopt's
+operator and layer, of what they are made of, and of torch's own products of the same size. The
+device's work is small, so that it never holds the host up.
 """
 
+from __future__ import annotations
+
+import ctypes
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from ksopt.kernels import cuda
+from ksopt import ops
+from ksopt.kernels import at_hand, cuda
+from ksopt.kernels.launch import HostLauncher, Launcher, _Arguments, _strides
+from ksopt.kernels.preparing import PreparingLauncher
 from ksopt.nn import KSLinear
+from ksopt.pattern import Pattern
 
-ROUNDS, CALLS = 20, 500
+ROUNDS, CALLS = 10, 500
+ROWS = 16
+LARGE, SMALL = Pattern(8, 512, 512, 1), Pattern(4, 128, 128, 4)
+CASES = [
+    (LARGE, torch.float16, False),
+    (LARGE, torch.bfloat16, False),
+    (LARGE, torch.float32, False),
+    (LARGE, torch.float16, True),
+    (LARGE, torch.float32, True),
+    (SMALL, torch.float16, True),
+    (SMALL, torch.float32, False),
+]
+Calls = Iterator[tuple[str, Callable[[], object]]]
 
 
 def host_us(call: Callable[[], object]) -> float:
@@ -30,29 +52,116 @@ def host_us(call: Callable[[], object]) -> float:
     return best
 
 
+def of_torch(p: Pattern, x: Tensor, last: bool) -> Calls:
+    """torch's products of as many rows, inputs and outputs."""
+    rows = x.T.contiguous() if last else x
+    dense = torch.randn(p.out_features, p.in_features, device="cuda", dtype=x.dtype)
+    linear = torch.nn.Linear(p.in_features, p.out_features, device="cuda", dtype=x.dtype)
+    blocks = torch.randn(p.a * p.d, ROWS, p.c, device="cuda", dtype=x.dtype)
+    matrices = torch.randn(p.a * p.d, p.c, p.b, device="cuda", dtype=x.dtype)
+    yield "F.linear", lambda: F.linear(rows, dense)
+    yield "nn.Linear", lambda: linear(rows)
+    yield "torch.bmm, its operands in order", lambda: torch.bmm(blocks, matrices)
+
+
+def of_ksopt(p: Pattern, x: Tensor, weight: Tensor, last: bool) -> Calls:
+    """From the least of a call to all of it."""
+    layout = "batch_last" if last else "batch_first"
+    sizes = (p.in_features, p.out_features, str(p))
+    layers = [
+        KSLinear(*sizes, bias=bias, layout=layout, device="cuda", dtype=x.dtype)
+        for bias in (False, True)
+    ]
+    y_shape = (p.out_features, ROWS) if last else (ROWS, p.out_features)
+    yield "torch.empty of y", lambda: torch.empty(y_shape, device="cuda", dtype=x.dtype)
+    yield from of_the_kernel(x, weight, last)
+    yield "finding what is prepared", lambda: at_hand.of(weight)
+    yield "what the host library knows", lambda: cuda.run_known(x, weight, last)
+    yield "ks_mm_inner, which compiled graphs call", lambda: ops.ks_mm_inner(x, weight, last)
+    yield "ks_mm", lambda: ops.ks_mm(x, weight, last)
+    yield "ks_mm past the dispatcher", lambda: ops.multiply(x, weight, last)
+    yield "KSLinear without bias", lambda: layers[0](x)
+    yield "KSLinear", lambda: layers[1](x)
+
+
+class LaunchConfig(ctypes.Structure):
+    """The driver's CUlaunchConfig, without attributes."""
+
+    _fields_ = [
+        ("blocks", ctypes.c_uint * 3),
+        ("threads", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+def of_the_kernel(x: Tensor, weight: Tensor, last: bool) -> Calls:
+    """The chosen kernel: the driver's launch by itself, and the host library's launch."""
+    call = cuda.choice_for(x, weight, last).call
+    if isinstance(call, PreparingLauncher):
+        weight, call = call.pack(weight), call.multiply
+    if not isinstance(call, HostLauncher):
+        return
+    driver = ctypes.CDLL("libcuda.so.1")
+    config, keep = launch_of(call, x, weight, last)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(keep))
+    version, function = ctypes.c_int(), ctypes.c_void_p()
+    yield "ctypes itself", lambda: driver.cuDriverGetVersion(ctypes.byref(version))
+    assert driver.cuKernelGetFunction(ctypes.byref(function), ctypes.c_void_p(call.kernel)) == 0
+    for name, handle in {"kernel": ctypes.c_void_p(call.kernel), "function": function}.items():
+
+        def launch(handle: ctypes.c_void_p = handle) -> None:
+            assert driver.cuLaunchKernelEx(ctypes.byref(config), handle, parameters, None) == 0
+
+        yield f"cuLaunchKernelEx of a CU{name}, by ctypes", launch
+    yield "the host library's launch", lambda: call(x, weight)
+
+
+def launch_of(
+    call: Launcher, x: Tensor, weight: Tensor, last: bool
+) -> tuple[LaunchConfig, _Arguments]:
+    """As csrc/host/plans.hpp launches it, into memory that stays."""
+    p, g = call.problem.pattern, call.geometry
+    y = torch.empty(p.out_features * ROWS, device="cuda", dtype=x.dtype)
+    arguments = _Arguments(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        y=y.data_ptr(),
+        batch=ROWS,
+        x_batch_stride=1 if last else x.stride(0),
+        x_feature_stride=x.stride(0) if last else 1,
+        y_batch_stride=1 if last else p.out_features,
+        y_feature_stride=ROWS if last else 1,
+        weight_strides=_strides(weight),
+    )
+    arguments.holds = (x, weight, y)
+    tiles = -(-ROWS // g.rows_per_tile) * g.tiles_per_row_tile
+    config = LaunchConfig(
+        blocks=(min(tiles, g.max_blocks), 1, 1),
+        threads=(g.threads, 1, 1),
+        shared_bytes=g.shared_bytes,
+        stream=torch.cuda.current_stream().cuda_stream,
+    )
+    return config, arguments
+
+
 @torch.no_grad()
 def main() -> None:
-    for dtype in (torch.float16, torch.float32):
-        x = torch.randn(16, 4096, device="cuda", dtype=dtype)
-        weight = torch.randn(8, 512, 512, 1, device="cuda", dtype=dtype)
-        dense = torch.randn(4096, 4096, device="cuda", dtype=dtype)
-        layer = KSLinear(4096, 4096, "(8,512,512,1)", device="cuda", dtype=dtype)
-        bare = KSLinear(4096, 4096, "(8,512,512,1)", bias=False, device="cuda", dtype=dtype)
-        linear = torch.nn.Linear(4096, 4096, device="cuda", dtype=dtype)
-        ks_mm = torch.ops.ksopt.ks_mm.default
-        torch_linear = torch.nn.functional.linear
-        calls: dict[str, Callable[[], object]] = {
-            "ks_mm": lambda f=ks_mm, x=x, w=weight: f(x, w),
-            "KSLinear without bias": lambda f=bare, x=x: f(x),
-            "KSLinear": lambda f=layer, x=x: f(x),
-            "torch.empty": lambda x=x: torch.empty(16, 4096, device="cuda", dtype=x.dtype),
-            "torch's linear": lambda f=torch_linear, x=x, w=dense: f(x, w),
-            "nn.Linear": lambda f=linear, x=x: f(x),
-        }
-        chosen = cuda.choice_for(x, weight, False).name
-        print(f"{str(dtype).removeprefix('torch.')}, (8,512,512,1), 16 rows, chosen: {chosen}")
-        for name, call in calls.items():
-            print(f"  {name}: {host_us(call):.1f} us")
+    for p, dtype, last in CASES:
+        shape = (p.in_features, ROWS) if last else (ROWS, p.in_features)
+        x = torch.randn(shape, device="cuda").to(dtype)
+        weight = torch.randn(p.weight_shape, device="cuda").to(dtype)
+        ops.ks_mm(x, weight, last)
+        choice = cuda.choice_for(x, weight, last)
+        known = cuda.run_known(x, weight, last) is not None
+        layout = "batch_last" if last else "batch_first"
+        name = str(dtype).removeprefix("torch.")
+        print(f"{name}, {p}, {layout}, {ROWS} rows, chosen: {choice.name}, known: {known}")
+        for calls in (of_ksopt(p, x, weight, last), of_torch(p, x, last)):
+            for what, call in calls:
+                print(f"  {what}: {host_us(call):.1f} us", flush=True)
 
 
 if __name__ == "__main__":
