@@ -86,6 +86,21 @@ def test_hopeless_rivals_are_given_up_and_no_others() -> None:
     assert found["ours"].repeats == found["best"].repeats >= 3
 
 
+def test_what_is_far_behind_on_a_steady_device_is_sampled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing._CpuClock, "steady", True)
+    calls = {"best": sleeper(0.004), "worst": sleeper(0.03), "short": sleeper(0.002)}
+    limits = {"max_seconds": 0.2, "min_repeats": 6, "hopeless": 2.0}
+    found = measure(calls, "cpu", rivals=["best", "worst"], **limits)
+    assert [name for name, one in found.items() if one.given_up] == ["worst"]
+    assert found["worst"].repeats == 1
+    assert found["worst"].median_us >= 30_000
+    assert found["best"].repeats >= 3
+    calls = {"tiny": lambda: None, "small": sleeper(0.001)}  # too short to be sure at once
+    assert measure(calls, "cpu", **limits)["small"].repeats == 2
+
+
 @pytest.mark.parametrize("wrong", [{"precision": 0.0}, {"hopeless": 1.0}])
 def test_senseless_rules_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):

@@ -31,8 +31,10 @@ _MOST_CALLS_PER_SAMPLE = 1000
 _LARGEST_FLUSH_BYTES = 2**28
 _MOST_FLUSHES = 50
 _FEWEST_ROUNDS = 3
-# Rounds after which a function can be given up as hopeless: one alone may have met a hiccup.
+# Rounds after which a function can be given up as hopeless: one alone may have met a hiccup. On
+# CUDA before the first, if it is more than twice as hopeless and takes longer than any hiccup.
 _TRIAL_ROUNDS = 2
+_LONG_US = 3000.0
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ def measure(
         precision: Stop after ``min_repeats`` rounds as soon as every median's standard error,
             estimated from the band from p20 to p80, is below this share of it; None: use the time.
         hopeless: After two rounds, give up rivals whose fastest sample is more than this many times
-            the fastest rival's; their measurements say so. None: sample all alike.
+            the fastest rival's; on CUDA, without ``against``, also before the first round those
+            whose last warm-up takes twice that and more than 3 ms. Their measurements say so.
+            None: sample all alike.
         rivals: Names of the functions that are rivals of each other; empty: all are.
         against: Name of the function that ``hopeless`` compares the others with, in place of the
             fastest rival. It is not given up itself; if all others are, sampling ends.
@@ -225,7 +229,10 @@ def _rounds(
     """Microseconds a call of every variant, one a round, and the names that were given up."""
     names = list(variants)
     samples: dict[str, list[float]] = {name: [] for name in names}
-    given_up: set[str] = set()
+    given_up = _far_behind(plans, limits) if clock.steady else set()
+    for name in given_up:
+        samples[name].append(plans[name].call_us)
+    names = [name for name in names if name not in given_up]
     start = time.perf_counter()
     for rounds in range(1, limits.max_repeats + 1):
         turn = rounds % len(names)
@@ -239,7 +246,7 @@ def _rounds(
             fastest = {name: min(samples[name]) for name in limits.rivals}
             best = fastest.values() if limits.against is None else samples[limits.against]
             most = limits.hopeless * min(best)
-            given_up = {name for name in fastest if fastest[name] > most} - {limits.against}
+            given_up |= {name for name in fastest if fastest[name] > most} - {limits.against}
             names = [name for name in names if name not in given_up]
             if names == [limits.against]:
                 break
@@ -258,6 +265,15 @@ def _rounds(
     return samples, given_up
 
 
+def _far_behind(plans: Mapping[str, _Plan], limits: _Limits) -> set[str]:
+    """Rivals that their last warm-up has shown to be hopeless."""
+    if limits.hopeless is None or limits.against is not None:
+        return set()
+    rivals = {name: plans[name].call_us for name in limits.rivals}
+    most = max(2 * limits.hopeless * min(rivals.values()), _LONG_US)
+    return {name for name, call_us in rivals.items() if call_us > most}
+
+
 def _standard_error(samples_us: list[float]) -> float:
     """Of the median, as a share of it, were the samples normal.
 
@@ -269,13 +285,19 @@ def _standard_error(samples_us: list[float]) -> float:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How one function is sampled: calls in a sample, and times the caches are overwritten."""
+    """How one function is sampled: calls in a sample, and times the caches are overwritten.
+
+    ``call_us`` is what the last call of the warm-up took.
+    """
 
     calls: int
     flushes: int
+    call_us: float = 0.0
 
 
 class _CpuClock:
+    steady = False  # whether what takes long once takes long again
+
     def __init__(self) -> None:
         self._scratch = torch.zeros(_flush_bytes(_last_level_cache_bytes()), dtype=torch.uint8)
         self.scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -287,7 +309,7 @@ class _CpuClock:
         began = time.perf_counter_ns()
         function()
         took_us = (time.perf_counter_ns() - began) / 1e3
-        return _Plan(_calls_per_sample(took_us, "cpu"), flushes=int(cold))
+        return _Plan(_calls_per_sample(took_us, "cpu"), int(cold), took_us)
 
     def sample(self, function: Callable[[], object], plan: _Plan) -> Callable[[], float]:
         """Take a sample; the result tells its microseconds."""
@@ -301,6 +323,8 @@ class _CpuClock:
 
 
 class _CudaClock:
+    steady = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.scope = torch.cuda.device(device)
@@ -318,10 +342,11 @@ class _CudaClock:
         began = time.perf_counter_ns()
         read = self.sample(function, _Plan(calls=1, flushes=0))
         host_us = (time.perf_counter_ns() - began) / 1e3
-        calls = _calls_per_sample(read(), "cuda")
+        took_us = read()
+        calls = _calls_per_sample(took_us, "cuda")
         # Overwrite for so long that the host has launched the sample before the device is free.
         launched = math.ceil(2 * host_us * calls / max(self._flush_us, 1.0))
-        return _Plan(calls, flushes=min(max(1, launched), _MOST_FLUSHES) if cold else 0)
+        return _Plan(calls, min(max(1, launched), _MOST_FLUSHES) if cold else 0, took_us)
 
     def sample(self, function: Callable[[], object], plan: _Plan) -> Callable[[], float]:
         """Queue a sample; the result waits for it and tells its microseconds."""

@@ -26,8 +26,8 @@ _GENERAL_FLOPS = 0.1e6
 _GENERAL_BYTES = 10_000.0
 _LAUNCH_US = 4.0
 # It is left out where it is predicted to take this many times the best tile: without tensor cores
-# it takes up to 40 times as long, and to find that out would take longer than all else.
-_GENERAL_FAR = 8.0
+# it takes up to 40 times as long, and finding that out would take longer than all else.
+_GENERAL_FAR = 3.0
 
 
 @dataclass(frozen=True)
