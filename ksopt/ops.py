@@ -23,7 +23,7 @@ follows autocast, like torch.nn.functional.linear. ks_mm and ks_mm_weight_grad h
 save the time that finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is
 a second twin, for weights that are trained or computed: in compiled graphs too it takes the way
 that is fastest where a weight is prepared anew at each call, keeps nothing, and forgets what was
-kept of the weight.
+kept of the weight. ``ks_mm_frozen`` is a third, for weights that gradients pass through.
 
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ksopt.baselines import bmm_weight_grad
-from ksopt.kernels import dispatch, packed
+from ksopt.kernels import dispatch, packed, scopes
 from ksopt.kernels.inputs import check_ks_mm, check_weight_grad
 from ksopt.reference import ks_reference
 
@@ -56,7 +56,7 @@ def _ks_mm(
 ) -> Tensor:
     if owner is None:
         return _product(x, weight, batch_last)
-    with packed.owned_by(owner):
+    with scopes.owned_by(owner):
         if weight.dtype != x.dtype:
             check_ks_mm(x, weight, batch_last, any_dtype=True)
             weight = packed.cast(weight, x.dtype)
@@ -78,7 +78,14 @@ def _ks_mm_changing(
     x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
 ) -> Tensor:
     packed.forget(weight if owner is None else owner)
-    with packed.changing():
+    with scopes.changing():
+        return _ks_mm(x, weight, batch_last, owner)
+
+
+def _ks_mm_frozen(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    with scopes.frozen():
         return _ks_mm(x, weight, batch_last, owner)
 
 
@@ -117,6 +124,7 @@ def _define(
 _PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"
 _define(("ks_mm", "ks_mm_inner"), _PRODUCT, _ks_mm, _ks_mm_fake)
 _define(("ks_mm_changing",), _PRODUCT, _ks_mm_changing, _ks_mm_fake)
+_define(("ks_mm_frozen",), _PRODUCT, _ks_mm_frozen, _ks_mm_fake)
 _define(
     ("ks_mm_weight_grad", "ks_mm_weight_grad_inner"),
     "(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor",
@@ -127,12 +135,13 @@ _define(
 ks_mm = torch.ops.ksopt.ks_mm.default
 ks_mm_inner = torch.ops.ksopt.ks_mm_inner.default
 ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
+ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 
 
 def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
-    with packed.changing():
+    with scopes.changing():
         y: Tensor = ks_mm(x, weight, batch_last)
         return y
 
@@ -158,7 +167,7 @@ class _KsMm(torch.autograd.Function):
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         # A frozen weight, through which gradients go on to x, is kept, there and back.
         ctx.changing = needs_weight or packed.are_said_to_change()
-        product = ks_mm_changing if ctx.changing else ks_mm_inner
+        product = ks_mm_changing if ctx.changing else ks_mm_frozen
         y = product(x, weight, batch_last, owner)
         ctx.save_for_backward(
             x if needs_weight else None,
@@ -177,7 +186,8 @@ class _KsMm(torch.autograd.Function):
         if weight is not None:
             if owner is None and not ctx.changing:
                 owner = weight
-            with packed.changing(ctx.changing or packed.are_said_to_change()):
+            changing = ctx.changing or packed.are_said_to_change()
+            with scopes.changing(changing), scopes.frozen(not changing):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
@@ -205,7 +215,7 @@ class _KsMmWeightGrad(torch.autograd.Function):
         (grad_weight,) = grads
         grad, x = ctx.saved_tensors
         grad_grad = grad_x = None
-        with packed.changing():  # what stands for the weight is a gradient
+        with scopes.changing():  # what stands for the weight is a gradient
             if x is not None:
                 grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
             if grad is not None:
@@ -271,8 +281,10 @@ def _weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last:
 
 
 def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
-    """The twin that says in a compiled graph what `packed.changing` says here."""
-    twin = ks_mm_changing if packed.are_said_to_change() else ks_mm_inner
+    """The twin that says in a compiled graph what `ksopt.kernels.scopes` says here."""
+    twin = ks_mm_frozen if scopes.said.frozen else ks_mm_inner
+    if packed.are_said_to_change():
+        twin = ks_mm_changing
     y: Tensor = twin(x, weight, batch_last, owner)
     return y
 

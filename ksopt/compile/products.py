@@ -192,7 +192,12 @@ def _sum(
         tracker.note(result, product_view)
 
 
-@rule(torch.ops.ksopt.ks_mm, torch.ops.ksopt.ks_mm_inner, torch.ops.ksopt.ks_mm_changing)
+@rule(
+    torch.ops.ksopt.ks_mm,
+    torch.ops.ksopt.ks_mm_inner,
+    torch.ops.ksopt.ks_mm_changing,
+    torch.ops.ksopt.ks_mm_frozen,
+)
 def _ks_mm(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import choices, measure, packed, ways
+from ksopt.kernels import choices, measure, scopes, ways
 from ksopt.kernels.choices import Record, Timed
 from ksopt.kernels.families import Machine
 from ksopt.kernels.measure import Contender
@@ -93,7 +93,7 @@ def measured(
         for way, call in built
         for weight_is in _weights_timed(way)
     ]
-    with packed.changing(False):
+    with scopes.changing(False):
         measure.race([entry.contender for entry in entries], x.device, budget_s)
     entries = [entry for entry in entries if entry.contender.samples_us]
     if not entries:
@@ -170,7 +170,7 @@ def _preparing(call: Call, weight_is: choices.Weight) -> Call:
         return call
 
     def fresh(x: Tensor, weight: Tensor) -> Tensor:
-        with packed.changing():
+        with scopes.changing():
             return call(x, weight)
 
     return fresh

@@ -5,11 +5,11 @@ to modules, their state_dicts or their copies. It is used again only for the sam
 version (torch counts in-place changes), so an optimizer's step, ``copy_``, ``load_state_dict``,
 ``.to()`` and ``weight.data = ...`` all lead to a new preparation. Views (a transposed weight) are
 kept with the tensor that they view. A tensor that compiled code has made of the same memory does
-not know what it is a view of, and counts versions of its own: see `owned_by`.
+not know what it is a view of, and counts versions of its own: see `scopes.owned_by`.
 
 Prepared anew on every call:
 
-- while autograd records or runs backward (see `changing`): such weights change at every step;
+- while autograd records a weight's gradient or computes it (see `scopes.changing`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
   have changed when the graph is replayed;
 - for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
@@ -17,8 +17,10 @@ Prepared anew on every call:
 - where keeping it would take more memory than `limit_bytes`.
 
 A product under autograd also forgets what was kept of its weight, so that an evaluation after
-training steps prepares anew, whatever the steps did to the weight. So does the step of one of
-torch's optimizers with ``fused=True``, which torch does not count (seen with 2.13).
+training steps prepares anew, whatever the steps did to the weight. The step of one of torch's
+optimizers forgets all weights but those that it trains around (see `scopes.frozen`): fused ones
+leave the versions of what they train alone (seen with 2.13), and a teacher that follows its student
+is often written to through ``.data``.
 
 Otherwise, what torch does not count goes unseen: a write through ``weight.data``, one to the same
 memory from outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as
@@ -34,7 +36,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ksopt.kernels.scopes import said
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -53,8 +56,9 @@ _LIMIT_CPU = 2**30
 class Kept:
     """A prepared weight, and what it was prepared from.
 
-    The weak reference keeps the storage's address from being given to another storage, so equal
-    addresses mean the same storage.
+    It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
+    reference keeps the storage's address from being given to another storage, so equal addresses
+    mean the same storage.
     """
 
     version: int
@@ -62,6 +66,7 @@ class Kept:
     prepared: Tensor
     stream: int
     ready: torch.cuda.Event | None
+    lasting: bool
 
     def is_of(self, weight: Tensor, owner: Tensor) -> bool:
         return (
@@ -88,12 +93,6 @@ class _Forms:
     kept: dict[_FormKey, Kept]
 
 
-class _Thread(threading.local):
-    changing = False
-    owner: Tensor | None = None
-
-
-_thread = _Thread()
 _by_weight: dict[int, _Forms] = {}
 # Reentrant, for a weight may die, and its reference call back, while the lock is held.
 _lock = threading.RLock()
@@ -109,68 +108,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class changing:  # a class, because a generator costs twice as much
-    """In this block (of this thread) weights are about to change: nothing is kept.
-
-    Args:
-        active: False for a block inside such a block whose weights do not change.
-    """
-
-    def __init__(self, active: bool = True) -> None:
-        self._active = active
-
-    def __enter__(self) -> None:
-        self._before = _thread.changing
-        _thread.changing = self._active
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _thread.changing = self._before
-
-
-class owned_by:  # a class, as `changing`
-    """In this block (of this thread) weights in an owner's memory are kept with it, as its views.
-
-    Inductor gives an operator a new tensor for each view at each call. It has the memory, and none
-    of what torch knows: what it is a view of, and how often that was changed.
-
-    Args:
-        owner: the tensor that a model stores, a parameter or a buffer. Weights in other memory have
-            nothing to do with it.
-    """
-
-    def __init__(self, owner: Tensor) -> None:
-        self._owner = owner if owner._base is None else owner._base
-
-    def __enter__(self) -> None:
-        self._before = _thread.owner
-        _thread.owner = self._owner
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        _thread.owner = self._before
-
-
 def are_said_to_change() -> bool:
-    """Whether this is inside `changing`."""
-    return _thread.changing
+    """Whether this is inside `scopes.changing`."""
+    return said.changing
 
 
 def are_changing(device: int) -> bool:
-    """Whether weights on CUDA are prepared anew: inside `changing`, or during a graph's capture.
+    """Whether weights on CUDA are prepared anew: they are said to change, or a graph is captured.
 
     Args:
         device: the weights', which need not be the current one.
     """
-    return _thread.changing or is_capturing(device)
+    return said.changing or is_capturing(device)
 
 
 def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
@@ -257,11 +206,16 @@ def forget(weight: Tensor) -> None:
 
 @_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Forget the weights that a fused optimizer has changed: it leaves their versions alone."""
+    """Forget what the step may have changed unseen, or what follows it may change so."""
+    with _lock:
+        for place, forms in list(_by_weight.items()):
+            for key in [key for key, kept in forms.kept.items() if not kept.lasting]:
+                del forms.kept[key]
+            if not forms.kept:
+                _by_weight.pop(place, None)
     for group in optimizer.param_groups if _by_weight else ():
-        if group.get("fused"):
-            for parameter in group["params"]:
-                forget(parameter)
+        for parameter in group["params"]:
+            forget(parameter)
 
 
 @functools.cache
@@ -314,7 +268,7 @@ def owner_of(weight: Tensor) -> Tensor:
     base = weight._base
     if base is not None:
         return base
-    owner = _thread.owner
+    owner = said.owner
     if owner is not None and owner is not weight and _share_memory(owner, weight):
         return owner
     return weight
@@ -332,7 +286,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _keepable(weight: Tensor, owner: Tensor) -> bool:
     return not (
-        _thread.changing
+        said.changing
         or not _is_plain(weight)
         or owner.is_inference()
         or weight.is_neg()  # its memory holds other values
@@ -364,7 +318,9 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
                 ready = torch.cuda.Event()
                 ready.record(torch.cuda.current_stream(result.device))
             stream = _stream(result)
-            forms.kept[key] = Kept(version, StorageWeakRef(storage), result, stream, ready)
+            forms.kept[key] = Kept(
+                version, StorageWeakRef(storage), result, stream, ready, said.frozen
+            )
     return result
 
 

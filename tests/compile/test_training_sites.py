@@ -8,7 +8,7 @@ from torch import nn
 
 import ksopt
 from ksopt.compile import backend
-from ksopt.kernels import dispatch, packed
+from ksopt.kernels import dispatch, scopes
 
 
 class Blocks(nn.Module):
@@ -74,7 +74,7 @@ def test_compiled_graphs_tell_the_kernels_that_weights_change(
     run = dispatch.run
 
     def seen(x, weight, batch_last):
-        told.append(packed._thread.changing)
+        told.append(scopes.said.changing)
         return run(x, weight, batch_last)
 
     monkeypatch.setattr(dispatch, "run", seen)

@@ -13,7 +13,7 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import cuda, packed
+from ksopt.kernels import cuda, packed, scopes
 from ksopt.kernels.decision import Choice, Decision
 from ksopt.kernels.families import FAMILIES, ranked_tiles
 from ksopt.kernels.ways import Way
@@ -233,7 +233,7 @@ def test_evaluations_between_training_steps(case, fused):
 
 def test_nothing_is_known_where_weights_change(case):
     case.warm()
-    with packed.changing():
+    with scopes.changing():
         assert case.known() is None
         case.check()
     case.check_known()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ksopt import KSLinear
-from ksopt.kernels import at_hand, packed
+from ksopt.kernels import at_hand, packed, scopes
 
 SHAPE = (2, 3, 4, 5)
 FORM = at_hand.number_of("adbc", SHAPE, "float32")
@@ -144,12 +144,12 @@ def test_notes_go_with_the_weight_and_keep_nothing_alive():
 def test_nothing_is_at_hand_where_weights_change():
     weight = new_weight()
     ask(weight)
-    with packed.changing():
+    with scopes.changing():
         assert at_once(weight) == []
         ask(weight)
     assert len(at_once(weight)) == 1
     told = []
-    with packed.changing():  # of this thread only
+    with scopes.changing():  # of this thread only
         thread = threading.Thread(target=lambda: told.append(len(at_once(weight))))
         thread.start()
         thread.join()
@@ -158,7 +158,7 @@ def test_nothing_is_at_hand_where_weights_change():
 
 def test_what_was_prepared_while_weights_change_is_not_noted():
     weight = new_weight()
-    with packed.changing():
+    with scopes.changing():
         held = ask(weight)
     assert at_once(weight) == []
     assert held.shape == (2, 5, 3, 4)
@@ -198,13 +198,13 @@ def test_parts_of_a_fused_weight_are_at_hand_by_their_place():
 def test_a_view_that_does_not_know_its_owner_counts_the_owners_versions():
     owner = new_weight()
     view = torch.empty(0).set_(owner.data)  # the same memory, versions of its own
-    with packed.owned_by(owner):
+    with scopes.owned_by(owner):
         ask(view)
         assert len(at_once(view)) == 1
     assert at_once(view) == []
     with torch.no_grad():
         owner.mul_(3)
-    with packed.owned_by(owner):
+    with scopes.owned_by(owner):
         assert at_once(view) == []
         ask(view)
         assert len(at_once(view)) == 1

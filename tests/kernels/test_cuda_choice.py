@@ -8,7 +8,16 @@ import torch
 from stand_ins import OnDevice
 
 from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
-from ksopt.kernels import choices, cuda, families, general, lanes32, packed, pytorch_ways
+from ksopt.kernels import (
+    choices,
+    cuda,
+    families,
+    general,
+    lanes32,
+    packed,
+    pytorch_ways,
+    scopes,
+)
 from ksopt.kernels.families import Machine
 from ksopt.pattern import Pattern
 
@@ -127,7 +136,7 @@ def test_the_weight_is_kept_only_where_that_pays(device):
     device.preparing_ms = {"bmm": 0.3, "expand": 0.02}
     x, weight = operands(torch.float16)
     assert cuda.run(x, weight, False) == "bmm"
-    with packed.changing():
+    with scopes.changing():
         assert cuda.run(x, weight, False) == "expand"
         assert cuda.choice_for(x, weight, False).name == "expand"
     decision = next(iter(cuda._decisions.values()))
@@ -146,7 +155,7 @@ def test_the_weight_is_kept_only_where_that_pays(device):
 def test_a_first_product_in_training_times_kept_weights_as_kept(device):
     device.ms |= {"bmm": 0.5, "lanes16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
-    with packed.changing():
+    with scopes.changing():
         assert cuda.run(*operands(), False) == "lanes16 0"
     assert cuda.run(*operands(), False) == "bmm"
 

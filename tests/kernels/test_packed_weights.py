@@ -14,7 +14,7 @@ from torch import nn
 
 import ksopt
 from ksopt import KSLinear
-from ksopt.kernels import packed
+from ksopt.kernels import packed, scopes
 from ksopt.reference import ks_reference
 
 
@@ -160,7 +160,7 @@ def test_views_that_torch_does_not_know_are_kept_with_their_owner(prepare, mode)
             with mode():
                 view = unknown_view(weight)
                 assert view._base is None
-                with packed.owned_by(weight):
+                with scopes.owned_by(weight):
                     ask(view, prepare)
         assert prepare.count == count
         with torch.no_grad():
@@ -175,7 +175,7 @@ def test_an_owner_may_be_a_view_itself(prepare):
     owner = base[1]
     for count in (1, 2):
         for _ in range(3):
-            with packed.owned_by(owner):
+            with scopes.owned_by(owner):
                 ask(unknown_view(owner), prepare)
         assert prepare.count == count
         base.mul_(2)
@@ -184,13 +184,13 @@ def test_an_owner_may_be_a_view_itself(prepare):
 
 def test_other_memory_has_another_owner(prepare):
     weight, other = new_weight(), new_weight()
-    with packed.owned_by(other):
+    with scopes.owned_by(other):
         first = ask(weight, prepare)
         with torch.no_grad():
             other.add_(1)
         assert ask(weight, prepare) is first
         assert list(packed._by_weight) == [id(weight)]
-    assert packed._thread.owner is None
+    assert scopes.said.owner is None
 
 
 def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
@@ -240,9 +240,11 @@ def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypat
     monkeypatch.setattr(ksopt.ops.dispatch, "run", run)
     weight = torch.randn(2, 3, 4, 5)
     x = torch.randn(5, 40, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
     for count in (2, 4):
         for _ in range(3):
             ksopt.ops.ks_mm(x, weight).sum().backward()
+            optimizer.step()
         assert prepare.count == count
         weight.mul_(2)
 
@@ -314,8 +316,8 @@ def test_what_is_prepared_in_inference_mode_serves_outside(prepare):
 
 def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
     weight = new_weight()
-    with packed.changing():
-        with packed.changing():
+    with scopes.changing():
+        with scopes.changing():
             ask(weight, prepare)
         ask(weight, prepare)
         other = threading.Thread(target=ask, args=(weight, prepare))
@@ -328,10 +330,10 @@ def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
 
 def test_what_does_not_change_inside_is_kept(prepare):
     weight = new_weight()
-    with packed.changing(), packed.changing(False):
+    with scopes.changing(), scopes.changing(False):
         first = ask(weight, prepare)
     assert ask(weight, prepare) is first
-    assert packed._thread.changing is False
+    assert scopes.said.changing is False
 
 
 def test_autograd_marks_weights_as_changing(monkeypatch):
@@ -340,7 +342,7 @@ def test_autograd_marks_weights_as_changing(monkeypatch):
     real = ksopt.ops.dispatch.run
 
     def run(*args):
-        states.append(packed._thread.changing)
+        states.append(scopes.said.changing)
         return real(*args)
 
     monkeypatch.setattr(ksopt.ops.dispatch, "run", run)
@@ -354,7 +356,7 @@ def test_autograd_marks_weights_as_changing(monkeypatch):
     layer.requires_grad_(False)
     layer(x.detach())
     assert states == [False] * 4
-    assert packed._thread.changing is False
+    assert scopes.said.changing is False
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -369,6 +371,39 @@ def test_every_step_of_an_optimizer_is_noticed(optimizer, kind, prepare):
         ask(weight.transpose(1, 2), Counting())
         assert prepare.count == count
         steps.step()
+
+
+def test_a_teacher_that_follows_its_student_is_noticed_however_it_is_written_to(prepare):
+    """As DINO's does: through .data, after each step."""
+    student, teacher = new_weight(), new_weight()
+    student.grad = torch.ones_like(student)
+    optimizer = torch.optim.SGD([student], lr=0.5)
+    for count in (1, 2, 3):
+        with torch.no_grad():
+            for _ in range(2):
+                ask(teacher, prepare)
+                packed.cast(teacher, torch.bfloat16)
+        assert prepare.count == count
+        optimizer.step()
+        assert not packed._by_weight
+        teacher.data.mul_(0.9).add_(0.1 * student.detach())
+
+
+def test_what_is_trained_around_is_kept_over_steps(prepare):
+    adapter, base = new_weight(), new_weight()
+    adapter.grad = torch.ones_like(adapter)
+    optimizer = torch.optim.SGD([adapter], lr=0.5)
+    ask(base, prepare)  # before the training, and so not for long
+    for _ in range(3):
+        optimizer.step()
+        with scopes.frozen():
+            ask(base, prepare)
+            ask(packed.cast(base, torch.bfloat16), prepare)
+    assert prepare.count == 1 + 2
+    with torch.no_grad():
+        base.add_(1)
+    ask(base, prepare)
+    assert prepare.count == 4
 
 
 @pytest.mark.parametrize("kind", [{}, {"fused": True}])
