@@ -75,9 +75,11 @@ def of(weight: Tensor) -> list[tuple[Tensor, Note]]:
         weight: any tensor.
 
     Returns:
-        Empty where weights are said to change (`packed.changing`), and for weights without notes.
+        Empty where weights are said to change (`scopes.changing`), and for weights without notes.
     """
     ready: list[tuple[Tensor, Note]] = []
+    if not _by_owner:
+        return ready
     owner = packed.owner_of(weight)
     found = _by_owner.get(id(owner))
     if found is None or packed.are_said_to_change():

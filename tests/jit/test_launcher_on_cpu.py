@@ -1,83 +1,17 @@
-"""What csrc/host launches, on a CPU: the library itself, with a driver played by C.
-
-The library is compiled with its operators registered for CPU tensors and with a driver and a stream
-of the test's own. The driver keeps what it was given last, and can refuse as the real one does.
-"""
+"""What csrc/host launches, on a CPU: the library itself, with a driver played by C."""
 
 import contextlib
 import ctypes
-import shutil
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
+from played_driver import variable
 
-from ksopt.jit import driver, host
+from ksopt.jit import driver
 from ksopt.kernels.launch import HostLauncher, _Arguments
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
-
-DRIVER = r"""
-#include <string.h>
-struct Config {
-  unsigned blocks[3], threads[3], shared;
-  void *stream, *attributes;
-  unsigned count;
-};
-char arguments[96];
-unsigned blocks;
-int launches, has_context = 1, stream, capturing;
-int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, void** extra) {
-  if (!has_context) return 201;
-  memcpy(arguments, given[0], sizeof(arguments));
-  blocks = config->blocks[0];
-  ++launches;
-  return kernel == (void*)13 ? 1 : 0;
-}
-int cuGetErrorString(int status, const char** words) {
-  *words = status == 1 ? "unlucky" : "?";
-  return 0;
-}
-int cuDeviceGet(int* handle, int ordinal) { *handle = ordinal; return 0; }
-int cuDevicePrimaryCtxRetain(void** context, int handle) { *context = &blocks; return 0; }
-int cuCtxSetCurrent(void* context) { has_context = context == &blocks; return 0; }
-int aoti_torch_get_current_cuda_stream(int device, void** given) {
-  *given = (void*)(long)stream;
-  return 0;
-}
-int cuStreamIsCapturing(void* asked, int* answer) {
-  *answer = capturing;
-  return 0;
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """``torch.ops.ksopt_host_on_cpu``, and the driver's own variables."""
-    compiler = shutil.which("cc")
-    if compiler is None or shutil.which("c++") is None:
-        pytest.skip("no C and C++ compiler on this machine")
-    folder = tmp_path_factory.mktemp("launcher")
-    driver = folder / "driver.so"
-    (folder / "driver.c").write_text(DRIVER)
-    command = [compiler, "-shared", "-fPIC", "-o", str(driver), str(folder / "driver.c")]
-    subprocess.run(command, check=True)
-    sources = host._sources()
-    for real, played in {
-        '"libcuda.so.1"': f'"{driver}"',
-        '"libtorch_cuda.so"': f'"{driver}"',
-        "ksopt_host, CUDA": "ksopt_host, CPU",
-        "(ksopt_host,": "(ksopt_host_on_cpu,",
-        "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
-    }.items():
-        assert any(real in source for source in sources.values())
-        sources = {name: source.replace(real, played) for name, source in sources.items()}
-    built = folder / "ksopt_host_on_cpu.so"
-    built.write_bytes(host._compile("c++", sources, host._flags()))
-    torch.ops.load_library(str(built))
-    return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
 
 
 def plan(library, out_features=8, *, last=False, fallback=-1, kernel=1):
@@ -86,10 +20,6 @@ def plan(library, out_features=8, *, last=False, fallback=-1, kernel=1):
 
 def launched(library) -> _Arguments:
     return _Arguments.in_dll(library.driver, "arguments")
-
-
-def variable(library, name):
-    return ctypes.c_int.in_dll(library.driver, name)
 
 
 WEIGHT = torch.zeros(1, 8, 16, 1)

@@ -1,0 +1,109 @@
+"""The host library on a CPU, with a driver played by C.
+
+It is compiled with its operators registered for CPU tensors, and with a driver and a stream of the
+test's own. The driver keeps what it was given last, can refuse as the real one does, and has two
+kernels that compute: one packs a weight, one multiplies by what is packed.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ksopt.jit import host
+
+PACK, MULTIPLY = 2, 3
+
+DRIVER = r"""
+struct Config {
+  unsigned blocks[3], threads[3], shared;
+  void *stream, *attributes;
+  unsigned count;
+};
+struct Arguments {
+  const float *x, *weight;
+  float* y;
+  long batch, x_batch, x_feature, y_batch, y_feature, weight_strides[4];
+} arguments;
+unsigned blocks;
+int launches, has_context = 1, stream, capturing;
+int packs, pattern[4];
+enum { PACK = 2, MULTIPLY = 3 };
+/* What is packed cannot be mistaken for a weight. */
+static void pack() {
+  const long elements = (long)pattern[0] * pattern[1] * pattern[2] * pattern[3];
+  for (long n = 0; n < elements; ++n) arguments.y[n] = -2 * arguments.x[n];
+  ++packs;
+}
+static void multiply() {
+  const int a = pattern[0], b = pattern[1], c = pattern[2], d = pattern[3];
+  for (long row = 0; row < arguments.batch; ++row)
+    for (int i = 0; i < a; ++i)
+      for (int k = 0; k < b; ++k)
+        for (int j = 0; j < d; ++j) {
+          const float* x = arguments.x + row * arguments.x_batch;
+          float sum = 0;
+          for (int l = 0; l < c; ++l)
+            sum += x[((i * c + l) * d + j) * arguments.x_feature] *
+                   arguments.weight[((i * b + k) * c + l) * d + j] / -2;
+          arguments.y[row * arguments.y_batch + ((i * b + k) * d + j) * arguments.y_feature] = sum;
+        }
+}
+int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, void** extra) {
+  if (!has_context) return 201;
+  arguments = *(struct Arguments*)given[0];
+  blocks = config->blocks[0];
+  ++launches;
+  if (kernel == (void*)PACK) pack();
+  if (kernel == (void*)MULTIPLY) multiply();
+  return kernel == (void*)13 ? 1 : 0;
+}
+int cuGetErrorString(int status, const char** words) {
+  *words = status == 1 ? "unlucky" : "?";
+  return 0;
+}
+int cuDeviceGet(int* handle, int ordinal) { *handle = ordinal; return 0; }
+int cuDevicePrimaryCtxRetain(void** context, int handle) { *context = &blocks; return 0; }
+int cuCtxSetCurrent(void* context) { has_context = context == &blocks; return 0; }
+int aoti_torch_get_current_cuda_stream(int device, void** given) {
+  *given = (void*)(long)stream;
+  return 0;
+}
+int cuStreamIsCapturing(void* asked, int* answer) {
+  *answer = capturing;
+  return 0;
+}
+"""
+
+
+def library(folder):
+    """``torch.ops.ksopt_host_on_cpu``, which can be registered once, and the driver's variables."""
+    compiler = shutil.which("cc")
+    if compiler is None or shutil.which("c++") is None:
+        pytest.skip("no C and C++ compiler on this machine")
+    driver = folder / "driver.so"
+    (folder / "driver.c").write_text(DRIVER)
+    command = [compiler, "-shared", "-fPIC", "-o", str(driver), str(folder / "driver.c")]
+    subprocess.run(command, check=True)
+    sources = host._sources()
+    for real, played in {
+        '"libcuda.so.1"': f'"{driver}"',
+        '"libtorch_cuda.so"': f'"{driver}"',
+        "ksopt_host, CUDA": "ksopt_host, CPU",
+        "(ksopt_host,": "(ksopt_host_on_cpu,",
+        "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
+    }.items():
+        assert any(real in source for source in sources.values())
+        sources = {name: source.replace(real, played) for name, source in sources.items()}
+    built = folder / "ksopt_host_on_cpu.so"
+    built.write_bytes(host._compile("c++", sources, host._flags()))
+    torch.ops.load_library(str(built))
+    return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
+
+
+def variable(library, name):
+    """One of the driver's, to read and to set."""
+    return ctypes.c_int.in_dll(library.driver, name)

@@ -1,0 +1,216 @@
+"""Whole calls by prepared weights through the host library, on a CPU: right after whatever changes.
+
+The driver is played, and its two kernels compute: one packs a weight, one multiplies by that alone.
+"""
+
+import gc
+import random
+
+import played_driver
+import pytest
+import torch
+from played_driver import MULTIPLY, PACK, variable
+from torch import nn
+
+import ksopt
+from ksopt import ops
+from ksopt.kernels import cuda, dispatch, packed, scopes
+from ksopt.kernels.decision import Choice, Decision
+from ksopt.kernels.launch import HostLauncher
+from ksopt.kernels.preparing import PackedLauncher, geometry_of, problem_of
+from ksopt.kernels.problem import Geometry
+from ksopt.kernels.ways import Way
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+PATTERN = Pattern(2, 4, 8, 4)
+ROWS = 8
+
+
+class Device:
+    """The CPU as a device on which the product is a kernel with a packed weight."""
+
+    def __init__(self, library):
+        self.library = library
+        for at, value in enumerate(PATTERN.weight_shape):
+            (played_driver.ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
+        self.x = torch.randn(ROWS, PATTERN.in_features)
+        self.renew()
+        found = cuda.situation_of(self.x, self.weight, False)
+        packing = problem_of(found.problem, PATTERN.nnz)
+        launcher = PackedLauncher(
+            "doubled",
+            HostLauncher(packing, geometry_of(PATTERN.nnz), PACK, None),
+            HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
+            otherwise=None,
+        )
+        choice = Choice(Way("doubled", found.problem, 1.0), launcher, "model")
+        cuda.remember(found, self.x.get_device(), Decision(choice, choice))
+
+    def renew(self, values=None):
+        values = torch.randn(PATTERN.weight_shape) if values is None else values
+        self.weight = nn.Parameter(values, requires_grad=False)
+
+    @property
+    def packs(self):
+        """How often a weight was packed until now."""
+        return variable(self.library, "packs").value
+
+    def product(self):
+        return ops.ks_mm(self.x, self.weight)
+
+    def check(self, y):
+        expected = ks_reference(self.x, self.weight.detach())
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+    def known(self):
+        return cuda.run_known(self.x, self.weight, False)
+
+
+@pytest.fixture
+def device(library, monkeypatch):
+    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
+    monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
+    monkeypatch.setattr(dispatch, "run", cuda.run)
+    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
+    monkeypatch.setattr(cuda, "_launch_known", None)
+    monkeypatch.setattr(cuda, "_launch_prepared", None)
+    cuda.forget()
+    packed.refresh()
+    with torch.no_grad():
+        yield Device(library)
+    cuda.forget()
+    packed.refresh()
+
+
+def test_the_first_call_packs_and_the_next_ones_are_known(device):
+    assert device.known() is None
+    before = device.packs
+    for _ in range(3):
+        device.check(device.product())
+    assert device.packs == before + 1
+    device.check(device.known())
+    assert device.packs == before + 1
+
+
+def in_place(device):
+    device.weight.mul_(-1.5)
+
+
+def an_element(device):
+    device.weight.view(-1)[random.randrange(PATTERN.nnz)] = 50.0
+
+
+def other_data(device):
+    device.weight.data = torch.randn(PATTERN.weight_shape)
+
+
+def written_and_refreshed(device):
+    device.weight.data.add_(1)
+    ksopt.refresh()
+
+
+def another_weight(device):
+    device.renew()
+    gc.collect()
+
+
+def the_same_memory_by_another_name(device):
+    """It counts versions of its own, from 0."""
+    device.renew(device.weight.data.mul_(3))
+
+
+def a_training_step(device):
+    device.weight.requires_grad_()
+    with torch.enable_grad():
+        device.product().square().mean().backward()
+    torch.optim.SGD([device.weight], lr=0.1).step()
+    device.weight.grad = None
+    device.weight.requires_grad_(False)
+
+
+def a_write_behind_a_training_forward(device):
+    """A product under autograd forgets what was kept, whatever is not counted after it."""
+    device.weight.requires_grad_()
+    with torch.enable_grad():
+        device.product()
+    device.weight.data.mul_(2)
+    device.weight.requires_grad_(False)
+
+
+def said_to_change(device):
+    with scopes.changing():
+        device.weight.data.mul_(0.5)
+        device.check(device.product())
+    packed.refresh()
+
+
+def a_state_dict(device):
+    holder = nn.Module()
+    holder.weight = device.weight
+    holder.load_state_dict({"weight": torch.randn(PATTERN.weight_shape)})
+
+
+def nothing(device):
+    pass
+
+
+EVENTS = [
+    in_place,
+    an_element,
+    other_data,
+    written_and_refreshed,
+    another_weight,
+    the_same_memory_by_another_name,
+    a_training_step,
+    a_write_behind_a_training_forward,
+    said_to_change,
+    a_state_dict,
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_has_changed_is_packed_anew_and_known_again(device, event):
+    device.product()
+    assert device.known() is not None
+    event(device)
+    assert device.known() is None
+    device.check(device.product())
+    device.check(device.known())
+
+
+def test_any_order_of_changes_and_calls_is_right(device):
+    draw = random.Random(0)
+    for _ in range(500):
+        draw.choice([*EVENTS, nothing, nothing])(device)
+        for _ in range(draw.randrange(3)):
+            device.check(device.product())
+
+
+def test_another_stream_is_not_known(device):
+    device.product()
+    stream = variable(device.library, "stream")
+    stream.value = 5  # the note says 0
+    assert device.known() is None
+    stream.value = 0
+    assert device.known() is not None
+
+
+def test_a_deterministic_product_is_not_known(device, monkeypatch):
+    device.product()
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert device.known() is None
+
+
+def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(device):
+    found = cuda.situation_of(device.x, device.weight, False)
+    decision = cuda.known(found, device.x.get_device())
+    other = Choice(Way("other", found.problem, 1.0), lambda x, w: ks_reference(x, w), "model")
+    cuda.remember(found, device.x.get_device(), Decision(decision.kept, other))
+    device.check(device.product())
+    before = device.packs
+    device.check(device.known())
+    with scopes.changing():
+        assert device.known() is None
+        device.check(device.product())
+    assert device.packs == before
