@@ -50,11 +50,13 @@ def replay(
     several = ShapesRecord.kept(found)
     if several is not None:
         target = _made(out or several.request.each.out)
+        store.refuse_another_report(target, several=True)
         together = replayed(several, storage, target)
         shapes_report.write(together, target)
         return together
     record = RunRecord.kept(found)
     target = _made(out or record.request.out)
+    store.refuse_another_report(target, several=False)
     result = result_of(found, record, target, replayed=True)
     report.write(result, target)
     return result

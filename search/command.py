@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 import sys
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.search.request import SearchRequest
+
+if TYPE_CHECKING:
+    from ksopt.search.result import SearchResult
 
 SUMMARY = (
     "Measure chains of patterns for a linear layer, several, or those of a model, on this device, "
@@ -33,7 +39,8 @@ examples:
 --model and --measure-model run code: MODULE is imported, from the current folder too, and FACTORY
 is called without arguments. --hf-config reads JSON, and nothing else.
 
-exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
+exit codes: 0 done, 1 failed (also where every trial did), 2 an argument is not allowed,
+            130 stopped with Ctrl-C
 """
 
 
@@ -224,6 +231,30 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Search, or report again, as the arguments say; the exit code."""
+    with options_named():
+        return _run(given)
+
+
+# What a request calls what the command line has an option for, where the two differ.
+_OPTIONS = {
+    name: "--" + name.replace("_", "-")
+    for name in ("min_rank", "min_use", "max_error", "max_params", "min_speedup")
+} | {"max_factors": "--factors", "timeout_s": "--timeout"}
+
+
+@contextlib.contextmanager
+def options_named() -> Iterator[None]:
+    """A refusal inside it names the options as they are typed."""
+    try:
+        yield
+    except InvalidInputError as error:
+        text = re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda one: _OPTIONS[one[0]], str(error))
+        if text == str(error):
+            raise
+        raise InvalidInputError(text) from error.__cause__
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.replay is not None:
         return _replay(given)
     from ksopt.search.shapes import command as shapes_command
@@ -241,7 +272,18 @@ def run(given: argparse.Namespace) -> int:
         sys.stdout.write(to_json(result))
     else:
         print_result(result, sys.stdout)
-    return 130 if result.stopped == "interrupted" else 0
+    return exit_code([result], result.stopped)
+
+
+def exit_code(results: Sequence[SearchResult], stopped: str | None) -> int:
+    """Of searches that have reported: 1 where every trial failed, so that there is no answer."""
+    if stopped == "interrupted":
+        return 130
+    trials = [trial for one in results for trial in one.trials]
+    if trials and not any(trial.state in ("complete", "pruned") for trial in trials):
+        print("ksopt: no chain could be measured: every trial failed", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
@@ -291,8 +333,8 @@ def _replay(given: argparse.Namespace) -> int:
 
     result = replay(given.replay, given.study, given.out)
     if not isinstance(result, SearchResult):
-        return shapes_command.show(result, given.json)
-    if given.json:
+        shapes_command.show(result, given.json)
+    elif given.json:
         sys.stdout.write(to_json(result))
     else:
         print_result(result, sys.stdout)

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from ksopt import tables
+from ksopt.search.command import options_named
 from ksopt.search.request import SearchRequest
 
 EPILOG = """\
@@ -54,13 +55,14 @@ def run(given: argparse.Namespace) -> int:
     """Count and list as the arguments say; the exit code."""
     from ksopt.search.listing import listing
 
-    request = SearchRequest(
-        dims=given.dims,
-        budgets=(given.budget,),
-        max_factors=given.factors,
-        min_rank=given.min_rank,
-    )
-    found = listing(request, given.limit, given.order, given.visits)
+    with options_named():
+        request = SearchRequest(
+            dims=given.dims,
+            budgets=(given.budget,),
+            max_factors=given.factors,
+            min_rank=given.min_rank,
+        )
+        found = listing(request, given.limit, given.order, given.visits)
     if given.json:
         sys.stdout.write(found.to_json())
         return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
@@ -49,14 +49,36 @@ def write(result: SearchResult, folder: Path) -> None:
         "report.md": page.markdown(result),
         "report.html": page.html(result),
     }
+    put(folder, texts)
+
+
+def put(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write a report's files, given by name.
+
+    Raises:
+        InvalidInputError: The folder cannot be written.
+    """
     try:
         for name, text in texts.items():
             write_whole(folder / name, text)
     except OSError as error:
         raise InvalidInputError(
-            f"the report cannot be written to {folder} ({error.strerror}): the study is kept, "
-            "run the search again to write the report"
+            f"the report cannot be written to {folder} ({error.strerror}): what was measured is "
+            "kept, run the search again to write the report"
         ) from None
+
+
+def schema_of(package: str, version: str, name: str) -> dict[str, Any]:
+    """The JSON schema that a package has for a document.
+
+    Args:
+        package: Its import path.
+        version: Of the document, such as "ksopt.search/3".
+        name: The document's.
+    """
+    file = f"{name}-{version.rpartition('/')[2]}.schema.json"
+    found: dict[str, Any] = json.loads((resources.files(package) / file).read_text("utf-8"))
+    return found
 
 
 def results_schema() -> dict[str, Any]:
@@ -66,10 +88,7 @@ def results_schema() -> dict[str, Any]:
         >>> results_schema()["title"]
         'results.json of ksopt search, version 3'
     """
-    name = f"results-{SCHEMA.rpartition('/')[2]}.schema.json"
-    text = (resources.files("ksopt.search") / name).read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return schema_of("ksopt.search", SCHEMA, "results")
 
 
 def to_json(result: SearchResult) -> str:

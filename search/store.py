@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import statistics
 import warnings
 from collections import Counter
@@ -57,6 +58,31 @@ def folder(request: SearchRequest) -> Iterator[Path]:
                 f"another search is at work in {request.out}: wait for it, or choose another --out"
             ) from None
         yield request.out
+
+
+def refuse_another_report(folder: Path, several: bool) -> None:
+    """Nothing, but where a report is that this one would write over and that it does not contain.
+
+    Args:
+        folder: Of the report.
+        several: Whether it is one of several layer sizes.
+
+    Raises:
+        InvalidInputError: The folder has a report of one layer size for one of several, or the
+            other way round.
+    """
+    try:
+        schema = json.loads((folder / "results.json").read_text(encoding="utf-8"))["schema"]
+        is_several = schema.startswith("ksopt.shapes/")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # there is none
+    if is_several != several:
+        there, here = ("several layer sizes", "one")[:: 1 if is_several else -1]
+        raise InvalidInputError(
+            f"{folder} has the report of a search of {there}, and that of a search of {here} would "
+            "be written over it: choose another --out, where --storage "
+            f"sqlite:///{folder / FILE} goes on with a study that is kept here"
+        )
 
 
 def storage_of(request: SearchRequest) -> Storage:

@@ -88,6 +88,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             study = store.open_study(
                 storage, request, record, None if given is None else given.digest
             )
+            store.refuse_another_report(folder, several=False)
             progress.note(f"measuring the roofline of {record.name}")
             with locks.device(device):
                 roofline = measure_roofline(device, request.dtype)

@@ -72,6 +72,7 @@ def run(given: argparse.Namespace, options: dict[str, Any]) -> int:
         asked_by |= _names(given)
     request = ShapesRequest.of(what, trials=given.trials, asked_by=asked_by, **options)
     from ksopt.search import for_terminal
+    from ksopt.search.command import exit_code
     from ksopt.search.shapes.study import ToMeasure, run_shapes
 
     to_measure = None
@@ -81,18 +82,18 @@ def run(given: argparse.Namespace, options: dict[str, Any]) -> int:
     if request.layers is not None:
         progress.note(request.layers.sentence)
     result = run_shapes(request, progress, to_measure)
-    return show(result, given.json)
+    show(result, given.json)
+    return exit_code(result.results, result.stopped)
 
 
-def show(result: ShapesResult, as_json: bool) -> int:
-    """Print a result; the exit code."""
+def show(result: ShapesResult, as_json: bool) -> None:
+    """Print a result."""
     from ksopt.search.shapes import report
 
     if as_json:
         sys.stdout.write(report.to_json(result))
     else:
         report.print_result(result, sys.stdout)
-    return 130 if result.stopped == "interrupted" else 0
 
 
 def _names(given: argparse.Namespace) -> dict[str, str]:

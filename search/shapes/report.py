@@ -6,17 +6,13 @@ it is a document of `ksopt.search.report`.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
 
 from ksopt import tables
-from ksopt.errors import InvalidInputError
-from ksopt.files import write_whole
 from ksopt.search import doubt, evidence, report, words
 from ksopt.search.request import without_password
 from ksopt.search.result import Recommendation
@@ -47,14 +43,7 @@ def write(result: ShapesResult, folder: Path) -> None:
         "report.md": document.markdown(result),
         "report.html": document.html(result),
     }
-    try:
-        for name, text in texts.items():
-            write_whole(folder / name, text)
-    except OSError as error:
-        raise InvalidInputError(
-            f"the report cannot be written to {folder} ({error.strerror}): the studies are kept, "
-            "run the search again to write the report"
-        ) from None
+    report.put(folder, texts)
 
 
 def results_schema() -> dict[str, Any]:
@@ -64,10 +53,7 @@ def results_schema() -> dict[str, Any]:
         >>> results_schema()["$id"]
         'ksopt.shapes/1'
     """
-    name = f"shapes-{SCHEMA.rpartition('/')[2]}.schema.json"
-    text = (resources.files("ksopt.search.shapes") / name).read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return report.schema_of("ksopt.search.shapes", SCHEMA, "shapes")
 
 
 def to_json(result: ShapesResult) -> str:
@@ -100,6 +86,7 @@ def to_json(result: ShapesResult) -> str:
         "whole": None if result.whole is None else _whole(result.whole),
         "shapes": [report.to_value(one) for one in result.results],
         "unmet": {str(dims): sentence for dims, sentence in result.unmet.items()},
+        "notes": list(result.request.notes),
         "warnings": warnings(result),
         "replayed": result.replayed,
         "stopped": result.stopped,
@@ -131,6 +118,7 @@ def lead(result: ShapesResult) -> list[str]:
     if result.request.layers is None:
         found.append(_sizes_sentence(result))
     found += [f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()]
+    found += result.request.notes
     if result.replayed and result.results:
         found.append(words.replayed(result.results[0]))
     if result.stopped == "interrupted":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ksopt.errors import InvalidInputError
-from ksopt.search.request import Dims, SearchRequest, command_line
+from ksopt.search.request import Budget, Dims, SearchRequest, command_line
 from ksopt.search.shapes.layers import Layers
 
 
@@ -21,7 +21,7 @@ class ShapesRequest:
 
     Args:
         shapes: The sizes, each once.
-        each: What is asked of the first; the others' differ in dims, study and trials alone.
+        each: What is asked of each, as of the first that can have all of it; see `requests`.
         trials: Chains to measure in all, those of earlier runs counted; None for so many as one
             layer's search takes, for each size.
         layers: The model's linear layers, if it is a model that is searched.
@@ -59,7 +59,7 @@ class ShapesRequest:
             options: Those of `SearchRequest` besides dims and trials, for every size.
 
         Raises:
-            InvalidInputError: A value is not allowed, for one of the sizes.
+            InvalidInputError: A value is not allowed, whatever the size.
         """
         layers = what if isinstance(what, Layers) else None
         sizes = what.shapes if isinstance(what, Layers) else _sizes(what)
@@ -83,21 +83,30 @@ class ShapesRequest:
             )
         if asked_by is None:
             asked_by = {"dims": " ".join(map(str, sizes))}
-        request = cls(sizes, SearchRequest(sizes[0], **options), trials, layers, asked_by)
-        assert request.requests  # each size's values are checked
-        return request
+        return cls(sizes, _of_any(sizes, options), trials, layers, asked_by)
 
     @property
     def requests(self) -> tuple[SearchRequest, ...]:
-        """What is asked of each size; its trials are shared out by `shared`, if so asked."""
-        found = []
-        for dims in self.shapes:
-            try:
-                study = f"{self.each.study} {dims}"
-                found.append(replace(self.each, dims=dims, study=study))
-            except InvalidInputError as error:
-                raise InvalidInputError(f"for the layer size {dims}: {error}") from None
-        return tuple(found)
+        """What is asked of each size that can have it; its trials are shared out by `shared`.
+
+        A budget that is more than a size's dense weights is none of its steps, and a rank that it
+        cannot have becomes its full one: `notes` says so.
+        """
+        return tuple(one.request for one in self._fitted if one.request is not None)
+
+    @property
+    def impossible(self) -> dict[Dims, str]:
+        """Why no budget is one of the other sizes, whose layers stay dense."""
+        return {one.dims: one.sentence for one in self._fitted if one.request is None}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a size is asked otherwise than was said, in a sentence each."""
+        return tuple(one.sentence for one in self._fitted if one.request and one.sentence)
+
+    @property
+    def _fitted(self) -> list[_Fitted]:
+        return [_fitted(self.each, dims) for dims in self.shapes]
 
     @property
     def name(self) -> str:
@@ -141,6 +150,60 @@ class ShapesRequest:
             None if layers is None else Layers.from_json(layers),
             value["asked_by"],
         )
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """What one size is asked; None, and why, if it cannot be asked; and what is not as was said."""
+
+    dims: Dims
+    request: SearchRequest | None
+    sentence: str = ""
+
+
+def _of_any(sizes: Sequence[Dims], options: Mapping[str, Any]) -> SearchRequest:
+    """The request of the first size that can have all that is asked.
+
+    Raises:
+        InvalidInputError: None can; what the first lacks.
+    """
+    refusals = []
+    for dims in sizes:
+        try:
+            return SearchRequest(dims, **options)
+        except InvalidInputError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
+
+
+def _fitted(each: SearchRequest, dims: Dims) -> _Fitted:
+    changes: dict[str, Any] = {"dims": dims, "study": f"{each.study} {dims}"}
+    said = []
+    full = min(dims.in_features, dims.out_features)
+    if each.min_rank is not None and each.min_rank > full:
+        changes["min_rank"] = full
+        said.append(f"its chains have full rank, {full}, which is less than {each.min_rank}")
+    refusals = {}
+    for text in each.budgets:
+        try:
+            Budget.parse(text, dims)
+        except InvalidInputError as refusal:
+            refusals[text] = str(refusal)
+    if len(refusals) == len(each.budgets):
+        return _Fitted(dims, None, "; ".join(refusals.values()))
+    if refusals:
+        changes["budgets"] = tuple(text for text in each.budgets if text not in refusals)
+        said.append(
+            f"it has no step of {' and '.join(refusals)}, for its dense layer has "
+            f"{dims.dense_parameters:,} weights"
+        )
+    if each.max_params is not None:
+        try:
+            Budget.parse(each.max_params, dims)
+        except InvalidInputError:
+            changes["max_params"] = None  # its dense layer has fewer
+    sentence = f"{dims}: {'; '.join(said)}." if said else ""
+    return _Fitted(dims, replace(each, **changes), sentence)
 
 
 def shared(trials: int, candidates: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ksopt.bench.timing import Measurement, compare
 from ksopt.conversion.plan import Plan, Rule
+from ksopt.errors import InvalidInputError
 from ksopt.search import plan as one_plan
 from ksopt.search.request import Budget, Dims
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
@@ -171,16 +172,23 @@ class ShapesResult:
         sizes = [one.request.size for one in self.results]
         texts: dict[tuple[int, ...], str] = {}
         for text in self.request.each.budgets:
-            counts = (self._within(text, dims) for dims in sizes)
+            counts = (self._within(text, dims) or dims.dense_parameters for dims in sizes)
             texts.setdefault(tuple(counts), text)
         found = {texts[counts]: self._effect(self._at(texts[counts])) for counts in sorted(texts)}
         return {text: effect for text, effect in found.items() if effect is not None}
 
-    def _within(self, text: str, dims: Dims) -> int:
-        """The weights that a budget allows a size; its step there may have another text."""
-        most = self.request.each.max_params
+    def _within(self, text: str, dims: Dims) -> int | None:
+        """The weights that a budget allows a size; its step there may have another text.
+
+        None where it is more than the dense layer has, which it then allows.
+        """
+        found = self.of(dims)
+        most = None if found is None else found.request.max_params
         texts = (text,) if most is None else (text, most)
-        return min(Budget.parse(one, dims).parameters for one in texts)
+        try:
+            return min(Budget.parse(one, dims).parameters for one in texts)
+        except InvalidInputError:
+            return None
 
     def _at(self, text: str) -> Callable[[Dims], Recommendation | None]:
         def pick(dims: Dims) -> Recommendation | None:

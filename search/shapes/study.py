@@ -108,6 +108,7 @@ def _run(
     with store.folder(each) as folder, Compilers(target) as compilers:
         spaces, unmet = _spaces(request, progress)
         index = store.open_index(storage, each, record)
+        store.refuse_another_report(folder, several=True)
         kept = ShapesRecord(request, unmet)
         kept.keep(index)
         progress.note(f"measuring the roofline of {record.name}")
@@ -155,7 +156,9 @@ def _spaces(
         InvalidInputError: No size has a chain within any budget.
     """
     found: list[tuple[SearchRequest, Space]] = []
-    unmet: dict[Dims, str] = {}
+    unmet = request.impossible
+    for note in request.notes:
+        progress.note(note)
     for one in request.requests:
         progress.note(f"listing the chains of {words.layer(one.size)} within the budget")
         try:

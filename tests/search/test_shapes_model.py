@@ -365,7 +365,12 @@ MODEL = ("--model", "usersmodel:tiny")
         (("--dims", "8x8", "8x16", "--weights", "w"), "weights is of one layer"),
         (("--dims", "8x8", "8x16", "--trials", "1"), "there are 2 layer sizes"),
         (("--dims", "8x8", "8x16", "--max-error", "0.1"), "max-error is of one layer"),
-        (("--dims", "8x8", "7x7", "--budget", "60"), "for the layer size 7x7: budget '60'"),
+        (
+            ("--dims", "8x8", "7x7", "--budget", "65"),
+            "budget '65' is more than the dense layer's 64",
+        ),
+        (("--dims", "8x8", "7x7", "--min-rank", "9"), "--min-rank 9: a 8x8 layer"),
+        (("--dims", "8x8", "8x16", "--min-speedup", "0"), "--min-speedup 0.0: give a number"),
         (("--model", "usersmodel"), "write MODULE:FACTORY"),
         (("--model", "nowhere:build"), "there is no module nowhere"),
         (("--model", "usersmodel:nothing"), "has no function nothing"),

@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 
 from ksopt import Plan
 from ksopt.errors import InvalidInputError
-from ksopt.search import ShapesRequest, ShapesResult, replay, run_shapes
+from ksopt.search import SearchResult, ShapesRequest, ShapesResult, replay, run_shapes
 from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.shapes import report
 from ksopt.search.shapes.request import shared
@@ -319,6 +319,57 @@ def test_a_size_without_a_chain_stays_dense(shapes: Shapes) -> None:
         shapes(("7x13", "13x7"), budgets=("40%",))
 
 
+def test_a_size_with_fewer_weights_than_any_budget_stays_dense(shapes: Shapes) -> None:
+    result = shapes(("8x8", "32x64"), budgets=("1k",), min_rank=16)
+    assert [str(one.request.size) for one in result.results] == ["32x64"]
+    assert len(result.results[0].trials) == 6
+    sentence = "The layers of 8x8 stay dense: budget '1k' is more than the dense layer's 64 weights"
+    assert sentence in (result.folder / "report.md").read_text()
+    assert result.plan().rules[0].chains == ()
+    again = replay(str(result.folder))
+    assert isinstance(again, ShapesResult)
+    assert again.unmet == result.unmet
+
+
+def test_what_a_small_size_is_asked_instead_is_said(shapes: Shapes) -> None:
+    result = shapes(("16x16", "32x64"), budgets=("60%", "300"), min_rank=24, max_params="900")
+    small, large = result.results
+    assert (small.request.rank, large.request.rank) == (16, 24)
+    assert [step.parameters for step in small.request.steps] == [153]
+    assert [step.parameters for step in large.request.steps] == [300, 900]
+    said = (
+        "16x16: its chains have full rank, 16, which is less than 24; it has no step of 300, for "
+        "its dense layer has 256 weights."
+    )
+    assert said in (result.folder / "report.md").read_text()
+    assert json.loads((result.folder / "results.json").read_text())["notes"] == [said]
+    again = replay(str(result.folder))
+    assert isinstance(again, ShapesResult)
+    assert again.request.notes == (said,)
+    assert "--min-rank 24" in result.request.command
+    assert "--budget 60% 300" in result.request.command
+
+
+def test_no_report_is_written_over_another_kinds(
+    shapes: Shapes, search: Callable[..., Any], tmp_path: Path
+) -> None:
+    several = shapes()
+    before = (several.folder / "results.json").read_bytes()
+    own = "ksopt-search 32x64"
+    with pytest.raises(InvalidInputError, match="has the report of a search of several layer"):
+        search(study=own, out=several.folder)
+    with pytest.raises(InvalidInputError, match="has the report of a search of several layer"):
+        replay(str(several.folder), own)
+    assert (several.folder / "results.json").read_bytes() == before
+    storage = f"sqlite:///{several.folder / 'study.db'}"
+    apart = search(study=own, storage=storage, out=tmp_path / "one", trials=5)
+    assert len(apart.trials) == 5  # of which three are those of before
+    assert isinstance(replay(str(several.folder), own, tmp_path / "two"), SearchResult)
+    with pytest.raises(InvalidInputError, match="has the report of a search of one"):
+        shapes(study="others", out=tmp_path / "one")
+    assert len(shapes(trials=12).results[0].trials) == 6
+
+
 @pytest.mark.parametrize(
     ("sizes", "options", "words"),
     [
@@ -327,8 +378,12 @@ def test_a_size_without_a_chain_stays_dense(shapes: Shapes) -> None:
         (SIZES, {"trials": 1}, "trials 1: there are 2 layer sizes"),
         (SIZES, {"weights": "w.safetensors"}, "weights is of one layer"),
         (SIZES, {"dtype": "int8"}, "float32, float16 or bfloat16"),
-        (("64x64", "8x8"), {"budgets": ("100",)}, "for the layer size 8x8: budget '100' is more"),
-        (("64x64", "8x8"), {"min_rank": 9}, "for the layer size 8x8: min_rank 9"),
+        (
+            ("16x16", "8x8"),
+            {"budgets": ("300",)},
+            "budget '300' is more than the dense layer's 256",
+        ),
+        (("16x16", "8x8"), {"min_rank": 17}, "min_rank 17: a 16x16 layer"),
     ],
 )
 def test_requests_that_are_not_allowed(sizes: tuple, options: dict, words: str) -> None:

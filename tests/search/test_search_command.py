@@ -1,0 +1,83 @@
+"""``ksopt search`` as it is typed: exit codes, and refusals in the words of the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from ksopt.cli import main
+from ksopt.search.objective import Objective
+
+LAYER = ("search", "--dims", "16x16", "--budget", "60%", "--batch", "4", "--device", "cpu")
+
+
+@pytest.mark.parametrize("sizes", [(), ("--dims", "16x32")], ids=["one size", "several"])
+@pytest.mark.parametrize("program", [(), ("--json",)], ids=["", "json"])
+def test_a_search_without_a_trial_that_worked_has_failed(
+    quick: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[str, ...],
+    program: tuple[str, ...],
+) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError("out of memory")
+
+    out = tmp_path / "out"
+    words = (*LAYER, *sizes, "--trials", "2", "--out", str(out), *program)
+    monkeypatch.setattr(Objective, "measure", fail)
+    assert main(words) == 1
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == ("ksopt: no chain could be measured: every trial failed")
+    assert "failed because of RuntimeError: out of memory" in (out / "report.md").read_text() or (
+        "failed, the first because of RuntimeError: out of memory"
+        in (out / "report.md").read_text()
+    )
+    # The report can be had again, and says so; that is no failure.
+    assert main(["search", "--replay", str(out)]) == 0
+
+
+def test_a_search_with_one_trial_that_worked_is_done(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, calls = Objective.measure, []
+
+    def sometimes(*given: object) -> object:
+        calls.append(given)
+        if len(calls) == 1:
+            raise RuntimeError("out of memory")
+        return measure(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Objective, "measure", sometimes)
+    assert main((*LAYER, "--trials", "2", "--out", str(tmp_path / "out"))) == 0
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--min-speedup", "0"), "--min-speedup 0.0: give a number more than 0"),
+        (("--min-rank", "17"), "--min-rank 17: a 16x16 layer has rank at most"),
+        (("--min-rank", "0"), "--min-rank must be at least 1, got 0"),
+        (("--min-use", "2"), "--min-use 2.0: give a share"),
+        (("--max-error", "0.1"), "--max-error 0.1 needs weights"),
+        (("--factors", "0"), "--factors must be at least 1, got 0"),
+    ],
+)
+def test_a_refusal_names_the_option_that_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    out = tmp_path / "out"
+    assert main((*LAYER, *words, "--out", str(out))) == 2
+    assert said in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_space_without_a_chain_says_which_option_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("search", "--dims", "7x13", "--budget", "40%", "--device", "cpu")
+    assert main((*words, "--out", str(tmp_path / "out"))) == 2
+    assert "A smaller --min-rank allows smaller chains" in capsys.readouterr().err
+    assert main(("space", "--dims", "8x12", "--min-rank", "9")) == 2
+    assert "--min-rank 9: a 8x12 layer" in capsys.readouterr().err
