@@ -41,73 +41,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ksopt.baselines import bmm_weight_grad
+from ksopt import op_kernels
 from ksopt.kernels import dispatch, packed, scopes
-from ksopt.kernels.inputs import check_ks_mm, check_weight_grad
-from ksopt.reference import ks_reference
+from ksopt.kernels.inputs import check_ks_mm
 
 CONTRACT = 2
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
-
-
-def _ks_mm(
-    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
-) -> Tensor:
-    if owner is None:
-        return _product(x, weight, batch_last)
-    with scopes.owned_by(owner):
-        if weight.dtype != x.dtype:
-            check_ks_mm(x, weight, batch_last, any_dtype=True)
-            weight = packed.cast(weight, x.dtype)
-        return _product(x, weight, batch_last)
-
-
-def _product(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
-    y = dispatch.run_known(x, weight, batch_last)
-    if y is not None:
-        return y
-    check_ks_mm(x, weight, batch_last)
-    # Some ways end in a view of what they have made: torch would forbid in-place operations on y,
-    # were it to know.
-    with torch._C._AutoDispatchBelowADInplaceOrView():
-        return dispatch.run(x, weight, batch_last)
-
-
-def _ks_mm_changing(
-    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
-) -> Tensor:
-    packed.forget(weight if owner is None else owner)
-    with scopes.changing():
-        return _ks_mm(x, weight, batch_last, owner)
-
-
-def _ks_mm_frozen(
-    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
-) -> Tensor:
-    with scopes.frozen():
-        return _ks_mm(x, weight, batch_last, owner)
-
-
-def _ks_mm_fake(
-    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
-) -> Tensor:
-    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
-    a, b, _, d = weight.shape
-    if batch_last:
-        return x.new_empty((a * b * d, *x.shape[1:]))
-    return x.new_empty((*x.shape[:-1], a * b * d))
-
-
-def _weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    check_weight_grad(grad, x, a, d, batch_last)
-    return bmm_weight_grad(grad, x, a, d, batch_last)
-
-
-def _weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    check_weight_grad(grad, x, a, d, batch_last)
-    at = 0 if batch_last else -1
-    return x.new_empty((a, grad.shape[at] // (a * d), x.shape[at] // (a * d), d))
 
 
 def _define(
@@ -122,14 +62,14 @@ def _define(
 
 
 _PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"
-_define(("ks_mm", "ks_mm_inner"), _PRODUCT, _ks_mm, _ks_mm_fake)
-_define(("ks_mm_changing",), _PRODUCT, _ks_mm_changing, _ks_mm_fake)
-_define(("ks_mm_frozen",), _PRODUCT, _ks_mm_frozen, _ks_mm_fake)
+_define(("ks_mm", "ks_mm_inner"), _PRODUCT, op_kernels.product, op_kernels.fake)
+_define(("ks_mm_changing",), _PRODUCT, op_kernels.changing, op_kernels.fake)
+_define(("ks_mm_frozen",), _PRODUCT, op_kernels.frozen, op_kernels.fake)
 _define(
     ("ks_mm_weight_grad", "ks_mm_weight_grad_inner"),
     "(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor",
-    _weight_grad,
-    _weight_grad_fake,
+    op_kernels.weight_grad,
+    op_kernels.weight_grad_fake,
 )
 
 ks_mm = torch.ops.ksopt.ks_mm.default
@@ -262,24 +202,6 @@ def _register_autograd(
     _LIBRARY.impl(op, kernel, "Autograd")
 
 
-def _ks_mm_decomposed(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
-    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
-    return ks_reference(x, weight.to(x.dtype), "batch_last" if batch_last else "batch_first")
-
-
-def _weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    check_weight_grad(grad, x, a, d, batch_last)
-    at = 0 if batch_last else -1
-    b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
-    if batch_last:
-        rows = grad.reshape(a, b, d, *grad.shape[1:])
-        columns = x.reshape(a, c, d, *x.shape[1:])
-        return torch.einsum("ikj...,ilj...->iklj", rows, columns)
-    rows = grad.reshape(*grad.shape[:-1], a, b, d)
-    columns = x.reshape(*x.shape[:-1], a, c, d)
-    return torch.einsum("...ikj,...ilj->iklj", rows, columns)
-
-
 def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
     """The twin that says in a compiled graph what `ksopt.kernels.scopes` says here."""
     twin = ks_mm_frozen if scopes.said.frozen else ks_mm_inner
@@ -290,14 +212,19 @@ def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | N
 
 
 _register_autograd(
-    ks_mm, _ks_mm_traced, _ks_mm, _with_gradients, _ks_mm_decomposed, (None, None, False, None)
+    ks_mm,
+    _ks_mm_traced,
+    op_kernels.product,
+    _with_gradients,
+    op_kernels.decomposed,
+    (None, None, False, None),
 )
 _register_autograd(
     ks_mm_weight_grad,
     ks_mm_weight_grad_inner,
-    _weight_grad,
+    op_kernels.weight_grad,
     _KsMmWeightGrad.apply,
-    _weight_grad_decomposed,
+    op_kernels.weight_grad_decomposed,
     (),
 )
 

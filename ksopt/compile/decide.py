@@ -193,11 +193,14 @@ def _path(question: Question, device: torch.device) -> Path:
     return choices.folder_of(machine) / "sites" / f"{name}.json"
 
 
+_TIMED = ("compile/clock.py", "ops.py", "op_kernels.py")
+
+
 @functools.cache
 def _code() -> str:
     """Digest of what the times depend on beside the kernels: how a site is timed, the operators."""
     package = resources.files("ksopt")
-    texts = [(package / name).read_bytes() for name in ("compile/clock.py", "ops.py")]
+    texts = [(package / name).read_bytes() for name in _TIMED]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]
 
 

@@ -1,0 +1,99 @@
+"""What ksopt's operators compute, below autograd: for real tensors, for fakes, under transforms.
+
+:mod:`ksopt.ops` registers these functions, and says what the operators are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ksopt.baselines import bmm_weight_grad
+from ksopt.kernels import dispatch, packed, scopes
+from ksopt.kernels.inputs import check_ks_mm, check_weight_grad
+from ksopt.reference import ks_reference
+
+
+def product(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    """y = x Kᵀ: see `ksopt.ops`."""
+    if owner is None:
+        return _multiplied(x, weight, batch_last)
+    with scopes.owned_by(owner):
+        if weight.dtype != x.dtype:
+            check_ks_mm(x, weight, batch_last, any_dtype=True)
+            weight = packed.cast(weight, x.dtype)
+        return _multiplied(x, weight, batch_last)
+
+
+def _multiplied(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+    y = dispatch.run_known(x, weight, batch_last)
+    if y is not None:
+        return y
+    check_ks_mm(x, weight, batch_last)
+    # Some ways end in a view of what they have made: torch would forbid in-place operations on y,
+    # were it to know.
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return dispatch.run(x, weight, batch_last)
+
+
+def changing(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    """`product`, the weight prepared for it alone."""
+    packed.forget(weight if owner is None else owner)
+    with scopes.changing():
+        return product(x, weight, batch_last, owner)
+
+
+def frozen(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    """`product`, what is prepared of the weight kept over steps of an optimizer."""
+    with scopes.frozen():
+        return product(x, weight, batch_last, owner)
+
+
+def fake(
+    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+) -> Tensor:
+    """The shape of a `product`."""
+    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
+    a, b, _, d = weight.shape
+    if batch_last:
+        return x.new_empty((a * b * d, *x.shape[1:]))
+    return x.new_empty((*x.shape[:-1], a * b * d))
+
+
+def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """The gradient of a `product` with respect to its weight."""
+    check_weight_grad(grad, x, a, d, batch_last)
+    return bmm_weight_grad(grad, x, a, d, batch_last)
+
+
+def weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """The shape of a `weight_grad`."""
+    check_weight_grad(grad, x, a, d, batch_last)
+    at = 0 if batch_last else -1
+    return x.new_empty((a, grad.shape[at] // (a * d), x.shape[at] // (a * d), d))
+
+
+def decomposed(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
+    """`product` in torch's own operators, which all transforms know."""
+    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
+    return ks_reference(x, weight.to(x.dtype), "batch_last" if batch_last else "batch_first")
+
+
+def weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """`weight_grad` in torch's own operators."""
+    check_weight_grad(grad, x, a, d, batch_last)
+    at = 0 if batch_last else -1
+    b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
+    if batch_last:
+        rows = grad.reshape(a, b, d, *grad.shape[1:])
+        columns = x.reshape(a, c, d, *x.shape[1:])
+        return torch.einsum("ikj...,ilj...->iklj", rows, columns)
+    rows = grad.reshape(*grad.shape[:-1], a, b, d)
+    columns = x.reshape(*x.shape[:-1], a, c, d)
+    return torch.einsum("...ikj,...ilj->iklj", rows, columns)
