@@ -13,7 +13,7 @@ from played_driver import MULTIPLY, PACK, variable
 from torch import nn
 
 import ksopt
-from ksopt import ops
+from ksopt import functional, ops
 from ksopt.kernels import cuda, dispatch, packed, scopes
 from ksopt.kernels.decision import Choice, Decision
 from ksopt.kernels.launch import HostLauncher
@@ -214,3 +214,31 @@ def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(devic
         assert device.known() is None
         device.check(device.product())
     assert device.packs == before
+
+
+def test_a_layer_past_the_dispatcher_is_right_too(device):
+    device.check(functional.ks_linear(device.x, [device.weight]))
+    before = device.packs
+    device.check(functional.ks_linear(device.x, [device.weight]))
+    assert device.packs == before
+
+
+def test_what_is_decided_under_determinism_is_known_to_nobody(device, monkeypatch):
+    decided, cuda._decisions = cuda._decisions, {}
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+            patch.setattr(cuda, "_predicted", decided)
+            device.check(device.product())
+        assert device.known() is None
+    finally:
+        cuda._decisions = decided
+    device.product()
+    assert device.known() is not None
+
+
+def test_forgotten_choices_are_not_known(device):
+    device.product()
+    assert device.known() is not None
+    cuda.forget()
+    assert device.known() is None
