@@ -150,7 +150,7 @@ def test_results_may_be_changed_in_place(way, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["bmm", "bmm_paper", "bsr"])
-@pytest.mark.parametrize("op", [ops.ks_mm, ops.ks_mm_inner])
+@pytest.mark.parametrize("op", [ops.ks_mm, ops.ks_mm_inner, ops.multiply])
 def test_results_of_no_grad_may_be_changed_where_gradients_are_recorded(op, way, monkeypatch):
     monkeypatch.setattr(
         dispatch, "run", lambda x, weight, last: BASELINES[way].bind(weight, "batch_first")(x)
@@ -578,7 +578,8 @@ WATCHED = {
     "a dispatch mode": lambda: _seen_in(Passing()),
     "a function mode": lambda: _seen_in(PassingFunctions()),
     "a default device": lambda: _seen_in(torch.device("cpu")),
-    "autocast": lambda: _seen_in(_autocast_on_gpus()),
+    "autocast": lambda: _seen_in(torch.autocast("cpu", dtype=torch.bfloat16)),
+    "autocast on GPUs": lambda: _seen_in(_autocast_on_gpus()),
     "forward mode": lambda: _seen_in(torch.autograd.forward_ad.dual_level()),
     "vmap": _seen_in_vmap,
     "a trace": _seen_in_a_trace,
@@ -601,3 +602,19 @@ def test_a_layer_is_traced_as_the_operator():
     weights = [torch.randn(1, 4, 2, 2), torch.randn(2, 2, 4, 1)]
     graph = make_fx(lambda x: functional.ks_linear(x, weights))(torch.randn(3, 8))
     assert sum(node.target is ops.ks_mm_inner for node in graph.graph.nodes) == 2
+
+
+@pytest.mark.parametrize("how", ["no_grad", "inference_mode"])
+def test_past_the_dispatcher_errors_and_results_are_the_operators(how):
+    x, weight = torch.randn(3, 8), torch.randn(2, 2, 4, 1)
+    with getattr(torch, how)():
+        found, expected = ops.multiply(x, weight), ops.ks_mm(x, weight)
+        assert torch.equal(found, expected)
+        assert found.is_inference() == expected.is_inference()
+        with pytest.raises(InvalidInputError) as ours:
+            ops.multiply(x[:, 1:], weight)
+        with pytest.raises(InvalidInputError) as operators:
+            ops.ks_mm(x[:, 1:], weight)
+    assert str(ours.value) == str(operators.value)
+    meta = ops.multiply(x.to("meta"), weight.to("meta"))
+    assert meta.shape == (3, 4)
