@@ -46,7 +46,7 @@ def test_a_search_with_one_trial_that_worked_is_done(
         calls.append(given)
         if len(calls) == 1:
             raise RuntimeError("out of memory")
-        return measure(*given)  # type: ignore[arg-type]
+        return measure(*given)
 
     monkeypatch.setattr(Objective, "measure", sometimes)
     assert main((*LAYER, "--trials", "2", "--out", str(tmp_path / "out"))) == 0
