@@ -27,7 +27,7 @@ from ksopt.kernels import packed
 _MOST = 16  # of an owner: the parts of a fused weight, tiles for few and for many rows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Note:
     """Where a prepared weight is kept, and what for.
 
@@ -44,7 +44,7 @@ class Note:
     address: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Notes:
     """The notes of what one tensor owns, the newest first, for as long as it lives."""
 
@@ -75,14 +75,15 @@ def of(weight: Tensor) -> list[tuple[Tensor, Note]]:
         weight: any tensor.
 
     Returns:
-        Empty where weights are said to change (`scopes.changing`), and for weights without notes.
+        Empty where weights are said to change (`scopes.changing`), for weights without notes, and
+        for lazily negated views, which share the memory of what they negate.
     """
     ready: list[tuple[Tensor, Note]] = []
     if not _by_owner:
         return ready
     owner = packed.owner_of(weight)
     found = _by_owner.get(id(owner))
-    if found is None or packed.are_said_to_change():
+    if found is None or packed.are_said_to_change() or weight.is_neg():
         return ready
     address = weight.data_ptr()
     for note in found.notes:
@@ -114,6 +115,10 @@ def prepared(weight: Tensor, form: str, number: int, prepare: packed.Prepare) ->
 
 def _add(owner: Tensor, new: Note) -> None:
     found = _by_owner.get(id(owner))
+    if found is not None:
+        newest = found.notes[0]
+        if newest.kept() is new.kept() and newest.stream == new.stream:
+            return
     reference, notes = (_reference(owner), ()) if found is None else (found.owner, found.notes)
     replaced = (new.form, new.stream, new.address)
     others = [

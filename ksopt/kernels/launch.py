@@ -136,6 +136,7 @@ class _PythonLauncher(Launcher):
     """The same in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = x.resolve_neg(), weight.resolve_neg()  # torch does this for the host library
         if self.fallback is not None:
             weight = weight.contiguous()
         last = self.problem.batch_last

@@ -242,3 +242,13 @@ def test_forgotten_choices_are_not_known(device):
     assert device.known() is not None
     cuda.forget()
     assert device.known() is None
+
+
+@pytest.mark.parametrize("multiply", [ops.ks_mm, ops.multiply])
+def test_lazily_negated_operands_have_the_memory_of_others(device, multiply):
+    weight, x = device.weight, device.x
+    expected = multiply(x, weight)
+    assert device.known() is not None
+    for _ in range(2):
+        torch.testing.assert_close(multiply(x, torch._neg_view(weight)), -expected)
+        torch.testing.assert_close(multiply(torch._neg_view(x), weight), -expected)
