@@ -20,11 +20,15 @@ def product(
     """y = x Kᵀ: see `ksopt.ops`."""
     if owner is None:
         return _multiplied(x, weight, batch_last)
-    with scopes.owned_by(owner):
+    # `scopes.owned_by`, in a third of the time.
+    before, scopes.said.owner = scopes.said.owner, scopes.root_of(owner)
+    try:
         if weight.dtype != x.dtype:
             check_ks_mm(x, weight, batch_last, any_dtype=True)
             weight = packed.cast(weight, x.dtype)
         return _multiplied(x, weight, batch_last)
+    finally:
+        scopes.said.owner = before
 
 
 def _multiplied(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:

@@ -94,9 +94,10 @@ class Weights:
 def _memory(node: fx.Node) -> int | None:
     """Identity of the memory of a node's fake result."""
     known = fake_result(node)
-    if not isinstance(known, Tensor) or known.layout is not torch.strided:
+    try:
+        return known.untyped_storage()._cdata if isinstance(known, Tensor) else None
+    except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have none
         return None
-    return known.untyped_storage()._cdata
 
 
 def _is_view(node: fx.Node, have: object, want: object) -> bool:

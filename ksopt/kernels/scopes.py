@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -23,9 +23,10 @@ said = _Said()
 
 
 class _Scope:  # a class, because a generator costs twice as much
-    _what: str
+    __slots__ = ("_before", "_value")
+    _what: ClassVar[str]
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any = True) -> None:
         self._value = value
 
     def __enter__(self) -> None:
@@ -45,13 +46,11 @@ class changing(_Scope):
     """In this block weights are about to change: nothing is kept.
 
     Args:
-        active: False for a block inside such a block whose weights do not change.
+        value: False for a block inside such a block whose weights do not change.
     """
 
+    __slots__ = ()
     _what = "changing"
-
-    def __init__(self, active: bool = True) -> None:
-        super().__init__(active)
 
 
 class frozen(_Scope):
@@ -60,10 +59,8 @@ class frozen(_Scope):
     What is kept of them outlives an optimizer's step.
     """
 
+    __slots__ = ()
     _what = "frozen"
-
-    def __init__(self, active: bool = True) -> None:
-        super().__init__(active)
 
 
 class owned_by(_Scope):
@@ -77,7 +74,14 @@ class owned_by(_Scope):
             nothing to do with it.
     """
 
+    __slots__ = ()
     _what = "owner"
 
     def __init__(self, owner: Tensor) -> None:
-        super().__init__(owner if owner._base is None else owner._base)
+        super().__init__(root_of(owner))
+
+
+def root_of(tensor: Tensor) -> Tensor:
+    """The tensor that a tensor is a view of, or itself."""
+    base = tensor._base
+    return tensor if base is None else base

@@ -286,6 +286,7 @@ def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(ke
             check(compiled, masked, torch.randn(6, 40))
     assert kernels.prepared == 3
     assert not packed._by_weight
+    assert not counters["aot_autograd"]["autograd_cache_bypass"]
 
 
 @pytest.mark.parametrize("build", [Blocks, lambda: Layer("iklj")], ids=["viewed", "canonical"])

@@ -14,7 +14,7 @@ from torch import nn
 
 import ksopt
 from ksopt import KSLinear
-from ksopt.kernels import packed, scopes
+from ksopt.kernels import dispatch, packed, scopes
 from ksopt.reference import ks_reference
 
 
@@ -237,7 +237,7 @@ def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypat
     def run(x, weight, batch_last):
         return ks_reference(x, ask(weight, prepare).permute(0, 2, 3, 1))
 
-    monkeypatch.setattr(ksopt.ops.dispatch, "run", run)
+    monkeypatch.setattr(dispatch, "run", run)
     weight = torch.randn(2, 3, 4, 5)
     x = torch.randn(5, 40, requires_grad=True)
     optimizer = torch.optim.SGD([x], lr=0.1)
@@ -339,13 +339,13 @@ def test_what_does_not_change_inside_is_kept(prepare):
 def test_autograd_marks_weights_as_changing(monkeypatch):
     """Forward under autograd and backward prepare anew; without gradients nothing does."""
     states = []
-    real = ksopt.ops.dispatch.run
+    real = dispatch.run
 
     def run(*args):
         states.append(scopes.said.changing)
         return real(*args)
 
-    monkeypatch.setattr(ksopt.ops.dispatch, "run", run)
+    monkeypatch.setattr(dispatch, "run", run)
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)", bias=False)
     x = torch.randn(3, 12, requires_grad=True)
     layer(x).sum().backward()
