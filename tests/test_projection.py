@@ -233,9 +233,10 @@ def test_every_factor_is_refitted_to_the_best_there_is(chain: Chain, seed: int) 
         right = torch.eye(chain.in_features).double() if last else product(weights[index + 1 :])
         best = best_factor(matrix, pattern, left, right)
         if index == 0:
-            found = first_factor(matrix, weights[0], right)
+            found = first_factor(matrix, weights[0], right, after[1])
         elif last:
-            found = first_factor(matrix.mT, weights[-1].transpose(1, 2), left.mT).transpose(1, 2)
+            own = weights[-1].transpose(1, 2)
+            found = first_factor(matrix.mT, own, left.mT, before[-2].T).transpose(1, 2)
         else:
             solver = Between(before[index - 1], pattern, after[index + 1], matrix.device)
             solver._is_small = True  # in the place of the cached property

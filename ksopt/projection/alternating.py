@@ -50,12 +50,12 @@ def alternate(
         rights = [to_dense(found[-1])]
         for weight in reversed(found[1:-1]):
             rights.insert(0, times(weight, rights[0]))
-        found[0] = first_factor(matrix, found[0], rights[0])
+        found[0] = first_factor(matrix, found[0], rights[0], after[1])
         left = to_dense(found[0])
         for index, factor in enumerate(between, start=1):
             found[index] = factor.refitted(matrix, found[index], left, rights[index])
             left = ks_reference(left, found[index].transpose(1, 2))
-        last = first_factor(flipped, found[-1].transpose(1, 2), left.mT.contiguous())
+        last = first_factor(flipped, found[-1].transpose(1, 2), left.mT.contiguous(), before[-2].T)
         found[-1] = last.transpose(1, 2)
         previous, error = error, (matrix - ks_reference(left, last)).norm()
         if error > (1 - tolerance) * previous or error <= 1e-14 * norm:

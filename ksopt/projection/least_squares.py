@@ -39,21 +39,32 @@ _STEPS, _ENOUGH = 8, 1e-4
 _DECOMPOSED, _MADE = 8.0, 2000.0
 
 
-def first_factor(matrix: Tensor, weight: Tensor, right: Tensor) -> Tensor:
+def first_factor(matrix: Tensor, weight: Tensor, right: Tensor, cover: Pattern) -> Tensor:
     """The weight K_1 that is best for ||matrix - K_1 right||, given what it is now.
 
     Args:
         matrix: [M, N], float64.
         weight: [a, b, c, d], with M = a*b*d.
         right: [a*c*d, N].
+        cover: A pattern that holds the support of right.
     """
     a, b, c, d = weight.shape
-    # -> [a*d, ...]: a class of rows of K_1 for each (i, j)
-    goals = matrix.reshape(a, b, d, -1).transpose(1, 2).reshape(a * d, b, -1)
-    rows = right.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
+    (outer, inner), features = matrix.shape, right.shape[0]
+    # Multiplications by right's support, and those by all of it but class by class.
+    if features * cover.c * (cover.b + outer) < (features + outer) * c * inner:
+        after = on_support(right, cover)
+        products = torch.einsum("imkj,inkj->imnj", after, after)
+        gram = on_support(to_dense(products), Pattern(a, c, c, d))
+        gram = gram.permute(0, 3, 1, 2).reshape(a * d, c, c)
+        goals = on_support(ks_reference(matrix, after), Pattern(a, b, c, d))
+        goals = goals.permute(0, 3, 1, 2).reshape(a * d, b, c)
+    else:
+        # -> [a*d, ...]: a class of rows of K_1 for each (i, j)
+        targets = matrix.reshape(a, b, d, -1).transpose(1, 2).reshape(a * d, b, -1)
+        rows = right.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
+        gram, goals = rows @ rows.mT, targets @ rows.mT
     own = weight.permute(0, 3, 1, 2).reshape(a * d, b, c)
-    gram = rows @ rows.mT
-    change = solved(gram, (goals @ rows.mT - own @ gram).mT).mT
+    change = solved(gram, (goals - own @ gram).mT).mT
     return (own + change).reshape(a, d, b, c).permute(0, 2, 3, 1)
 
 
