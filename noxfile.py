@@ -14,8 +14,8 @@ import nox
 
 VERSIONS = ["2.11.0", "2.13.0", "2.14.1"]
 TESTS = ["tests/compile", "tests/test_backend.py", "tests/test_ops.py"]
-# Each torch for CUDA needs other versions of these.
-_OF_TORCH = ("torch==", "triton==", "nvidia-", "cuda-")
+# Each torch needs other versions of these (2.11: setuptools below 82).
+_OF_TORCH = ("torch==", "triton==", "nvidia-", "cuda-", "setuptools==")
 
 nox.options.default_venv_backend = "venv"
 nox.options.stop_on_first_error = False
