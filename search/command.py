@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.search import constraint_arguments
 from ksopt.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -19,17 +20,20 @@ SUMMARY = (
     "Measure chains of patterns for a linear layer, several, or those of a model, on this device, "
     "and recommend."
 )
-EPILOG = """\
+EPILOG = f"""\
 units:
   dims     INxOUT as in nn.Linear(in, out): 768x3072 has 768 inputs and 3072 outputs
   budget   a share of the dense layer's IN*OUT weights (25%, 0.25) or a count (600k, 2.4M);
            the bias is not counted
   times    microseconds, the median of many repeats
 
+{constraint_arguments.HELP}
 examples:
   ksopt search --dims 768x3072
   ksopt search --dims 768x3072 --budget 25%
   ksopt search --dims 4096x4096 --budget 10% 25% 2M --dtype bfloat16 --batch 8192 --device cuda
+  ksopt search --dims 4096x4096 --families monarch,low_rank --min-rank 64
+  ksopt search --dims 768x3072 --chainable --aligned --block-sizes multiple:16
   ksopt search --dims 768x3072 --timeout 600 --out mlp      # the same again goes on from there
   ksopt search --dims 384x384 384x1536 1536x384 --budget 25%
   ksopt search --hf-config config.json --exclude lm_head --timeout 1800
@@ -131,6 +135,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="MOST",
         help="most factors, 1 to 3 (%(default)s)",
     )
+    constraint_arguments.add_arguments(chains)
 
     trained = command.add_argument_group("a trained layer").add_argument
     trained(
@@ -238,8 +243,24 @@ def run(given: argparse.Namespace) -> int:
 # What a request calls what the command line has an option for, where the two differ.
 _OPTIONS = {
     name: "--" + name.replace("_", "-")
-    for name in ("min_rank", "min_use", "max_error", "max_params", "min_speedup")
-} | {"max_factors": "--factors", "timeout_s": "--timeout"}
+    for name in ("min_rank", "min_use", "max_error", "max_params", "min_speedup", "block_sizes")
+} | {
+    "families": "--families",
+    "chainable=True": "--chainable",
+    "aligned=True": "--aligned",
+    "max_factors": "--factors",
+    "timeout_s": "--timeout",
+}
+
+
+def in_options(sentence: str) -> str:
+    """A sentence that names the options as they are typed.
+
+    Example:
+        >>> in_options("min_rank 9: a 8x12 layer has rank at most 8")
+        '--min-rank 9: a 8x12 layer has rank at most 8'
+    """
+    return re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda one: _OPTIONS[one[0]], sentence)
 
 
 @contextlib.contextmanager
@@ -248,7 +269,7 @@ def options_named() -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        text = re.sub(rf"\b({'|'.join(_OPTIONS)})\b", lambda one: _OPTIONS[one[0]], str(error))
+        text = in_options(str(error))
         if text == str(error):
             raise
         raise InvalidInputError(text) from error.__cause__
@@ -311,6 +332,7 @@ def _options(given: argparse.Namespace) -> dict[str, Any]:
         "train": given.train,
         "score": given.score,
         "energy": given.energy,
+        **constraint_arguments.options(given),
     }
 
 

@@ -212,6 +212,9 @@ def _method(result: SearchResult) -> Section:
         "output and weights as moved once; on a CPU, whose caches keep what passes from factor to "
         "factor, efficiency can exceed 1.",
     ]
+    limits = request.constraints.words
+    if limits:
+        paragraphs.append(f"The search was limited to chains {', '.join(limits)}.")
     if request.weights is not None:
         most = "" if request.max_error is None else f" of at most {request.max_error:g}"
         paragraphs.append(

@@ -83,6 +83,7 @@ class Listing:
             f"{'' if count.exact else 'more than '}{count.chains:,} of {count.factors}"
             for count in self.counts
         ]
+        text = ", ".join([text, *request.constraints.words])
         return f"{text} ({', '.join(parts)})."
 
     def table(self) -> Table:
@@ -108,6 +109,13 @@ class Listing:
             "out_features": size.out_features,
             "parameters": self.budget.parameters,
             "min_rank": self.request.rank,
+            "families": list(self.request.families),
+            "block_sizes": self.request.block_sizes,
+            "chainable": self.request.chainable,
+            "aligned": self.request.aligned,
+            "dtype": self.request.dtype,
+            "layout": self.request.layout,
+            "train": self.request.train,
             "count": self.total,
             "exact": self.exact,
             "counts": [vars(count) for count in self.counts],
@@ -133,7 +141,8 @@ def listing(
     """Count the chains of a space, and list the first of them.
 
     Args:
-        request: dims, budgets (the largest is the limit), max_factors and min_rank.
+        request: dims, budgets (the largest is the limit), max_factors, min_rank, families,
+            block_sizes and chainable; aligned, which depends on dtype, layout and train.
         limit: Most chains listed; no more are ever in memory.
         order: "weights" (fewest first), "most-weights" or "rho" (largest first).
         visits: Choices that the enumeration may make for each number of factors. Where they do not
@@ -156,7 +165,13 @@ def listing(
     first: list[tuple[float, Factors]] = []
     counts = []
     for factors in range(1, request.max_factors + 1):
-        walk = Walk(request.size, request.steps[-1].parameters, request.rank, visits=visits)
+        walk = Walk(
+            request.size,
+            request.steps[-1].parameters,
+            request.rank,
+            visits=visits,
+            constraints=request.constraints,
+        )
         count, exact = 0, True
         # Runs of chains are merged into the list of the first ones, so that it stays short.
         run: list[tuple[float, Factors]] = []

@@ -6,16 +6,20 @@ import argparse
 import sys
 
 from ksopt import tables
-from ksopt.search.command import options_named
+from ksopt.search import constraint_arguments
+from ksopt.search.command import in_options, options_named
 from ksopt.search.request import SearchRequest
 
-EPILOG = """\
+EPILOG = f"""\
 The space is what `ksopt search` chooses from: see docs/search.md. Counting is cut off after so many
 choices as --visits allows, and then says "more than".
 
+{constraint_arguments.HELP}
 examples:
   ksopt space --dims 768x3072 --budget 25%
   ksopt space --dims 4096x11008 --budget 10% --factors 2 --order rho --limit 50
+  ksopt space --dims 768x3072 --budget 25% --chainable --aligned --dtype float16
+  ksopt space --dims 1024x1024 --families monarch,block_butterfly --block-sizes 16-256
   ksopt space --dims 768x3072 --budget 25% --limit 0 --visits 20000000      # only count
 
 exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
@@ -35,6 +39,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="MOST",
         help="most factors, 1 to 3 (%(default)s)",
     )
+    constraint_arguments.add_arguments(add)
+    add(
+        "--dtype",
+        default=SearchRequest.dtype,
+        help="of --aligned: float32 (default), float16 or bfloat16",
+    )
+    add(
+        "--layout",
+        default=SearchRequest.layout,
+        help="of --aligned: batch_first (default) or batch_last",
+    )
+    add("--train", action="store_true", help="of --aligned: the transposed factors too")
     add("--limit", type=int, default=20, metavar="COUNT", help="chains listed (%(default)s)")
     add(
         "--order",
@@ -54,6 +70,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> int:
     """Count and list as the arguments say; the exit code."""
     from ksopt.search.listing import listing
+    from ksopt.search.smallest import no_chain
 
     with options_named():
         request = SearchRequest(
@@ -61,12 +78,18 @@ def run(given: argparse.Namespace) -> int:
             budgets=(given.budget,),
             max_factors=given.factors,
             min_rank=given.min_rank,
+            dtype=given.dtype,
+            layout=given.layout,
+            train=given.train,
+            **constraint_arguments.options(given),
         )
         found = listing(request, given.limit, given.order, given.visits)
     if given.json:
         sys.stdout.write(found.to_json())
         return 0
     print(found.sentence)
+    if found.total == 0 and found.exact:
+        print(f"\n{in_options(no_chain(request))}.")
     if found.chains:
         of = "them" if found.exact else "those counted"
         print(f"\nThe first {len(found.chains)} of {of}, by {found.order}:\n")

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ksopt.pattern import Chain
+from ksopt.search.divisors import divisors
+from ksopt.search.members import FAMILIES
 from ksopt.search.request import SearchRequest
-from ksopt.search.walk import divisors, is_reducible
+from ksopt.search.walk import is_reducible
+
+_BUTTERFLIES = ("square_dyadic", "kaleidoscope", "block_butterfly")
 
 
 def families(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
@@ -14,8 +18,8 @@ def families(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
 
     Monarch for every p, and mirrored (the transpose of a Monarch chain of the transposed layer);
     low rank at the largest rank that each step allows; dense. Butterflies (square dyadic, block,
-    kaleidoscope) never come: two neighbouring 2t x 2t factors merge into one with no more weights,
-    so a search has the merged chain instead.
+    kaleidoscope) come only where the request names them: two neighbouring 2t x 2t factors merge
+    into one with no more weights, so a search has the merged chain instead.
 
     Example:
         >>> for name, chain in families(SearchRequest("64x64", budgets=("50%",), min_rank=16)):
@@ -32,7 +36,8 @@ def families(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
             and chain.nnz <= request.steps[-1].parameters
             and chain.rank_bound >= request.rank
             and chain.is_dense_support
-            and not is_reducible(chain)
+            and request.constraints.admits(chain)
+            and (request.constraints.names(chain) or not is_reducible(chain))
         ):
             yield name, chain
 
@@ -48,3 +53,8 @@ def _members(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
         if 1 <= rank <= min(rows, columns):
             yield "low rank", Chain.low_rank(columns, rows, rank)
     yield "dense", Chain.dense(columns, rows)
+    for name in _BUTTERFLIES:
+        if name in request.families:
+            family = FAMILIES[name]
+            for parameter in family.parameters(columns, rows, 1, request.steps[-1].parameters):
+                yield name.replace("_", " "), family.chain(columns, rows, parameter)

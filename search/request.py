@@ -12,6 +12,10 @@ from typing import Any
 
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
+from ksopt.search.alignment import Alignment
+from ksopt.search.block_sizes import ANY_SIZE, BlockSizes
+from ksopt.search.constraints import Constraints
+from ksopt.search.members import names_of
 
 LADDER = ("10%", "25%", "50%")
 DTYPES = {
@@ -187,6 +191,14 @@ class SearchRequest:
         score: ``MODULE:FUNCTION`` of the user's: a number for each chain, low where it is good, as
             one more objective (`ksopt.search.score`). Its code is run.
         energy: Measure the finalists' energy too, on an NVIDIA GPU.
+        families: Only chains of these families of the paper's Table 1, named as the class methods
+            of `Chain` or joined by commas; empty for any chain. What is asked for by name comes
+            also where two factors could be merged, as in all butterflies.
+        block_sizes: The b and c that factors may have: a list ``16,32,64``, a range ``16-256`` or
+            ``multiple:16``; None for any.
+        chainable: Only chains for which factorization has guarantees (`Chain.is_chainable`).
+        aligned: Only chains whose factors the fast kernels of the dtype and layout take
+            (`ksopt.search.alignment`); with ``train`` their transposes too.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
@@ -220,6 +232,10 @@ class SearchRequest:
     train: bool = False
     score: str | None = None
     energy: bool = False
+    families: tuple[str, ...] | str = ()
+    block_sizes: str | None = None
+    chainable: bool = False
+    aligned: bool = False
     steps: tuple[Budget, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -286,6 +302,10 @@ class SearchRequest:
                 )
             if not 0 <= self.max_error < math.inf:
                 raise InvalidInputError(f"max_error {self.max_error!r}: give a number from 0")
+        if self.block_sizes is not None:
+            # One text for what is the same, so that a study is known again.
+            object.__setattr__(self, "block_sizes", str(BlockSizes.parse(self.block_sizes)))
+        object.__setattr__(self, "families", names_of(self.families))
         object.__setattr__(self, "dims", dims)
         object.__setattr__(self, "budgets", budgets)
         object.__setattr__(self, "dtype", DTYPES[self.dtype])
@@ -314,6 +334,23 @@ class SearchRequest:
     def rank(self) -> int:
         """The least rank bound in force."""
         return self.min_rank or min(self.size.in_features, self.size.out_features)
+
+    @property
+    def constraints(self) -> Constraints:
+        """What the chains have to fulfil besides budget, rank and number of factors."""
+        alignment = Alignment(
+            element_bytes=4 if self.dtype == "float32" else 2,
+            batch_last=self.layout == "batch_last",
+            train=self.train,
+        )
+        return Constraints(
+            families=tuple(self.families),
+            block_sizes=ANY_SIZE
+            if self.block_sizes is None
+            else BlockSizes.parse(self.block_sizes),
+            chainable=self.chainable,
+            alignment=alignment if self.aligned else None,
+        )
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -351,6 +388,10 @@ class SearchRequest:
             "factors": self.max_factors,
             "min-rank": self.rank,
             "min-use": f"{self.min_use:g}",
+            "families": ",".join(self.families) or None,
+            "block-sizes": self.block_sizes,
+            "chainable": self.chainable or None,
+            "aligned": self.aligned or None,
             "weights": None if self.weights is None else shlex.quote(self.weights),
             "max-error": None if self.max_error is None else f"{self.max_error:g}",
             "max-params": self.max_params,

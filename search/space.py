@@ -14,6 +14,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 from ksopt.search.named import families
 from ksopt.search.request import Budget, Dims, SearchRequest
+from ksopt.search.smallest import no_chain
 from ksopt.search.walk import Factors, TooManyError, Walk
 
 # Candidates kept of each number of factors and step: far more than a study measures.
@@ -79,7 +80,7 @@ def build(request: SearchRequest) -> Space:
 
     Raises:
         InvalidInputError: No chain meets any step; the sentence names the smallest budget that
-            works.
+            works, or the constraints that leave no chain at any.
 
     Example:
         >>> space = build(SearchRequest("64x64", budgets=("50%",), max_factors=2))
@@ -92,7 +93,13 @@ def build(request: SearchRequest) -> Space:
     for factors in range(1, request.max_factors + 1):
         for pool in pools:
             pool.open_stratum()
-        walk = Walk(request.size, request.steps[-1].parameters, request.rank, visits=_MOST_VISITS)
+        walk = Walk(
+            request.size,
+            request.steps[-1].parameters,
+            request.rank,
+            visits=_MOST_VISITS,
+            constraints=request.constraints,
+        )
         try:
             for found in walk.factors(factors):
                 count += 1
@@ -111,7 +118,7 @@ def build(request: SearchRequest) -> Space:
             pool.add(chain.patterns)
     steps = tuple(step for pool in pools if (step := pool.step()) is not None)
     if not steps:
-        raise InvalidInputError(_no_chain(request))
+        raise InvalidInputError(no_chain(request))
     kept = dict.fromkeys(found for pool in pools for found in pool.candidates())
     return Space(
         dims=request.size,
@@ -121,41 +128,6 @@ def build(request: SearchRequest) -> Space:
         count=count,
         exact=exact,
         complete=exact and not any(pool.overflowed for pool in pools),
-    )
-
-
-def smallest(dims: Dims, least_inner: int, max_factors: int) -> tuple[Chain, bool]:
-    """The chain with the fewest weights, and whether it is certain that none has fewer.
-
-    Example:
-        >>> chain, certain = smallest(Dims(64, 64), least_inner=64, max_factors=2)
-        >>> str(chain), chain.nnz, certain
-        ('(1,8,8,8)*(8,8,8,1)', 1024, True)
-    """
-    best, certain = Chain.dense(dims.in_features, dims.out_features), True
-    for factors in range(2, max_factors + 1):
-        walk = Walk(dims, best.nnz - 1, least_inner, visits=10 * _MOST_VISITS)
-        try:
-            for found in walk.factors(factors):
-                best = min(best, Chain(found), key=lambda chain: chain.nnz)
-                walk.most = best.nnz - 1
-        except TooManyError:
-            certain = False
-    return best, certain
-
-
-def _no_chain(request: SearchRequest) -> str:
-    best, certain = smallest(request.size, request.rank, request.max_factors)
-    share = 100 * best.nnz / request.size.dense_parameters
-    # Rounded up: the budget named must work.
-    percent = ceil(share * 100) / 100
-    steps = " or ".join(step.text for step in request.steps)
-    works = "the smallest budget that works is" if certain else "a budget that works is"
-    return (
-        f"budget {steps}: no chain of at most {request.max_factors} factors and rank bound "
-        f"{request.rank} has so few weights for dims {request.size}; {works} {best.nnz} weights "
-        f"({percent:g}% of the dense layer), the chain {best}. A smaller min_rank allows smaller "
-        "chains"
     )
 
 
@@ -215,6 +187,7 @@ class _Pool:
                 request.rank,
                 rng=self._rng,
                 visits=_MOST_VISITS_PER_DESCENT,
+                constraints=request.constraints,
             )
             try:
                 found = next(walk.factors(factors), None)

@@ -22,7 +22,7 @@ from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 from ksopt.search.priors import facts
-from ksopt.search.request import SearchRequest
+from ksopt.search.request import Dims, SearchRequest
 from ksopt.search.result import TrialRecord
 from ksopt.search.storage import Storage
 
@@ -255,8 +255,19 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
         "objective": request.objective,
         "train": request.train,
         "score": request.score,
+        **_limits(request),
         "device": device.type,
         "device name": device.name,
+    }
+
+
+def _limits(request: SearchRequest) -> dict[str, Any]:
+    """Which chains are searched: a study has those of one answer to that only."""
+    return {
+        "families": ",".join(request.families) or "any",
+        "block sizes": request.block_sizes or "any",
+        "chainable": request.chainable,
+        "aligned": request.aligned,
     }
 
 
@@ -269,11 +280,17 @@ def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
             )
         study.set_user_attr("identity", asked)
         return
-    # Studies of older versions knew nothing of training and scores.
-    stored = {"train": False, "score": None} | stored
+    # Studies of older versions knew nothing of training and scores, nor of limits.
+    unlimited = _limits(SearchRequest(Dims(1, 1)))
+    stored = {"train": False, "score": None} | unlimited | stored
     differing = [name for name in asked if asked[name] != stored.get(name)]
     if differing:
         pairs = ", ".join(f"{n} {stored.get(n)} there and {asked[n]} here" for n in differing)
+        if set(differing) <= set(unlimited):
+            raise InvalidInputError(
+                f"the study to resume is limited to other chains ({pairs}): its answer would not "
+                f"be of those that are asked for; {_NEXT}"
+            )
         raise InvalidInputError(
             f"the study to resume measured something else ({pairs}): its times cannot be compared; "
             f"{_NEXT}"

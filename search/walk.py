@@ -31,6 +31,15 @@ coprime strides and every rank between are in it too.
 **Three factors.** A two-factor chain, one of whose factors (a,b,c,d) is replaced by
 I_a (x) (a two-factor chain of a b x c matrix) (x) I_d. What can be split on both sides is listed by
 its right split only, so each chain comes once.
+
+**Constraints** cut branches, not leaves. What b, c and d of a factor must be is a property of each
+triple and, of R, what it is a multiple of and its bounds. Two factors with a dense product are
+chainable exactly if a1 = d2 = 1 and R is a multiple of d1 * a2. Every pair of a chainable chain has
+a Kronecker-sparse product, so all of three factors are right splits, their outer pair is chainable
+with the same a1 = d2 = 1, and the two that P is split into are chainable among themselves.
+
+Families of the paper's Table 1 have few members, which are made one by one. Asked for by name they
+come even where a pair could be merged, as in all butterflies.
 """
 
 from __future__ import annotations
@@ -43,6 +52,9 @@ from typing import TypeVar
 
 from ksopt.factor import Pattern
 from ksopt.pattern import Chain
+from ksopt.search.constraints import NONE, Constraints
+from ksopt.search.divisors import divisors
+from ksopt.search.members import EVERY, FAMILIES, is_member
 from ksopt.search.request import Dims
 from ksopt.support import pair_support
 
@@ -66,6 +78,7 @@ class Walk:
         rng: None to take the choices in order, else they are taken in a random order: the first
             chain of a walk is then a random one, the second a neighbour of it.
         visits: Choices after which `TooManyError` is raised; None for no limit.
+        constraints: What every chain fulfils besides.
 
     Example:
         >>> for factors in Walk(Dims(8, 12), most=56, least_inner=8).factors(2):
@@ -81,101 +94,169 @@ class Walk:
         least_inner: int,
         rng: random.Random | None = None,
         visits: int | None = None,
+        constraints: Constraints = NONE,
     ) -> None:
         self.most = most
         self._dims = dims
         self._inner = (least_inner, max(dims.in_features, dims.out_features))
         self._rng = rng
         self._visits = visits
+        self._constraints = constraints
+        # What cuts branches of the tree; None is quicker to look up than constraints are.
+        self._cuts = constraints if constraints.cut else None
 
     def factors(self, count: int) -> Iterator[Factors]:
         """The chains with exactly ``count`` factors, each once, as tuples of patterns."""
+        if self._constraints.is_any_chain:
+            yield from self._any(count)
+        if self._constraints.families:
+            yield from self._members(count)
+
+    def _any(self, count: int) -> Iterator[Factors]:
+        """Those of no particular family."""
         rows, columns = self._dims.out_features, self._dims.in_features
+        whole = Pattern(1, rows, columns, 1)
         if count == 1:
-            if rows * columns <= self.most and self._inner[0] <= min(rows, columns):
-                yield (Pattern(1, rows, columns, 1),)
+            fits = whole.nnz <= self.most and self._inner[0] <= min(rows, columns)
+            if fits and self._constraints.admits_factor(whole):
+                yield (whole,)
         elif count == 2:
-            yield from self._pairs(rows, columns, *self._inner, spare=0, scale=1)
+            yield from self._split(whole, spare=0)
+        elif self._constraints.chainable:
+            yield from self._right_splits()
         else:
             for split_right in self._choose((True, False)):
                 yield from self._right_splits() if split_right else self._left_splits()
 
+    def _members(self, count: int) -> Iterator[Factors]:
+        """Those of the families, of which one that `_any` or an earlier family has is left out."""
+        names = [name for name in self._constraints.families if name != EVERY]
+        for place in self._choose(range(len(names))):
+            family = FAMILIES[names[place]]
+            columns, rows = self._dims.in_features, self._dims.out_features
+            able = family.parameters(columns, rows, self._inner[0], self.most)
+            for parameter in self._choose(able):
+                chain = family.chain(columns, rows, parameter)
+                if (
+                    len(chain) == count
+                    and self._holds(chain)
+                    and not any(is_member(name, chain) for name in names[:place])
+                    and not (self._constraints.is_any_chain and not is_reducible(chain))
+                ):
+                    yield chain.patterns
+
+    def _holds(self, chain: Chain) -> bool:
+        """Whether a family's chain is in the space, but for pairs that could be merged."""
+        return (
+            chain.nnz <= self.most
+            and chain.rank_bound >= self._inner[0]
+            and (not self._constraints.chainable or chain.is_chainable)
+            and all(map(self._constraints.admits_factor, chain))
+            and chain.is_dense_support
+        )
+
     def _right_splits(self) -> Iterator[Factors]:
         """K_1 and a factor P, P split in two."""
-        rows, columns = self._dims.out_features, self._dims.in_features
-        for left, whole in self._shapes(rows, columns, *self._inner, rest=(columns, 1, 0)):
+        for left, whole in self._shapes(split_right=True):
             for middle, right in self._split(whole, spare=left.nnz):
+                if self._constraints.chainable and not left.is_chainable(middle):
+                    continue
                 if not _is_reducible(left, middle):
                     yield left, middle, right
 
     def _left_splits(self) -> Iterator[Factors]:
         """A factor P and K_3, P split in two; without those that a right split gives too."""
-        rows, columns = self._dims.out_features, self._dims.in_features
-        for whole, right in self._shapes(rows, columns, *self._inner, rest=(rows, 0, 1)):
+        for whole, right in self._shapes(split_right=False):
             for left, middle in self._split(whole, spare=right.nnz):
                 if pair_support(middle, right) is None:
                     yield left, middle, right
 
     def _split(self, whole: Pattern, spare: int) -> Iterator[tuple[Pattern, Pattern]]:
-        """Pairs whose product fills ``whole``, with ``spare`` weights already spent."""
+        """Pairs whose product fills ``whole`` and has more weights than they.
+
+        ``spare`` weights are spent already.
+        """
         scale = whole.a * whole.d
         least, most = -(-self._inner[0] // scale), self._inner[1] // scale
         # With R features between them, b1 * c2 * R >= whole.b * whole.c (see "Two factors"), so the
         # parts have scale * R * (b1 + c2) >= 2 * scale * sqrt(whole.b * whole.c * R) weights.
         if spare + 2 * scale * isqrt(whole.b * whole.c * least) > self.most:
             return
-        for left, right in self._pairs(whole.b, whole.c, least, most, spare, scale):
-            yield (
-                Pattern(whole.a * left.a, left.b, left.c, left.d * whole.d),
-                Pattern(whole.a * right.a, right.b, right.c, right.d * whole.d),
-            )
+        d = whole.d if self._constraints.alignment else 1
+        for left in self._choose(_rows(whole.b, d, self._cuts)):
+            a1, _, d1 = left
+            for right in self._choose(_partners(a1 == 1, d1, whole.c, d, self._cuts)):
+                each = left[1] + right[1]
+                weights = min((self.most - spare) // scale, whole.b * whole.c - 1)
+                if least * each > weights:
+                    continue
+                sizes = self._inner_sizes(left, right, least, min(most, weights // each), d)
+                for inner in self._choose(sizes):
+                    first, second = _pair(left, right, inner)
+                    yield (
+                        Pattern(whole.a * first.a, first.b, first.c, first.d * whole.d),
+                        Pattern(whole.a * second.a, second.b, second.c, second.d * whole.d),
+                    )
 
-    def _pairs(
-        self, rows: int, columns: int, least: int, most: int, spare: int, scale: int
-    ) -> Iterator[tuple[Pattern, Pattern]]:
-        """Two-factor chains of a dense rows x columns matrix with fewer weights than it has."""
-        for left, right in self._outer(rows, columns, least, spare, scale):
-            weights = min((self.most - spare) // scale, rows * columns - 1)
-            largest = min(most, weights // (left[1] + right[1]))
-            yield from self._inner_sizes(left, right, least, largest)
-
-    def _shapes(
-        self, rows: int, columns: int, least: int, most: int, rest: tuple[int, int, int]
-    ) -> Iterator[tuple[Pattern, Pattern]]:
+    def _shapes(self, split_right: bool) -> Iterator[tuple[Pattern, Pattern]]:
         """Pairs with a dense product, one of which will be split: only the other's weights count.
 
-        ``rest`` is (n, 1, 0) where the right one will be, (n, 0, 1) where the left one will. Its
-        two parts have at least n weights, for the n features at their outer side, and as many as
-        there are inner features.
+        The two parts have at least one weight for each of the features at their outer side, and as
+        many as there are inner features.
         """
-        outside, count_left, count_right = rest
-        for left, right in self._outer(rows, columns, least=1, spare=0, scale=1):
-            each = left[1] * count_left + right[1] * count_right + 1
-            largest = min(most, (self.most - outside) // each)
-            yield from self._inner_sizes(left, right, least, largest)
-
-    def _outer(
-        self, rows: int, columns: int, least: int, spare: int, scale: int
-    ) -> Iterator[tuple[Triple, Triple]]:
-        """(a1, b1, d1), (a2, c2, d2) that may let every row meet every column within the budget."""
-        for left in self._choose(_triples(rows)):
-            a1, b1, d1 = left
-            for right in self._choose(_partners(columns, a1 == 1, d1)):
-                if spare + scale * least * (b1 + right[1]) <= self.most:
-                    yield left, right
+        rows, columns = self._dims.out_features, self._dims.in_features
+        least, most = self._inner
+        lefts = (_rows if split_right else _rows_to_split)(rows, 1, self._cuts)
+        for left in self._choose(lefts):
+            a1, _, d1 = left
+            rights = _partners(a1 == 1, d1, columns, 1, self._cuts, split_right)
+            for right in self._choose(rights):
+                each = (left[1] if split_right else right[1]) + 1
+                spare = self.most - (columns if split_right else rows)
+                largest = min(most, spare // each)
+                sizes = self._inner_sizes(
+                    left, right, least, largest, 1, factors=(split_right, not split_right)
+                )
+                for inner in self._choose(sizes):
+                    yield _pair(left, right, inner)
 
     def _inner_sizes(
-        self, left: Triple, right: Triple, least: int, most: int
-    ) -> Iterator[tuple[Pattern, Pattern]]:
-        """The factors at every size between them at which every row does meet every column."""
-        (a1, b1, d1), (a2, c2, d2) = left, right
-        step = lcm(a1 * d1, a2 * d2)
-        low = max(least, max(a1, a2) * d1 * d2)
-        for inner in self._choose(range(-(-low // step) * step, most + 1, step)):
-            yield (
-                Pattern(a1, b1, inner // (a1 * d1), d1),
-                Pattern(a2, inner // (a2 * d2), c2, d2),
-            )
+        self,
+        left: Triple,
+        right: Triple,
+        least: int,
+        most: int,
+        d: int,
+        factors: tuple[bool, bool] = (True, True),
+    ) -> Sequence[int]:
+        """The sizes between two factors at which every row does meet every column.
+
+        ``factors`` says which of the two will not be split: those keep to the constraints. Their d
+        are ``d`` times the triples'.
+        """
+        (a1, _, d1), (a2, _, d2) = left, right
+        groups = (a1 * d1, a2 * d2)
+        step, low = lcm(*groups), max(least, max(a1, a2) * d1 * d2)
+        if self._cuts is None:
+            return range(-(-low // step) * step, most + 1, step)
+        if self._cuts.chainable:
+            step = lcm(step, d1 * a2)
+        allowed = self._cuts.block_sizes
+        steps = (self._cuts.column_step(d1 * d), self._cuts.row_step(d2 * d))
+        limited = [
+            (group, block_step)
+            for group, block_step, is_factor in zip(groups, steps, factors, strict=True)
+            if is_factor
+        ]
+        for group, block_step in limited:
+            step = lcm(step, group * block_step)
+            low, most = max(low, group * allowed.least), min(most, group * allowed.most)
+        sizes = range(-(-low // step) * step, most + 1, step)
+        if not allowed.listed:
+            return sizes
+        one = limited[0][0]
+        able = [size * one for size in allowed.listed if size * one in sizes]
+        return [n for n in able if all(allowed.holds(n // group) for group, _ in limited)]
 
     def _choose(self, options: Sequence[T]) -> Iterator[T]:
         """Every option: in order, or from a random start with a random stride."""
@@ -208,13 +289,63 @@ def _is_reducible(left: Pattern, right: Pattern) -> bool:
     return product is not None and product.nnz <= left.nnz + right.nnz
 
 
+def _pair(left: Triple, right: Triple, inner: int) -> tuple[Pattern, Pattern]:
+    """The factors with ``inner`` features between them."""
+    (a1, b1, d1), (a2, c2, d2) = left, right
+    return Pattern(a1, b1, inner // (a1 * d1), d1), Pattern(a2, inner // (a2 * d2), c2, d2)
+
+
 @functools.lru_cache(maxsize=4096)
-def _partners(columns: int, left_is_whole: bool, d1: int) -> tuple[Triple, ...]:
+def _partners(
+    left_is_whole: bool,
+    d1: int,
+    columns: int,
+    d: int,
+    cuts: Constraints | None,
+    to_split: bool = False,
+) -> tuple[Triple, ...]:
     """(a2, c2, d2) such that a1 or a2 is 1, and d1 and d2 are coprime."""
+    rights = (_columns_to_split if to_split else _columns)(columns, d, cuts)
+    return tuple(
+        (a2, c2, d2) for a2, c2, d2 in rights if (left_is_whole or a2 == 1) and gcd(d1, d2) == 1
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _rows(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
+    """(a1, b1, d1) of the left one of two factors that fill a whole with this d."""
+    return tuple(
+        (a1, b1, d1)
+        for a1, b1, d1 in _triples(number)
+        if cuts is None or (cuts.admits_rows(b1, d1 * d) and (a1 == 1 or not cuts.chainable))
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _columns(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
+    """(a2, c2, d2) of the right one."""
     return tuple(
         (a2, c2, d2)
-        for a2, c2, d2 in _triples(columns)
-        if (left_is_whole or a2 == 1) and gcd(d1, d2) == 1
+        for a2, c2, d2 in _triples(number)
+        if cuts is None or (cuts.admits_columns(c2, d2 * d) and (d2 == 1 or not cuts.chainable))
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _rows_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
+    """(a1, b1, d1) of a left one that will be split: if its rows can be."""
+    return tuple(
+        (a1, b1, d1) for a1, b1, d1 in _triples(number) if cuts is None or _rows(b1, d1 * d, cuts)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _columns_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
+    """(a2, c2, d2) of a right one that will be split: if its columns can be."""
+    return tuple(
+        (a2, c2, d2)
+        for a2, c2, d2 in _triples(number)
+        if cuts is None or (_columns(c2, d2 * d, cuts) and (d2 == 1 or not cuts.chainable))
     )
 
 
@@ -222,15 +353,3 @@ def _partners(columns: int, left_is_whole: bool, d1: int) -> tuple[Triple, ...]:
 def _triples(number: int) -> tuple[Triple, ...]:
     """Every (x, y, z) with x * y * z = number."""
     return tuple((x, number // (x * z), z) for x in divisors(number) for z in divisors(number // x))
-
-
-@functools.lru_cache(maxsize=4096)
-def divisors(number: int) -> tuple[int, ...]:
-    """The divisors in rising order.
-
-    Example:
-        >>> divisors(12)
-        (1, 2, 3, 4, 6, 12)
-    """
-    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))

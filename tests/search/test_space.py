@@ -9,10 +9,12 @@ from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain, Pattern
 from ksopt.search import SearchRequest
 from ksopt.search import space as spaces
+from ksopt.search.divisors import divisors
 from ksopt.search.named import families
 from ksopt.search.request import Dims
-from ksopt.search.space import build, smallest
-from ksopt.search.walk import Walk, divisors
+from ksopt.search.smallest import smallest
+from ksopt.search.space import build
+from ksopt.search.walk import Walk
 
 
 def every_pattern(rows: int, columns: int) -> list[Pattern]:
@@ -89,6 +91,7 @@ def test_the_smallest_is_the_smallest() -> None:
         ]
         best, certain = smallest(dims, rank, max_factors=3)
         assert certain
+        assert best is not None
         assert best.nnz == min(sum(pattern.nnz for pattern in chain) for chain in chains)
 
 
