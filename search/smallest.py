@@ -65,21 +65,23 @@ def no_chain(request: SearchRequest) -> str:
             f"budget {steps}: no chain {asked}, {is_there} for dims {size}, whatever the budget",
             *reasons,
         ]
-        return f"{'; '.join(parts)}. {_ways_out(request, size.dense_parameters)}"
+        found = _ways_out(request, size.dense_parameters)
+        if not found:
+            changes = ", ".join(change for change, _ in _loosened(request))
+            found = f"Not one of these alone helps: {changes}"
+        return f"{'; '.join(parts)}. {found}"
     works = "the smallest budget that works is" if certain else "a budget that works is"
     comma = "," if constraints.words else ""
     text = (
         f"budget {steps}: no chain {asked}{comma} has so few weights for dims {size}; {works} "
         f"{best.nnz} weights ({_share(best, size)}), the chain {best}. "
-        "A smaller min_rank allows smaller chains"
     )
-    if constraints == NONE:
-        return text
-    return f"{text}. {_ways_out(request, request.steps[-1].parameters)}"
+    found = "" if constraints == NONE else _ways_out(request, request.steps[-1].parameters)
+    return text + (found or "A smaller min_rank allows smaller chains")
 
 
 def _ways_out(request: SearchRequest, most: int) -> str:
-    """Which one option, left out or changed, allows a chain of at most so many weights."""
+    """Which one option, left out or changed, allows a chain of at most so many weights; or none."""
     found = []
     for change, loosened in _loosened(request):
         chain, _ = smallest(
@@ -94,11 +96,8 @@ def _ways_out(request: SearchRequest, most: int) -> str:
                 f"{change} there is {chain} with {chain.nnz} weights "
                 f"({_share(chain, request.size)})"
             )
-    if not found:
-        changes = [change.partition(" ")[2] for change, _ in _loosened(request)]
-        return f"No single one of {', '.join(changes)} stands in the way: change several"
     text = "; ".join(found)
-    return text[0].upper() + text[1:]
+    return text[:1].upper() + text[1:]
 
 
 def _loosened(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:

@@ -281,7 +281,7 @@ def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
         study.set_user_attr("identity", asked)
         return
     # Studies of older versions knew nothing of training and scores, nor of limits.
-    unlimited = _limits(SearchRequest(Dims(1, 1)))
+    unlimited = _limits(SearchRequest(Dims(1, 1), budgets=("1",)))
     stored = {"train": False, "score": None} | unlimited | stored
     differing = [name for name in asked if asked[name] != stored.get(name)]
     if differing:
