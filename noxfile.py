@@ -29,7 +29,7 @@ def torch(session: nox.Session, version: str) -> None:
     others = Path(session.create_tmp()) / "constraints.txt"
     kept = [pin for pin in pins if not pin.startswith(_OF_TORCH)]
     others.write_text("\n".join([*kept, f"torch=={version}"]), encoding="utf-8")
-    session.install("-c", str(others), "setuptools", f"torch=={version}")
+    session.install("-c", str(others), "setuptools>=77", f"torch=={version}")
     session.install("-c", str(others), "--no-build-isolation", "--editable", ".[test,models]")
     found = "import torch; print(torch.__version__)"
     installed = session.run("python", "-c", found, silent=True)
