@@ -43,14 +43,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--dtype",
         default=SearchRequest.dtype,
-        help="of --aligned: float32 (default), float16 or bfloat16",
+        help="for --aligned: float32 (default), float16 or bfloat16",
     )
     add(
         "--layout",
         default=SearchRequest.layout,
-        help="of --aligned: batch_first (default) or batch_last",
+        help="for --aligned: batch_first (default) or batch_last",
     )
-    add("--train", action="store_true", help="of --aligned: the transposed factors too")
+    add(
+        "--train",
+        action="store_true",
+        help="for --aligned: the transposed factors too, for the input's gradient",
+    )
     add("--limit", type=int, default=20, metavar="COUNT", help="chains listed (%(default)s)")
     add(
         "--order",
