@@ -44,7 +44,6 @@ come even where a pair could be merged, as in all butterflies.
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Iterator, Sequence
 from math import gcd, isqrt, lcm
@@ -53,15 +52,13 @@ from typing import TypeVar
 from ksopt.factor import Pattern
 from ksopt.pattern import Chain
 from ksopt.search.constraints import NONE, Constraints
-from ksopt.search.divisors import divisors
 from ksopt.search.members import EVERY, FAMILIES, is_member
 from ksopt.search.request import Dims
+from ksopt.search.triples import Triple, pair, partners, row_triples, rows_to_split
 from ksopt.support import pair_support
 
 T = TypeVar("T")
 Factors = tuple[Pattern, ...]
-# (a, b, d) of a factor's rows or (a, c, d) of its columns.
-Triple = tuple[int, int, int]
 
 
 class TooManyError(Exception):
@@ -183,16 +180,16 @@ class Walk:
         if spare + 2 * scale * isqrt(whole.b * whole.c * least) > self.most:
             return
         d = whole.d if self._constraints.alignment else 1
-        for left in self._choose(_rows(whole.b, d, self._cuts)):
+        for left in self._choose(row_triples(whole.b, d, self._cuts)):
             a1, _, d1 = left
-            for right in self._choose(_partners(a1 == 1, d1, whole.c, d, self._cuts)):
+            for right in self._choose(partners(a1 == 1, d1, whole.c, d, self._cuts)):
                 each = left[1] + right[1]
                 weights = min((self.most - spare) // scale, whole.b * whole.c - 1)
                 if least * each > weights:
                     continue
                 sizes = self._inner_sizes(left, right, least, min(most, weights // each), d)
                 for inner in self._choose(sizes):
-                    first, second = _pair(left, right, inner)
+                    first, second = pair(left, right, inner)
                     yield (
                         Pattern(whole.a * first.a, first.b, first.c, first.d * whole.d),
                         Pattern(whole.a * second.a, second.b, second.c, second.d * whole.d),
@@ -206,10 +203,10 @@ class Walk:
         """
         rows, columns = self._dims.out_features, self._dims.in_features
         least, most = self._inner
-        lefts = (_rows if split_right else _rows_to_split)(rows, 1, self._cuts)
+        lefts = (row_triples if split_right else rows_to_split)(rows, 1, self._cuts)
         for left in self._choose(lefts):
             a1, _, d1 = left
-            rights = _partners(a1 == 1, d1, columns, 1, self._cuts, split_right)
+            rights = partners(a1 == 1, d1, columns, 1, self._cuts, split_right)
             for right in self._choose(rights):
                 each = (left[1] if split_right else right[1]) + 1
                 spare = self.most - (columns if split_right else rows)
@@ -218,7 +215,7 @@ class Walk:
                     left, right, least, largest, 1, factors=(split_right, not split_right)
                 )
                 for inner in self._choose(sizes):
-                    yield _pair(left, right, inner)
+                    yield pair(left, right, inner)
 
     def _inner_sizes(
         self,
@@ -287,69 +284,3 @@ def is_reducible(chain: Chain) -> bool:
 def _is_reducible(left: Pattern, right: Pattern) -> bool:
     product = pair_support(left, right)
     return product is not None and product.nnz <= left.nnz + right.nnz
-
-
-def _pair(left: Triple, right: Triple, inner: int) -> tuple[Pattern, Pattern]:
-    """The factors with ``inner`` features between them."""
-    (a1, b1, d1), (a2, c2, d2) = left, right
-    return Pattern(a1, b1, inner // (a1 * d1), d1), Pattern(a2, inner // (a2 * d2), c2, d2)
-
-
-@functools.lru_cache(maxsize=4096)
-def _partners(
-    left_is_whole: bool,
-    d1: int,
-    columns: int,
-    d: int,
-    cuts: Constraints | None,
-    to_split: bool = False,
-) -> tuple[Triple, ...]:
-    """(a2, c2, d2) such that a1 or a2 is 1, and d1 and d2 are coprime."""
-    rights = (_columns_to_split if to_split else _columns)(columns, d, cuts)
-    return tuple(
-        (a2, c2, d2) for a2, c2, d2 in rights if (left_is_whole or a2 == 1) and gcd(d1, d2) == 1
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _rows(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a1, b1, d1) of the left one of two factors that fill a whole with this d."""
-    return tuple(
-        (a1, b1, d1)
-        for a1, b1, d1 in _triples(number)
-        if cuts is None or (cuts.admits_rows(b1, d1 * d) and (a1 == 1 or not cuts.chainable))
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _columns(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a2, c2, d2) of the right one."""
-    return tuple(
-        (a2, c2, d2)
-        for a2, c2, d2 in _triples(number)
-        if cuts is None or (cuts.admits_columns(c2, d2 * d) and (d2 == 1 or not cuts.chainable))
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _rows_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a1, b1, d1) of a left one that will be split: if its rows can be."""
-    return tuple(
-        (a1, b1, d1) for a1, b1, d1 in _triples(number) if cuts is None or _rows(b1, d1 * d, cuts)
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _columns_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Triple, ...]:
-    """(a2, c2, d2) of a right one that will be split: if its columns can be."""
-    return tuple(
-        (a2, c2, d2)
-        for a2, c2, d2 in _triples(number)
-        if cuts is None or (_columns(c2, d2 * d, cuts) and (d2 == 1 or not cuts.chainable))
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _triples(number: int) -> tuple[Triple, ...]:
-    """Every (x, y, z) with x * y * z = number."""
-    return tuple((x, number // (x * z), z) for x in divisors(number) for z in divisors(number // x))
