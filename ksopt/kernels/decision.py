@@ -160,7 +160,7 @@ _LEAGUES: dict[choices.Weight, frozenset[str]] = {
 
 def _weights_timed(way: Way) -> Sequence[choices.Weight]:
     # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
-    # every product. (2 to 5 % of products of the paper's patterns were lost with fresh first.)
+    # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
     return ("kept", "fresh") if way.prepares else ("any",)
 
 

@@ -39,6 +39,9 @@ devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}" \
   tests/gpu tests/test_roofline.py tests/test_timing.py
 
+# The processes above have one device each.
+[ "$devices" -gt 1 ] && step two-devices 60 "$python" -m pytest -m gpu -q tests/gpu -k two_devices
+
 # The sanitizers take no times, so they share the device, or take one each where there are several;
 # with three, the search need not wait for them.
 checks=()
