@@ -38,7 +38,7 @@ Machine = dict[str, str]
 Weight = Literal["any", "kept", "fresh"]
 """Whether a time includes preparing the weight (fresh), does not (kept), or has no such part."""
 
-_SCHEMA = 1
+_SCHEMA = 2
 _LONGEST_WAIT_S = 60.0
 _ASIDE_S = 3600.0  # a file aside that is older belongs to a process that was killed
 
@@ -52,7 +52,9 @@ class Timed:
         config: its tile's configuration, None where it has none.
         weight: what the time says about preparing the weight.
         predicted_us: what its cost model said for the batch that was timed; None if it has none.
-        median_us, p20_us, p80_us: microseconds.
+        median_us, p20_us, p80_us: microseconds on the device.
+        host_us: microseconds that a call takes the host; None on a CPU, which has no such part,
+            and for a way that was given up before it was timed.
     """
 
     way: str
@@ -62,6 +64,12 @@ class Timed:
     median_us: float
     p20_us: float
     p80_us: float
+    host_us: float | None = None
+
+    @property
+    def eager_us(self) -> float:
+        """What a call takes among others like it: the device and the host work side by side."""
+        return max(self.median_us, self.host_us or 0.0)
 
     @property
     def label(self) -> str:
@@ -122,7 +130,8 @@ class Record:
 
 def _timed(values: Any) -> Timed:
     found = Timed(**values)
-    times = (found.median_us, found.p20_us, found.p80_us)
+    times = [found.median_us, found.p20_us, found.p80_us]
+    times += [] if found.host_us is None else [found.host_us]
     if not isinstance(found.way, str) or not isinstance(found.config, dict | None):
         raise ValueError(f"not a way: {values!r}")
     if found.weight not in ("any", "kept", "fresh") or not all(

@@ -106,7 +106,9 @@ def measured(
         found,
         _rows(found, x),
         tuple(entry.timed() for entry in entries),
-        kept=measure.winner(ran, "kept", _previous(previous, "kept")),
+        # Weights change in training, whose steps are long, and in CUDA graphs, where the host plays
+        # no part: there the device alone counts.
+        kept=measure.winner(ran, "kept", _previous(previous, "kept"), eager=True),
         changing=measure.winner(ran, "changing", _previous(previous, "changing")),
     )
     made = {
@@ -129,9 +131,10 @@ class _Entry:
         self._weight_is = weight_is
 
     def timed(self) -> Timed:
-        quantiles = (self.contender.quantile_us(share) for share in (0.5, 0.2, 0.8))
-        way = self.way
-        return Timed(way.name, way.config, self._weight_is, way.predicted_us, *quantiles)
+        raced, way = self.contender, self.way
+        quantiles = (raced.quantile_us(share) for share in (0.5, 0.2, 0.8))
+        host_us = raced.host_us if raced.launches_us else None
+        return Timed(way.name, way.config, self._weight_is, way.predicted_us, *quantiles, host_us)
 
 
 def _rows(found: Situation, x: Tensor) -> int:

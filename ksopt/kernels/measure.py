@@ -21,18 +21,25 @@ BUDGET_S = 0.5
 
 _MOST_ROUNDS = 25
 _FEWEST_ROUNDS = 3
-# Dropped after the first rounds: what takes more than this many times the fastest. One round alone
-# may have met a hiccup.
-_HOPELESS = 2.0
-_TRIAL_ROUNDS = 2
+# A race ends where every median's standard error is below this share of it, but not before so many
+# rounds.
+_PRECISION, _ENOUGH_ROUNDS = 0.005, 7
+# Dropped after so many rounds: what takes more than so many times the fastest. One round alone may
+# have met a hiccup.
+_HOPELESS = {2: 2.0, 5: 1.2}
 # Dropped in the warm-up: what keeps the device busy for this many times the fastest, and so long.
 _FAR_BEHIND = 5.0
 _LONG_US = 2000.0
 # Medians closer than the first have not been told apart; nor have those closer than the second
 # that lie inside the fastest's own spread.
 _TIE, _NOISY_TIE = 1.02, 1.05
+# An eager call is not over before the host has launched it, but the host may be ahead of the
+# device, and its times vary: what is not so many times as long is not held against a way.
+_HOST_TIE = 1.5
 _MOST_FLUSHES = 50
-_FLUSH_BYTES_US = 2.0e6  # roughly: how long overwriting keeps a device busy
+# Of the host's time for a sample that the device is kept busy with overwriting: its events come on
+# top of its launches, and other processes on the same cores.
+_COVERED, _EVENTS_US = 2.0, 20.0
 
 
 @dataclass
@@ -43,18 +50,31 @@ class Contender:
         name: for messages.
         call: multiplies once.
         leagues: it is dropped when it is hopeless in all of them.
-        samples_us: filled by `race`; empty if it could not run.
+        samples_us: time on the device, filled by `race`; empty if it could not run.
+        launches_us: what launching each of the samples took the host.
     """
 
     name: str
     call: Callable[[], object]
     leagues: frozenset[str]
     samples_us: list[float] = field(default_factory=list)
+    launches_us: list[float] = field(default_factory=list)
 
     @property
     def median_us(self) -> float:
         """Median of the samples."""
         return self.quantile_us(0.5)
+
+    @property
+    def host_us(self) -> float:
+        """What a call takes the host: median of the launches; infinite if there were none."""
+        ordered = sorted(self.launches_us)
+        return ordered[(len(ordered) - 1) // 2] if ordered else math.inf
+
+    @property
+    def eager_us(self) -> float:
+        """What a call takes among others like it: the device and the host work side by side."""
+        return max(self.median_us, self.host_us)
 
     def quantile_us(self, share: float) -> float:
         """A quantile of the samples: the one at or above the share."""
@@ -70,42 +90,50 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
         device: the CUDA device, which is current.
         budget_s: about how long the timed rounds may take; at least three are made.
     """
-    flush, flush_us = _overwriter(device)
-    launched_us = _warmed_up(contenders)
-    alive = [contender for contender in contenders if id(contender) in launched_us]
-    # Overwrite for so long that the host has launched a sample before the device is free.
-    flushes = {
-        place: min(max(1, math.ceil(2 * host_us / flush_us)), _MOST_FLUSHES)
-        for place, host_us in launched_us.items()
-    }
+    flush = _overwriter(device)
+    alive = _warmed_up(contenders)
+    # Made once, for the host would make them anew between a sample's overwriting and its end.
+    events = {id(contender): _events() for contender in alive}
     end = time.perf_counter() + budget_s
     for round_ in range(_MOST_ROUNDS if alive else 0):
-        events = []
         turn = round_ % len(alive)
         for contender in alive[turn:] + alive[:turn]:
-            for _ in range(flushes[id(contender)]):
-                flush()
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # Overwrite for so long that the host has launched the sample before the device is free.
+            for _ in range(flush.times_to_cover(contender.launches_us[-1])):
+                flush.once()
+            start, stop = events[id(contender)]
             start.record()
+            began = time.perf_counter()
             contender.call()
+            contender.launches_us.append((time.perf_counter() - began) * 1e6)
             stop.record()
-            events.append((contender, start, stop))
         torch.cuda.synchronize()
-        for contender, start, stop in events:
+        for contender in alive:
+            start, stop = events[id(contender)]
             contender.samples_us.append(start.elapsed_time(stop) * 1e3)
-        if round_ + 1 == _TRIAL_ROUNDS:
-            alive = _hopeful(alive)
-        elif round_ + 1 >= _FEWEST_ROUNDS and time.perf_counter() > end:
+        rounds = round_ + 1
+        if rounds in _HOPELESS:
+            alive = _hopeful(alive, _HOPELESS[rounds])
+        if rounds >= _FEWEST_ROUNDS and time.perf_counter() > end:
+            break
+        if rounds >= _ENOUGH_ROUNDS and all(_standard_error(c) <= _PRECISION for c in alive):
             break
 
 
-def winner(contenders: Sequence[Contender], league: str, previous: str | None = None) -> int:
+def winner(
+    contenders: Sequence[Contender],
+    league: str,
+    previous: str | None = None,
+    *,
+    eager: bool = False,
+) -> int:
     """Index of the one to take: the fastest, or of those it was not told apart from, the first.
 
     Args:
         contenders: after a `race`, the simplest first.
         league: of the contenders that count.
         previous: name of what was chosen before, which stays where it is not told apart either.
+        eager: leave out those whose call takes longer than another's because the host does.
 
     Raises:
         ValueError: none of them ran.
@@ -115,6 +143,9 @@ def winner(contenders: Sequence[Contender], league: str, previous: str | None = 
         for index, contender in enumerate(contenders)
         if league in contender.leagues and contender.samples_us
     ]
+    if eager and ran:
+        least_us = min(contender.eager_us for _, contender in ran)
+        ran = [(index, c) for index, c in ran if c.eager_us <= _HOST_TIE * least_us]
     _, best = min(ran, key=lambda entry: entry[1].median_us)
     fastest_us = best.median_us
     limit = max(_TIE * fastest_us, min(best.quantile_us(0.8), _NOISY_TIE * fastest_us))
@@ -123,9 +154,9 @@ def winner(contenders: Sequence[Contender], league: str, previous: str | None = 
     return next(stays, tied[0][0])
 
 
-def _warmed_up(contenders: Sequence[Contender]) -> dict[int, float]:
-    """Microseconds that launching each takes the host, by id; without those not worth a race."""
-    launched_us: dict[int, float] = {}
+def _warmed_up(contenders: Sequence[Contender]) -> list[Contender]:
+    """Those worth a race, with one launch each."""
+    alive: list[Contender] = []
     fastest: dict[str, float] = {}
     for contender in contenders:
         try:
@@ -138,7 +169,8 @@ def _warmed_up(contenders: Sequence[Contender]) -> dict[int, float]:
                     contender.samples_us.append(took_us)  # for the record
                     break
             else:
-                launched_us[id(contender)] = host_us
+                contender.launches_us.append(host_us)
+                alive.append(contender)
         except torch.OutOfMemoryError:  # an expanded weight may not fit; its rivals do
             continue
         except RuntimeError as error:
@@ -147,7 +179,7 @@ def _warmed_up(contenders: Sequence[Contender]) -> dict[int, float]:
                 RuntimeWarning,
                 stacklevel=2,
             )
-    return launched_us
+    return alive
 
 
 def _called(contender: Contender) -> tuple[float, float]:
@@ -155,7 +187,7 @@ def _called(contender: Contender) -> tuple[float, float]:
 
     A first call loads libraries and asks for memory, which is no work of the device.
     """
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, stop = _events()
     start.record()
     began = time.perf_counter()
     contender.call()
@@ -165,7 +197,11 @@ def _called(contender: Contender) -> tuple[float, float]:
     return start.elapsed_time(stop) * 1e3, host_us
 
 
-def _hopeful(alive: list[Contender]) -> list[Contender]:
+def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+
+def _hopeful(alive: list[Contender], hopeless: float) -> list[Contender]:
     fastest: dict[str, float] = {}
     for contender in alive:
         for league in contender.leagues:
@@ -173,15 +209,58 @@ def _hopeful(alive: list[Contender]) -> list[Contender]:
     return [
         contender
         for contender in alive
-        if any(min(contender.samples_us) <= _HOPELESS * fastest[name] for name in contender.leagues)
+        if any(min(contender.samples_us) <= hopeless * fastest[name] for name in contender.leagues)
     ]
 
 
-def _overwriter(device: torch.device) -> tuple[Callable[[], object], float]:
-    """A function that overwrites the L2 cache, and about how long it keeps the device busy."""
+def _standard_error(contender: Contender) -> float:
+    """Of the median, as a share of it, were the samples normal.
+
+    Their middle 60 % would then span 1.683 standard deviations, and the median's own deviation
+    would be 1.2533 / sqrt(n) of theirs.
+    """
+    if not contender.median_us:
+        return 0.0
+    spread = (contender.quantile_us(0.8) - contender.quantile_us(0.2)) / contender.median_us
+    return 1.2533 / 1.683 * spread / math.sqrt(len(contender.samples_us))
+
+
+@dataclass(frozen=True)
+class _Overwriter:
+    """Overwrites the L2 cache.
+
+    Attributes:
+        once: does so.
+        us: how long that keeps the device busy; infinite if it does nothing.
+        host_us: how long it takes the host to launch.
+    """
+
+    once: Callable[[], object]
+    us: float
+    host_us: float
+
+    def times_to_cover(self, launch_us: float) -> int:
+        """How often to overwrite, so that the device is busy until the host has launched a sample.
+
+        Args:
+            launch_us: what the last one took the host.
+        """
+        gained_us = max(self.us - self.host_us, self.us / 4)
+        return min(
+            max(1, math.ceil((_COVERED * launch_us + _EVENTS_US) / gained_us)), _MOST_FLUSHES
+        )
+
+
+def _overwriter(device: torch.device) -> _Overwriter:
     size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     try:
         scratch = torch.empty(size, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:  # the model needs it more: caches stay warm
-        return lambda: None, math.inf
-    return scratch.zero_, max(1.0, size / _FLUSH_BYTES_US)
+        return _Overwriter(lambda: None, math.inf, 0.0)
+    many = Contender("overwriting", lambda: [scratch.zero_() for _ in range(_FEWEST_ROUNDS)], _NONE)
+    for _ in range(2):
+        took_us, host_us = _called(many)
+    return _Overwriter(scratch.zero_, max(1.0, took_us / _FEWEST_ROUNDS), host_us / _FEWEST_ROUNDS)
+
+
+_NONE: frozenset[str] = frozenset()

@@ -204,7 +204,13 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]
-    if chosen.median_us > fastest.median_us and fastest.way != chosen.way:
+    slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
+    if slower and not changing and fastest.eager_us > chosen.eager_us:
+        words.append(
+            f"{fastest.way} takes the device less ({fastest.median_us:.1f} us), but a call of it "
+            f"takes the host {fastest.eager_us:.1f} us"
+        )
+    elif slower:
         words.append(
             f"not told apart from {fastest.way} ({fastest.median_us:.1f} us), and simpler or "
             "chosen before"

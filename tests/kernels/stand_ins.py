@@ -100,7 +100,9 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: A100))
     monkeypatch.setattr(choices, "cuda_machine", lambda _: dict(IDENTITY))
     monkeypatch.setattr(cuda, "Check", lambda *_: lambda y: device.faults.get(y))
-    monkeypatch.setattr(measure, "_overwriter", lambda _: (lambda: None, 1.0))
+    monkeypatch.setattr(
+        measure, "_overwriter", lambda _: measure._Overwriter(lambda: None, 1.0, 0.0)
+    )
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
     monkeypatch.setattr(ways, "_COMPILERS", 1)
     monkeypatch.setattr(ways, "_warned", set())
