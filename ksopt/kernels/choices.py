@@ -67,11 +67,6 @@ class Timed:
     host_us: float | None = None
 
     @property
-    def eager_us(self) -> float:
-        """What a call takes among others like it: the device and the host work side by side."""
-        return max(self.median_us, self.host_us or 0.0)
-
-    @property
     def label(self) -> str:
         """Name and configuration, for a person."""
         if self.config is None:

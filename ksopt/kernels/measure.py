@@ -33,9 +33,8 @@ _LONG_US = 2000.0
 # Medians closer than the first have not been told apart; nor have those closer than the second
 # that lie inside the fastest's own spread.
 _TIE, _NOISY_TIE = 1.02, 1.05
-# An eager call is not over before the host has launched it, but the host may be ahead of the
-# device, and its times vary: what is not so many times as long is not held against a way.
-_HOST_TIE = 1.5
+# The host's times vary: what takes an eager call less than so many times another's is as good.
+_HOST_TIE = 1.08
 _MOST_FLUSHES = 50
 # Of the host's time for a sample that the device is kept busy with overwriting: its events come on
 # top of its launches, and other processes on the same cores.
@@ -73,13 +72,28 @@ class Contender:
 
     @property
     def eager_us(self) -> float:
-        """What a call takes among others like it: the device and the host work side by side."""
-        return max(self.median_us, self.host_us)
+        """What an eager call costs: see `eager_us`."""
+        return eager_us(self.median_us, self.host_us)
 
     def quantile_us(self, share: float) -> float:
         """A quantile of the samples: the one at or above the share."""
         ordered = sorted(self.samples_us)
         return ordered[min(len(ordered) - 1, math.floor(share * len(ordered)))]
+
+
+def eager_us(device_us: float, host_us: float) -> float:
+    """What an eager call costs where nobody knows whether the device waits for the host.
+
+    Where it does not, a call takes ``device_us``; where it does, the longer of the two. This is the
+    geometric mean of both, so a way is taken that gains more in the one than it loses in the other.
+
+    Example:
+        >>> eager_us(100.0, 30.0)
+        100.0
+        >>> eager_us(5.0, 20.0)
+        10.0
+    """
+    return math.sqrt(device_us * max(device_us, host_us))
 
 
 def race(contenders: Sequence[Contender], device: torch.device, budget_s: float) -> None:
@@ -133,7 +147,7 @@ def winner(
         contenders: after a `race`, the simplest first.
         league: of the contenders that count.
         previous: name of what was chosen before, which stays where it is not told apart either.
-        eager: leave out those whose call takes longer than another's because the host does.
+        eager: leave out those whose eager call costs more than another's (`eager_us`).
 
     Raises:
         ValueError: none of them ran.
