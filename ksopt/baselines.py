@@ -2,7 +2,8 @@
 
 Each baseline prepares a weight once (permute, expand, convert) and then multiplies, so that a
 benchmark can time the multiplication only. All are forward only, take any leading batch dims in
-both layouts, and give a contiguous result that shares no memory with the input.
+both layouts, and give a contiguous result that shares no memory with the input: in new memory, or
+in a tensor that the caller gives, which costs no copy that a new one would not.
 
 Shapes: weight [a, b, c, d]; x [B, a*c*d] when batch_first, [a*c*d, B] when batch_last.
 Source: the paper, section 2.1 and appendix D.1.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ksopt.batched import bmm, bmm_loop, bmm_paper, bmm_prepare, einsum, merged
 from ksopt.pattern import Pattern
 from ksopt.reference import is_batch_last, to_dense
 
@@ -52,16 +54,24 @@ class Baseline:
         summary: what it does, in a line.
         supports: says whether it applies to a product, and why not.
         prepare: (weight, batch_last) -> the weight in the form that ``core`` wants.
-        core: (x as a matrix, prepared weight, pattern, batch_last) -> y as a matrix.
+        core: (x as a matrix, prepared weight, pattern, batch_last, out) -> y as a matrix, in out
+            unless that is None.
     """
 
     name: str
     summary: str
     supports: Callable[[Product], Support]
     prepare: Callable[[Tensor, bool], Tensor]
-    core: Callable[[Tensor, Tensor, Pattern, bool], Tensor]
+    core: Callable[[Tensor, Tensor, Pattern, bool, Tensor | None], Tensor]
 
-    def multiply(self, x: Tensor, prepared: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
+    def multiply(
+        self,
+        x: Tensor,
+        prepared: Tensor,
+        pattern: Pattern,
+        batch_last: bool,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """y = x Kᵀ for any leading batch dims (none and empty ones too).
 
         Args:
@@ -69,9 +79,12 @@ class Baseline:
             prepared: what ``prepare`` returned for the weight.
             pattern: the weight's pattern.
             batch_last: the layout of x and of the result.
+            out: where y is written, if not into new memory: of y's shape and x's dtype, contiguous
+                and sharing no memory with x and prepared.
 
         Returns:
-            y: [*batch, M] or [M, *batch], contiguous, never sharing memory with x.
+            y: [*batch, M] or [M, *batch], contiguous, never sharing memory with x; in ``out``, if
+            that is given.
         """
         if batch_last:
             y_shape = (pattern.out_features, *x.shape[1:])
@@ -81,8 +94,12 @@ class Baseline:
             matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         # A sparse product refuses an empty batch, and a reshape to -1 cannot tell its size.
         if x.numel() == 0:
-            return x.new_empty(y_shape)
-        y = self.core(matrix, prepared, pattern, batch_last)
+            return x.new_empty(y_shape) if out is None else out
+        y = out
+        if out is not None and x.dim() != 2:
+            rows = (pattern.out_features, -1) if batch_last else (-1, pattern.out_features)
+            y = out.view(rows)
+        y = self.core(matrix, prepared, pattern, batch_last, y)
         return y if x.dim() == 2 else y.view(y_shape)
 
     def bind(self, weight: Tensor, layout: str = "batch_first") -> Callable[[Tensor], Tensor]:
@@ -103,86 +120,6 @@ def _always(product: Product) -> Support:
     return Support(True)
 
 
-# bmm: one batched GEMM, whose groups are the a*d pairs (i, j). cuBLAS and MKL take a matrix whose
-# rows or columns are contiguous and any stride between matrices, so what has to be copied is what
-# cannot be seen that way, and no more.
-
-
-def _bmm_prepare(weight: Tensor, batch_last: bool) -> Tensor:
-    a, b, c, d = weight.shape
-    if d == 1:
-        return weight.squeeze(3)
-    # Contiguous, because for a = 1 the reshape alone would be a view that the GEMM cannot read.
-    return weight.permute(0, 3, 1, 2).reshape(a * d, b, c).contiguous()
-
-
-def _bmm(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
-    if batch_last:
-        return _bmm_batch_last(x, weight, pattern)
-    a, b, c, d = pattern.weight_shape
-    batch = x.shape[0]
-    if a == 1 and d == 1:
-        return torch.mm(x, weight[0].t())
-    if c == 1:
-        # Nothing to sum: one multiplication for each output, and no copy.
-        y = x.new_empty(batch, a, b, d)
-        torch.mul(x.view(batch, a, 1, d), weight.view(a, d, b).transpose(1, 2), out=y)
-        return y.view(batch, a * b * d)
-    if batch == 1:
-        # A single row is a single column, and columns need fewer copies.
-        return _bmm_batch_last(x.view(-1, 1), weight, pattern).view(1, -1)
-    if d == 1:
-        y = x.new_empty(batch, a * b)
-        groups = x.view(batch, a, c).transpose(0, 1)
-        torch.bmm(groups, weight.mT, out=y.view(batch, a, b).transpose(0, 1))
-        return y
-    if x.is_cpu and a > 1:
-        # MKL multiplies all groups in one call only where the result is contiguous.
-        groups = x.view(batch, a, c, d).permute(1, 3, 0, 2).reshape(a * d, batch, c)
-        y = torch.bmm(groups, weight.mT).view(a, d, batch, b)
-        # For b = 1 the reshape alone would be a transposed view.
-        return y.permute(2, 0, 3, 1).reshape(batch, a * b * d).contiguous()
-    # c and d change places inside each row, which keeps both sides of the copy near each other.
-    # x: [B, a, c, d] -> [B, a*d, c] -> groups [a*d, B, c]
-    groups = x.view(batch, a, c, d).transpose(2, 3).reshape(batch, a * d, c).transpose(0, 1)
-    y = x.new_empty(batch, a, d, b)
-    torch.bmm(groups, weight.mT, out=y.view(batch, a * d, b).transpose(0, 1))
-    return y.transpose(2, 3).reshape(batch, a * b * d)
-
-
-def _bmm_batch_last(x: Tensor, weight: Tensor, pattern: Pattern) -> Tensor:
-    a, b, c, d = pattern.weight_shape
-    batch = x.shape[1]
-    if a == 1 and d == 1:
-        return torch.mm(weight[0], x)
-    if c == 1:
-        y = x.new_empty(a, b, d, batch)
-        torch.mul(x.view(a, 1, d, batch), weight.view(a, d, b, 1).transpose(1, 2), out=y)
-        return y.view(a * b * d, batch)
-    if a == 1 or d == 1:
-        # The groups are a slices of [c, B], or d of them interleaved row by row: no copy.
-        y = x.new_empty(a * b * d, batch)
-        torch.bmm(weight, _groups(x, a, c, d), out=_groups(y, a, b, d))
-        return y
-    # x: [a, c, d, B] -> groups [a*d, c, B], in runs of B elements
-    groups = x.view(a, c, d, batch).transpose(1, 2).reshape(a * d, c, batch)
-    y = x.new_empty(a, d, b, batch)
-    torch.bmm(weight, groups, out=y.view(a * d, b, batch))
-    return y.transpose(1, 2).reshape(a * b * d, batch)
-
-
-def _groups(rows: Tensor, a: int, size: int, d: int) -> Tensor:
-    """[a*size*d, B] seen as [a*d, size, B], where a = 1 or d = 1."""
-    batch = rows.shape[1]
-    if d == 1:
-        return rows.view(a, size, batch)
-    return rows.view(size, d, batch).transpose(0, 1)
-
-
-# bmm_loop: in batch_last every group can be seen without a copy, but not all of them by one
-# stride. One call for each i (or each j, if fewer) then copies nothing at all.
-
-
 def _bmm_loop_supports(product: Product) -> Support:
     if not product.batch_last:
         return Support(False, "bmm_loop saves copies in the layout batch_last only.")
@@ -191,20 +128,8 @@ def _bmm_loop_supports(product: Product) -> Support:
     return Support(True)
 
 
-def _bmm_loop(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
-    a, b, c, d = pattern.weight_shape
-    batch = x.shape[1]
-    y = x.new_empty(a * b * d, batch)
-    # [a, d, b, c], [a, d, c, B] and [a, d, b, B]
-    matrices = weight.view(a, d, b, c)
-    inputs = x.view(a, c, d, batch).transpose(1, 2)
-    outputs = y.view(a, b, d, batch).transpose(1, 2)
-    axis = 0 if a <= d else 1
-    for matrix, group, out in zip(
-        matrices.unbind(axis), inputs.unbind(axis), outputs.unbind(axis), strict=True
-    ):
-        torch.bmm(matrix, group, out=out)
-    return y
+def _einsum_prepare(weight: Tensor, batch_last: bool) -> Tensor:
+    return weight
 
 
 # expand: for small d, the zeros of each of the a blocks are multiplied too, and nothing is copied.
@@ -219,49 +144,17 @@ def _expand_prepare(weight: Tensor, batch_last: bool) -> Tensor:
     return blocks.view(a, b * d, c * d)
 
 
-def _expand(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
+def _expand(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
     if pattern.a == 1:
-        return _dense(x, weight[0], pattern, batch_last)
-    return _bmm(x, weight, _expanded(pattern), batch_last)
+        return _dense(x, weight[0], pattern, batch_last, out)
+    return bmm(x, weight, _expanded(pattern), batch_last, out)
 
 
 @functools.lru_cache(maxsize=1024)
 def _expanded(pattern: Pattern) -> Pattern:
     return Pattern(pattern.a, pattern.b * pattern.d, pattern.c * pattern.d, 1)
-
-
-# bmm_paper: appendix D.1 as printed, completed where the page leaves something out (Y_perm is
-# allocated and not passed on, the value is not returned); batch_last by the page's own rule.
-
-
-def _bmm_paper(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
-    a, b, c, d = pattern.weight_shape
-    if batch_last:
-        batch = x.shape[1]
-        x_perm = x.view(a, c, d, batch).transpose(1, 2).reshape(a * d, c, batch).contiguous()
-        y_perm = x.new_empty(a * d, b, batch)
-        torch.bmm(weight, x_perm, out=y_perm)
-        y = y_perm.reshape(a, d, b, batch).transpose(1, 2)
-        return y.reshape(a * b * d, batch)
-    batch = x.shape[0]
-    x_perm = x.view(batch, a, c, d).transpose(-1, -2).reshape(batch, a * d, c).contiguous()
-    y_perm = x.new_empty(batch, a * d, b).transpose(0, 1)
-    torch.bmm(x_perm.transpose(0, 1), weight.transpose(-1, -2), out=y_perm)
-    y = y_perm.transpose(0, 1).reshape(batch, a, d, b).transpose(-1, -2)
-    return y.reshape(batch, a * b * d)
-
-
-def _einsum_prepare(weight: Tensor, batch_last: bool) -> Tensor:
-    return weight
-
-
-def _einsum(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
-    a, b, c, d = pattern.weight_shape
-    if batch_last:
-        y = torch.einsum("icjn,ibcj->ibjn", x.view(a, c, d, -1), weight)
-        return y.reshape(a * b * d, -1).contiguous()
-    y = torch.einsum("nicj,ibcj->nibj", x.view(-1, a, c, d), weight)
-    return y.reshape(-1, a * b * d).contiguous()
 
 
 # bsr: the block-diagonal matrix of Algorithm 1, [a*b*d, a*c*d], in block compressed sparse rows.
@@ -273,7 +166,7 @@ def _bsr_prepare(weight: Tensor, batch_last: bool) -> Tensor:
     # Blocks are b x c, but on CPU torch asks for square ones: the largest squares that tile them.
     rows, cols = (b, c) if weight.device.type != "cpu" else (math.gcd(b, c),) * 2
     down, across = b // rows, c // cols
-    values = _bmm_prepare(weight, batch_last).view(groups, down, rows, across, cols)
+    values = bmm_prepare(weight, batch_last).view(groups, down, rows, across, cols)
     device = weight.device
     crow = torch.arange(groups * down + 1, device=device) * across
     col = torch.arange(groups * across, device=device).view(groups, 1, across)
@@ -288,18 +181,20 @@ def _bsr_prepare(weight: Tensor, batch_last: bool) -> Tensor:
         )
 
 
-def _bsr(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
+def _bsr(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
     a, b, c, d = pattern.weight_shape
     if batch_last:
         batch = x.shape[1]
         x_perm = x.view(a, c, d, batch).transpose(1, 2).reshape(a * c * d, batch)
         y_perm = torch.matmul(weight, x_perm).view(a, d, b, batch)
-        return y_perm.transpose(1, 2).reshape(a * b * d, batch)
+        return merged(y_perm.transpose(1, 2), out, a * b * d, batch)
     batch = x.shape[0]
     x_perm = x.view(batch, a, c, d).transpose(-1, -2).reshape(batch, a * c * d)
     y_perm = linear(x_perm, weight).view(batch, a, d, b)
     # The sparse product may hand its result over transposed.
-    return y_perm.transpose(-1, -2).reshape(batch, a * b * d).contiguous()
+    return merged(y_perm.transpose(-1, -2), out, batch, a * b * d).contiguous()
 
 
 def _sparse_prepare(weight: Tensor, batch_last: bool) -> Tensor:
@@ -324,14 +219,19 @@ def _dense_prepare(weight: Tensor, batch_last: bool) -> Tensor:
     return to_dense(weight)
 
 
-def _dense(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
-    if batch_last:
-        return torch.matmul(weight, x)
-    return linear(x, weight)
+def _dense(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    if out is None:
+        return torch.matmul(weight, x) if batch_last else linear(x, weight)
+    return torch.mm(weight, x, out=out) if batch_last else torch.mm(x, weight.t(), out=out)
 
 
-def _sparse(x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool) -> Tensor:
-    return _dense(x, weight, pattern, batch_last).contiguous()
+def _sparse(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    y = _dense(x, weight, pattern, batch_last, None)
+    return merged(y, out, *y.shape).contiguous()
 
 
 def _sparse_supports(name: str, product: Product) -> Support:
@@ -359,13 +259,13 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
     {
         baseline.name: baseline
         for baseline in (
-            Baseline("bmm", "one batched GEMM, fewest copies", _always, _bmm_prepare, _bmm),
+            Baseline("bmm", "one batched GEMM, fewest copies", _always, bmm_prepare, bmm),
             Baseline(
                 "bmm_loop",
                 "min(a, d) batched GEMMs, no copies (batch_last)",
                 _bmm_loop_supports,
-                _bmm_prepare,
-                _bmm_loop,
+                bmm_prepare,
+                bmm_loop,
             ),
             Baseline(
                 "expand",
@@ -378,10 +278,10 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
                 "bmm_paper",
                 "bmm as printed in the paper, appendix D.1",
                 _always,
-                _bmm_prepare,
-                _bmm_paper,
+                bmm_prepare,
+                bmm_paper,
             ),
-            Baseline("einsum", "torch.einsum on 4-D views", _always, _einsum_prepare, _einsum),
+            Baseline("einsum", "torch.einsum on 4-D views", _always, _einsum_prepare, einsum),
             Baseline(
                 "bsr",
                 "block compressed sparse rows between two permutations",
@@ -400,32 +300,3 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         )
     }
 )
-
-
-def bmm_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """The gradient with respect to the weight, by one batched GEMM with the fewest copies.
-
-    Args:
-        grad: [*batch, a*b*d] when batch_first, [a*b*d, *batch] when batch_last.
-        x: [*batch, a*c*d] or [a*c*d, *batch].
-        a, d: the outer sizes of the pattern; b and c follow from the features.
-        batch_last: the layout of both.
-
-    Returns:
-        [a, b, c, d], contiguous: the sum over the batch of grad[..., i, k, j] * x[..., i, l, j].
-    """
-    at = 0 if batch_last else -1
-    b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
-    weight = x.new_empty(a, d, b, c) if d > 1 else x.new_empty(a, b, c, 1)
-    out = weight.view(a * d, b, c)
-    if x.numel() == 0:
-        return weight.zero_() if d == 1 else x.new_zeros(a, b, c, d)
-    if batch_last:
-        rows_of_grad = grad.reshape(a, b, d, -1).transpose(1, 2).reshape(a * d, b, -1)
-        rows_of_x = x.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
-        torch.bmm(rows_of_grad, rows_of_x.mT, out=out)
-    else:
-        rows_of_grad = grad.reshape(-1, a, b, d).transpose(2, 3).reshape(-1, a * d, b)
-        rows_of_x = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c)
-        torch.bmm(rows_of_grad.permute(1, 2, 0), rows_of_x.transpose(0, 1), out=out)
-    return weight if d == 1 else weight.permute(0, 2, 3, 1).contiguous()

@@ -5,50 +5,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ksopt.baselines import bmm_weight_grad
+from ksopt.batched import bmm_weight_grad
+from ksopt.errors import InvalidInputError
 from ksopt.kernels import dispatch, packed, scopes
-from ksopt.kernels.inputs import check_ks_mm, check_weight_grad
+from ksopt.kernels.inputs import check_ks_mm, check_out, check_weight_grad, is_written_straight
 from ksopt.reference import ks_reference
 
 
 def product(
-    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool = False,
+    owner: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """y = x Kᵀ: see `ksopt.ops`."""
     if owner is None:
-        return _multiplied(x, weight, batch_last)
+        return _multiplied(x, weight, batch_last, out)
     # `scopes.owned_by`, in a third of the time.
     before, scopes.said.owner = scopes.said.owner, scopes.root_of(owner)
     try:
         if weight.dtype != x.dtype:
             check_ks_mm(x, weight, batch_last, any_dtype=True)
             weight = packed.cast(weight, x.dtype)
-        return _multiplied(x, weight, batch_last)
+        return _multiplied(x, weight, batch_last, out)
     finally:
         scopes.said.owner = before
 
 
-def _multiplied(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
-    y = dispatch.run_known(x, weight, batch_last)
+def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None) -> Tensor:
+    y = dispatch.run_known(x, weight, batch_last, out)
     if y is not None:
         return y
     check_ks_mm(x, weight, batch_last)
+    if out is not None:
+        check_out(x, weight, batch_last, out)
     # Some ways end in a view of what they have made: torch would forbid in-place operations on y,
     # were it to know.
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        return dispatch.run(x, weight, batch_last)
+        if out is None or is_written_straight(x, weight, out):
+            return dispatch.run(x, weight, batch_last, out)
+        return out.copy_(dispatch.run(x, weight, batch_last))
 
 
 def changing(
-    x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool = False,
+    owner: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`product`, the weight prepared for it alone."""
     packed.forget(weight if owner is None else owner)
     with scopes.changing():
-        return product(x, weight, batch_last, owner)
+        return product(x, weight, batch_last, owner, out)
 
 
 def frozen(
@@ -68,6 +83,43 @@ def fake(
     if batch_last:
         return x.new_empty((a * b * d, *x.shape[1:]))
     return x.new_empty((*x.shape[:-1], a * b * d))
+
+
+def writing(product: Callable[..., Tensor]) -> Callable[..., None]:
+    """The kernel of an operator that writes into ``out`` what ``product`` would return."""
+
+    def kernel(
+        x: Tensor,
+        weight: Tensor,
+        owner: Tensor | None = None,
+        batch_last: bool = False,
+        *,
+        out: Tensor,
+    ) -> None:
+        if torch.is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in (x, weight, out)
+        ):
+            raise InvalidInputError(
+                "ks_mm: no gradient is recorded of a product that is written into out, but x, "
+                "weight or out requires one: leave out away, or multiply under torch.no_grad()"
+            )
+        product(x, weight, batch_last, owner, out)
+        torch.autograd.graph.increment_version(out)
+
+    return kernel
+
+
+def writing_fake(
+    x: Tensor,
+    weight: Tensor,
+    owner: Tensor | None = None,
+    batch_last: bool = False,
+    *,
+    out: Tensor,
+) -> None:
+    """What `writing` refuses."""
+    check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
+    check_out(x, weight, batch_last, out)
 
 
 def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:

@@ -25,6 +25,12 @@ a second twin, for weights that are trained or computed: in compiled graphs too 
 that is fastest where a weight is prepared anew at each call, keeps nothing, and forgets what was
 kept of the weight. ``ks_mm_frozen`` is a third, for weights that gradients pass through.
 
+``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
+Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
+graphs call them with memory that Inductor has planned. ``out`` has y's shape and x's dtype and
+device. Nothing is copied if it is contiguous, aligned to 16 bytes, and shares no memory with x and
+weight; else y is computed first. They record no gradient, and refuse operands that ask for one.
+
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
 the gradients below are baked into it: they are the contract of the name. Whoever changes the
@@ -45,7 +51,7 @@ from ksopt import op_kernels
 from ksopt.kernels import packed, scopes
 from ksopt.kernels.inputs import check_ks_mm
 
-CONTRACT = 2
+CONTRACT = 3
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
 
@@ -72,9 +78,22 @@ _define(
     op_kernels.weight_grad_fake,
 )
 
+# Tensors come first, as Inductor writes them. Nothing is returned, so that torch can make a call in a
+# user's own code functional.
+_WRITING = (
+    "(Tensor x, Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()"
+)
+for _name, _kernel in (
+    ("ks_mm_inner", op_kernels.product),
+    ("ks_mm_changing", op_kernels.changing),
+):
+    _define((f"{_name}.out",), _WRITING, op_kernels.writing(_kernel), op_kernels.writing_fake)
+
 ks_mm = torch.ops.ksopt.ks_mm.default
 ks_mm_inner = torch.ops.ksopt.ks_mm_inner.default
+ks_mm_inner_out = torch.ops.ksopt.ks_mm_inner.out
 ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
+ks_mm_changing_out = torch.ops.ksopt.ks_mm_changing.out
 ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ksopt.baselines import BASELINES, Product, bmm_weight_grad
+from ksopt.baselines import BASELINES, Product
+from ksopt.batched import bmm_weight_grad
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 

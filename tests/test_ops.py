@@ -135,7 +135,7 @@ def test_gradients_of_any_order(layout, batch):
 def test_results_may_be_changed_in_place(way, monkeypatch):
     # Of a block-diagonal weight some of PyTorch's ways return a view of what they have computed.
     monkeypatch.setattr(
-        dispatch, "run", lambda x, weight, last: BASELINES[way].bind(weight, "batch_first")(x)
+        dispatch, "run", lambda x, weight, last, out: BASELINES[way].bind(weight, "batch_first")(x)
     )
     x, weight = torch.randn(6, 32, requires_grad=True), torch.randn(4, 8, 8, 1, requires_grad=True)
     found, expected = ks_mm(x, weight), ks_reference(x, weight)
@@ -153,7 +153,7 @@ def test_results_may_be_changed_in_place(way, monkeypatch):
 @pytest.mark.parametrize("op", [ops.ks_mm, ops.ks_mm_inner, ops.multiply])
 def test_results_of_no_grad_may_be_changed_where_gradients_are_recorded(op, way, monkeypatch):
     monkeypatch.setattr(
-        dispatch, "run", lambda x, weight, last: BASELINES[way].bind(weight, "batch_first")(x)
+        dispatch, "run", lambda x, weight, last, out: BASELINES[way].bind(weight, "batch_first")(x)
     )
     x, weight, scale = torch.randn(6, 32), torch.randn(4, 8, 8, 1), torch.ones(32)
     with torch.no_grad():

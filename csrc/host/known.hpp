@@ -54,6 +54,26 @@ bool is_aligned(const Tensor& x, bool batch_last) {
          row * static_cast<int64_t>(x.element_size()) % 16 == 0;
 }
 
+bool share_memory(const Tensor& one, const Tensor& other) {  // both contiguous
+  const auto begin = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
+  const auto bytes = [](const Tensor& t) { return static_cast<uintptr_t>(t.numel()) * t.element_size(); };
+  return begin(one) < begin(other) + bytes(other) && begin(other) < begin(one) + bytes(one);
+}
+
+// Whether a kernel may write the product of x by a weight straight into out.
+bool takes_product(const Tensor& out, const Tensor& x, const Tensor& weight, int64_t out_features,
+                   bool batch_last) {
+  const int64_t dims = x.dim(), at = batch_last ? 0 : dims - 1;
+  if (out.dim() != dims || dtype_of(out) != dtype_of(x) || out.get_device_index() != x.get_device_index()) {
+    return false;
+  }
+  for (int64_t i = 0; i < dims; ++i) {
+    if (out.size(i) != (i == at ? out_features : x.size(i))) return false;
+  }
+  return out.is_contiguous() && aligned_16(out.const_data_ptr()) &&
+         !share_memory(out, x) && !share_memory(out, weight);
+}
+
 // A weight in the form that a plan takes. ksopt/kernels/at_hand.py vouches for what the stable ABI
 // cannot tell: that it was prepared from the weight's memory at its present version.
 struct Prepared {
@@ -72,7 +92,8 @@ struct Prepared {
 // y, if a plan is known for these operands and nothing about them is out of the ordinary; the caller
 // checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
-                                   const std::optional<Prepared>& prepared) {
+                                   const std::optional<Prepared>& prepared,
+                                   const std::optional<Tensor>& out) {
   const int64_t dims = x.dim();
   if (dims == 0 || weight.dim() != 4 || !weight.is_contiguous() || !is_aligned(x, batch_last)) {
     return std::nullopt;
@@ -84,7 +105,7 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
     return std::nullopt;
   }
   const int64_t batch = x.numel() / features;
-  if (batch == 0) return std::nullopt;
+  if (batch == 0 || (out && !takes_product(*out, x, weight, a * b * d, batch_last))) return std::nullopt;
   Choice choice{};
   {
     const std::shared_lock lock(known_mutex);
@@ -92,9 +113,9 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
     if (found == known.end()) return std::nullopt;
     choice = found->second;
   }
-  if (choice.form == 0) return launch_plan(plan_at(choice.plan), x, weight);
+  if (choice.form == 0) return launch_plan(plan_at(choice.plan), x, weight, out);
   if (!prepared || !prepared->serves(choice.form, device)) return std::nullopt;
-  return launch_plan(plan_at(choice.plan), x, prepared->tensor);
+  return launch_plan(plan_at(choice.plan), x, prepared->tensor, out);
 }
 
 // Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.

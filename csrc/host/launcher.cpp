@@ -8,26 +8,27 @@
 
 namespace {
 
-// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout.
-Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index) {
+// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout: out,
+// fit for `launch_plan`, if it is given.
+Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index, std::optional<Tensor> out) {
   const Plan plan = plan_at(plan_index);
   // A transposed weight (every backward pass has one) is small beside x: laying it out anew keeps
   // the fast kernel.
   const bool lay_out = plan.fallback >= 0 && !weight.is_contiguous();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
   return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x),
-                     lay_out ? torch::stable::contiguous(weight) : weight);
+                     lay_out ? torch::stable::contiguous(weight) : weight, out);
 }
 
 std::optional<Tensor> launch_known_as_it_is(const Tensor& x, const Tensor& weight, bool batch_last,
-                                            bool exact) {
-  return launch_known(x, weight, batch_last, exact, std::nullopt);
+                                            bool exact, std::optional<Tensor> out) {
+  return launch_known(x, weight, batch_last, exact, std::nullopt, out);
 }
 
 std::optional<Tensor> launch_known_prepared(const Tensor& x, const Tensor& weight, bool batch_last,
                                             bool exact, const Tensor& prepared, int64_t form,
-                                            int64_t stream) {
-  return launch_known(x, weight, batch_last, exact, Prepared{prepared, form, stream});
+                                            int64_t stream, std::optional<Tensor> out) {
+  return launch_known(x, weight, batch_last, exact, Prepared{prepared, form, stream}, out);
 }
 
 void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, int64_t plan,
@@ -49,11 +50,12 @@ int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
-  m.def("launch(Tensor x, Tensor weight, int plan) -> Tensor");
-  m.def("launch_known(Tensor x, Tensor weight, bool batch_last, bool exact) -> Tensor?");
+  m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor");
+  m.def(
+      "launch_known(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor? out=None) -> Tensor?");
   m.def(
       "launch_known_prepared(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor prepared, "
-      "int form, int stream) -> Tensor?");
+      "int form, int stream, Tensor? out=None) -> Tensor?");
   m.def("know(Tensor x, Tensor weight, bool batch_last, bool exact, int plan, int form) -> ()");
   m.def("forget() -> ()");
   m.def(

@@ -189,7 +189,9 @@ Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes) {
 }
 
 // x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
-Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight) {
+// out: where y is written, contiguous and aligned to 16 bytes, sharing no memory with the operands; a
+// new tensor if there is none.
+Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& out) {
   const int64_t dims = x.dim();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   std::vector<int64_t> sizes(static_cast<size_t>(dims));
@@ -201,7 +203,7 @@ Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight) {
   const int32_t device = x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  Tensor y = empty_like_in(x, sizes);
+  Tensor y = out ? *out : empty_like_in(x, sizes);
   if (batch == 0) return y;
 
   Arguments arguments{};

@@ -57,9 +57,11 @@ class _Choice:
     pattern: Pattern
     baseline: Baseline
 
-    def multiply(self, x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+    def multiply(
+        self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+    ) -> Tensor:
         prepared = self.baseline.prepare(weight, batch_last)
-        return self.baseline.multiply(x, prepared, self.pattern, batch_last)
+        return self.baseline.multiply(x, prepared, self.pattern, batch_last, out)
 
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, int, int]
@@ -77,16 +79,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
     """y = x Kᵀ.
 
     Args:
         x: [*batch, N], or [N, *batch] when batch_last; any strides, float dtype.
         weight: [a, b, c, d], of x's dtype, any strides.
         batch_last: the layout.
+        out: where y is written, instead of into new memory: of y's shape and x's dtype, contiguous,
+            and sharing no memory with x and weight.
 
     Returns:
-        y: [*batch, M], or [M, *batch]; new and contiguous.
+        y: [*batch, M], or [M, *batch], contiguous; new, or in ``out``.
     """
     shape = weight.shape
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
@@ -94,7 +98,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
     deterministic = torch.are_deterministic_algorithms_enabled()
     choice = None if deterministic else _choices.get(key)
     if choice is not None:
-        return choice.multiply(x, weight, batch_last)
+        return choice.multiply(x, weight, batch_last, out)
     pattern = Pattern(*shape)
     choice = _Choice(pattern, BASELINES[rule(pattern)])
     if batch > 0 and not deterministic:
@@ -108,7 +112,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
             finally:
                 _timing.release()
     # By the choice itself, so that the next product of the same tensors has the same bits.
-    return choice.multiply(x, weight, batch_last)
+    return choice.multiply(x, weight, batch_last, out)
 
 
 def multiply_by_bmm(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:

@@ -49,10 +49,13 @@ _launch_known: Callable[..., Tensor | None] | None = None
 _launch_prepared: Callable[..., Tensor | None] | None = None
 
 
-def run_known(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor | None:
+def run_known(
+    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+) -> Tensor | None:
     """y, if the decision for such operands was taken and is one kernel; None otherwise.
 
     Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
+    Nor of ``out``, which is written only if y can be written straight into it.
     """
     if _launch_known is None or torch.are_deterministic_algorithms_enabled():
         return None
@@ -60,10 +63,10 @@ def run_known(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor | None:
     try:
         ready = at_hand.of(weight)
         if not ready or _launch_prepared is None:
-            return _launch_known(x, weight, batch_last, exact)
+            return _launch_known(x, weight, batch_last, exact, out)
         for prepared, note in ready:
             form, stream = note.form, note.stream
-            y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream)
+            y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream, out)
             if y is not None:
                 return y
     except RuntimeError:  # the way that checks and decides says what is wrong
@@ -87,18 +90,21 @@ def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) 
         torch.ops.ksopt_host.know(x, weight, batch_last, exact, -1, 0)
 
 
-def run(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
     """y = x K^T.
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last; any strides, on a CUDA device.
         weight: (a, b, c, d), of x's dtype and device, any strides.
         batch_last: the layout.
+        out: where y is written, instead of into new memory: of y's shape and x's dtype and device,
+            contiguous, aligned to 16 bytes, and sharing no memory with x and weight.
 
     Returns:
-        y: (*batch, M) or (M, *batch); new and contiguous.
+        y: (*batch, M) or (M, *batch), contiguous; new, or in ``out``.
     """
-    return choice_for(x, weight, batch_last).call(x, weight)
+    call = choice_for(x, weight, batch_last).call
+    return call(x, weight) if out is None else call(x, weight, out)
 
 
 def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:

@@ -172,9 +172,9 @@ def _preparing(call: Call, weight_is: choices.Weight) -> Call:
     if weight_is != "fresh":
         return call
 
-    def fresh(x: Tensor, weight: Tensor) -> Tensor:
+    def fresh(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         with scopes.changing():
-            return call(x, weight)
+            return call(x, weight) if out is None else call(x, weight, out)
 
     return fresh
 

@@ -157,9 +157,9 @@ class Tile:
     config: Any  # the family's own
     predicted_us: float
 
-    def launcher(self, device: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def launcher(self, device: int) -> Callable[..., Tensor]:
         """Compile and load what it needs on CUDA device ``device``: (x, weight) -> y."""
-        launcher: Callable[[Tensor, Tensor], Tensor] = self.family.module.launcher(
+        launcher: Callable[..., Tensor] = self.family.module.launcher(
             self.problem, self.config, device, **_precision(self.problem)
         )
         return launcher

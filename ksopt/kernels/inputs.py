@@ -41,6 +41,50 @@ def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool 
     _check_kind(x, weight, "ks_mm", "x", "weight", any_dtype)
 
 
+def check_out(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor) -> None:
+    """Refuse what cannot hold the product of operands that `check_ks_mm` has let pass.
+
+    Raises:
+        InvalidInputError: another shape, dtype or device than the product has.
+    """
+    a, b, _, d = weight.shape
+    shape = (a * b * d, *x.shape[1:]) if batch_last else (*x.shape[:-1], a * b * d)
+    if out.shape != shape:
+        raise InvalidInputError(
+            f"ks_mm: out has shape {_shape(out)}, but the product of x {_shape(x)} and weight "
+            f"{_shape(weight)} has shape {list(shape)}"
+        )
+    if out.dtype != x.dtype or out.device != x.device:
+        raise InvalidInputError(
+            f"ks_mm: out is {_dtype(out)} on {out.device}, but it must be as x is: {_dtype(x)} on "
+            f"{x.device}"
+        )
+
+
+def is_written_straight(x: Tensor, weight: Tensor, out: Tensor) -> bool:
+    """Whether kernels may write into out: all else is copied into it, as by torch's own operators.
+
+    That is where it is contiguous, aligned to 16 bytes, and shares no memory with the operands.
+    """
+    begin = out.data_ptr()
+    if begin % 16 != 0 or not out.is_contiguous() or out.is_neg():
+        return False
+    end = begin + out.nbytes
+    for operand in (x, weight):
+        first = operand.data_ptr()
+        if first < end and begin < first + _reach(operand):
+            return False
+    return True
+
+
+def _reach(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to past its last."""
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return tensor.nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.element_size() * (1 + sum((size - 1) * stride for size, stride in steps))
+
+
 def _check_kind(
     first: Tensor, second: Tensor, op: str, one: str, other: str, any_dtype: bool = False
 ) -> None:

@@ -47,7 +47,7 @@ def prepare(
 
 
 class Launcher(abc.ABC):
-    """A loaded kernel: called with (x, weight), returns y, on the current stream of x's device."""
+    """A loaded kernel: called with (x, weight), gives y, on the current stream of x's device."""
 
     def __init__(
         self, problem: Problem, geometry: Geometry, kernel: int, fallback: Launcher | None
@@ -58,8 +58,8 @@ class Launcher(abc.ABC):
         self.fallback = fallback
 
     @abc.abstractmethod
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x: (*batch, N) or (N, *batch); weight: (a, b, c, d)."""
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """x: (*batch, N) or (N, *batch); weight: (a, b, c, d); out: as for `cuda.run`."""
 
     def entry(self) -> Entry | None:
         """What the host library's table may hold for this launcher; None where it cannot."""
@@ -102,9 +102,9 @@ class HostLauncher(Launcher):
             fallback.plan if isinstance(fallback, HostLauncher) else -1,
         )
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         try:
-            return self._launch(x, weight, self.plan)
+            return self._launch(x, weight, self.plan, out)
         except RuntimeError:
             # torch's C interface tells nothing but that it failed. If it was for want of memory,
             # this says so, and as the type that callers catch.
@@ -135,7 +135,7 @@ class _Arguments(ctypes.Structure):
 class _PythonLauncher(Launcher):
     """The same in Python, for machines without a C++ compiler."""
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         x, weight = x.resolve_neg(), weight.resolve_neg()  # torch does this for the host library
         if self.fallback is not None:
             weight = weight.contiguous()
@@ -143,7 +143,8 @@ class _PythonLauncher(Launcher):
         sizes = x.shape[1:] if last else x.shape[:-1]
         out_features = self.problem.pattern.out_features
         rows = math.prod(sizes)
-        y = x.new_empty((out_features, *sizes) if last else (*sizes, out_features))
+        y_shape = (out_features, *sizes) if last else (*sizes, out_features)
+        y = x.new_empty(y_shape) if out is None else out
         if rows == 0:
             return y
         flat = x.reshape(x.shape[0], rows) if last else x.reshape(rows, x.shape[-1])
@@ -160,7 +161,7 @@ class _PythonLauncher(Launcher):
             weight_strides=_strides(weight),
         )
         if self.fallback is not None and not _fit_for_vectors(flat, weight, y, last):
-            return self.fallback(x, weight)
+            return self.fallback(x, weight, y)
         g = self.geometry
         tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile
         blocks = min(tiles, g.max_blocks)

@@ -110,16 +110,16 @@ class PermutedProduct:
     before: Launcher
     after: Launcher
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.multiply(x, packed.prepared(weight, "adbc", pack))
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.multiply(x, packed.prepared(weight, "adbc", pack), out)
 
     @torch.no_grad()  # ksopt.ops has the gradients; bmm(out=) refuses operands that want them
-    def multiply(self, x: Tensor, matrices: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, matrices: Tensor, out: Tensor | None = None) -> Tensor:
         """y (*batch, M), contiguous, of x (*batch, N) and the weight as `pack` gives it."""
         p = self.pattern
         rows = x.numel() // p.in_features
         if rows == 0:
-            return x.new_empty(*x.shape[:-1], p.out_features)
+            return x.new_empty(*x.shape[:-1], p.out_features) if out is None else out
         whole = x.contiguous()
         if whole.data_ptr() % 16 != 0:
             whole = whole.clone()
@@ -130,7 +130,8 @@ class PermutedProduct:
             matrices.flatten(0, 1).transpose(1, 2),
             out=product.view(rows, p.a * p.d, p.b).transpose(0, 1),
         )
-        return self.after(product, matrices).view(*x.shape[:-1], p.out_features)
+        y = self.after(product, matrices, None if out is None else out.view(product.shape))
+        return y.view(*x.shape[:-1], p.out_features)
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PermutedProduct:

@@ -33,10 +33,10 @@ class PreparingLauncher(Launcher):
         problem = multiply.problem
         self._number = at_hand.number_of(form, problem.pattern.weight_shape, problem.dtype)
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         if self.fallback is not None and not self.takes(x):
-            return self.fallback(x, weight)
-        return self.multiply(x, at_hand.prepared(weight, self.form, self._number, self.pack))
+            return self.fallback(x, weight, out)
+        return self.multiply(x, at_hand.prepared(weight, self.form, self._number, self.pack), out)
 
     def entry(self) -> Entry | None:
         entry = self.multiply.entry()

@@ -54,12 +54,12 @@ def _prepares(name: str, p: Pattern) -> bool:
     return name != "einsum" and p.d > 1
 
 
-def multiplier(name: str, problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
-    """(x, weight) -> y by one of PyTorch's ways, whose weight is prepared once a version."""
+def multiplier(name: str, problem: Problem) -> Callable[..., Tensor]:
+    """(x, weight, out=None) -> y by one of PyTorch's ways, its weight prepared once a version."""
     baseline, p, last = BASELINES[name], problem.pattern, problem.batch_last
 
-    def call(x: Tensor, weight: Tensor) -> Tensor:
-        return baseline.multiply(x, prepared(baseline, weight, p, last), p, last)
+    def call(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        return baseline.multiply(x, prepared(baseline, weight, p, last), p, last, out)
 
     return call
 

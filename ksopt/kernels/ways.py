@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -16,7 +16,12 @@ from ksopt.kernels import general, pytorch_ways
 from ksopt.kernels.families import FAMILIES, Family, Machine, Tile, best_tiles
 from ksopt.kernels.problem import Problem
 
-Call = Callable[[Tensor, Tensor], Tensor]
+
+class Call(Protocol):
+    """What multiplies: (x, weight) -> y; written into ``out`` where that is given (`cuda.run`)."""
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor: ...
+
 
 GENERAL = "general"
 _COMPILERS = 8

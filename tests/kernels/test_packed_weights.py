@@ -234,7 +234,7 @@ def test_autocast_keeps_casts_of_what_is_not_trained(prepare):
 
 
 def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypatch):
-    def run(x, weight, batch_last):
+    def run(x, weight, batch_last, out):
         return ks_reference(x, ask(weight, prepare).permute(0, 2, 3, 1))
 
     monkeypatch.setattr(dispatch, "run", run)

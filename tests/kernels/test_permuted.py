@@ -15,12 +15,13 @@ PATTERNS = [Pattern(2, 16, 24, 4), Pattern(1, 8, 48, 16), Pattern(3, 32, 16, 3)]
 def by_torch(a: int, length: int, d: int, to_planar: bool):
     """Stands in for a compiled transpose."""
 
-    def transpose(x, weight):
+    def transpose(x, weight, out=None):
         assert weight.dim() == 4, "the host launcher reads four strides"
         assert x.is_contiguous()
         assert x.data_ptr() % 16 == 0
         shape = (-1, a, length, d) if to_planar else (-1, a, d, length)
-        return x.view(shape).transpose(2, 3).contiguous().view(x.shape)
+        y = x.view(shape).transpose(2, 3).contiguous().view(x.shape)
+        return y if out is None else out.copy_(y)
 
     return transpose
 
@@ -38,6 +39,16 @@ def test_results(pattern, batch):
     weight = torch.randn(pattern.weight_shape)
     y = product(pattern)(x, weight)
     assert_close_to_float64(y, x, weight, Problem(pattern, "float32", False))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize("batch", [(0,), (7,), (2, 3)])
+def test_the_last_transpose_writes_into_a_given_result(pattern, batch):
+    x, weight = torch.randn(*batch, pattern.in_features), torch.randn(pattern.weight_shape)
+    out = torch.full((*batch, pattern.out_features), torch.nan)
+    y = product(pattern)(x, weight, out)
+    assert y.data_ptr() == out.data_ptr()
+    assert torch.equal(out, product(pattern)(x, weight))
 
 
 def test_rows_that_lie_apart_or_are_not_aligned_and_several_batch_dimensions():

@@ -1,0 +1,198 @@
+"""The product y = x Kᵀ, and its weight's gradient, by PyTorch's batched matrix products.
+
+The cores of most of what baselines.py lists: x and y are matrices, the weight is prepared.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ksopt.pattern import Pattern
+
+# Where a result goes. A product is written straight into out; where it has to be permuted, the
+# permuting copy is.
+
+
+def _result(x: Tensor, out: Tensor | None, *shape: int) -> Tensor:
+    return x.new_empty(shape) if out is None else out.view(shape)
+
+
+def _before_copy(x: Tensor, out: Tensor | None, p: Pattern, *shape: int) -> Tensor:
+    """For y before b and d change places: the result itself, where that moves nothing."""
+    return _result(x, out if p.b == 1 or p.d == 1 else None, *shape)
+
+
+def merged(y: Tensor, out: Tensor | None, *shape: int) -> Tensor:
+    """y with dims merged: in out, if there is one."""
+    if out is None:
+        return y.reshape(shape)
+    if y.data_ptr() != out.data_ptr():
+        out.view(y.shape).copy_(y)
+    return out
+
+
+# bmm: one batched GEMM, whose groups are the a*d pairs (i, j). cuBLAS and MKL take a matrix whose
+# rows or columns are contiguous and any stride between matrices, so what has to be copied is what
+# cannot be seen that way, and no more.
+
+
+def bmm_prepare(weight: Tensor, batch_last: bool) -> Tensor:
+    a, b, c, d = weight.shape
+    if d == 1:
+        return weight.squeeze(3)
+    # Contiguous, because for a = 1 the reshape alone would be a view that the GEMM cannot read.
+    return weight.permute(0, 3, 1, 2).reshape(a * d, b, c).contiguous()
+
+
+def bmm(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    if batch_last:
+        return _bmm_batch_last(x, weight, pattern, out)
+    a, b, c, d = pattern.weight_shape
+    batch = x.shape[0]
+    if a == 1 and d == 1:
+        return torch.mm(x, weight[0].t(), out=out)
+    if c == 1:
+        # Nothing to sum: one multiplication for each output, and no copy.
+        y = _result(x, out, batch, a, b, d)
+        torch.mul(x.view(batch, a, 1, d), weight.view(a, d, b).transpose(1, 2), out=y)
+        return y.view(batch, a * b * d)
+    if batch == 1:
+        # A single row is a single column, and columns need fewer copies.
+        column = None if out is None else out.view(-1, 1)
+        return _bmm_batch_last(x.view(-1, 1), weight, pattern, column).view(1, -1)
+    if d == 1:
+        y = _result(x, out, batch, a * b)
+        groups = x.view(batch, a, c).transpose(0, 1)
+        torch.bmm(groups, weight.mT, out=y.view(batch, a, b).transpose(0, 1))
+        return y
+    if x.is_cpu and a > 1:
+        # MKL multiplies all groups in one call only where the result is contiguous.
+        groups = x.view(batch, a, c, d).permute(1, 3, 0, 2).reshape(a * d, batch, c)
+        y = torch.bmm(groups, weight.mT).view(a, d, batch, b)
+        # For b = 1 the reshape alone would be a transposed view.
+        return merged(y.permute(2, 0, 3, 1), out, batch, a * b * d).contiguous()
+    # c and d change places inside each row, which keeps both sides of the copy near each other.
+    # x: [B, a, c, d] -> [B, a*d, c] -> groups [a*d, B, c]
+    groups = x.view(batch, a, c, d).transpose(2, 3).reshape(batch, a * d, c).transpose(0, 1)
+    y = _before_copy(x, out, pattern, batch, a, d, b)
+    torch.bmm(groups, weight.mT, out=y.view(batch, a * d, b).transpose(0, 1))
+    return merged(y.transpose(2, 3), out, batch, a * b * d)
+
+
+def _bmm_batch_last(x: Tensor, weight: Tensor, pattern: Pattern, out: Tensor | None) -> Tensor:
+    a, b, c, d = pattern.weight_shape
+    batch = x.shape[1]
+    if a == 1 and d == 1:
+        return torch.mm(weight[0], x, out=out)
+    if c == 1:
+        y = _result(x, out, a, b, d, batch)
+        torch.mul(x.view(a, 1, d, batch), weight.view(a, d, b, 1).transpose(1, 2), out=y)
+        return y.view(a * b * d, batch)
+    if a == 1 or d == 1:
+        # The groups are a slices of [c, B], or d of them interleaved row by row: no copy.
+        y = _result(x, out, a * b * d, batch)
+        torch.bmm(weight, _groups(x, a, c, d), out=_groups(y, a, b, d))
+        return y
+    # x: [a, c, d, B] -> groups [a*d, c, B], in runs of B elements
+    groups = x.view(a, c, d, batch).transpose(1, 2).reshape(a * d, c, batch)
+    y = _before_copy(x, out, pattern, a, d, b, batch)
+    torch.bmm(weight, groups, out=y.view(a * d, b, batch))
+    return merged(y.transpose(1, 2), out, a * b * d, batch)
+
+
+def _groups(rows: Tensor, a: int, size: int, d: int) -> Tensor:
+    """[a*size*d, B] seen as [a*d, size, B], where a = 1 or d = 1."""
+    batch = rows.shape[1]
+    if d == 1:
+        return rows.view(a, size, batch)
+    return rows.view(size, d, batch).transpose(0, 1)
+
+
+# bmm_loop: in batch_last every group can be seen without a copy, but not all of them by one
+# stride. One call for each i (or each j, if fewer) then copies nothing at all.
+
+
+def bmm_loop(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    a, b, c, d = pattern.weight_shape
+    batch = x.shape[1]
+    y = _result(x, out, a * b * d, batch)
+    # [a, d, b, c], [a, d, c, B] and [a, d, b, B]
+    matrices = weight.view(a, d, b, c)
+    inputs = x.view(a, c, d, batch).transpose(1, 2)
+    outputs = y.view(a, b, d, batch).transpose(1, 2)
+    axis = 0 if a <= d else 1
+    for matrix, group, place in zip(
+        matrices.unbind(axis), inputs.unbind(axis), outputs.unbind(axis), strict=True
+    ):
+        torch.bmm(matrix, group, out=place)
+    return y
+
+
+# bmm_paper: appendix D.1 as printed, completed where the page leaves something out (Y_perm is
+# allocated and not passed on, the value is not returned); batch_last by the page's own rule.
+
+
+def bmm_paper(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    a, b, c, d = pattern.weight_shape
+    if batch_last:
+        batch = x.shape[1]
+        x_perm = x.view(a, c, d, batch).transpose(1, 2).reshape(a * d, c, batch).contiguous()
+        y_perm = _before_copy(x, out, pattern, a * d, b, batch)
+        torch.bmm(weight, x_perm, out=y_perm)
+        y = y_perm.reshape(a, d, b, batch).transpose(1, 2)
+        return merged(y, out, a * b * d, batch)
+    batch = x.shape[0]
+    x_perm = x.view(batch, a, c, d).transpose(-1, -2).reshape(batch, a * d, c).contiguous()
+    y_perm = _before_copy(x, out, pattern, batch, a * d, b).transpose(0, 1)
+    torch.bmm(x_perm.transpose(0, 1), weight.transpose(-1, -2), out=y_perm)
+    y = y_perm.transpose(0, 1).reshape(batch, a, d, b).transpose(-1, -2)
+    return merged(y, out, batch, a * b * d)
+
+
+def einsum(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    # Its result is permuted, so a copy into out is one that it takes anyway: not for a = d = 1 or
+    # for a single row, where it is no way of its own.
+    a, b, c, d = pattern.weight_shape
+    if batch_last:
+        y = torch.einsum("icjn,ibcj->ibjn", x.view(a, c, d, -1), weight)
+        return merged(y, out, a * b * d, x.shape[1]).contiguous()
+    y = torch.einsum("nicj,ibcj->nibj", x.view(-1, a, c, d), weight)
+    return merged(y, out, x.shape[0], a * b * d).contiguous()
+
+
+def bmm_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """The gradient with respect to the weight, by one batched GEMM with the fewest copies.
+
+    Args:
+        grad: [*batch, a*b*d] when batch_first, [a*b*d, *batch] when batch_last.
+        x: [*batch, a*c*d] or [a*c*d, *batch].
+        a, d: the outer sizes of the pattern; b and c follow from the features.
+        batch_last: the layout of both.
+
+    Returns:
+        [a, b, c, d], contiguous: the sum over the batch of grad[..., i, k, j] * x[..., i, l, j].
+    """
+    at = 0 if batch_last else -1
+    b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
+    weight = x.new_empty(a, d, b, c) if d > 1 else x.new_empty(a, b, c, 1)
+    out = weight.view(a * d, b, c)
+    if x.numel() == 0:
+        return weight.zero_() if d == 1 else x.new_zeros(a, b, c, d)
+    if batch_last:
+        rows_of_grad = grad.reshape(a, b, d, -1).transpose(1, 2).reshape(a * d, b, -1)
+        rows_of_x = x.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
+        torch.bmm(rows_of_grad, rows_of_x.mT, out=out)
+    else:
+        rows_of_grad = grad.reshape(-1, a, b, d).transpose(2, 3).reshape(-1, a * d, b)
+        rows_of_x = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c)
+        torch.bmm(rows_of_grad.permute(1, 2, 0), rows_of_x.transpose(0, 1), out=out)
+    return weight if d == 1 else weight.permute(0, 2, 3, 1).contiguous()

@@ -1,0 +1,61 @@
+"""Lets Inductor plan the memory of products: they are written into its buffers, not into new ones.
+
+To Inductor an operator that it does not know returns new memory. One with a variant that writes
+into a given tensor takes a buffer like any of Inductor's own kernels: memory that an earlier part
+of the graph has left, or part of a pool, at no call of the allocator.
+
+torch 2.13 finds such variants by ``torch.Tag.out``. That is not used here, because of two faults
+it has there: the tensors of a call are written before its other arguments whatever the schema says
+(here the variant's schema has them first), and in the C++ code of AOTInductor and of
+``cpp_wrapper`` it calls a C function that only torch's own operators have. There the operators stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ksopt import ops
+
+_WRITING = {
+    ops.ks_mm_inner: ops.ks_mm_inner_out,
+    ops.ks_mm_changing: ops.ks_mm_changing_out,
+}
+
+
+@functools.cache
+def plan_results() -> None:
+    """Tell Inductor, for the life of the process, of the products that graphs of inference call."""
+    from torch._inductor import lowering
+    from torch._library.utils import get_layout_constraint_tag
+
+    for op in _WRITING:
+        # As Inductor would do at the first call of an operator that it does not know.
+        tag: Any = get_layout_constraint_tag(op, with_default=True)
+        lowering.make_fallback(op, layout_constraint=lowering.tag_to_layout_constraint(tag))
+        register: Any = lowering.register_lowering(op, type_promotion_kind=None)
+        register(functools.partial(_lower, op, lowering.lowerings[op]))
+
+
+def _lower(
+    op: Any, returning: Any, x: Any, weight: Any, batch_last: bool = False, owner: Any = None
+) -> Any:
+    """Inductor's node for a product; ``returning`` makes the one that it would make without us."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    arguments = (x, weight, batch_last, owner)
+    if V.graph.cpp_wrapper:
+        return returning(*arguments)
+    with V.graph.fake_mode:
+        y, tensors, *_ = ir.FallbackKernel.process_kernel(op, *arguments)
+    variant = _WRITING[op]
+    node = ir.ExternKernelOut(
+        layout=ir.FallbackKernel.tensor_to_layout(y),
+        inputs=tensors,
+        kwargs={"batch_last": True} if batch_last else {},
+        python_kernel_name=f"torch.ops.{variant}",
+        op_overload=variant,
+    )
+    return ir.TensorBox.create(node)
