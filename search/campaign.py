@@ -18,7 +18,7 @@ from optuna.trial import Trial, TrialState
 from ksopt.bench.roofline import Roofline
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
-from ksopt.search import locks, priors
+from ksopt.search import health, locks, priors
 from ksopt.search.ahead import CHAINS_AHEAD, Compilers
 from ksopt.search.claims import Claim, Claims, alive
 from ksopt.search.cost import CostModel
@@ -96,6 +96,7 @@ class Campaign:
             # Out of memory, a kernel that does not compile, a wrong result: the chain has no time.
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             self._tell(trial, {"reason": reason}, TrialState.FAIL)
+            health.check(self.device, chain)
         except KeyboardInterrupt:
             trial.set_user_attr("interrupted", True)
             study.tell(trial, state=TrialState.FAIL)

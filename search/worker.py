@@ -31,6 +31,7 @@ from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
+from ksopt.search.health import DeviceLostError
 from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
 from ksopt.search.pruning import Pruning
@@ -136,7 +137,12 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
+        if task["device"].startswith("cuda"):
+            torch.cuda.set_device(task["device"])  # memory and streams of no other device
         TASKS[task["task"]](task, answer)
+    except DeviceLostError as error:  # another process takes its place
+        print(f"ksopt: {error}", file=sys.stderr)
+        return 1
     except KsoptError as error:  # the parent tells the user
         answer({"error": str(error)})
         return 1

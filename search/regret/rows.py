@@ -37,6 +37,7 @@ class Measured:
         reason: Why it failed, or was given up after its first repeats.
         seconds: For how long it held the device.
         device: torch's name of it.
+        after: Of a final: how many chains of the reference had been measured before it.
     """
 
     dims: str
@@ -57,6 +58,7 @@ class Measured:
     reason: str | None = None
     seconds: float = 0.0
     device: str = ""
+    after: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -222,6 +224,16 @@ class Book:
     def of(self, dims: str, *stages: Stage) -> list[Measured]:
         """Rows of some stages of one size."""
         return [row for row in self.measured if row.dims == dims and row.stage in stages]
+
+    def reference(self, dims: str) -> list[Measured]:
+        """Rows of the reference of one size."""
+        return self.of(dims, "uniform", "guided")
+
+    def final(self, dims: str) -> list[Measured]:
+        """Rows of the last final of one size: one that was held early is held again later."""
+        rows = self.of(dims, "final")
+        last = max((row.after for row in rows), default=0)
+        return [row for row in rows if row.after == last]
 
     def _append(self, values: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(value) + "\n" for value in values)

@@ -1,15 +1,18 @@
-"""What each device does next: searches first, then the references, then the finals.
+"""What each device does next: all searches, then one size after the other its reference and final.
 
-Sizes are independent, so several devices work on several sizes at once, and on chunks of one size's
-reference. Times of different devices of one host are compared by their ratio to the dense layer
-timed beside them; the verdict rests on a final, in one process on one device.
+So whenever a run is cut off, as many sizes as possible are complete. Devices take different sizes
+as long as there are any, then chunks of the same size's reference. Times of different devices of
+one host are compared by their ratio to the dense layer timed beside them; the verdict rests on a
+final, in one process on one device. When time runs out, the sizes that are not complete have an
+early final, of what was measured until then; it is held again when there is more.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, Literal
 
 from ksopt.pattern import Chain
@@ -22,6 +25,9 @@ CHUNK = 24
 """Chains that a device measures between two answers."""
 FINALISTS = 3
 """Chains of each step, beside the recommended one, that the final times."""
+
+FINAL_S = 20.0
+"""About how long a final takes, with the choice of its kernels: for so long time is kept free."""
 
 Kind = Literal["search", "chains", "final"]
 
@@ -51,25 +57,33 @@ class Schedule:
 
     Args:
         book: What was measured.
-        requests: The search of each size, largest first, with batch resolved.
+        requests: The search of each size, with batch resolved; what comes first is done first.
         references: Of each size.
+        times: A reference goes on until it has held the device for so many times as long as its
+            search did, or the space has no more chains.
     """
 
     book: Book
     requests: Mapping[str, SearchRequest]
     references: Mapping[str, Reference]
+    times: float = 0.0
     _taken: set[Unit] = field(default_factory=set)
     _given: dict[str, set[Chain]] = field(default_factory=dict)
+    _failed: set[tuple[Kind, str]] = field(default_factory=set)
+    _at: dict[str, str] = field(default_factory=dict)  # the size that each device works on
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stopped: bool = False
+    _ending: bool = False
 
-    def next(self) -> Unit | None:
-        """What to do now; waits for what it depends on. None when all is done, or it was ended."""
+    def next(self, device: str = "") -> Unit | None:
+        """What a device does now; waits for what it depends on. None when all is done, or ended."""
         with self._changed:
             while not self._stopped:
-                unit = self._ready()
+                unit = self._ready(device)
                 if unit is not None:
                     self._taken.add(unit)
+                    if unit.kind != "search":
+                        self._at[device] = unit.dims
                     self._given.setdefault(unit.dims, set()).update(
                         unit.chains if unit.kind == "chains" else ()
                     )
@@ -89,6 +103,40 @@ class Schedule:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def end_early(self) -> None:
+        """Begin no search and no chains any more, only finals of what there is."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+
+    def finals_take_s(self, devices: int) -> float:
+        """About how long so many devices need for the finals that are not held yet."""
+        with self._changed:
+            left = sum(
+                bool(self.book.reference(dims)) and self._is_due(dims) for dims in self.requests
+            )
+            return ceil(left / devices) * FINAL_S
+
+    def give_back(self, unit: Unit) -> None:
+        """A unit ended before its time: what is left of it comes again."""
+        with self._changed:
+            self._taken.discard(unit)
+            self._given.get(unit.dims, set()).difference_update(unit.chains)
+            self._changed.notify_all()
+
+    def failed(self, unit: Unit) -> None:
+        """A unit failed: it comes again in the next run, not in this one."""
+        with self._changed:
+            self._taken.discard(unit)
+            if unit.kind != "chains":  # chains that were given out are not given again
+                self._failed.add((unit.kind, unit.dims))
+            self._changed.notify_all()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing is handed out any more."""
+        return self._stopped
 
     def keep(self, rows: Iterable[Measured], ways: Iterable[TimedWay] = ()) -> None:
         """Keep some of what comes of a unit that is under way."""
@@ -128,33 +176,38 @@ class Schedule:
             **given,
         )
 
-    def _ready(self) -> Unit | None:
+    def _ready(self, device: str) -> Unit | None:
         busy = {unit.dims for unit in self._taken if unit.kind == "search"}
-        for dims in self.requests:
-            if dims not in self.book.searched and dims not in busy:
+        for dims in () if self._ending else self.requests:
+            done = dims in self.book.searched or ("search", dims) in self._failed
+            if not done and dims not in busy:
                 return Unit("search", dims)
-        # The size that is furthest from its end, so that the devices end together.
-        # What a search measures is not to be measured twice, so it comes first.
-        searched = [dims for dims in self.requests if dims in self.book.searched]
-        for dims in sorted(searched, key=self._left, reverse=True):
+        for dims in self._order(device):
             chains, stage = self._chunk(dims, CHUNK)
-            if chains:
-                seed = len(self._given.get(dims, ())) + len(self.book.of(dims, "uniform", "guided"))
+            if chains and not self._ending:
+                given = len(self._given.get(dims, ()))
+                seed = given + len(self.book.reference(dims))
                 return Unit("chains", dims, chains, stage, seed)
-        for dims in self.requests:
             pending = any(unit.dims == dims for unit in self._taken)
-            if dims in self.book.searched and not pending and not self.book.of(dims, "final"):
+            if not pending and self._is_due(dims):
                 finalists = self.finalists(dims)
-                if finalists and not self._chunk(dims, 1)[0]:
+                if finalists:
                     return Unit("final", dims, tuple(finalists), "final")
         return None
 
-    def _left(self, dims: str) -> float:
-        """What is left to measure, in the dense layer's work."""
-        measured = len(self.book.of(dims, "uniform", "guided"))
-        size = self.requests[dims].size
-        # A constant for what does not depend on the size: choosing, checking, launching.
-        return (self.references[dims].size - measured) * (size.dense_parameters + 2e6)
+    def _order(self, device: str) -> list[str]:
+        """Sizes that were searched: the device's own, then those where no other device is."""
+        own = self._at.get(device)
+        others = {dims for other, dims in self._at.items() if other != device}
+        searched = [dims for dims in self.requests if dims in self.book.searched]
+        return sorted(searched, key=lambda dims: (dims != own, dims in others))
+
+    def _is_due(self, dims: str) -> bool:
+        """Whether a final would say what the last one did not."""
+        if ("final", dims) in self._failed:
+            return False
+        measured, held = len(self.book.reference(dims)), self.book.final(dims)
+        return measured > held[0].after if held else measured > 0 or not self._ending
 
     def _chunk(self, dims: str, count: int) -> tuple[tuple[Chain, ...], Stage]:
         reference = self.references[dims]
@@ -163,15 +216,35 @@ class Schedule:
         uniform = [chain for chain in reference.uniform if chain not in done]
         if uniform:
             return tuple(uniform[:count]), "uniform"
-        guided = {Chain.parse(row.chain) for row in self.book.of(dims, "guided")}
-        under_way = [unit for unit in self._taken if unit.dims == dims and unit.stage == "guided"]
-        begun = len(guided) + sum(len(unit.chains) for unit in under_way)
-        left = reference.size - len(reference.uniform) - begun
+        left = self._left(dims)
         if left <= 0:
             return (), "guided"
         following = reference.guided(rows, count + len(self._given.get(dims, ())))
         chosen = [chain for chain in following if chain not in done]
         return tuple(chosen[: min(count, left)]), "guided"
+
+    def _left(self, dims: str) -> int:
+        """Chains that the guided half still needs: for its size, and to take as long as it has to.
+
+        Those under way count as measured, at what a chain has taken until now.
+        """
+        reference, rows = self.references[dims], self.book.reference(dims)
+        known = {row.chain for row in rows}
+        units = [unit for unit in self._taken if unit.dims == dims and unit.kind == "chains"]
+        coming = sum(str(chain) not in known for unit in units for chain in unit.chains)
+        guided = len(self.book.of(dims, "guided"))
+        coming_guided = sum(
+            str(chain) not in known
+            for unit in units
+            for chain in unit.chains
+            if unit.stage == "guided"
+        )
+        left = reference.size - len(reference.uniform) - guided - coming_guided
+        held = sum(row.seconds for row in rows)
+        if self.times <= 0 or held <= 0:
+            return left
+        short_s = self.times * self.book.searched[dims].device_seconds - held
+        return max(left, ceil(short_s / (held / len(rows))) - coming)
 
     def finalists(self, dims: str) -> list[Chain]:
         """The search's answers, and the best of each step in all that was measured."""
@@ -183,9 +256,3 @@ class Schedule:
             best = sorted(inside, key=lambda row: row.ratio or 0.0)[:FINALISTS]
             chosen += [Chain.parse(row.chain) for row in best]
         return list(dict.fromkeys(chosen))
-
-
-def largest_first(requests: Sequence[SearchRequest]) -> dict[str, SearchRequest]:
-    """Requests by their dims, the one that takes longest first."""
-    ranked = sorted(requests, key=lambda request: -request.size.dense_parameters)
-    return {str(request.size): request for request in ranked}

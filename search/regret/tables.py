@@ -17,6 +17,10 @@ from ksopt.search.request import Budget, Dims, SearchRequest
 
 CLOSE = 0.03
 """A regret that counts as none: what the searches are held to."""
+CHEAP = 0.10
+"""The share of its reference's device time that a search is held to."""
+RANKED = 0.9
+"""The rank correlation that the cost model is held to."""
 _FEWEST_RANKED = 5
 _SEVERAL = ("factors_us", "predicted_factors_us")
 _REFERENCE: tuple[Stage, ...] = ("uniform", "guided")
@@ -71,8 +75,8 @@ class Cost:
     Args:
         dims: Which.
         search_seconds: For how long the search's trials and final held the device.
-        reference_seconds: For how long the reference's chains and the last final did.
-        share: search_seconds over the sum of both.
+        reference_seconds: For how long the reference's chains and its last final did.
+        share: search_seconds over reference_seconds; None without a reference.
         search_chains, reference_chains: How many each measured.
         until_report_s: From the search's start to its report; None if it went on after a stop.
         final_seconds: How much of search_seconds was the search's final.
@@ -81,7 +85,7 @@ class Cost:
     dims: str
     search_seconds: float
     reference_seconds: float
-    share: float
+    share: float | None
     search_chains: int
     reference_chains: int
     until_report_s: float | None
@@ -101,15 +105,14 @@ def costs(book: Book) -> list[Cost]:
     """Every size that was searched."""
     found = []
     for dims, search in book.searched.items():
-        rows = book.of(dims, *_REFERENCE)
-        seconds = sum(row.seconds for row in [*rows, *book.of(dims, "final")])
-        whole = seconds + search.device_seconds
+        rows = book.reference(dims)
+        seconds = sum(row.seconds for row in [*rows, *book.final(dims)])
         found.append(
             Cost(
                 dims,
                 search.device_seconds,
                 seconds,
-                search.device_seconds / whole if whole else 1.0,
+                search.device_seconds / seconds if seconds else None,
                 search.trials,
                 len(rows),
                 search.seconds,
@@ -129,7 +132,7 @@ def _cell(book: Book, dims: str, budget: str) -> Cell:
     least = ceil(SearchRequest.min_use * most)
     final = {
         row.chain: row
-        for row in book.of(dims, "final")
+        for row in book.final(dims)
         if row.latency_us is not None
         and (row.budget == budget or least <= row.parameters <= most or row.chain == recommended)
     }
@@ -271,7 +274,7 @@ def markdown(book: Book) -> str:
                 f"{cost.search_seconds:.1f}",
                 "" if cost.final_seconds is None else f"{cost.final_seconds:.1f}",
                 f"{cost.reference_seconds:.1f}",
-                words.percent(cost.share),
+                "" if cost.share is None else words.percent(cost.share),
                 "" if cost.until_report_s is None else f"{cost.until_report_s:.0f}",
                 *map(_rho, (ranking.predicted, ranking.factors, ranking.rho)),
             ]
@@ -303,26 +306,48 @@ def sentences(book: Book) -> list[str]:
         found.append(f"No chain was recommended for {cases}.")
     if waiting:
         found.append(f"Of {', '.join(waiting)} the final is still to come.")
-    ended = [cost for cost in costs(book) if cost.dims not in waiting]
-    if ended:
-        most = max(ended, key=lambda cost: cost.share)
+    shares = [(c.share, c.dims) for c in costs(book) if c.share is not None]
+    if shares:
+        near = sum(share <= CHEAP for share, _ in shares)
+        share, dearest = max(shares)
         found.append(
-            f"A search held the device for at most {words.percent(most.share)} of the time that it "
-            f"and its reference took ({most.dims})."
+            f"For {near} of {len(shares)} sizes the search held the device for at most "
+            f"{100 * CHEAP:.0f}% of the time that the reference, chains and final, held it for; "
+            f"the largest share is {words.percent(share)}, for {dearest}."
         )
-    rankings = [overall(book, dims) for dims in book.searched]
+    rankings = [(overall(book, dims), dims) for dims in book.searched]
+    known_ranks = [(one.predicted, dims) for one, dims in rankings if one.predicted is not None]
+    if known_ranks:
+        near = sum(rank >= RANKED for rank, _ in known_ranks)
+        least, worst = min(known_ranks)
+        found.append(
+            f"For {near} of {len(known_ranks)} sizes Spearman's coefficient of the cost model "
+            f"with the measured latency, over chains drawn uniformly, is at least {RANKED}; the "
+            f"least is {least:+.2f}, for {worst}."
+        )
     for name, values in (
-        ("the cost model", [one.predicted for one in rankings]),
-        ("the sum of the factors' measured times", [one.factors for one in rankings]),
-        ("rho", [one.rho for one in rankings]),
+        ("of rho, the paper's heuristic,", [one.rho for one, _ in rankings]),
+        ("of the sum of the factors' measured times", [one.factors for one, _ in rankings]),
     ):
         ranks = [value for value in values if value is not None]
         if ranks:
             found.append(
-                f"Spearman's coefficient of {name} with the measured latency is "
+                f"That {name} is {min(ranks):+.2f} to {max(ranks):+.2f} over the sizes."
+                if known_ranks
+                else f"Spearman's coefficient {name} with the measured latency is "
                 f"{min(ranks):+.2f} to {max(ranks):+.2f} over the sizes."
             )
+    early = [dims for dims in book.searched if _is_early(book, dims)]
+    if early:
+        found.append(
+            f"The reference of {', '.join(early)} has grown since its final, which was held early."
+        )
     return found
+
+
+def _is_early(book: Book, dims: str) -> bool:
+    final = book.final(dims)
+    return bool(final) and final[0].after < len(book.reference(dims))
 
 
 def _csv(rows: list[dict[str, object]]) -> str:

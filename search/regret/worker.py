@@ -2,7 +2,7 @@
 
 It reads one JSON document a line from stdin and answers each with one on stdout: a search, some
 chains of the reference (each said in a line of its own before the answer), or a final. It ends when
-stdin does.
+stdin does, and by itself where the device has failed: another process can go on there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from ksopt.bench import device as devices
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain, Pattern
-from ksopt.search import locks, retime
+from ksopt.search import health, locks, retime
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.objective import Objective
 from ksopt.search.processes import Spare
@@ -61,7 +61,8 @@ class Bench:
         result = run_search(request)
         if result.stopped is not None:
             return {"stopped": result.stopped}
-        held = sum(trial.seconds or 0.0 for trial in result.trials)
+        trials = [trial for trial in result.trials if trial.state != "lost"]  # they were redone
+        held = sum(trial.seconds or 0.0 for trial in trials)
         return {
             "chosen": {
                 answer.budget.text: None
@@ -69,9 +70,9 @@ class Bench:
                 else str(answer.chosen.facts.chain)
                 for answer in result.recommendations
             },
-            "trials": [_trial_row(trial, str(self.device)) for trial in result.trials],
+            "trials": [_trial_row(trial, str(self.device)) for trial in trials],
             "ways": self._ways(
-                Objective(result.request, self.device), [t.facts.chain for t in result.trials]
+                Objective(result.request, self.device), [t.facts.chain for t in trials]
             ),
             "device_seconds": held + (result.final_seconds or 0.0),
             "final_seconds": result.final_seconds,
@@ -93,7 +94,10 @@ class Bench:
         objective = Objective(request, self.device, seed=task["seed"])
         for chain in chains:
             row = self._measured(objective, chain)
-            say({"row": row, "ways": self._ways(objective, [chain])})
+            ways = self._ways(objective, [chain]) if row.get("reason") is None else []
+            say({"row": row, "ways": ways})
+            if row.get("reason") is not None:
+                health.check(self.device, chain)
         return {"measured": len(chains)}
 
     def final(self, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +201,9 @@ def main() -> int:
         task = json.loads(asked.get())
         try:
             say(tasks[task["task"]](task))
+        except health.DeviceLostError as error:
+            say({"lost": str(error)})
+            os._exit(1)
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
 

@@ -15,9 +15,11 @@ from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
 from ksopt.search.regret import tables
 from ksopt.search.regret.__main__ import main
+from ksopt.search.regret.asked import Asked
 from ksopt.search.regret.reference import Predictions, Reference
 from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
-from ksopt.search.regret.schedule import Schedule, largest_first
+from ksopt.search.regret.schedule import Schedule, Unit
+from ksopt.search.regret.work import Work
 from ksopt.search.request import SearchRequest
 
 REQUEST = SearchRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
@@ -246,18 +248,49 @@ def test_shares_count_all_that_held_the_device(tmp_path: Path) -> None:
     chains = [str(chain) for chain in reference().uniform[:3]]
     found = book(tmp_path, {"60%": chains[0]})
     found.add([row(chains[0], 1.0, seconds=20.0), row(chains[1], 1.0, "guided", seconds=6.0)])
-    found.add([row(chains[2], 1.0, "final", seconds=1.0)])
+    found.add([row(chains[2], 1.0, "final", seconds=4.0, after=2)])
     (cost,) = tables.costs(found)
-    assert (cost.search_seconds, cost.reference_seconds, cost.share) == (3.0, 27.0, 0.1)
+    assert (cost.search_seconds, cost.reference_seconds, cost.share) == (3.0, 30.0, 0.1)
+    assert "For 1 of 1 sizes the search held the device for at most 10%" in tables.markdown(found)
     assert cost.reference_chains == 2
 
 
+SMALL = SearchRequest("32x32", budgets=("60%",), batch=16, device="cpu", trials=4)
+
+
+def two_sizes(tmp_path: Path, size: int, times: float = 0.0) -> Schedule:
+    requests = {"32x64": REQUEST, "32x32": SMALL}
+    made = {dims: Reference.of(one, None, None, size, 0) for dims, one in requests.items()}
+    return Schedule(Book.open(tmp_path / "r.jsonl", {}), requests, made, times)
+
+
+def searched(schedule: Schedule, unit: Unit, seconds: float = 1.0) -> str:
+    """Note that a search has ended; its answer."""
+    answer = str(schedule.references[unit.dims].uniform[0])
+    found = Searched(unit.dims, {"60%": answer}, 1, seconds, 1.0, "", {})
+    schedule.done(unit, found=found)
+    return answer
+
+
+def measured(schedule: Schedule, unit: Unit | None, seconds: float = 0.5, **more: object) -> Unit:
+    """Note that a unit was measured, whatever it is; the unit."""
+    assert unit is not None
+    assert unit.kind != "search"
+    given = {"latency_us": 1.0, "dense_us": 2.0, "seconds": seconds, **more}
+    rows = [schedule.row(unit.dims, unit.stage, {"chain": str(c), **given}) for c in unit.chains]
+    schedule.done(unit, [one for one in rows if one is not None])
+    return unit
+
+
+def both_searched(schedule: Schedule, seconds: float = 1.0) -> None:
+    units = [schedule.next("cuda:0"), schedule.next("cuda:1")]
+    for unit in units:
+        assert unit is not None
+        searched(schedule, unit, seconds)
+
+
 def test_devices_search_first_and_then_share_a_reference(tmp_path: Path) -> None:
-    small = SearchRequest("32x32", budgets=("60%",), batch=16, device="cpu", trials=4)
-    requests = largest_first([small, REQUEST])
-    assert list(requests) == ["32x64", "32x32"]
-    made = {dims: Reference.of(one, None, None, 30, 0) for dims, one in requests.items()}
-    schedule = Schedule(Book.open(tmp_path / "r.jsonl", {}), requests, made)
+    schedule = two_sizes(tmp_path, 30)
     first, second = schedule.next(), schedule.next()
     assert first is not None
     assert second is not None
@@ -265,22 +298,17 @@ def test_devices_search_first_and_then_share_a_reference(tmp_path: Path) -> None
         ("search", "32x64"),
         ("search", "32x32"),
     ]
-    answer = str(made["32x64"].uniform[0])
-    schedule.done(first, found=Searched("32x64", {"60%": answer}, 1, 1.0, 1.0, "", {}))
+    answer = searched(schedule, first)
     uniform = schedule.next()
     assert uniform is not None
     assert (uniform.kind, uniform.stage, uniform.dims) == ("chains", "uniform", "32x64")
-    assert set(uniform.chains) <= set(made["32x64"].uniform)
+    assert set(uniform.chains) <= set(schedule.references["32x64"].uniform)
     guided = schedule.next()
     assert guided is not None
     assert guided.stage == "guided"
     assert not set(guided.chains) & set(uniform.chains)
     for unit in (uniform, guided):
-        rows = [
-            schedule.row("32x64", unit.stage, {"chain": str(c), "latency_us": 1.0, "dense_us": 2.0})
-            for c in unit.chains
-        ]
-        schedule.done(unit, [one for one in rows if one is not None])
+        measured(schedule, unit)
     final = schedule.next()
     assert final is not None
     assert final.kind == "final"
@@ -289,12 +317,209 @@ def test_devices_search_first_and_then_share_a_reference(tmp_path: Path) -> None
     assert schedule.next() is None
 
 
+def test_a_size_is_finished_before_the_next_one_begins(tmp_path: Path) -> None:
+    schedule = two_sizes(tmp_path, 60)
+    both_searched(schedule)
+    done = []
+    while (unit := schedule.next("cuda:0")) is not None:
+        after = len(schedule.book.reference(unit.dims)) if unit.kind == "final" else 0
+        done.append((measured(schedule, unit, after=after).dims, unit.kind))
+    assert [dims for dims, _ in done] == sorted((dims for dims, _ in done), reverse=True)
+    assert [dims for dims, kind in done if kind == "final"] == ["32x64", "32x32"]
+
+
+def test_two_devices_take_different_sizes(tmp_path: Path) -> None:
+    schedule = two_sizes(tmp_path, 60)
+    both_searched(schedule)
+    units = [schedule.next("cuda:0"), schedule.next("cuda:1")]
+    assert [unit.dims for unit in units if unit is not None] == ["32x64", "32x32"]
+    measured(schedule, units[1])
+    again = schedule.next("cuda:1")
+    assert again is not None
+    assert again.dims == "32x32"
+
+
+def test_a_reference_takes_ten_times_as_long_as_the_search(tmp_path: Path) -> None:
+    schedule = two_sizes(tmp_path, 8, times=10.0)
+    both_searched(schedule, seconds=2.0)
+    held = 0.0
+    while (unit := schedule.next()) is not None and unit.dims == "32x64":
+        if unit.kind == "final":
+            break
+        measured(schedule, unit)
+        held += 0.5 * len(unit.chains)
+    assert 20.0 <= held < 20.5  # 40 chains of half a second, no portion more
+    assert len(schedule.book.of("32x64", "uniform")) == 8 // 2
+
+
+def test_a_reference_ends_with_the_space(tmp_path: Path) -> None:
+    schedule = two_sizes(tmp_path, 6, times=1e5)
+    both_searched(schedule)
+    while (unit := schedule.next()) is not None and unit.kind == "chains":
+        measured(schedule, unit)
+    assert unit is not None
+    assert unit.kind == "final"
+    chains = {one.chain for one in schedule.book.reference(unit.dims)}
+    assert chains == set(map(str, schedule.references[unit.dims].space.candidates))
+
+
+def test_when_time_is_short_finals_are_held_early_and_again_later(tmp_path: Path) -> None:
+    schedule = two_sizes(tmp_path, 60)
+    both_searched(schedule)
+    measured(schedule, schedule.next("cuda:0"))
+    assert schedule.finals_take_s(devices=2) > 0
+    schedule.end_early()
+    final = schedule.next("cuda:0")
+    assert final is not None
+    # Of the other size nothing was measured: a final would compare the search with itself.
+    assert (final.kind, final.dims) == ("final", "32x64")
+    early = len(schedule.book.reference("32x64"))
+    measured(schedule, final, after=early)
+    assert schedule.next("cuda:0") is None
+    assert schedule.finals_take_s(devices=2) == 0
+
+    later = Schedule(Book.open(schedule.book.path, {}), schedule.requests, schedule.references)
+    while (unit := later.next("cuda:0")) is not None and unit.kind == "chains":
+        measured(later, unit)
+    assert unit is not None
+    assert (unit.kind, unit.dims) == ("final", "32x64")
+    assert "32x64 has grown since its final" in tables.markdown(later.book)
+    measured(later, unit, after=len(later.book.reference("32x64")))
+    last = later.book.final("32x64")
+    assert {one.after for one in last} == {len(later.book.reference("32x64"))}
+    assert len(last) == len(unit.chains)
+    assert "has grown since" not in tables.markdown(later.book)
+
+
+def test_what_a_process_left_comes_again_and_what_failed_does_not(tmp_path: Path) -> None:
+    schedule = two_sizes(tmp_path, 60)
+    both_searched(schedule)
+    unit = schedule.next("cuda:0")
+    assert unit is not None
+    schedule.give_back(unit)
+    assert schedule.next("cuda:0") == unit
+    schedule.failed(unit)
+    again = schedule.next("cuda:0")
+    assert again is not None
+    assert not set(again.chains) & set(unit.chains)
+
+
+DEAD_WORKER = """
+import json, os, signal, sys
+sys.stdin.readline()
+print(json.dumps({"device": "a device", "batch": 16, "target": None}), flush=True)
+for task in map(json.loads, sys.stdin):
+    for chain in task["chains"]:
+        if chain == BAD:
+            END
+        row = {"chain": chain, "latency_us": 1.0, "dense_us": 2.0, "seconds": 0.1}
+        print(json.dumps({"row": row, "ways": []}), flush=True)
+    print(json.dumps({"measured": len(task["chains"])}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "blamed"),
+    [("os.kill(os.getpid(), signal.SIGSEGV)", True), ("os.kill(os.getpid(), 15)", False)],
+)
+def test_a_process_that_dies_is_replaced(
+    end: str,
+    blamed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schedule = two_sizes(tmp_path, 8)
+    both_searched(schedule)
+    schedule.book.searched.pop("32x32")
+    schedule._failed.add(("search", "32x32"))
+    schedule._failed.add(("final", "32x64"))
+    chains = list(map(str, schedule.references["32x64"].uniform))
+    script, already = tmp_path / "worker.py", tmp_path / "already"
+    # Only the first process dies where the chain is not to blame: it is measured by the second.
+    once = f"open({str(already)!r}, 'x'); {end}"
+    once = f"if not os.path.exists({str(already)!r}): {once}"
+    source = DEAD_WORKER.replace("BAD", repr(chains[2])).replace("END", once)
+    script.write_text(source)
+    started = Asked._started
+
+    def scripted(self: Asked) -> "subprocess.Popen[str]":
+        with monkeypatch.context() as patch:
+            popen = subprocess.Popen
+            patch.setattr(
+                "ksopt.search.regret.asked.subprocess.Popen",
+                lambda command, **more: popen([command[0], str(script)], **more),
+            )
+            return started(self)
+
+    monkeypatch.setattr(Asked, "_started", scripted)
+    with Asked("cuda:0", [], str(tmp_path)) as asked:
+        asked.hello()
+        Work(schedule, None, time.monotonic(), 1).on(asked)
+    rows = {one.chain: one for one in schedule.book.reference("32x64")}
+    assert len(rows) == 8  # those that were measured before it died, and the others
+    assert set(chains) <= set(rows)
+    failed = [one.chain for one in rows.values() if one.reason]
+    assert failed == ([chains[2]] if blamed else [])
+    if blamed:
+        assert "was ended by signal 11" in str(rows[chains[2]].reason)
+    assert "the process on cuda:0 was ended by signal" in capsys.readouterr().err
+
+
+def test_a_size_that_fails_leaves_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "r" / "32x32"
+    other.mkdir(parents=True)
+    (other / "study.db").write_text("no database")
+    command = ["--dims", "32x32", "32x64", "--budgets", "60%", "--dtype", "float32", "--batch"]
+    command += ["16", "--device", "cpu", "--trials", "2", "--reference", "2", "--times", "0"]
+    assert main([*command, "--out", str(tmp_path / "r.jsonl")]) == 1
+    said = capsys.readouterr()
+    assert "32x32, search: cpu: InvalidInputError: storage" in said.err
+    found = Book.read(tmp_path / "r.jsonl")
+    assert set(found.searched) == {"32x64"}
+    assert found.final("32x64")
+
+
+@pytest.mark.slow
+def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
+    """Predictions are made by other processes only beside a GPU: here for one that is not there."""
+    script = tmp_path / "predicting.py"
+    script.write_text(
+        "import multiprocessing, os, signal\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from ksopt.kernels.families import Machine\n"
+        "from ksopt.search.regret.__main__ import _stand_back\n"
+        "from ksopt.search.regret.reference import Reference\n"
+        "from ksopt.search.request import SearchRequest\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    pool = ProcessPoolExecutor(1, context, initializer=_stand_back)\n"
+        "    request = SearchRequest('64x64', batch=64, dtype='float16', device='cpu')\n"
+        "    machine = Machine((9, 0), 132, 228 * 1024)\n"
+        "    found = Reference.of(request, machine, pool, 40, 1)\n"
+        "    times = [found.predictions.of_chain(chain) for chain in found.uniform]\n"
+        "    print(*pool._processes, min(times) > 0, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    child, predicted = done.stdout.split()
+    assert predicted == "True"
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--dims", "32"], "write INxOUT"),
         (["--dims", "32x64", "--budgets", "x"], "budget 'x'"),
         (["--dims", "32x64", "--workers", "0"], "at least 1"),
+        (["--dims", "32x64", "--times", "-1"], "times from 0"),
     ],
 )
 def test_misuse_is_a_sentence(
@@ -321,7 +546,7 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
     command += ["--dtype", "float32", "--batch", "16", "--device", "cpu", "--trials", "2"]
-    command += ["--reference", "20", "--out", str(out)]
+    command += ["--reference", "20", "--times", "0", "--out", str(out)]
 
     def stages() -> list[str]:
         text = out.read_text() if out.exists() else ""
@@ -354,7 +579,7 @@ def test_it_runs_stops_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
     command += ["--dtype", "float32", "--batch", "16", "--device", "cpu", "--trials", "2"]
-    command += ["--reference", "4", "--out", str(out)]
+    command += ["--reference", "4", "--times", "0", "--out", str(out)]
     done = subprocess.run([*command, "--timeout", "0.001"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["kind"] for line in out.read_text().splitlines()] == ["settings"]
