@@ -7,6 +7,7 @@ import torch
 
 import ksopt
 from ksopt import Chain
+from ksopt.reference import chain_to_dense
 
 pytestmark = pytest.mark.gpu
 
@@ -46,6 +47,17 @@ def test_two_factors_of_4096_take_less_than_ten_seconds(p: int, dtype: torch.dty
     print(f"{chain} {dtype}: {seconds:.2f} s, relative error {found.relative_error:.4f}")
     assert seconds < 10
     assert found.relative_error < 1
+
+
+@pytest.mark.parametrize("p", [2, 64, 512])
+def test_a_large_product_of_the_chain_is_recovered(p: int) -> None:
+    chain = Chain.monarch(4096, 4096, p)
+    weights = [torch.randn(one.weight_shape, device="cuda") for one in chain]
+    found = ksopt.project(chain_to_dense(weights), chain)
+    print(f"{chain}: relative error {found.relative_error:.2e}")
+    # The factors are float32: each is rounded once, and so is the matrix.
+    assert found.relative_error < 4 * torch.finfo(torch.float32).eps
+    assert found.guarantee == 1
 
 
 def test_a_model_is_converted_where_it_is() -> None:
