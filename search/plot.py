@@ -9,6 +9,7 @@ from math import log10
 
 from ksopt import plots
 from ksopt.search import words
+from ksopt.search.recommend import asked_for
 from ksopt.search.result import SearchResult, TrialRecord
 
 
@@ -62,7 +63,7 @@ def latency_plot(result: SearchResult, width: int, height: int) -> str:
         *_axes(frame),
         *_budgets(result, frame),
         *_dense_line(frame, dense_us),
-        _front(pareto_front(measured), frame, dense_us),
+        _front(pareto_front(asked_for(measured, result.request)), frame, dense_us),
         *(_point(trial, frame, dense_us) for trial in measured),
         *_chosen(result, frame, dense_us),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -31,6 +31,7 @@ class Pruning:
     study: optuna.Study
     steps: Sequence[Step]
     request: SearchRequest
+    _asked_for: dict[str, bool] = field(default_factory=dict)  # by the chain's text
 
     def limit(self, chain: Chain, origin: str) -> float | None:
         """Latency over the dense layer's above which a chain is hopeless; None if it never is.
@@ -66,4 +67,11 @@ class Pruning:
             step.holds(attrs["nnz"])
             and (self.request.objective == "latency" or attrs["nnz"] <= chain.nnz)
             and (most is None or attrs["weight_error"] <= most)
+            and self._is_asked_for(attrs["chain"])
         )
+
+    def _is_asked_for(self, text: str) -> bool:
+        """Whether the request allows a chain: an earlier run of the study may have allowed more."""
+        if text not in self._asked_for:
+            self._asked_for[text] = self.request.admits(Chain.parse(text))
+        return self._asked_for[text]

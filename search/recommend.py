@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ksopt.bench.timing import Comparison, Measurement, compare
 from ksopt.search import doubt, words
 from ksopt.search.objective import DENSE
-from ksopt.search.request import Budget
+from ksopt.search.request import Budget, SearchRequest
 from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
 from ksopt.search.space import Space, Step
 
@@ -15,6 +15,11 @@ FINALISTS_PER_STEP = 3
 """Chains of each step that are timed again at the end, besides the heuristic's."""
 # Spread over the median at which a reader is warned.
 _BUSY_NOISE = 0.5
+
+
+def asked_for(trials: Sequence[TrialRecord], request: SearchRequest) -> list[TrialRecord]:
+    """The trials whose chains a request allows: others are of earlier runs of its study."""
+    return [trial for trial in trials if request.admits(trial.facts.chain)]
 
 
 def elect(
@@ -75,6 +80,7 @@ def recommend(
     max_error: float | None = None,
     min_speedup: float | None = None,
     dense_in_trials_us: float | None = None,
+    not_asked_for: int = 0,
 ) -> tuple[Recommendation, ...]:
     """One recommendation for each step, unmet ones too, in rising order.
 
@@ -84,9 +90,10 @@ def recommend(
         max_error, min_speedup: The request's.
         dense_in_trials_us: The dense layer's latency in the trials. Where it was strangely slow in
             the final, a chain has to be faster than that, too.
+        not_asked_for: Trials of the study that no step may recommend: see `asked_for`.
     """
     answers = [
-        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us)
+        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us, not_asked_for)
         for step in space.steps
     ]
     answers += [_unmet(budget, space) for budget in space.unmet]
@@ -126,6 +133,7 @@ def _for_step(
     max_error: float | None,
     min_speedup: float | None,
     dense_in_trials_us: float | None,
+    not_asked_for: int,
 ) -> Recommendation:
     inside = [f for f in standing if step.holds(f.facts.nnz)]
     if not inside:
@@ -134,6 +142,11 @@ def _for_step(
             sentence = (
                 f"No measured chain for the budget of {step.budget.text} comes within a relative "
                 f"error of {max_error:g} of the given weights."
+            )
+        if not_asked_for:
+            sentence += (
+                f" {not_asked_for} trials of earlier runs are of chains that are not asked for any "
+                "more (by their rank, factors or sizes), and count as trials: give more of them."
             )
         return Recommendation(step.budget, step.least, Verdict.UNKNOWN, None, (), None, sentence)
     # In a final all were timed together; without one, only ratios to dense can be compared.

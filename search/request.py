@@ -12,6 +12,7 @@ from typing import Any
 
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
 from ksopt.search.alignment import Alignment
 from ksopt.search.block_sizes import ANY_SIZE, BlockSizes
 from ksopt.search.constraints import Constraints
@@ -350,6 +351,24 @@ class SearchRequest:
             else BlockSizes.parse(self.block_sizes),
             chainable=self.chainable,
             alignment=alignment if self.aligned else None,
+        )
+
+    def admits(self, chain: Chain) -> bool:
+        """Whether a chain of the layer's size is one that is asked for, whatever its weights.
+
+        A study that goes on may hold chains that were asked for with a smaller rank, more factors
+        or other limits.
+
+        Example:
+            >>> request = SearchRequest("64x64", max_factors=2)
+            >>> low_rank, monarch = Chain.low_rank(64, 64, 16), Chain.monarch(64, 64, p=4)
+            >>> request.admits(low_rank), request.admits(monarch)
+            (False, True)
+        """
+        return (
+            len(chain) <= self.max_factors
+            and chain.rank_bound >= self.rank
+            and self.constraints.admits(chain)
         )
 
     @property

@@ -117,7 +117,9 @@ def concluded(
     request, final, took, energy_mj = share.request, None, None, None
     assert request.batch is not None
     trials = store.records(share.study, kept.roofline, request.batch)
-    elected = recommend.elect(trials, share.space.steps, request.max_error)
+    elected = recommend.elect(
+        recommend.asked_for(trials, request), share.space.steps, request.max_error
+    )
     if elected and stopped != "interrupted":
         progress.note(
             f"timing {len(elected)} finalists of {request.size} against each other and dense"

@@ -1,10 +1,14 @@
 """From measured numbers to an answer: made-up times, so that every case comes."""
 
+from typing import Any
+
+import pytest
+
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
 from ksopt.search.plot import pareto_front
-from ksopt.search.recommend import elect, finalists, recommend
-from ksopt.search.request import Budget, Dims
+from ksopt.search.recommend import asked_for, elect, finalists, recommend
+from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.result import ChainFacts, TrialRecord, Verdict
 from ksopt.search.space import Space, Step
 
@@ -136,6 +140,35 @@ def test_failures_are_never_elected() -> None:
 
 def test_a_chain_outside_every_step_is_never_elected() -> None:
     assert elect([trial(0, ODD, 10, nnz=9999)], LADDER) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3]),  # what is left out of all: the low rank
+        ({"min_rank": 8}, [0, 1, 2, 3, 4]),
+        ({"max_factors": 2}, [0, 1, 2]),
+        ({"block_sizes": "16-64"}, [1, 2]),
+        ({"families": "monarch"}, [0, 1]),
+        ({"families": "monarch,low_rank", "min_rank": 8}, [0, 1, 4]),
+        ({"chainable": True}, [0, 1]),
+        ({"aligned": True, "dtype": "float16", "block_sizes": "multiple:16"}, [1, 2]),
+    ],
+)
+def test_chains_that_an_earlier_run_asked_for_are_not_elected(
+    options: dict[str, Any], kept: list[int]
+) -> None:
+    low_rank = Chain.low_rank(64, 64, 8)
+    trials = [trial(n, c, 50 - n) for n, c in enumerate((SMALL, MIDDLE, MIRROR, ODD, low_rank))]
+    request = SearchRequest("64x64", budgets=("50%",), **options)
+    assert [one.number for one in asked_for(trials, request)] == kept
+
+
+def test_trials_of_chains_that_are_not_asked_for_are_said_to_count() -> None:
+    answer = recommend(space(LADDER[0]), (), not_asked_for=7)[0]
+    assert answer.verdict is Verdict.UNKNOWN
+    assert "7 trials of earlier runs are of chains that are not asked for" in answer.sentence
+    assert "earlier" not in recommend(space(LADDER[0]), ())[0].sentence
 
 
 def test_an_unmet_step_says_what_would_work() -> None:

@@ -133,7 +133,7 @@ def pruning(ratios: dict[str, float], **options: Any) -> Pruning:
     study = optuna.create_study(directions=["minimize"] * 2)
     for text, ratio in ratios.items():
         nnz = Chain.parse(text).nnz
-        attrs = {"nnz": nnz, "dense_ratio": ratio, "weight_error": ratio}
+        attrs = {"nnz": nnz, "dense_ratio": ratio, "weight_error": ratio, "chain": text}
         study.add_trial(optuna.create_trial(values=[ratio, nnz], user_attrs=attrs))
     return Pruning(study, build(request).steps, request)
 
@@ -155,6 +155,12 @@ def test_what_counts_as_hopeless() -> None:
     # And only those that meet the constraint, here two of the three.
     strict = pruning(ratios, objective="latency", weights="w.safetensors", max_error=0.65)
     assert strict.limit(large, "TPE") is None
+    # And only those that are asked for: an earlier run may have allowed a lower rank.
+    low = {str(Chain.low_rank(32, 64, rank)): ratio for rank, ratio in ((8, 0.1), (9, 0.1))}
+    mixed = {**low, str(a): 0.5}
+    assert pruning(mixed, objective="latency").limit(large, "TPE") is None
+    loose = pruning(mixed, objective="latency", min_rank=4)
+    assert loose.limit(large, "TPE") == pytest.approx(MARGIN * 0.5)
 
 
 def test_measure_gives_up_against_a_reference() -> None:

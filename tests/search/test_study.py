@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import objective, retime, study
+from ksopt.search import objective, replay, retime, study
 from ksopt.search.objective import Objective
 from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.result import SearchResult, TrialRecord, Verdict
@@ -225,6 +225,29 @@ def test_a_study_of_something_else_is_refused(search: Search, change: dict, word
         search(**change)
     # Other budgets ask the same measurements.
     assert search(trials=2, budgets=("60%",)).trials[0].run == 1
+
+
+@pytest.mark.parametrize(
+    ("loose", "strict"),
+    [({"min_rank": 4}, {}), ({"max_factors": 3}, {"max_factors": 2})],
+    ids=["rank", "factors"],
+)
+def test_a_stricter_search_recommends_no_chain_of_the_looser_one(
+    search: Search, loose: dict[str, int], strict: dict[str, int]
+) -> None:
+    first = search(trials=12, **loose)
+    second = search(trials=18, **strict)
+    request = second.request
+    assert len(second.trials) == 18  # they are kept, and shown
+    outside = [one for one in first.trials if not request.admits(one.facts.chain)]
+    assert outside
+    assert second.finalists
+    assert all(request.admits(one.facts.chain) for one in second.finalists)
+    again = replay(str(second.folder))
+    assert isinstance(again, SearchResult)
+    assert [one.facts.chain for one in again.finalists] == [
+        one.facts.chain for one in second.finalists
+    ]
 
 
 def test_a_study_of_another_device_is_refused(search: Search) -> None:
