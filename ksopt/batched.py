@@ -159,9 +159,10 @@ def bmm_paper(
 def einsum(
     x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
 ) -> Tensor:
-    # Its result is permuted, so a copy into out is one that it takes anyway: not for a = d = 1 or
-    # for a single row, where it is no way of its own.
     a, b, c, d = pattern.weight_shape
+    if out is not None and (c == 1 or d == 1):
+        # torch makes one product of it, whose y is in order: a copy into out would be one more.
+        return bmm(x, bmm_prepare(weight, batch_last), pattern, batch_last, out)
     if batch_last:
         y = torch.einsum("icjn,ibcj->ibjn", x.view(a, c, d, -1), weight)
         return merged(y, out, a * b * d, x.shape[1]).contiguous()

@@ -109,6 +109,23 @@ def writing(product: Callable[..., Tensor]) -> Callable[..., None]:
     return kernel
 
 
+def copying(product: Callable[..., Tensor]) -> Callable[..., None]:
+    """The same, by way of a copy of what ``product`` returns."""
+
+    def kernel(
+        x: Tensor,
+        weight: Tensor,
+        owner: Tensor | None = None,
+        batch_last: bool = False,
+        *,
+        out: Tensor,
+    ) -> None:
+        writing_fake(x, weight, owner, batch_last, out=out)
+        out.copy_(product(x, weight, batch_last, owner))
+
+    return kernel
+
+
 def writing_fake(
     x: Tensor,
     weight: Tensor,

@@ -78,8 +78,8 @@ _define(
     op_kernels.weight_grad_fake,
 )
 
-# Tensors come first, as Inductor writes them. Nothing is returned, so that torch can make a call in a
-# user's own code functional.
+# Tensors come first, as Inductor writes them. Nothing is returned: of such an operator torch makes
+# a functional one, where it compiles a user's own call.
 _WRITING = (
     "(Tensor x, Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()"
 )
@@ -88,6 +88,9 @@ for _name, _kernel in (
     ("ks_mm_changing", op_kernels.changing),
 ):
     _define((f"{_name}.out",), _WRITING, op_kernels.writing(_kernel), op_kernels.writing_fake)
+    # torch's own kernel for lazily negated tensors expects something returned.
+    _returning = getattr(torch.ops.ksopt, _name).default
+    _LIBRARY.impl(f"{_name}.out", op_kernels.copying(_returning), "Negative")
 
 ks_mm = torch.ops.ksopt.ks_mm.default
 ks_mm_inner = torch.ops.ksopt.ks_mm_inner.default

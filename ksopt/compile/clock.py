@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ksopt import ops
+from ksopt.compile.planned import plan_results
 from ksopt.errors import UnavailableError
 from ksopt.kernels.measure import Contender, race
 from ksopt.pattern import Chain
@@ -116,6 +117,7 @@ def _both_us(question: Question, device: torch.device) -> dict[str, float]:
     def unfused(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
         return step(x, grad, weights, (before, behind), batched_product, weight_grads[1])
 
+    plan_results()  # as in the model
     runs = {
         "ksopt": torch.compile(ours, backend="inductor", dynamic=False),
         "inductor": torch.compile(unfused, backend="inductor", dynamic=False),

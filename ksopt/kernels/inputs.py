@@ -67,7 +67,7 @@ def is_written_straight(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     That is where it is contiguous, aligned to 16 bytes, and shares no memory with the operands.
     """
     begin = out.data_ptr()
-    if begin % 16 != 0 or not out.is_contiguous() or out.is_neg():
+    if begin % 16 != 0 or not out.is_contiguous():
         return False
     end = begin + out.nbytes
     for operand in (x, weight):

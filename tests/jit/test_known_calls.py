@@ -16,7 +16,7 @@ import ksopt
 from ksopt import functional, ops
 from ksopt.kernels import cuda, dispatch, packed, scopes
 from ksopt.kernels.decision import Choice, Decision
-from ksopt.kernels.launch import HostLauncher
+from ksopt.kernels.launch import HostLauncher, _Arguments
 from ksopt.kernels.preparing import PackedLauncher, geometry_of, problem_of
 from ksopt.kernels.problem import Geometry
 from ksopt.kernels.ways import Way
@@ -242,6 +242,25 @@ def test_forgotten_choices_are_not_known(device):
     assert device.known() is not None
     cuda.forget()
     assert device.known() is None
+
+
+def test_products_are_written_into_given_memory_by_the_kernel_itself(device):
+    out = torch.full((ROWS, PATTERN.out_features), torch.nan)
+    arguments = _Arguments.in_dll(device.library.driver, "arguments")
+    launches = variable(device.library, "launches")
+    for _ in range(2):  # decided and packed, then known
+        ops.ks_mm_inner_out(device.x, device.weight, out=out.fill_(torch.nan))
+        device.check(out)
+        assert arguments.y == out.data_ptr()
+    before, packs = launches.value, device.packs
+    ops.ks_mm_inner_out(device.x, device.weight, out=out.fill_(torch.nan))
+    assert (launches.value, device.packs) == (before + 1, packs)
+    an_element(device)
+    ops.ks_mm_inner_out(device.x, device.weight, out=out)
+    device.check(out)
+    transposed = torch.full((PATTERN.out_features, ROWS), torch.nan).T
+    ops.ks_mm_inner_out(device.x, device.weight, out=transposed)
+    device.check(transposed)
 
 
 @pytest.mark.parametrize("multiply", [ops.ks_mm, ops.multiply])

@@ -9,8 +9,8 @@ import torch
 from played_driver import variable
 
 from ksopt.jit import driver
-from ksopt.kernels.launch import HostLauncher, _Arguments
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.launch import HostLauncher, _Arguments, _PythonLauncher
+from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
 
 
@@ -137,6 +137,61 @@ def test_a_prepared_weight_is_launched_while_it_is_the_one_to_launch(library):
     variable(library, "stream").value = 0
     library.ops.forget()
     assert known() is None
+
+
+def results(*shape):
+    """Poisoned memory for y."""
+    return torch.full(shape, torch.nan)
+
+
+def test_y_is_written_where_it_is_asked_for(library):
+    out = results(5, 8)
+    y = library.ops.launch(torch.zeros(5, 16), WEIGHT, plan(library), out)
+    assert launched(library).y == y.data_ptr() == out.data_ptr()
+    out = results(0, 8)
+    assert library.ops.launch(torch.zeros(0, 16), WEIGHT, plan(library), out).shape == (0, 8)
+
+
+def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(library):
+    memory = torch.zeros(400)
+    x, weight = memory[:80].view(5, 16), torch.zeros(512)[:128].view(1, 8, 16, 1)
+    library.ops.know(x, weight, False, True, plan(library), 0)
+
+    def known(out):
+        before = variable(library, "launches").value
+        y = library.ops.launch_known(x, weight, False, True, out)
+        assert variable(library, "launches").value == before + (y is not None)
+        return y
+
+    behind = memory[80:120].view(5, 8)
+    for out in (results(5, 8), behind, results(64)[16:56].view(5, 8)):
+        y = known(out)
+        assert y.data_ptr() == launched(library).y == out.data_ptr()
+    assert known(None) is not None
+    for out in (
+        *(results(5, 7), results(4, 8), results(5, 1, 8), results(8)),
+        *(results(5, 8).double(), results(5, 8).half()),
+        *(results(8, 5).T, results(5, 12)[:, :8], results(41)[1:].view(5, 8)),
+        *(memory[:40].view(5, 8), memory[76:116].view(5, 8), weight.view(-1)[88:].view(5, 8)),
+        weight.as_strided((5, 8), (8, 1), 124),
+    ):
+        assert known(out) is None, (out.shape, out.stride(), out.dtype)
+    library.ops.forget()
+
+
+def test_without_the_host_library_y_is_written_where_it_is_asked_for_too(monkeypatch):
+    given = []
+    monkeypatch.setattr(driver, "launch", lambda *args: given.append(args[4]))
+    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    geometry = Geometry(32, 0, 16, 1, 100)
+    general = _PythonLauncher(problem, geometry, 1, None)
+    launcher = _PythonLauncher(problem, geometry, 2, general)
+    for x in (torch.zeros(5, 16), torch.zeros(5, 17)[:, 1:]):  # the second goes to the fallback
+        out = results(5, 8)
+        assert launcher(x, WEIGHT, out).data_ptr() == out.data_ptr() == given[-1].y
+        assert launcher(x, WEIGHT).data_ptr() == given[-1].y
+    assert launcher(torch.zeros(0, 16), WEIGHT, results(0, 8)).shape == (0, 8)
+    assert len(given) == 4
 
 
 def test_the_default_stream_is_not_asked_about_captures(library):
