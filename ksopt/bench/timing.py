@@ -4,8 +4,9 @@ Variants are called in turns, round by round, in an order that rotates, so that 
 or a neighbour that wakes up hurts them all alike. Before each sample the caches are overwritten,
 because a layer in a model finds its input and weights in memory, not in a cache that the previous
 repeat has filled. On CUDA a sample is the time between two events; the overwriting of L2 that runs
-before it also keeps the device busy while the host launches, so that launch latency is not timed
-unless a function's launches take longer than its work. On a CPU it is ``time.perf_counter_ns``.
+before it also keeps the device busy while the host launches, so that the host's time is not taken
+for the device's. A sample that the host was too late for is taken again, after more overwriting.
+On a CPU a sample is ``time.perf_counter_ns``.
 
 The spread is part of the result: two functions whose bands overlap have not been told apart.
 """
@@ -30,6 +31,8 @@ _SHORTEST_SAMPLE_US = {"cuda": 10.0, "cpu": 5.0}
 _MOST_CALLS_PER_SAMPLE = 1000
 _LARGEST_FLUSH_BYTES = 2**28
 _MOST_FLUSHES = 50
+_FLUSHES_TIMED = 3
+_TRIES = 3  # of a sample that the host is late for
 _FEWEST_ROUNDS = 3
 # Rounds after which a function can be given up as hopeless: one alone may have met a hiccup. On
 # CUDA before the first, if it is more than twice as hopeless and takes longer than any hiccup.
@@ -283,11 +286,12 @@ def _standard_error(samples_us: list[float]) -> float:
     return 1.2533 / 1.683 * Measurement.of(samples_us).noise / math.sqrt(len(samples_us))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
     """How one function is sampled: calls in a sample, and times the caches are overwritten.
 
-    ``call_us`` is what the last call of the warm-up took.
+    ``call_us`` is what the last call of the warm-up took. The times are as many as the host needed
+    so far.
     """
 
     calls: int
@@ -331,8 +335,14 @@ class _CudaClock:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self._scratch = torch.zeros(_flush_bytes(l2_bytes), dtype=torch.uint8, device=device)
         with self.scope:
-            torch.cuda.synchronize(device)
-            self._flush_us = self.sample(self._scratch.zero_, _Plan(calls=1, flushes=0))()
+            for _ in range(2):  # the first one loads the kernel
+                torch.cuda.synchronize(device)
+                began = time.perf_counter_ns()
+                read = self.sample(self._scratch.zero_, _Plan(calls=_FLUSHES_TIMED, flushes=0))
+                host_us = (time.perf_counter_ns() - began) / 1e3 / _FLUSHES_TIMED
+                flush_us = read() / _FLUSHES_TIMED
+            # What one more lets the host be later: it has to be launched as well.
+            self._gained_us = max(flush_us - host_us, flush_us / 4, 1.0)
 
     def plan(self, function: Callable[[], object], warmup_calls: int, cold: bool) -> _Plan:
         """Warm the function up, and see how long it takes the device and the host."""
@@ -344,25 +354,40 @@ class _CudaClock:
         host_us = (time.perf_counter_ns() - began) / 1e3
         took_us = read()
         calls = _calls_per_sample(took_us, "cuda")
-        # Overwrite for so long that the host has launched the sample before the device is free.
-        launched = math.ceil(2 * host_us * calls / max(self._flush_us, 1.0))
-        return _Plan(calls, min(max(1, launched), _MOST_FLUSHES) if cold else 0, took_us)
+        return _Plan(calls, self._flushes(2 * host_us * calls) if cold else 0, took_us)
 
     def sample(self, function: Callable[[], object], plan: _Plan) -> Callable[[], float]:
         """Queue a sample; the result waits for it and tells its microseconds."""
-        for _ in range(plan.flushes):
-            self._scratch.zero_()
-        began, ended = self._events()
-        began.record()
-        for _ in range(plan.calls):
-            function()
-        ended.record()
+        for _ in range(_TRIES):
+            began, ended, host_us = self._queued(function, plan)
+            if plan.flushes == 0 or (enough := self._flushes(host_us)) <= plan.flushes:
+                break
+            # The device may have waited for the host in between.
+            plan.flushes = min(2 * enough, _MOST_FLUSHES)
 
         def read() -> float:
             ended.synchronize()
             return float(began.elapsed_time(ended)) * 1e3
 
         return read
+
+    def _queued(
+        self, function: Callable[[], object], plan: _Plan
+    ) -> tuple[torch.cuda.Event, torch.cuda.Event, float]:
+        """The events around a sample, and the host's microseconds between them."""
+        for _ in range(plan.flushes):
+            self._scratch.zero_()
+        began, ended = self._events()
+        start = time.perf_counter_ns()
+        began.record()
+        for _ in range(plan.calls):
+            function()
+        ended.record()
+        return began, ended, (time.perf_counter_ns() - start) / 1e3
+
+    def _flushes(self, host_us: float) -> int:
+        """How often to overwrite, so that the device is busy while the host takes so long."""
+        return min(max(1, math.ceil(host_us / self._gained_us)), _MOST_FLUSHES)
 
     @staticmethod
     def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ksopt.kernels.launch import Launcher, prepare
@@ -11,6 +12,13 @@ DTYPES = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
 """The element types that the kernels take, and what device code calls them."""
 
 _MAX_BLOCKS = 2**31 - 1  # the grid's limit in its first dimension
+
+# Of one multiprocessor, in a microsecond.
+_FLOPS = 0.132e6
+_BYTES = 14_500.0
+_TILE_US = 0.143  # whatever little a block has to do
+_MOST_APART, _AGAIN = 64, 0.55
+_LAUNCH_US = 9.8
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,25 @@ def source(problem: Problem, config: GeneralConfig) -> str:
         f"  general_kernel<{DTYPES[problem.dtype]}, Support, Tile, {last}>(arguments);\n"
         "}\n"
     )
+
+
+def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Predicted time in microseconds.
+
+    Fitted to the times of 673 patterns (bfloat16, batch_first, 8,192 rows, one H200): the middle
+    four fifths of them lie within 0.88 and 1.14 times what is predicted.
+    """
+    p, tile = problem.pattern, default_config(problem)
+    size = 4 if problem.dtype == "float32" else 2
+    filled = math.ceil(p.b / tile.outputs) * tile.outputs * math.ceil(p.c / tile.step) * tile.step
+    computed = 2 * p.a * p.d * batch * filled / _FLOPS
+    # Neighbours in a sum lie d elements apart (batch last: side by side, in neighbouring threads),
+    # so sectors come in again and again, the more often the larger d.
+    apart = 1 if problem.batch_last else min(p.d, _MOST_APART)
+    moved = size * batch * (p.in_features + p.out_features) * apart**_AGAIN / _BYTES
+    row_tiles = math.ceil(batch / tile.rows)
+    tiles = row_tiles * p.a * p.d * math.ceil(p.b / tile.outputs) * _TILE_US
+    return float(math.hypot(computed, moved, tiles)) / multiprocessors + _LAUNCH_US
 
 
 def launcher(problem: Problem, device: int) -> Launcher:

@@ -27,7 +27,7 @@ _SHARED_BYTES_US = 107_800.0
 _WEIGHT_BYTES_US = 20_000.0  # a block's weights, read and regrouped before it starts
 _TENSOR_STEPS_US = 530.0  # m16n8k16 products
 _STEP_US = 0.21  # a stage's barrier and latency
-_LAUNCH_US = 4.0
+_LAUNCH_US = 7.5
 _FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
 
 

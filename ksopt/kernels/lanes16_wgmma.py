@@ -34,7 +34,7 @@ _LATENCY_US = 1.12  # in which what a block's ring holds arrives
 _OUTPUT_US = 0.00103  # a warpgroup product of 64 rows, 16 l and one j, for each output
 _NOT_AHEAD = 1.75  # times slower, where registers do not allow to load during products
 _WEIGHT_BYTES_US = 18_000.0  # a block's weights, read and regrouped
-_LAUNCH_US = 4.0
+_LAUNCH_US = 6.0
 _OVERLAP = 4.3
 
 

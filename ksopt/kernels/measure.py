@@ -108,12 +108,16 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
     alive = _warmed_up(contenders)
     # Made once, for the host would make them anew between a sample's overwriting and its end.
     events = {id(contender): _events() for contender in alive}
+    covered_us: dict[int, float] = {}
+    late_us: dict[int, list[float]] = {}
     end = time.perf_counter() + budget_s
     for round_ in range(_MOST_ROUNDS if alive else 0):
         turn = round_ % len(alive)
         for contender in alive[turn:] + alive[:turn]:
             # Overwrite for so long that the host has launched the sample before the device is free.
-            for _ in range(flush.times_to_cover(contender.launches_us[-1])):
+            times = flush.times_to_cover(contender.launches_us[-1])
+            covered_us[id(contender)] = flush.covered_us(times)
+            for _ in range(times):
                 flush.once()
             start, stop = events[id(contender)]
             start.record()
@@ -124,7 +128,9 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
         torch.cuda.synchronize()
         for contender in alive:
             start, stop = events[id(contender)]
-            contender.samples_us.append(start.elapsed_time(stop) * 1e3)
+            late = contender.launches_us[-1] > covered_us[id(contender)]
+            samples = late_us.setdefault(id(contender), []) if late else contender.samples_us
+            samples.append(start.elapsed_time(stop) * 1e3)
         rounds = round_ + 1
         if rounds in _HOPELESS:
             alive = _hopeful(alive, _HOPELESS[rounds])
@@ -132,6 +138,8 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
             break
         if rounds >= _ENOUGH_ROUNDS and all(_standard_error(c) <= _PRECISION for c in alive):
             break
+    for contender in contenders:  # for want of better
+        contender.samples_us = contender.samples_us or late_us.get(id(contender), [])
 
 
 def winner(
@@ -216,14 +224,16 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
 
 
 def _hopeful(alive: list[Contender], hopeless: float) -> list[Contender]:
+    # Of no sample that counts nothing is known yet.
+    best = {id(c): min(c.samples_us, default=0.0) for c in alive}
     fastest: dict[str, float] = {}
     for contender in alive:
-        for league in contender.leagues:
-            fastest[league] = min(fastest.get(league, math.inf), *contender.samples_us)
+        for league in contender.leagues if contender.samples_us else ():
+            fastest[league] = min(fastest.get(league, math.inf), best[id(contender)])
     return [
-        contender
-        for contender in alive
-        if any(min(contender.samples_us) <= hopeless * fastest[name] for name in contender.leagues)
+        c
+        for c in alive
+        if any(best[id(c)] <= hopeless * fastest.get(name, math.inf) for name in c.leagues)
     ]
 
 
@@ -233,6 +243,8 @@ def _standard_error(contender: Contender) -> float:
     Their middle 60 % would then span 1.683 standard deviations, and the median's own deviation
     would be 1.2533 / sqrt(n) of theirs.
     """
+    if not contender.samples_us:
+        return math.inf
     if not contender.median_us:
         return 0.0
     spread = (contender.quantile_us(0.8) - contender.quantile_us(0.2)) / contender.median_us
@@ -259,10 +271,16 @@ class _Overwriter:
         Args:
             launch_us: what the last one took the host.
         """
-        gained_us = max(self.us - self.host_us, self.us / 4)
-        return min(
-            max(1, math.ceil((_COVERED * launch_us + _EVENTS_US) / gained_us)), _MOST_FLUSHES
-        )
+        wanted_us = _COVERED * launch_us + _EVENTS_US
+        return min(max(1, math.ceil(wanted_us / self._gained_us)), _MOST_FLUSHES)
+
+    def covered_us(self, times: int) -> float:
+        """How long a launch may take after so many times, or the sample is the host's."""
+        return math.inf if times == _MOST_FLUSHES else times * self._gained_us - _EVENTS_US / 2
+
+    @property
+    def _gained_us(self) -> float:
+        return max(self.us - self.host_us, self.us / 4)
 
 
 def _overwriter(device: torch.device) -> _Overwriter:

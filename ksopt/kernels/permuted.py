@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.kernels import packed, transpose
+from ksopt.kernels import packed, pytorch_cost, transpose
 from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -24,10 +24,7 @@ from ksopt.pattern import Pattern
 # For one multiprocessor of an H200, from 25 patterns at a batch of 25,088 (docs/performance.md).
 _DRAM_BYTES_US = 32_300.0
 _COPY_OVERHEAD = 1.05  # a transpose against a plain copy
-_PRODUCT_OVERHEAD = 1.17  # cuBLAS against a plain copy, where memory bounds it
-_FLOPS_US = {"float16": 5.5e6, "bfloat16": 5.5e6, "float32": 0.37e6}  # cuBLAS
-_TF32_FLOPS_US = 2.7e6
-_LAUNCH_US = 4.0
+_LAUNCHES_US = 12.0
 
 
 @dataclass(frozen=True)
@@ -73,14 +70,11 @@ def predicted_us(
         exact: for fp32, FP32 accuracy; otherwise PyTorch is told to multiply in TF32.
     """
     size = transpose.BYTES[config.dtype]
-    flops_us = _FLOPS_US[config.dtype] if exact else _TF32_FLOPS_US
     bandwidth = _DRAM_BYTES_US * multiprocessors
     copy_us = size * batch * (p.in_features + p.out_features) / bandwidth
-    product_us = max(
-        _PRODUCT_OVERHEAD * (copy_us + size * p.nnz / bandwidth),
-        p.flops(batch) / (flops_us * multiprocessors),
-    )
-    return 2 * _COPY_OVERHEAD * copy_us + product_us + 3 * _LAUNCH_US
+    kind = config.dtype if exact else "tf32"
+    product_us = pytorch_cost.product_us(p.a * p.d, batch, p.b, p.c, kind, multiprocessors)
+    return 2 * _COPY_OVERHEAD * copy_us + product_us + _LAUNCHES_US
 
 
 def sources(problem: Problem) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 """PyTorch's own ways to multiply, as rivals of the kernels: which make sense, and what they cost.
 
-The predicted times are rooflines of what each way moves and computes, made to meet the times in
-docs/performance.md within a factor of about two. They decide only where nothing may be timed.
+The predicted times are made of `pytorch_cost`'s. They decide only where nothing may be timed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ksopt.baselines import BASELINES, Baseline, Product
 from ksopt.kernels import packed
+from ksopt.kernels import pytorch_cost as cost
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -20,13 +20,7 @@ from ksopt.pattern import Pattern
 _MAX_EXTRA_FLOPS = 16
 _MAX_LOOP = 64
 _PERMUTED = ("bmm", "bmm_paper", "bmm_loop")  # one form of the weight, [a*d, b, c]
-
-# Of one multiprocessor, in a microsecond.
-_BYTES = 30_000.0
-_COPY_BYTES = 0.45 * _BYTES  # PyTorch's permuting copies, up to _COPY_D and then slower
-_COPY_D = 16
-_FLOPS = {"float32": 0.33e6, "tf32": 2.5e6, "float16": 4.5e6, "bfloat16": 4.5e6, "float64": 0.33e6}
-_LAUNCH_US = 4.0
+_EINSUM = 1.12  # what it takes, beside its product and its copies
 
 
 def names(problem: Problem, device_type: str) -> list[str]:
@@ -83,33 +77,42 @@ def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) 
         multiprocessors: of the device.
     """
     p = problem.pattern
+    kind = problem.dtype if problem.exact else "tf32"
+    if name == "dense":
+        us = cost.product_us(1, batch, p.out_features, p.in_features, kind, multiprocessors)
+        return us + cost.LAUNCH_US
+    if name == "expand":
+        us = cost.product_us(p.a, batch, p.b * p.d, p.c * p.d, kind, multiprocessors)
+        return us + cost.LAUNCH_US
     size = getattr(torch, problem.dtype).itemsize
     x, y = size * batch * p.in_features, size * batch * p.out_features
-    spread = {"dense": p.a * p.d, "expand": p.d}.get(name, 1)  # zeros that are multiplied too
-    rate = _FLOPS[problem.dtype if problem.exact else "tf32"]
-    # A product of few outputs or few sums leaves most of a tensor core's tile empty.
-    fill = min(1.0, p.b * spread / 64) * min(1.0, p.c * spread / 32)
-    product = max(
-        (x + y + spread * size * p.nnz) / _BYTES,
-        spread * p.flops(batch) / (rate * max(fill, 0.05)),
-    )
-    copied, launches = _copies(name, problem)
-    copying = 2 * copied * (x + y) / _COPY_BYTES
-    if not problem.batch_last:  # runs of d values; in batch_last, runs of whole rows
-        copying *= max(1.0, p.d / _COPY_D)
-    return (product + copying) / multiprocessors + launches * _LAUNCH_US
+    if p.c == 1 and name == "bmm" and p.a * p.d > 1:
+        return cost.multiply_us(x + y, multiprocessors) + cost.LAUNCH_US
+    copying, launches = _copying_us(name, problem, x, y, multiprocessors)
+    us = cost.product_us(p.a * p.d, batch, p.b, p.c, kind, multiprocessors) + copying
+    us += cost.LAUNCH_US + (launches - 1) * cost.NEXT_LAUNCH_US
+    return us * (_EINSUM if name == "einsum" else 1.0)
 
 
-def _copies(name: str, problem: Problem) -> tuple[int, int]:
-    """How often x and y are copied each, and how many kernels are launched."""
+def _copying_us(
+    name: str, problem: Problem, x: int, y: int, multiprocessors: int
+) -> tuple[float, int]:
+    """Microseconds in which x and y of so many bytes are permuted, and how many launches in all."""
     p = problem.pattern
-    if name in ("dense", "expand"):
-        return 0, 1
     if name == "bmm_loop":
-        return 0, min(p.a, p.d)
-    direct = p.d == 1 or (problem.batch_last and p.a == 1)
-    if name == "bmm" and direct:
-        return 0, 1
-    if p.a * p.d == 1:
-        return 0, 1
-    return 1, 3
+        return 0.0, min(p.a, p.d)
+    if p.d == 1 or (problem.batch_last and p.a == 1):
+        # Only einsum still puts its result in order.
+        return (
+            (cost.copy_us(y, 1, multiprocessors), 2) if name == "einsum" and p.a > 1 else (0.0, 1)
+        )
+    d = 1 if problem.batch_last else p.d  # whole rows of the batch change places there
+    far = name == "bmm" and not problem.batch_last
+    total, launches = 0.0, 1
+    for moved, length in ((x, p.c), (y, p.b)):
+        if length > 1:
+            total += cost.copy_us(moved, d, multiprocessors) * (
+                cost.far_copy(p.d, length) if far else 1.0
+            )
+            launches += 1
+    return total, launches

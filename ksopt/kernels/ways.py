@@ -26,13 +26,10 @@ class Call(Protocol):
 GENERAL = "general"
 _COMPILERS = 8
 
-# The general kernel's rates, of one multiprocessor in a microsecond: no tensor cores, short loads.
-_GENERAL_FLOPS = 0.1e6
-_GENERAL_BYTES = 10_000.0
-_LAUNCH_US = 4.0
-# It is left out where it is predicted to take this many times the best tile: without tensor cores
-# it takes up to 40 times as long, and finding that out would take longer than all else.
-_GENERAL_FAR = 3.0
+# The general kernel is left out where it is predicted to take this many times the best tile:
+# without tensor cores it takes up to 40 times as long, and finding out would take longer than all
+# else.
+_GENERAL_FAR = 2.0
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,8 @@ def best_predicted(problem: Problem, batch: int, machine: Machine | None) -> lis
         Way(tile.family.name, problem, tile.predicted_us, tile)
         for tile in best_tiles(problem, batch, machine, most=2)
     ]
-    rivals = [*pytorch(problem, batch, machine.multiprocessors), *tiles]
+    plain = pytorch(problem, batch, machine.multiprocessors)
+    rivals = [*plain, *tiles, *_general(problem, batch, machine)]
     return sorted(rivals, key=lambda way: way.predicted_us)
 
 
@@ -173,10 +171,8 @@ def _pytorch(name: str, problem: Problem, batch: int, multiprocessors: int) -> W
 
 def _general(problem: Problem, batch: int, machine: Machine) -> Iterable[Way]:
     if general.supports(problem) is None:
-        p, size = problem.pattern, 4 if problem.dtype == "float32" else 2
-        moved = size * batch * (p.in_features + p.out_features)
-        us = max(p.flops(batch) / _GENERAL_FLOPS, moved / _GENERAL_BYTES)
-        yield Way(GENERAL, problem, us / machine.multiprocessors + _LAUNCH_US)
+        us = general.predicted_us(problem, batch, machine.multiprocessors)
+        yield Way(GENERAL, problem, us)
 
 
 def built(ways: Sequence[Way], device: int) -> list[tuple[Way, Call]]:

@@ -55,7 +55,7 @@ def test_what_was_measured_is_told(device):
         assert found.best_pytorch_us == 3000.0
         assert "3.00 times as fast as the best of PyTorch, bmm (3000.0 us)" in found.reason
         assert next(iter(found.rivals)) == "lanes16"
-        assert found.rivals["general"] == 9000.0
+        assert found.rivals["expand"] == 8000.0
         assert found.to_json()["situation"]["batch_up_to"] == 1024
         cuda.forget()
     device.clock.calls.clear()
