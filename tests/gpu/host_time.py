@@ -78,6 +78,11 @@ def of_ksopt(p: Pattern, x: Tensor, weight: Tensor, last: bool) -> Calls:
     yield "finding what is prepared", lambda: at_hand.of(weight)
     yield "what the host library knows", lambda: cuda.run_known(x, weight, last)
     yield "ks_mm_inner, which compiled graphs call", lambda: ops.ks_mm_inner(x, weight, last)
+    out = torch.empty(y_shape, device="cuda", dtype=x.dtype)
+    yield (
+        "ks_mm_inner.out, which they call with planned memory",
+        lambda: ops.ks_mm_inner_out(x, weight, None, last, out=out),
+    )
     yield "ks_mm", lambda: ops.ks_mm(x, weight, last)
     yield "ks_mm past the dispatcher", lambda: ops.multiply(x, weight, last)
     yield "KSLinear without bias", lambda: layers[0](x)
