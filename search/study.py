@@ -79,6 +79,8 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
         energy.Meter(device)  # refused before anything is measured
     record = devices.record(device)
     given = GivenWeights.of(request, device)
+    if given is not None and given.sentence:
+        progress.note(given.sentence)
     progress.note(f"listing the chains of {words.layer(request.size)} within the budget")
     # Several workers have compilers of their own.
     target = Target.of(device) if request.workers == 1 else None

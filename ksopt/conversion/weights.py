@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +69,34 @@ def read(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise InvalidInputError(f"{path} holds no state_dict: tensors by name are wanted")
     return dict(state)
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of a file's tensors, by name; of a .safetensors file nothing else is read."""
+    if not path.is_file() or path.suffix != ".safetensors":
+        return {name: tuple(tensor.shape) for name, tensor in read(path).items()}
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def some(path: Path, names: Sequence[str]) -> list[Tensor]:
+    """Tensors of a file, on the CPU; of a .safetensors file only these are read."""
+    if not path.is_file() or path.suffix != ".safetensors":
+        tensors = read(path)
+        return [tensors[name] for name in names]
+    with _opened(path) as file:
+        return [file.get_tensor(name) for name in names]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise InvalidInputError(f"{path} is not a safetensors file: {error}") from None
 
 
 def check(model: nn.Module, state: Mapping[str, Tensor], what: str) -> None:

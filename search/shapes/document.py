@@ -104,11 +104,15 @@ def _use(result: ShapesResult) -> list[Section]:
         "print(done.table().plain())",
         'model = torch.compile(model, backend="ksopt")',
     ]
+    each = result.request.each
+    known = "nothing of the accuracy that the model keeps"
+    if each.weights is not None:
+        known = "how far they are from it (weight error), and nothing of the model's accuracy"
     text = (
         "plan.json, beside this page, holds the whole plan. ksopt.convert, or on the command line "
         f"ksopt convert --model {model} --plan plan.json --out converted, puts the nearest "
-        "products in the place of the layers. Chains are not the trained weights: this search says "
-        "nothing of the accuracy that the model keeps, and most models need fine-tuning after it."
+        f"products in the place of the layers. Chains are not the trained weights: this search "
+        f"says {known}, and most models need fine-tuning after it."
     )
     return [Section("Use it", (), (text,), code="\n".join(lines), language="python")]
 

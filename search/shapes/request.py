@@ -65,12 +65,6 @@ class ShapesRequest:
         sizes = what.shapes if isinstance(what, Layers) else _sizes(what)
         if not sizes:
             raise InvalidInputError("search: give at least one layer size, such as 768x3072")
-        for name in ("weights", "max_error"):
-            if options.get(name) is not None:
-                raise InvalidInputError(
-                    f"{name.replace('_', '-')} is of one layer: search its size alone, with one "
-                    "--dims"
-                )
         if layers is not None and options.get("layout", "batch_first") != "batch_first":
             raise InvalidInputError(
                 f"layout {options['layout']}: the layers of a model take batch_first; search the "
@@ -83,7 +77,9 @@ class ShapesRequest:
             )
         if asked_by is None:
             asked_by = {"dims": " ".join(map(str, sizes))}
-        return cls(sizes, _of_any(sizes, options), trials, layers, asked_by)
+        made = cls(sizes, _of_any(sizes, options), trials, layers, asked_by)
+        made._weighed(sizes[0])  # refuses what no size can have
+        return made
 
     @property
     def requests(self) -> tuple[SearchRequest, ...]:
@@ -106,7 +102,27 @@ class ShapesRequest:
 
     @property
     def _fitted(self) -> list[_Fitted]:
-        return [_fitted(self.each, dims) for dims in self.shapes]
+        return [_fitted(self._weighed(dims), dims) for dims in self.shapes]
+
+    def _weighed(self, dims: Dims) -> SearchRequest:
+        """``each``, with what a size's layers are called in the file of weights, if there is one.
+
+        Raises:
+            InvalidInputError: Tensors are named, and layers of a model have names of their own.
+        """
+        if self.each.weights is None:
+            return self.each
+        from ksopt.search import given  # imports torch
+
+        if self.layers is None:
+            return replace(self.each, weights=given.of_sizes(self.each.weights))
+        names = [
+            (name, group.kind == "Conv1D")
+            for group in self.layers.groups
+            if group.dims == dims
+            for name in group.matches
+        ]
+        return replace(self.each, weights=given.of_layers(self.each.weights, names))
 
     @property
     def name(self) -> str:

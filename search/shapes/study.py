@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.search import energy, locks, store, words
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
+from ksopt.search.given import GivenWeights
 from ksopt.search.processes import Spare
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.record import RunRecord, result_of
@@ -105,6 +107,7 @@ def _run(
     if to_measure is not None:
         dtype = getattr(torch, each.dtype)
         whole.check(to_measure.model, to_measure.inputs, device, dtype)
+    given = _given(request.requests, device, progress)
     with store.folder(each) as folder, Compilers(target) as compilers:
         spaces, unmet = _spaces(request, progress)
         index = store.open_index(storage, each, record)
@@ -116,12 +119,15 @@ def _run(
             roofline = measure_roofline(device, each.dtype)
         shares, runs = [], []
         for one, space in spaces:
-            study = store.open_study(storage, one, record)
+            weights = given.get(one.size)
+            study = store.open_study(
+                storage, one, record, None if weights is None else weights.digest
+            )
             number = store.begin_run(storage, study, record)
             name = sampler_name(space, one)
             runs.append(RunRecord.begin(one, number, record, roofline, space, name))
             runs[-1].keep(study)
-            shares.append(Share(one, study, number, space))
+            shares.append(Share(one, study, number, space, weights))
         stopped = Crew(shares, device, storage, roofline, compilers).run(progress, began)
         results = []
         for share, run in zip(shares, runs, strict=True):
@@ -173,6 +179,24 @@ def _spaces(
     return [
         (replace(one, trials=part), space) for (one, space), part in zip(found, parts, strict=True)
     ], unmet
+
+
+def _given(
+    requests: Sequence[SearchRequest], device: torch.device, progress: Progress
+) -> dict[Dims, GivenWeights]:
+    """The trained weights of each size, where there are any.
+
+    Raises:
+        InvalidInputError: As `GivenWeights.of`.
+    """
+    found = {}
+    for one in requests:
+        weights = GivenWeights.of(one, device)
+        if weights is not None:
+            found[one.size] = weights
+            if weights.sentence:
+                progress.note(weights.sentence)
+    return found
 
 
 def _measured_whole(

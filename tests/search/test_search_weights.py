@@ -3,21 +3,24 @@
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ksopt
 from ksopt import Chain, InvalidInputError
 from ksopt.cli import main
 from ksopt.projection.products import product
-from ksopt.search import SearchRequest, SearchResult
+from ksopt.search import SearchRequest, SearchResult, ShapesRequest, run_shapes
 from ksopt.search.given import GivenWeights
 from ksopt.search.request import Dims
 from ksopt.search.result import Verdict
+
+from shapes_models import tiny  # isort: skip
 
 Search = Callable[..., SearchResult]
 CHAIN = Chain.parse("(1,8,4,8)*(4,8,8,1)")  # 32 inputs, 64 outputs
@@ -38,10 +41,10 @@ def test_each_trial_has_its_error(search: Search, weights: Path) -> None:
     given = GivenWeights.of(result.request, torch.device("cpu"))
     assert given is not None
     for trial in result.trials:
-        found = ksopt.project(given.matrix, trial.facts.chain, iterations=4).relative_error
+        found = ksopt.project(given.matrices[0], trial.facts.chain, iterations=4).relative_error
         assert trial.weight_error == pytest.approx(found, rel=1e-6)
         # What a conversion then makes of it is no worse.
-        nearest = ksopt.project(given.matrix, trial.facts.chain).relative_error
+        nearest = ksopt.project(given.matrices[0], trial.facts.chain).relative_error
         assert nearest <= trial.weight_error * (1 + 1e-9)
     found = json.loads((result.folder / "results.json").read_text())
     assert [t["weight_error"] for t in found["trials"]] == [t.weight_error for t in result.trials]
@@ -79,7 +82,7 @@ def test_the_tensor_is_found_by_shape_where_that_is_enough(weights: Path) -> Non
         request = SearchRequest(Dims.parse(dims), weights=text)
         return GivenWeights.of(request, torch.device("cpu"))
 
-    assert of(str(weights), "64x32").matrix.shape == (32, 64)
+    assert of(str(weights), "64x32").matrices[0].shape == (32, 64)
     assert of(f"{weights}:up", "32x64").digest != of(f"{weights}:other", "32x64").digest
     assert GivenWeights.of(SearchRequest("32x64"), torch.device("cpu")) is None
     for text, dims, message in [
@@ -98,6 +101,123 @@ def test_weights_that_are_not_finite_are_refused(search: Search, tmp_path: Path)
     save_file({"up": torch.full((64, 32), float("nan"))}, path)
     with pytest.raises(InvalidInputError, match=r"broken\.safetensors: up has values that are not"):
         search(weights=str(path))
+
+
+def of(text: str, dims: str = "32x64") -> GivenWeights:
+    request = SearchRequest(Dims.parse(dims), weights=text)
+    found = GivenWeights.of(request, torch.device("cpu"))
+    assert found is not None
+    return found
+
+
+def together(matrices: list[torch.Tensor], chain: Chain) -> float:
+    """The relative error of several matrices as if they were one."""
+    missed = [
+        torch.linalg.matrix_norm(ksopt.project(one, chain, iterations=4).to_dense() - one)
+        for one in matrices
+    ]
+    whole = [torch.linalg.matrix_norm(one) for one in matrices]
+    return float(torch.tensor(missed).norm() / torch.tensor(whole).norm())
+
+
+def test_several_matrices_have_one_error(weights: Path) -> None:
+    both = of(f"{weights}:up,other")
+    assert [both.names, both.found] == [("up", "other"), 2]
+    tensors = load_file(weights)
+    chain = Chain.monarch(32, 64, p=4)
+    expected = together([tensors["up"], tensors["other"]], chain)
+    assert both.error(chain) == pytest.approx(expected, rel=1e-4)
+    assert of(f"{weights}:up").error(CHAIN) < 1e-5 < both.error(CHAIN) < 1
+    assert "that of 2 matrices together" in both.sentence
+    assert of(f"{weights}:up").sentence == ""
+    # A pattern takes those of the layer's shape, and names of other shapes are of other sizes.
+    assert of(f"{weights}:*").names == ("other", "up")
+    assert of(f"{weights}:up,down").names == ("up",)
+    assert of(f"{weights}:up,down", "64x32").names == ("down",)
+
+
+def test_of_many_matrices_some_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "many.safetensors"
+    save_file({f"{n:02}.weight": torch.randn(8, 8) for n in range(10)}, path)
+    found = of(f"{path}:*.weight", "8x8")
+    assert found.names == ("00.weight", "03.weight", "06.weight", "09.weight")
+    assert "4 of 10 matrices together: 00.weight, 03.weight" in found.sentence
+
+
+def test_a_weight_that_is_stored_the_other_way_round(tmp_path: Path) -> None:
+    path = tmp_path / "conv1d.safetensors"
+    matrix = torch.randn(64, 32)
+    save_file({"c_fc.weight": matrix.T.contiguous()}, path)
+    assert torch.equal(of(f"{path}:c_fc.weight^T").matrices[0], matrix)
+    assert torch.equal(of(f"{path}:c_*^T").matrices[0], matrix)
+    with pytest.raises(InvalidInputError, match=r"stored as \[in, out\], write c_fc.weight\^T"):
+        of(f"{path}:c_fc.weight")
+    with pytest.raises(InvalidInputError, match=r"none of x\* is a tensor of a 32x64 layer"):
+        of(f"{path}:x*")
+
+
+def test_several_sizes_take_what_is_of_their_shape(
+    quick: None, weights: Path, tmp_path: Path
+) -> None:
+    request = ShapesRequest.of(
+        ("32x64", "64x32"),
+        budgets=("50%",),
+        batch=16,
+        device="cpu",
+        trials=6,
+        weights=str(weights),
+        out=tmp_path / "found",
+    )
+    result = run_shapes(request)
+    tensors = load_file(weights)
+    for one, names in zip(result.results, (["up", "other"], ["down"]), strict=True):
+        for trial in one.trials:
+            matrices = [tensors[name] for name in names]
+            expected = together(matrices, trial.facts.chain)
+            assert trial.weight_error == pytest.approx(expected, rel=1e-4)
+        chosen = one.recommendations[0].chosen
+        assert chosen is not None
+        assert f"{chosen.weight_error:.3f}" in one.recommendations[0].sentence
+    assert f"--weights {weights}" in request.command
+    save_file({**tensors, "down": 2 * tensors["up"].T.contiguous()}, weights)
+    with pytest.raises(InvalidInputError, match=r"weights .* there and .* here"):
+        run_shapes(request)
+
+
+@pytest.mark.slow
+def test_a_models_layers_are_found_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes measure, so what they are told of the weights is tested too."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(Path(__file__).with_name("shapes_models.py"), tmp_path / "weighedmodel.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.manual_seed(0)
+    state = {name: torch.randn_like(value) for name, value in tiny().state_dict().items()}
+    del state["head.weight"]  # the embedding's
+    save_file(state, tmp_path / "tiny.safetensors")
+    command = ["search", "--model", "weighedmodel:tiny", "--budget", "60%", "--batch", "16"]
+    command += ["--device", "cpu", "--trials", "9", "--workers", "2", "--out", "out"]
+    command += ["--weights", "tiny.safetensors", "--max-error", "0.99"]
+    assert main(command) == 0
+    assert "error of a 16x48 chain is that of 2 matrices together" in capsys.readouterr().err
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(found["shapes"]) == 3
+    for shape in found["shapes"]:
+        (layer,) = [
+            layer
+            for layer, size in {"qkv": (16, 48), "up": (16, 32), "down": (32, 16)}.items()
+            if size == (shape["in_features"], shape["out_features"])
+        ]
+        matrices = [state[f"blocks.{block}.{layer}.weight"] for block in (0, 1)]
+        for trial in shape["trials"]:
+            expected = together(matrices, Chain.parse(trial["chain"]))
+            assert trial["weight_error"] == pytest.approx(expected, rel=1e-4)
+    assert "weight error" in (tmp_path / "out" / "report.md").read_text()
+    wrong = {name.replace("blocks.", "layers."): value for name, value in state.items()}
+    save_file(wrong, tmp_path / "tiny.safetensors")
+    assert main([*command, "--out", "other"]) == 2
+    assert "none of blocks.*.qkv.weight is a tensor of a 16x48 layer" in capsys.readouterr().err
 
 
 def test_max_error_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:

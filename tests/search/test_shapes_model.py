@@ -362,9 +362,13 @@ MODEL = ("--model", "usersmodel:tiny")
         (("--dims", "8x8", "--exclude", "x"), "--exclude names layers of a model"),
         (("--dims", "8x8", "--measure-model"), "--measure-model times the model of --model"),
         (("--hf-config", "c.json", "--measure-model"), "--measure-model times the model of"),
-        (("--dims", "8x8", "8x16", "--weights", "w"), "weights is of one layer"),
+        (("--dims", "8x8", "8x16", "--weights", "none.pt"), "there is no file none.pt"),
+        (
+            ("--model", "usersmodel:tiny", "--weights", "none.pt:up.weight"),
+            "the layers of a model have names of their own",
+        ),
         (("--dims", "8x8", "8x16", "--trials", "1"), "there are 2 layer sizes"),
-        (("--dims", "8x8", "8x16", "--max-error", "0.1"), "max-error is of one layer"),
+        (("--dims", "8x8", "8x16", "--max-error", "0.1"), "--max-error 0.1 needs weights"),
         (
             ("--dims", "8x8", "7x7", "--budget", "65"),
             "budget '65' is more than the dense layer's 64",

@@ -376,7 +376,7 @@ def test_no_report_is_written_over_another_kinds(
         ((), {}, "at least one layer size"),
         (("32x64", "64"), {}, "INxOUT"),
         (SIZES, {"trials": 1}, "trials 1: there are 2 layer sizes"),
-        (SIZES, {"weights": "w.safetensors"}, "weights is of one layer"),
+        (SIZES, {"max_error": 0.1}, "max_error 0.1 needs weights"),
         (SIZES, {"dtype": "int8"}, "float32, float16 or bfloat16"),
         (
             ("16x16", "8x8"),
