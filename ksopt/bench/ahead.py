@@ -24,7 +24,7 @@ from ksopt.bench.request import Subject
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import general
-from ksopt.kernels.families import Machine, Tile, best_tiles
+from ksopt.kernels.families import Machine, best_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -39,18 +39,12 @@ def sources(problem: Problem, batch: int, machine: Machine) -> list[str]:
         batch: rows of x.
         machine: what the kernels run on.
     """
-    found = [text for tile in best_tiles(problem, batch, machine) for text in _sources_of(tile)]
+    count = machine.multiprocessors
+    tiles = best_tiles(problem, batch, machine)
+    found = [text for tile in tiles for text in tile.sources(count)]
     if general.supports(problem) is None:
         found.append(general.source(problem, general.default_config(problem)))
-    return found
-
-
-def _sources_of(tile: Tile) -> list[str]:
-    module, problem = tile.family.module, tile.problem
-    if hasattr(module, "sources"):  # a family of several kernels, without tiles to choose from
-        return list(module.sources(problem))
-    exact = {"exact": problem.exact} if problem.dtype == "float32" and tile.family.splits else {}
-    return [str(module.source(problem, tile.config, **exact))]
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

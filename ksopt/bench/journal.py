@@ -35,7 +35,7 @@ _CODE = (
     ("ksopt.kernels", ""),
     ("ksopt.jit", ""),
 )
-_CODE_FILES = ("baselines.py", "functional.py", "ops.py")
+_CODE_FILES = ("baselines.py", "batched.py", "functional.py", "ops.py", "op_kernels.py")
 _CODE_OF_BENCH = ("gate.py", "graphs.py", "measuring.py", "roofline.py", "timing.py", "ways.py")
 
 

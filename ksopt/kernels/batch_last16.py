@@ -79,6 +79,11 @@ def shifted_launcher(problem: Problem, config: Config, device: int) -> Launcher:
     return prepare(problem, kernel_name(problem), code, geometry(problem, config), device)
 
 
+def sources(problem: Problem, config: Config, multiprocessors: int) -> list[str]:
+    """The generated files of all that `launcher` compiles."""
+    return [source(problem, config), source(problem, config, shifted=True)]
+
+
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device``.
 

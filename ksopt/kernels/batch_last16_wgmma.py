@@ -127,6 +127,12 @@ def source(problem: Problem, config: Config) -> str:
     return tile + generated.kernel(kernel_name(problem), call)
 
 
+def sources(problem: Problem, config: Config, multiprocessors: int) -> list[str]:
+    """The generated files of all that `launcher` compiles."""
+    older = batch_last16.default_config(problem, multiprocessors)
+    return [source(problem, config), batch_last16.source(problem, older, shifted=True)]
+
+
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device``.
 

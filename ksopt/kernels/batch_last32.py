@@ -76,6 +76,13 @@ def source(problem: Problem, config: Config, exact: bool = True, shifted: bool =
     return tile + generated.kernel(kernel_name(problem, exact), call)
 
 
+def sources(
+    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
+) -> list[str]:
+    """The generated files of all that `launcher` compiles."""
+    return [source(problem, config, exact), source(problem, config, exact, shifted=True)]
+
+
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device``.
 

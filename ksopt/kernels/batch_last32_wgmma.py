@@ -224,6 +224,18 @@ class ColumnsLauncher(PackedLauncher):
         return rows % 4 == 0 and feature % 4 == 0 and x.data_ptr() % 16 == 0
 
 
+def sources(
+    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
+) -> list[str]:
+    """The generated files of all that `launcher` compiles."""
+    older = batch_last32.default_config(problem, multiprocessors)
+    return [
+        pack_source(problem, config, exact),
+        source(problem, config, exact),
+        batch_last32.source(problem, older, exact, shifted=True),
+    ]
+
+
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> ColumnsLauncher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90).
 

@@ -182,9 +182,10 @@ def code_digest() -> str:
     for package, folder in places:
         place = resources.files(package)
         for entry in (place / folder if folder else place).iterdir():
-            if entry.name.endswith((".cuh", ".cpp", ".py")):
+            if entry.name.endswith((".cuh", ".cpp", ".hpp", ".py")):
                 texts.append((f"{package}/{folder}/{entry.name}", entry.read_bytes()))
-    texts.append(("baselines", (resources.files("ksopt") / "baselines.py").read_bytes()))
+    for name in ("baselines.py", "batched.py"):
+        texts.append((name, (resources.files("ksopt") / name).read_bytes()))
     digest = hashlib.sha256()
     for name, text in sorted(texts):
         digest.update(name.encode() + b"\0" + hashlib.sha256(text).digest())

@@ -187,6 +187,13 @@ def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
     return _tile(problem, config, exact) + kernel
 
 
+def sources(
+    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
+) -> list[str]:
+    """The generated files of all that `launcher` compiles, but the general kernel's."""
+    return [pack_source(problem, config, exact), source(problem, config, exact)]
+
+
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PackedLauncher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
     # Tiles with the same order of packed weights can share them.

@@ -77,12 +77,14 @@ def predicted_us(
     return 2 * _COPY_OVERHEAD * copy_us + product_us + _LAUNCHES_US
 
 
-def sources(problem: Problem) -> tuple[str, str]:
+def sources(
+    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
+) -> list[str]:
     """The two kernels' generated files: before the product and after it."""
     p, dtype = problem.pattern, problem.dtype
     before = transpose.tile_of(dtype, p.a, p.c, p.d)
     after = transpose.tile_of(dtype, p.a, p.b, p.d)
-    return transpose.source(p.a, before, True), transpose.source(p.a, after, False)
+    return [transpose.source(p.a, before, True), transpose.source(p.a, after, False)]
 
 
 def pack(weight: Tensor) -> Tensor:

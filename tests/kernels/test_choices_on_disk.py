@@ -338,7 +338,7 @@ def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    "edited", ["csrc/cuda/lanes16.cuh", "kernels/measure.py", "jit/nvrtc.py", "baselines.py"]
+    "edited", ["csrc/cuda/lanes16.cuh", "kernels/measure.py", "jit/nvrtc.py", "batched.py"]
 )
 def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, monkeypatch):
     import ksopt
@@ -358,7 +358,8 @@ def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, m
     }
     for name in ("ksopt.csrc", "ksopt.kernels", "ksopt.jit"):
         shutil.copytree(places[name], copies[name])
-    shutil.copy(places["ksopt"] / "baselines.py", tmp_path)
+    for name in ("baselines.py", "batched.py"):
+        shutil.copy(places["ksopt"] / name, tmp_path)
     before = choices.code_digest()
     monkeypatch.setattr(choices.resources, "files", copies.__getitem__)
     choices.code_digest.cache_clear()

@@ -3,8 +3,10 @@
 import dataclasses
 
 import pytest
+import torch
 
 from ksopt.bench.paper import stratified_sample
+from ksopt.kernels import general, launch
 from ksopt.kernels.families import FAMILIES, TILES, Family, Machine, best_tiles, ranked_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -146,3 +148,35 @@ def test_more_multiprocessors_are_predicted_to_be_faster() -> None:
             big = ranked_tiles(family, problem, 25_088, bigger)[:1]
             for one, other in zip(small, big, strict=True):
                 assert other.predicted_us < one.predicted_us
+
+
+@pytest.mark.parametrize("batch", [16, 25_088])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("batch_last", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_a_tile_compiles_can_be_compiled_ahead(monkeypatch, dtype, batch_last, exact, batch):
+    """Its sources, which a process without the device compiles, are all that its launcher asks."""
+    asked: list[str] = []
+
+    class Compiled:
+        data = b""
+
+    def compiled(source: str, target: str) -> Compiled:
+        asked.append(source)
+        return Compiled()
+
+    class Device:
+        multi_processor_count = H200.multiprocessors
+
+    monkeypatch.setattr(launch.nvrtc, "cubin", compiled)
+    monkeypatch.setattr(launch.arch, "of_device", lambda _: "sm_90a")
+    monkeypatch.setattr(launch.driver, "load_kernel", lambda *_: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device())
+    for shape in ((4, 64, 64, 16), (1, 192, 192, 12), (8, 256, 96, 1), (2, 48, 80, 3)):
+        problem = Problem(Pattern(*shape), dtype, batch_last, exact)
+        fallback = general.source(problem, general.default_config(problem))
+        for tile in best_tiles(problem, batch, H200):
+            asked.clear()
+            tile.launcher(0)
+            assert set(asked) - {fallback} == set(tile.sources(H200.multiprocessors)) - {fallback}

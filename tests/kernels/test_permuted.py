@@ -89,7 +89,8 @@ def test_what_is_refused(problem, reason):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
-    for source in permuted.sources(Problem(Pattern(2, 48, 96, 12), dtype, False)):
+    problem = Problem(Pattern(2, 48, 96, 12), dtype, False)
+    for source in permuted.sources(problem, permuted.Config(dtype), 132):
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
