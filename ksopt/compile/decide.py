@@ -193,7 +193,7 @@ def _path(question: Question, device: torch.device) -> Path:
     return choices.folder_of(machine) / "sites" / f"{name}.json"
 
 
-_TIMED = ("compile/clock.py", "ops.py", "op_kernels.py")
+_TIMED = ("compile/clock.py", "compile/planned.py", "ops.py", "op_kernels.py")
 
 
 @functools.cache

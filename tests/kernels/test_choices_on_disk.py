@@ -338,7 +338,11 @@ def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    "edited", ["csrc/cuda/lanes16.cuh", "kernels/measure.py", "jit/nvrtc.py", "batched.py"]
+    "edited",
+    [
+        *("csrc/cuda/lanes16.cuh", "csrc/host/plans.hpp", "kernels/measure.py", "jit/nvrtc.py"),
+        *("baselines.py", "batched.py"),
+    ],
 )
 def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, monkeypatch):
     import ksopt
