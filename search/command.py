@@ -142,8 +142,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--weights",
         metavar="FILE[:NAME]",
         help="its weight (.safetensors): how near each chain comes to it is reported; NAME may be "
-        "several, joined by commas, or a pattern with *; with --model or --hf-config the file of "
-        "the model's weights, whose layers are found by their names",
+        "several, joined by commas, or a pattern with *; for a model give the file of its weights "
+        "alone: its layers are found by their names",
     )
     trained(
         "--max-error",
