@@ -83,9 +83,9 @@ class Estimator:
     def next(self, trials: Sequence[FrozenTrial], tried: Set[Chain]) -> Chain | None:
         """The untried chain that is estimated to be fastest; None if it is the sampler's turn.
 
-        The sampler has every fourth turn: an estimate knows the time of factors, and nothing of what
-        makes a chain more than their sum, so the sampler may find what the estimate overlooks. But
-        factors' times rank chains nearly perfectly (docs/search.md).
+        The sampler has every fourth turn: an estimate knows the time of factors, and nothing of
+        what makes a chain more than their sum, so the sampler may find what the estimate overlooks.
+        But factors' times rank chains nearly perfectly (docs/search.md).
         """
         ended = [trial for trial in trials if "chain" in trial.user_attrs]
         ours = sum(trial.user_attrs.get("origin") == ORIGIN for trial in ended)

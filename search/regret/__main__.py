@@ -10,14 +10,12 @@ they come: the same command goes on where one stopped.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import multiprocessing.connection
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from ksopt.kernels.families import Machine
 from ksopt.machine import cpus_allowed
 from ksopt.search.regret import tables
 from ksopt.search.regret.asked import Asked
+from ksopt.search.regret.predicting import processes
 from ksopt.search.regret.reference import Reference
 from ksopt.search.regret.rows import Book
 from ksopt.search.regret.schedule import Schedule
@@ -137,8 +136,7 @@ def _run(given: argparse.Namespace) -> int:
         pool: Executor | None = None
         if machine is not None:
             workers = min(_MOST_PREDICTING, max(1, cpus_allowed() // 2))
-            context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(workers, context, initializer=_stand_back)
+            pool = processes(workers)
             stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         resolved = {str(r.size): replace(r, batch=r.batch or hello[0]["batch"]) for r in requests}
         # The spaces of several seconds each are listed while the devices search.
@@ -163,19 +161,6 @@ def _run(given: argparse.Namespace) -> int:
     for failure in run.failures:
         print(f"ksopt.search.regret: {failure}", file=sys.stderr)
     return 1 if run.failures else 0
-
-
-def _stand_back() -> None:
-    """In a process that predicts: leave the cores to what is measured, and end with the parent."""
-    os.nice(10)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _tell(book: Book) -> None:

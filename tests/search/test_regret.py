@@ -485,17 +485,17 @@ def test_a_size_that_fails_leaves_the_others(
 @pytest.mark.slow
 def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
     """Predictions are made by other processes only beside a GPU: here for one that is not there."""
-    script = tmp_path / "predicting.py"
+    # Run as the command is: nothing of such a file is known to the processes.
+    script = tmp_path / "asking" / "__main__.py"
+    script.parent.mkdir()
     script.write_text(
-        "import multiprocessing, os, signal\n"
-        "from concurrent.futures import ProcessPoolExecutor\n"
+        "import os, signal\n"
         "from ksopt.kernels.families import Machine\n"
-        "from ksopt.search.regret.__main__ import _stand_back\n"
+        "from ksopt.search.regret.predicting import processes\n"
         "from ksopt.search.regret.reference import Reference\n"
         "from ksopt.search.request import SearchRequest\n"
         "if __name__ == '__main__':\n"
-        "    context = multiprocessing.get_context('spawn')\n"
-        "    pool = ProcessPoolExecutor(1, context, initializer=_stand_back)\n"
+        "    pool = processes(1)\n"
         "    request = SearchRequest('64x64', batch=64, dtype='float16', device='cpu')\n"
         "    machine = Machine((9, 0), 132, 228 * 1024)\n"
         "    found = Reference.of(request, machine, pool, 40, 1)\n"
@@ -503,7 +503,9 @@ def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
         "    print(*pool._processes, min(times) > 0, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "asking"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == -9, done.stderr
     child, predicted = done.stdout.split()
     assert predicted == "True"
