@@ -137,10 +137,10 @@ class Recording(Launcher):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem, Geometry(128, 0, 64, 1, 1), kernel=0, fallback=None)
-        self.calls: list[tuple[Tensor, Tensor]] = []
+        self.calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        self.calls.append((x, weight))
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        self.calls.append((x, weight, out))
         return x
 
 
@@ -168,11 +168,14 @@ def test_rows_that_are_not_aligned_go_to_the_older_kernel(
     pack, multiply, older = (Recording(problem) for _ in range(3))
     launch = ColumnsLauncher("a form", pack, multiply, older)
     x, weight = make(), torch.randn(problem.pattern.weight_shape)
-    launch(x, weight)
+    out = torch.empty_like(x)
+    launch(x, weight, out)
     used, unused = (multiply, older)[:: 1 if fit else -1]
     assert not unused.calls
     assert used.calls[0][0] is x
     assert (used.calls[0][1] is weight) is not fit
+    assert used.calls[0][2] is out
+    assert all(call[2] is None for call in pack.calls)
 
 
 def test_tiles_that_read_weights_in_one_order_share_what_is_packed() -> None:

@@ -23,10 +23,12 @@ class Recording(Launcher):
     def __init__(self, result: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(PROBLEM, Geometry(128, 0, 64, 1, 1), kernel=0, fallback=None)
         self.calls: list[tuple[Tensor, Tensor]] = []
+        self.out: Tensor | None = None  # of the last call
         self._result = result
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         self.calls.append((x, weight))
+        self.out = out
         return self._result(x, weight)
 
 
@@ -97,10 +99,13 @@ def test_rows_that_are_not_aligned_go_to_the_general_kernel(
     kernels: Kernels, weight: Tensor, make: Callable[[], Tensor], fit: bool
 ) -> None:
     x = make()
-    kernels.launch(x, weight)
+    out = torch.empty_like(x)
+    kernels.launch(x, weight, out)
     used, unused = (kernels.multiply, kernels.general)[:: 1 if fit else -1]
     assert not unused.calls
     assert used.calls[0][0] is x
+    assert used.out is out
+    assert kernels.pack.out is None
     if not fit:
         assert used.calls[0][1] is weight
         assert not kernels.pack.calls
