@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ksopt import tables
 from ksopt.pages import Figure, Section
-from ksopt.search import doubt, estimate, evidence, report, words
+from ksopt.search import doubt, estimate, evidence, report, why, words
 from ksopt.search.error_plot import error_plot
 from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
@@ -27,7 +27,7 @@ def sections(result: SearchResult) -> list[Section]:
 
 def of_size(result: SearchResult) -> list[Section]:
     """What a report says of one layer size: the answer first, then the evidence for it."""
-    found = [_answer(result), _plot(result), *_error(result), _finalists(result)]
+    found = [_answer(result), *_why(result), _plot(result), *_error(result), _finalists(result)]
     return [*found, *_predictions(result), _method(result), _trials(result)]
 
 
@@ -78,6 +78,19 @@ def _heuristic(chosen: Finalist, heuristic: Finalist) -> str:
     )
 
 
+def _why(result: SearchResult) -> list[Section]:
+    found = why.sentences(result)
+    if not found:
+        return []
+    note = (
+        "What is moved is each factor's input, output and weights once, and what is computed two "
+        "operations for each weight and row; the floor is the longer of the two at this device's "
+        "measured ceilings, the sum of its factors' for a chain. A kernel that runs several "
+        "factors in one pass, and on a CPU caches, move less."
+    )
+    return [Section("Where the time goes", (), (*found, note), why.table(result))]
+
+
 def _use(result: SearchResult) -> list[Section]:
     used = [a for a in result.recommendations if a.verdict is Verdict.USE]
     if not used:
@@ -90,8 +103,7 @@ def _use(result: SearchResult) -> list[Section]:
         options.append(f'device="{result.device.type}"')
     tail = "".join(f", {option}" for option in options)
     size = request.size
-    lines = ["import torch", ""] if "torch." in tail else []
-    lines += ["from ksopt.nn import KSLinear", ""]
+    lines = ["import torch", "", "from ksopt.nn import KSLinear", ""]
     lines.append(f"# in place of torch.nn.Linear({size.in_features}, {size.out_features})")
     for answer in used:
         assert answer.chosen is not None
@@ -100,6 +112,11 @@ def _use(result: SearchResult) -> list[Section]:
             f'layer = KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
             f"  # {answer.budget.text}"
         )
+    lines += [
+        "",
+        "# compiled, alone or with the model that it is part of",
+        'compiled = torch.compile(layer, backend="ksopt")',
+    ]
     text = (
         "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
         "fitted: it does not keep the dense layer's weights, and this search says nothing of the "

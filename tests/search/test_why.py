@@ -1,0 +1,124 @@
+"""Why a chain is fast: what it moves and computes, and which of the two binds it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ksopt.bench.roofline import Roofline
+from ksopt.bench.timing import Measurement
+from ksopt.pattern import Chain, Pattern
+from ksopt.search import SearchResult, retime, why
+from ksopt.search.document import of_size, sections
+from ksopt.search.result import Verdict
+
+Search = Callable[..., SearchResult]
+# A byte takes as long as ten operations.
+DEVICE = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "")
+
+
+def timed(us: float) -> Measurement:
+    return Measurement(us, 0.99 * us, 1.01 * us, 20)
+
+
+@pytest.fixture
+def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
+    """Of chains that took 2 us in the final, beside a dense layer that took 8."""
+
+    def final(request: object, device: object, chains: list[Chain], spare: object) -> dict:
+        return {**{str(chain): timed(2) for chain in chains}, "dense": timed(8)}
+
+    monkeypatch.setattr(retime, "final", final)
+    return replace(search(max_factors=2), roofline=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "batch", "memory_bound"),
+    [
+        (Pattern(1, 64, 64, 1), 1, True),  # all weights for one row
+        (Pattern(1, 512, 512, 1), 4096, False),  # each weight for many rows
+        (Pattern(64, 2, 2, 16), 4096, True),  # few operations for each feature
+    ],
+)
+def test_what_binds_a_factor(pattern: Pattern, batch: int, memory_bound: bool) -> None:
+    found = why.Work.of(pattern, batch, DEVICE)
+    assert found.memory_bound is memory_bound
+    assert found.bytes_moved == pattern.bytes(batch, "float32")
+    assert found.flops == pattern.flops(batch)
+    assert found.floor_us == pytest.approx(max(found.bytes_moved / 1e4, found.flops / 1e5))
+    three = why.Work.of(pattern, batch, DEVICE, passes=3)
+    assert three.floor_us == pytest.approx(3 * found.floor_us)
+
+
+def test_a_sentence_for_each_chain(result: SearchResult) -> None:
+    answer = result.recommendations[0]
+    assert answer.verdict is Verdict.USE
+    assert answer.chosen is not None
+    chain = answer.chosen.facts.chain
+    (sentence,) = why.sentences(result)
+    dense = why.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE)
+    less = dense.flops / chain.flops(16)
+    assert sentence.startswith(f"{chain} computes {less:.1f} times less than the dense layer")
+    assert "all its factors are memory-bound, and the dense layer is memory-bound" in sentence
+    floor = sum(why.Work.of(pattern, 16, DEVICE).floor_us for pattern in chain)
+    assert f"an efficiency of {floor / 2:.2f}, the dense layer of {dense.floor_us / 8:.2f}" in (
+        sentence
+    )
+    # What it saves and how much better it is done make up the four times that it is as fast.
+    less, better = dense.floor_us / floor, 4 * floor / dense.floor_us
+    assert sentence.endswith(f": {less:.1f} times less to do, done {better:.1f} times as well.")
+
+
+@pytest.mark.parametrize(
+    ("chain_us", "dense_us", "reason"),
+    [
+        (0.8, 1.0, "it is fast because there is less to do"),
+        (2.0, 8.0, "times less to do, done"),
+        (10.0, 8.0, None),
+    ],
+)
+def test_a_reason_is_given_only_for_what_is_fast(
+    chain_us: float, dense_us: float, reason: str | None
+) -> None:
+    floor, dense_floor = 0.5, 0.7
+    found = why._lead(floor, dense_floor, floor / chain_us, dense_floor / dense_us)
+    assert reason in found if reason else found == ""
+
+
+def test_a_chain_that_is_slower_is_not_called_fast(result: SearchResult) -> None:
+    (answer,) = result.recommendations
+    assert answer.chosen is not None
+    slow = replace(answer, chosen=replace(answer.chosen, latency=timed(10)))
+    (sentence,) = why.sentences(replace(result, recommendations=(slow,)))
+    assert "fast" not in sentence
+
+
+def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
+    rows = why.table(result).rows
+    chosen = result.recommendations[0].chosen
+    assert chosen is not None
+    chain = chosen.facts.chain
+    first = [row[0] for row in rows]
+    assert first[0] == str(chain)
+    assert first[-1] == "dense"
+    assert first[1:-1] == [f"factor {n}: {pattern}" for n, pattern in enumerate(chain, start=1)]
+    assert {row[4] for row in rows} == {"memory"}
+
+
+def test_nothing_is_said_where_nothing_was_measured(search: Search) -> None:
+    result = search(trials=500, timeout_s=0.001)
+    assert why.sentences(result) == []
+    assert "Where the time goes" not in [section.title for section in of_size(result)]
+
+
+def test_the_code_of_a_report_runs(result: SearchResult) -> None:
+    (use,) = [section for section in sections(result) if section.title == "Use it"]
+    assert "KSLinear" in use.code
+    assert 'torch.compile(layer, backend="ksopt")' in use.code
+    check = "import torch\nassert layer(torch.randn(3, 32)).shape == (3, 64)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{use.code}\n{check}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
