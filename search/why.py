@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ksopt import tables
 from ksopt.bench.roofline import Roofline
+from ksopt.bench.timing import Comparison
 from ksopt.pattern import Chain, Pattern
 from ksopt.search import words
 from ksopt.search.result import Finalist, SearchResult
@@ -121,6 +122,8 @@ def _sentence(found: Finalist, result: SearchResult) -> str:
     floor = sum(one.floor_us for one in factors)
     reached = floor / found.latency.median_us
     dense_reached = dense.floor_us / found.dense.median_us
+    is_faster = found.versus_dense is Comparison.FASTER
+    lead = _lead(floor, dense.floor_us, reached, dense_reached) if is_faster else ""
     return (
         f"{found.facts.chain} computes {_against(dense.flops, flops)} the dense layer and moves "
         f"{_against(dense.bytes_moved, moved)} it, its factors' inputs and outputs counted. By "
@@ -128,15 +131,13 @@ def _sentence(found: Finalist, result: SearchResult) -> str:
         f"{_BINDS[dense.memory_bound]}-bound; the floors are {words.microseconds(floor)} and "
         f"{words.microseconds(dense.floor_us)}. "
         f"The chain reaches an efficiency of {reached:.2f}, the dense layer of "
-        f"{dense_reached:.2f}{_lead(floor, dense.floor_us, reached, dense_reached)}."
+        f"{dense_reached:.2f}{lead}."
     )
 
 
 def _lead(floor: float, dense_floor: float, reached: float, dense_reached: float) -> str:
-    """Which of the two makes the difference: the floor, or how near it is reached."""
+    """Which of the two makes a chain faster: a lower floor, or that it is reached more nearly."""
     less_work, nearer = dense_floor / floor, reached / dense_reached
-    if less_work * nearer <= 1:
-        return ""
     if less_work > _ALIKE and nearer > _ALIKE:
         return f": {less_work:.1f} times less to do, done {nearer:.1f} times as well"
     if less_work > nearer:
