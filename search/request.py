@@ -179,9 +179,10 @@ class SearchRequest:
             chain is a bottleneck that the dense layer was not.
         min_use: Least share, 0 to 1, of a step's budget that its chain must use. Without it the
             smallest chain, which is nearly always the fastest, would be the answer to every step.
-        weights: A .safetensors file (or one of torch.save) with the layer's trained weight, and
-            after a colon the tensor's name if more than one has the layer's shape: how near each
-            chain comes to it is then reported.
+        weights: A .safetensors file (or the index of several, or a file of torch.save) with the
+            layer's trained weight, and after a colon the tensor's name if more than one has the
+            layer's shape: how near each chain comes to it is then reported. Several names and
+            patterns, joined by commas, give one error of all (`ksopt.search.given`).
         max_error: Most relative error of those weights that a recommended chain may have.
         max_params: A count or share like a budget's that no step may exceed.
         min_speedup: How many times as fast as dense a recommended chain must be.

@@ -59,8 +59,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     what(
         "--weights",
         metavar="FILE",
-        help="load these into the model first (.safetensors, or of torch.save); by default the "
-        "factory's own",
+        help="load these into the model first (.safetensors or its index, or of torch.save); by "
+        "default the factory's own",
     )
     what("--include", nargs="+", default=[], metavar="NAME", help="only these layers; * allowed")
     what("--exclude", nargs="+", default=[], metavar="NAME", help="not these layers; * allowed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from ksopt.errors import InvalidInputError
 
 _SHOWN = 5
+# How transformers calls the list of the files of a model that is too large for one.
+_INDEX = ".safetensors.index.json"
 
 
 def load_weights(model: nn.Module, given: str | Path | Mapping[str, Tensor]) -> None:
@@ -23,8 +26,8 @@ def load_weights(model: nn.Module, given: str | Path | Mapping[str, Tensor]) -> 
 
     Args:
         model: The model.
-        given: A state_dict, or the path of a .safetensors file or of a file of torch.save, which is
-            read with weights_only=True.
+        given: A state_dict, or the path of a .safetensors file, of the .safetensors.index.json of
+            several, or of a file of torch.save, which is read with weights_only=True.
 
     Raises:
         InvalidInputError: The file cannot be read, or names or shapes are not the model's.
@@ -51,14 +54,9 @@ def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, by name, on the CPU."""
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}")
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise InvalidInputError(f"{path} is not a safetensors file: {error}") from None
+    if _is_safe(path):
+        names = list(shapes(path))
+        return dict(zip(names, some(path, names), strict=True))
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
@@ -72,20 +70,53 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of a file's tensors, by name; of a .safetensors file nothing else is read."""
-    if not path.is_file() or path.suffix != ".safetensors":
+    """Shapes of a file's tensors, by name; of .safetensors files nothing else is read."""
+    if not path.is_file() or not _is_safe(path):
         return {name: tuple(tensor.shape) for name, tensor in read(path).items()}
-    with _opened(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    found = {}
+    for part in _parts(path):
+        with _opened(part) as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                found[name] = tuple(file.get_slice(name).get_shape())
+    return found
 
 
 def some(path: Path, names: Sequence[str]) -> list[Tensor]:
-    """Tensors of a file, on the CPU; of a .safetensors file only these are read."""
-    if not path.is_file() or path.suffix != ".safetensors":
+    """Tensors of a file, on the CPU; of .safetensors files only these are read."""
+    if not path.is_file() or not _is_safe(path):
         tensors = read(path)
         return [tensors[name] for name in names]
-    with _opened(path) as file:
-        return [file.get_tensor(name) for name in names]
+    found = {}
+    for part in _parts(path):
+        with _opened(part) as file:
+            for name in set(names) & set(file.keys()):
+                found[name] = file.get_tensor(name)
+    return [found[name] for name in names]
+
+
+def _is_safe(path: Path) -> bool:
+    return path.suffix == ".safetensors" or path.name.endswith(_INDEX)
+
+
+def _parts(path: Path) -> list[Path]:
+    """The .safetensors files of a path: itself, or those that an index lists."""
+    if not path.name.endswith(_INDEX):
+        return [path]
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
+        files = sorted({str(name) for name in listed})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidInputError(
+            f"{path} is no index of .safetensors files: a JSON object with weight_map is wanted"
+        ) from None
+    for name in files:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InvalidInputError(
+                f"{path} names {name!r}: the .safetensors files of an index lie beside it"
+            )
+        if not (path.parent / name).is_file():
+            raise InvalidInputError(f"{path} names {name}, and there is no such file beside it")
+    return [path.parent / name for name in files]
 
 
 @contextmanager

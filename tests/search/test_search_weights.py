@@ -19,6 +19,7 @@ from ksopt.search import SearchRequest, SearchResult, ShapesRequest, run_shapes
 from ksopt.search.given import GivenWeights
 from ksopt.search.request import Dims
 from ksopt.search.result import Verdict
+from ksopt.search.shapes.hf_config import layers_of_config
 
 from shapes_models import tiny  # isort: skip
 
@@ -218,6 +219,21 @@ def test_a_models_layers_are_found_by_their_names(
     save_file(wrong, tmp_path / "tiny.safetensors")
     assert main([*command, "--out", "other"]) == 2
     assert "none of blocks.*.qkv.weight is a tensor of a 16x48 layer" in capsys.readouterr().err
+
+
+def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    file = tmp_path / "gpt2.safetensors"
+    square = torch.randn(16, 16)  # its transpose fits as well, and would be another matrix
+    save_file({f"h.{n}.attn.c_proj.weight": square for n in (0, 1)}, file)
+    request = ShapesRequest.of(layers_of_config(path), weights=str(file), device="cpu")
+    (one,) = [one for one in request.requests if str(one.size) == "16x16"]
+    found = GivenWeights.of(one, torch.device("cpu"))
+    assert found is not None
+    assert found.names == tuple(f"h.{n}.attn.c_proj.weight^T" for n in (0, 1))
+    assert all(torch.equal(matrix, square.T) for matrix in found.matrices)
 
 
 def test_max_error_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:
