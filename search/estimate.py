@@ -20,7 +20,7 @@ from ksopt.search.space import Step
 
 ORIGIN = "estimate"
 """What the report calls what chose such a chain."""
-_TURNS = 3  # of its own, before each of the sampler's
+_TURNS = 5  # of its own, before each of the sampler's
 
 
 def estimates(
@@ -83,7 +83,7 @@ class Estimator:
     def next(self, trials: Sequence[FrozenTrial], tried: Set[Chain]) -> Chain | None:
         """The untried chain that is estimated to be fastest; None if it is the sampler's turn.
 
-        The sampler has every fourth turn: an estimate knows the time of factors, and nothing of
+        The sampler has every sixth turn: an estimate knows the time of factors, and nothing of
         what makes a chain more than their sum, so the sampler may find what the estimate overlooks.
         But factors' times rank chains nearly perfectly (docs/search.md).
         """

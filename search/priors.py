@@ -19,6 +19,8 @@ from ksopt.search.space import Space
 HEURISTIC = "largest rho"
 _MOST_FAMILY_PRIORS = 4
 _COST_MODEL_PRIORS = 4
+# Beside a cost model: what is estimated from the first trials finds more (docs/search.md).
+_FAMILY_PRIORS_BESIDE = 2
 
 
 def facts(
@@ -69,12 +71,14 @@ def enqueued(
 
     For each step: the largest rho (paper, equation 2), the lowest roofline floor, the four that the
     cost model, if there is one, predicts to be fastest, then the families with the most weights, at
-    most four of them. The cost model is asked for the lowest floors first, for so many seconds of
-    each step. The steps take turns, so that a search that is stopped early has an answer for each.
+    most four of them, or two beside a cost model. The cost model is asked for the lowest floors
+    first, for so many seconds of each step. The steps take turns, so that a search that is stopped
+    early has an answer for each.
     """
     assert request.batch is not None
     known = {chain: facts(chain, roofline, request.batch) for chain in space.candidates}
     named = {chain: origin for origin, chain in families(request)}
+    most = _MOST_FAMILY_PRIORS if model is None else _FAMILY_PRIORS_BESIDE
     picks: list[list[tuple[str, Chain]]] = []
     for step in space.steps:
         inside = [chain for chain in space.candidates if step.holds(chain.nnz)]
@@ -86,7 +90,7 @@ def enqueued(
                 (HEURISTIC, max(inside, key=lambda chain: known[chain].rho)),
                 ("lowest floor", by_floor[0]),
                 *(("cost model", chain) for chain in fast),
-                *((named[chain], chain) for chain in family[:_MOST_FAMILY_PRIORS]),
+                *((named[chain], chain) for chain in family[:most]),
             ]
         )
     found: dict[Chain, str] = {}

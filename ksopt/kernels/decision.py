@@ -132,9 +132,17 @@ class _Entry:
 
     def timed(self) -> Timed:
         raced, way = self.contender, self.way
-        quantiles = (raced.quantile_us(share) for share in (0.5, 0.2, 0.8))
-        host_us = raced.host_us if raced.launches_us else None
-        return Timed(way.name, way.config, self._weight_is, way.predicted_us, *quantiles, host_us)
+        p20_us, p80_us = raced.quantile_us(0.2), raced.quantile_us(0.8)
+        return Timed(
+            way=way.name,
+            config=way.config,
+            weight=self._weight_is,
+            predicted_us=way.predicted_us,
+            median_us=raced.median_us,
+            p20_us=p20_us,
+            p80_us=p80_us,
+            host_us=raced.host_us if raced.launches_us else None,
+        )
 
 
 def _rows(found: Situation, x: Tensor) -> int:

@@ -1,0 +1,91 @@
+"""Run products again and again: for a profiler to look at, or to see how their times vary.
+
+    python tests/gpu/profile_products.py float32 "(1,768,768,96)" --seconds 2
+    ncu --clock-control none --section SpeedOfLight --launch-skip 20 --launch-count 6 \\
+        python tests/gpu/profile_products.py float16 "(1,768,192,48)" --calls 4
+
+Prints, for each pattern, what ``ks_mm`` chose, the spread of its times, and beside them the
+device's clock and power and why it slowed down, as nvidia-smi saw them meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import time
+
+import torch
+
+from ksopt import ops
+from ksopt.bench.timing import quantile
+from ksopt.kernels import cuda
+from ksopt.pattern import Pattern
+
+_ASKED = "clocks.sm,power.draw,clocks_event_reasons.active"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dtype")
+    parser.add_argument("patterns", nargs="+")
+    parser.add_argument("--batch", type=int, default=25_088)
+    parser.add_argument("--layout", default="batch_first", choices=("batch_first", "batch_last"))
+    parser.add_argument("--calls", type=int, default=0, help="so many, without looking at times")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    given = parser.parse_args()
+    for text in given.patterns:
+        one(Pattern.parse(text), getattr(torch, given.dtype), given)
+        torch.cuda.empty_cache()
+
+
+def one(p: Pattern, dtype: torch.dtype, given: argparse.Namespace) -> None:
+    last = given.layout == "batch_last"
+    shape = (p.in_features, given.batch) if last else (given.batch, p.in_features)
+    x = torch.randn(shape, device="cuda", dtype=dtype)
+    weight = torch.randn(p.weight_shape, device="cuda", dtype=dtype) * p.c**-0.5
+    ops.ks_mm(x, weight, last)  # chooses
+    way = cuda.choice_for(x, weight, last).way.label
+    torch.cuda.synchronize()
+    if given.calls:
+        for _ in range(given.calls):
+            ops.ks_mm(x, weight, last)
+        torch.cuda.synchronize()
+        print(f"{given.dtype} {given.layout} {p}: {way}", flush=True)
+        return
+    query = ["nvidia-smi", "-i", str(torch.cuda.current_device()), "-lms", "100"]
+    query += [f"--query-gpu={_ASKED}", "--format=csv,noheader,nounits"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as smi:
+        times = timed(lambda: ops.ks_mm(x, weight, last), given.seconds)
+        smi.terminate()
+        assert smi.stdout is not None
+        seen = [line.strip().split(", ") for line in smi.stdout if line.count(",") == 2]
+    spread = ", ".join(
+        f"{quantile(sorted(times), share) * 1e3:.0f}" for share in (0, 0.1, 0.5, 0.9, 1)
+    )
+    clocks, watts = ([float(row[place]) for row in seen] for place in (0, 1))
+    print(
+        f"{given.dtype} {given.layout} {p}: {way}\n"
+        f"  {len(times)} calls, us: least, p10, median, p90, most {spread}; the first ten "
+        f"{[round(ms * 1e3) for ms in times[:10]]}\n"
+        f"  MHz {min(clocks):.0f} to {max(clocks):.0f}, W {min(watts):.0f} to {max(watts):.0f}, "
+        f"reasons {sorted({row[2] for row in seen})}",
+        flush=True,
+    )
+
+
+def timed(call, seconds: float) -> list[float]:
+    """Milliseconds of calls one after another."""
+    times = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return times
+
+
+if __name__ == "__main__":
+    main()
