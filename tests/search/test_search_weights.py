@@ -227,7 +227,7 @@ def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> N
     path.write_text(json.dumps(config))
     file = tmp_path / "gpt2.safetensors"
     square = torch.randn(16, 16)  # its transpose fits as well, and would be another matrix
-    save_file({f"h.{n}.attn.c_proj.weight": square for n in (0, 1)}, file)
+    save_file({f"h.{n}.attn.c_proj.weight": square.clone() for n in (0, 1)}, file)
     request = ShapesRequest.of(layers_of_config(path), weights=str(file), device="cpu")
     (one,) = [one for one in request.requests if str(one.size) == "16x16"]
     found = GivenWeights.of(one, torch.device("cpu"))
