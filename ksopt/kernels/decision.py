@@ -106,9 +106,7 @@ def measured(
         found,
         _rows(found, x),
         tuple(entry.timed() for entry in entries),
-        # Weights change in training, whose steps are long, and in CUDA graphs, where the host plays
-        # no part: there the device alone counts.
-        kept=measure.winner(ran, "kept", _previous(previous, "kept"), eager=True),
+        kept=measure.winner(ran, "kept", _previous(previous, "kept")),
         changing=measure.winner(ran, "changing", _previous(previous, "changing")),
     )
     made = {

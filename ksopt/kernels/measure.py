@@ -33,8 +33,8 @@ _LONG_US = 2000.0
 # Medians closer than the first have not been told apart; nor have those closer than the second
 # that lie inside the fastest's own spread.
 _TIE, _NOISY_TIE = 1.02, 1.05
-# The host's times vary: what takes an eager call less than so many times another's is as good.
-_HOST_TIE = 1.08
+# A host's times vary: a launch that takes less than this share of another's is quicker.
+_QUICKER = 0.8
 _MOST_FLUSHES = 50
 # Of the host's time for a sample that the device is kept busy with overwriting: its events come on
 # top of its launches, and other processes on the same cores.
@@ -66,34 +66,13 @@ class Contender:
 
     @property
     def host_us(self) -> float:
-        """What a call takes the host: median of the launches; infinite if there were none."""
-        ordered = sorted(self.launches_us)
-        return ordered[(len(ordered) - 1) // 2] if ordered else math.inf
-
-    @property
-    def eager_us(self) -> float:
-        """What an eager call costs: see `eager_us`."""
-        return eager_us(self.median_us, self.host_us)
+        """What a call takes the host where nobody else wants its core; infinite if unknown."""
+        return min(self.launches_us, default=math.inf)
 
     def quantile_us(self, share: float) -> float:
         """A quantile of the samples: the one at or above the share."""
         ordered = sorted(self.samples_us)
         return ordered[min(len(ordered) - 1, math.floor(share * len(ordered)))]
-
-
-def eager_us(device_us: float, host_us: float) -> float:
-    """What an eager call costs where nobody knows whether the device waits for the host.
-
-    Where it does not, a call takes ``device_us``; where it does, the longer of the two. This is the
-    geometric mean of both, so a way is taken that gains more in the one than it loses in the other.
-
-    Example:
-        >>> eager_us(100.0, 30.0)
-        100.0
-        >>> eager_us(5.0, 20.0)
-        10.0
-    """
-    return math.sqrt(device_us * max(device_us, host_us))
 
 
 def race(contenders: Sequence[Contender], device: torch.device, budget_s: float) -> None:
@@ -142,20 +121,16 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
         contender.samples_us = contender.samples_us or late_us.get(id(contender), [])
 
 
-def winner(
-    contenders: Sequence[Contender],
-    league: str,
-    previous: str | None = None,
-    *,
-    eager: bool = False,
-) -> int:
+def winner(contenders: Sequence[Contender], league: str, previous: str | None = None) -> int:
     """Index of the one to take: the fastest, or of those it was not told apart from, the first.
+
+    Where the device would wait for the host, of those that take it nearly as long the one that
+    takes the host least.
 
     Args:
         contenders: after a `race`, the simplest first.
         league: of the contenders that count.
         previous: name of what was chosen before, which stays where it is not told apart either.
-        eager: leave out those whose eager call costs more than another's (`eager_us`).
 
     Raises:
         ValueError: none of them ran.
@@ -165,10 +140,12 @@ def winner(
         for index, contender in enumerate(contenders)
         if league in contender.leagues and contender.samples_us
     ]
-    if eager and ran:
-        least_us = min(contender.eager_us for _, contender in ran)
-        ran = [(index, c) for index, c in ran if c.eager_us <= _HOST_TIE * least_us]
     _, best = min(ran, key=lambda entry: entry[1].median_us)
+    if best.median_us < best.host_us < math.inf:
+        near = [(index, c) for index, c in ran if c.median_us <= _NOISY_TIE * best.median_us]
+        least_us = min(c.host_us for _, c in near)
+        ran = [(index, c) for index, c in near if _QUICKER * c.host_us <= least_us]
+        _, best = min(ran, key=lambda entry: entry[1].median_us)
     fastest_us = best.median_us
     limit = max(_TIE * fastest_us, min(best.quantile_us(0.8), _NOISY_TIE * fastest_us))
     tied = [(index, c) for index, c in ran if c is best or c.median_us <= limit]

@@ -9,7 +9,7 @@ import torch
 
 from ksopt import settings
 from ksopt.baselines import BASELINES
-from ksopt.kernels import choices, cpu, cuda, measure, ways
+from ksopt.kernels import choices, cpu, cuda, ways
 from ksopt.kernels.choices import Record, Timed
 from ksopt.kernels.decision import Source
 from ksopt.kernels.families import Machine
@@ -198,10 +198,6 @@ def _on_cpu(found: Situation, batch: int, mode: str) -> ChoiceReport:
     return _from_rule(found, batch, way, reason)
 
 
-def _eager_us(timed: Timed) -> float:
-    return measure.eager_us(timed.median_us, timed.host_us or 0.0)
-
-
 def _why(record: Record, chosen: Timed, changing: bool) -> str:
     rivals = [one for one in record.timed if not (changing and one.weight == "kept")]
     fastest = min(rivals, key=lambda one: one.median_us)
@@ -209,10 +205,10 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]
     slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
-    if slower and not changing and _eager_us(fastest) > _eager_us(chosen):
+    if slower and (chosen.host_us or 0.0) < (fastest.host_us or 0.0) > fastest.median_us:
         words.append(
-            f"{fastest.way} takes the device less ({fastest.median_us:.1f} us), but a call of it "
-            f"takes the host {fastest.host_us or 0.0:.1f} us"
+            f"{fastest.way} takes the device hardly less ({fastest.median_us:.1f} us), and the "
+            f"host {fastest.host_us:.1f} us a call, where this takes {chosen.host_us:.1f}"
         )
     elif slower:
         words.append(

@@ -174,6 +174,7 @@ def test_a_compiled_model_writes_into_planned_memory(mode, dtype):
     with torch.no_grad(), fresh_inductor_cache():
         compiled = torch.compile(model, backend="ksopt", options=options, fullgraph=True)
         _, (code, *_) = run_and_get_code(compiled, torch.randn(600, 512, device="cuda").to(dtype))
+        code = "\n".join(line for line in code.splitlines() if not line.lstrip().startswith("#"))
         assert code.count("torch.ops.ksopt.") == code.count(".out(") == 5
         for factor in (1, 1, -1, 1):  # recorded, replayed; the weight changed in between
             model.blocks.mul_(factor)
