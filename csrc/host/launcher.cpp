@@ -9,12 +9,13 @@
 namespace {
 
 // x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout: out,
-// fit for `launch_plan`, if it is given.
-Tensor launch(const Tensor& x, const Tensor& weight, int64_t plan_index, std::optional<Tensor> out) {
+// fit for `launch_plan`, if it is given; none if the plan's fallback is wanted and LATER.
+std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan_index,
+                             std::optional<Tensor> out) {
   const Plan plan = plan_at(plan_index);
   // A transposed weight (every backward pass has one) is small beside x: laying it out anew keeps
   // the fast kernel.
-  const bool lay_out = plan.fallback >= 0 && !weight.is_contiguous();
+  const bool lay_out = plan.fallback != NONE && !weight.is_contiguous();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
   return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x),
                      lay_out ? torch::stable::contiguous(weight) : weight, out);
@@ -47,10 +48,16 @@ int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t 
   return static_cast<int64_t>(plans.size()) - 1;
 }
 
+// Says which plan takes the operands that a plan does not.
+void set_fallback(int64_t plan, int64_t fallback) {
+  const std::unique_lock lock(plans_mutex);
+  plans.at(static_cast<size_t>(plan)).fallback = fallback;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
-  m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor");
+  m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
       "launch_known(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor? out=None) -> Tensor?");
   m.def(
@@ -61,6 +68,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
+  m.def("set_fallback(int plan, int fallback) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
@@ -72,5 +80,6 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
+  m.impl("set_fallback", TORCH_BOX(&set_fallback));
   m.impl("forget", TORCH_BOX(&forget_known));
 }

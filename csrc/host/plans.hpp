@@ -33,6 +33,9 @@ struct Arguments {
   int64_t weight_stride_a, weight_stride_b, weight_stride_c, weight_stride_d;
 };
 
+// Instead of a plan's index: no other is needed; one is, but it was not compiled yet.
+constexpr int64_t NONE = -1, LATER = -2;
+
 // A kernel and how to launch it on any batch.
 struct Plan {
   void* kernel;
@@ -44,7 +47,7 @@ struct Plan {
   int64_t tiles_per_row_tile;  // tiles that cover all features of those rows
   int64_t max_blocks;          // blocks loop over tiles beyond this count
   bool early;                  // it waits for earlier kernels by itself, so it may start before their end
-  int64_t fallback = -1;       // plan for operands that are not fit for 16-byte access; -1: none needed
+  int64_t fallback = NONE;     // plan for operands that are not fit for 16-byte access
 };
 
 std::vector<Plan> plans;
@@ -191,7 +194,9 @@ Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes) {
 // x: (*batch, N) or, batch last, (N, *batch), whose batch dims have one stride; weight: (a, b, c, d).
 // out: where y is written, contiguous and aligned to 16 bytes, sharing no memory with the operands; a
 // new tensor if there is none.
-Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& out) {
+// None if that takes a kernel that was not compiled yet.
+std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weight,
+                                  const std::optional<Tensor>& out) {
   const int64_t dims = x.dim();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? dims : dims - 1;
   std::vector<int64_t> sizes(static_cast<size_t>(dims));
@@ -220,8 +225,9 @@ Tensor launch_plan(Plan plan, const Tensor& x, const Tensor& weight, const std::
   arguments.weight_stride_c = weight.stride(2);
   arguments.weight_stride_d = weight.stride(3);
 
-  if (plan.fallback >= 0 &&
+  if (plan.fallback != NONE &&
       !fit_for_vectors(arguments, plan.batch_last, static_cast<int64_t>(x.element_size()))) {
+    if (plan.fallback == LATER) return std::nullopt;
     plan = plan_at(plan.fallback);
   }
   const int64_t tiles =

@@ -23,8 +23,8 @@ import torch
 from ksopt.bench.request import Subject
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import general
-from ksopt.kernels.families import Machine, best_tiles
+from ksopt.kernels import general, ways
+from ksopt.kernels.families import Machine
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -39,11 +39,12 @@ def sources(problem: Problem, batch: int, machine: Machine) -> list[str]:
         batch: rows of x.
         machine: what the kernels run on.
     """
-    count = machine.multiprocessors
-    tiles = best_tiles(problem, batch, machine)
-    found = [text for tile in tiles for text in tile.sources(count)]
-    if general.supports(problem) is None:
-        found.append(general.source(problem, general.default_config(problem)))
+    found: list[str] = []
+    for way in ways.candidates(problem, batch, machine):
+        if way.tile is not None:
+            found += way.tile.sources()
+        elif way.name == ways.GENERAL:
+            found.append(general.source(problem, general.default_config(problem)))
     return list(dict.fromkeys(found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ksopt.kernels import batch_last, generated
@@ -79,11 +80,6 @@ def shifted_launcher(problem: Problem, config: Config, device: int) -> Launcher:
     return prepare(problem, kernel_name(problem), code, geometry(problem, config), device)
 
 
-def sources(problem: Problem, config: Config, multiprocessors: int) -> list[str]:
-    """The generated files of all that `launcher` compiles."""
-    return [source(problem, config), source(problem, config, shifted=True)]
-
-
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device``.
 
@@ -95,6 +91,6 @@ def launcher(problem: Problem, config: Config, device: int) -> Launcher:
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=shifted_launcher(problem, config, device),
+        fallback=functools.partial(shifted_launcher, problem, config, device),
     )
     return PackingLauncher(launch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
@@ -127,12 +128,6 @@ def source(problem: Problem, config: Config) -> str:
     return tile + generated.kernel(kernel_name(problem), call)
 
 
-def sources(problem: Problem, config: Config, multiprocessors: int) -> list[str]:
-    """The generated files of all that `launcher` compiles."""
-    older = batch_last16.default_config(problem, multiprocessors)
-    return [source(problem, config), batch_last16.source(problem, older, shifted=True)]
-
-
 def launcher(problem: Problem, config: Config, device: int) -> Launcher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device``.
 
@@ -146,6 +141,6 @@ def launcher(problem: Problem, config: Config, device: int) -> Launcher:
         source(problem, config),
         geometry(problem, config),
         device,
-        fallback=batch_last16.shifted_launcher(problem, older, device),
+        fallback=functools.partial(batch_last16.shifted_launcher, problem, older, device),
     )
     return PackingLauncher(launch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from ksopt.kernels import batch_last, generated
@@ -76,13 +77,6 @@ def source(problem: Problem, config: Config, exact: bool = True, shifted: bool =
     return tile + generated.kernel(kernel_name(problem, exact), call)
 
 
-def sources(
-    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
-) -> list[str]:
-    """The generated files of all that `launcher` compiles."""
-    return [source(problem, config, exact), source(problem, config, exact, shifted=True)]
-
-
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
     """Compile and load the kernels for ``problem`` on CUDA device ``device``.
 
@@ -90,7 +84,7 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
     """
     code = source(problem, config, exact)
     name, shape = kernel_name(problem, exact), geometry(problem, config)
-    shifted = _shifted(problem, config, device, exact)
+    shifted = functools.partial(_shifted, problem, config, device, exact)
     return PackingLauncher(prepare(problem, name, code, shape, device, fallback=shifted))
 
 

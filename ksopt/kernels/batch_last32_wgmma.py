@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
@@ -224,16 +225,9 @@ class ColumnsLauncher(PackedLauncher):
         return rows % 4 == 0 and feature % 4 == 0 and x.data_ptr() % 16 == 0
 
 
-def sources(
-    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
-) -> list[str]:
-    """The generated files of all that `launcher` compiles."""
-    older = batch_last32.default_config(problem, multiprocessors)
-    return [
-        pack_source(problem, config, exact),
-        source(problem, config, exact),
-        batch_last32.source(problem, older, exact, shifted=True),
-    ]
+def sources(problem: Problem, config: Config, exact: bool = True) -> list[str]:
+    """The generated files of all that `launcher` compiles at once."""
+    return [pack_source(problem, config, exact), source(problem, config, exact)]
 
 
 def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> ColumnsLauncher:
@@ -262,7 +256,7 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
             geometry(problem, config, exact),
             device,
         ),
-        batch_last32.shifted_launcher(problem, older, device, exact),
+        functools.partial(batch_last32.shifted_launcher, problem, older, device, exact),
     )
 
 

@@ -81,8 +81,8 @@ class Family:
             frozen dataclasses with ``shared_bytes(pattern)`` (and ``blocks`` on a multiprocessor,
             and the ``capability`` of this tile, where they are not 1 and the family's), and
             ``launcher(problem, config, device)``, which takes ``exact`` too if it computes fp32.
-            Its ``source(problem, config)`` is all that this compiles, but for the general kernel;
-            else it has ``sources(problem, config, multiprocessors)``.
+            Its ``source(problem, config)`` is all that this compiles, or it has
+            ``sources(problem, config)``.
         capability: the least compute capability that has its instructions.
         only: whether no other capability has them: sm_90a code runs on 9.0 alone.
         packs_from_d: the least d of patterns whose weight is prepared before the kernel is launched
@@ -159,15 +159,11 @@ class Tile:
     config: Any  # the family's own
     predicted_us: float
 
-    def sources(self, multiprocessors: int) -> list[str]:
-        """The generated files of all that `launcher` compiles, but the general kernel's.
-
-        Args:
-            multiprocessors: of the device.
-        """
+    def sources(self) -> list[str]:
+        """The generated files of all that `launcher` compiles."""
         module, precision = self.family.module, _precision(self.problem)
         if hasattr(module, "sources"):  # several kernels
-            return list(module.sources(self.problem, self.config, multiprocessors, **precision))
+            return list(module.sources(self.problem, self.config, **precision))
         exact = precision if self.family.splits else {}
         return [str(module.source(self.problem, self.config, **exact))]
 

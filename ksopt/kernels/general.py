@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -119,7 +120,8 @@ def with_general(
     problem: Problem, name: str, source: str, geometry: Geometry, device: int
 ) -> Launcher:
     """`prepare` for kernels of aligned operands: all others go to the general kernel."""
-    return prepare(problem, name, source, geometry, device, fallback=launcher(problem, device))
+    fallback = functools.partial(launcher, problem, device)
+    return prepare(problem, name, source, geometry, device, fallback)
 
 
 def _next_power_of_two(value: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
@@ -187,10 +188,8 @@ def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
     return _tile(problem, config, exact) + kernel
 
 
-def sources(
-    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
-) -> list[str]:
-    """The generated files of all that `launcher` compiles, but the general kernel's."""
+def sources(problem: Problem, config: Config, exact: bool = True) -> list[str]:
+    """The generated files of all that `launcher` compiles at once."""
     return [pack_source(problem, config, exact), source(problem, config, exact)]
 
 
@@ -215,7 +214,7 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
             geometry(problem, config, exact),
             device,
         ),
-        general.launcher(problem, device),
+        functools.partial(general.launcher, problem, device),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import ctypes
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +23,7 @@ def prepare(
     source: str,
     geometry: Geometry,
     device: int,
-    fallback: Launcher | None = None,
+    fallback: MakeLauncher | None = None,
 ) -> Launcher:
     """Compile (or take from the cache) and load a kernel.
 
@@ -31,8 +33,9 @@ def prepare(
         source: CUDA C++ that defines it, taking one ``Arguments`` by value.
         geometry: how it is launched.
         device: CUDA device index.
-        fallback: takes the calls whose operands are not fit for 16-byte access (strides,
-            alignment); None if the kernel has no such need.
+        fallback: makes the launcher that takes the calls whose operands are not fit for 16-byte
+            access (strides, alignment), when the first of them comes: few ever see one, and it is
+            half of what there is to compile. None if the kernel has no such need.
 
     Raises:
         CompilationError, UnavailableError: see :mod:`ksopt.jit`.
@@ -50,12 +53,18 @@ class Launcher(abc.ABC):
     """A loaded kernel: called with (x, weight), gives y, on the current stream of x's device."""
 
     def __init__(
-        self, problem: Problem, geometry: Geometry, kernel: int, fallback: Launcher | None
+        self, problem: Problem, geometry: Geometry, kernel: int, fallback: MakeLauncher | None
     ) -> None:
         self.problem = problem
         self.geometry = geometry
         self.kernel = kernel
-        self.fallback = fallback
+        self.make_fallback = fallback
+
+    @functools.cached_property
+    def fallback(self) -> Launcher:
+        """What takes the operands that this does not: compiled now, if it was not before."""
+        assert self.make_fallback is not None
+        return self.make_fallback()
 
     @abc.abstractmethod
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
@@ -64,6 +73,9 @@ class Launcher(abc.ABC):
     def entry(self) -> Entry | None:
         """What the host library's table may hold for this launcher; None where it cannot."""
         return None
+
+
+MakeLauncher = Callable[[], Launcher]
 
 
 @dataclass(frozen=True)
@@ -80,11 +92,14 @@ class Entry:
     form: int
 
 
+_NONE, _LATER = -1, -2  # of csrc/host/plans.hpp
+
+
 class HostLauncher(Launcher):
     """Through csrc/host."""
 
     def __init__(
-        self, problem: Problem, geometry: Geometry, kernel: int, fallback: Launcher | None
+        self, problem: Problem, geometry: Geometry, kernel: int, fallback: MakeLauncher | None
     ) -> None:
         super().__init__(problem, geometry, kernel, fallback)
         # The overload itself, not the packet: it saves the search for an overload on every call.
@@ -99,12 +114,17 @@ class HostLauncher(Launcher):
             geometry.tiles_per_row_tile,
             geometry.max_blocks,
             geometry.early,
-            fallback.plan if isinstance(fallback, HostLauncher) else -1,
+            _NONE if fallback is None else _LATER,
         )
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         try:
-            return self._launch(x, weight, self.plan, out)
+            y = self._launch(x, weight, self.plan, out)
+            if y is None:
+                assert isinstance(self.fallback, HostLauncher)
+                torch.ops.ksopt_host.set_fallback(self.plan, self.fallback.plan)
+                y = self._launch(x, weight, self.plan, out)
+            return y
         except RuntimeError:
             # torch's C interface tells nothing but that it failed. If it was for want of memory,
             # this says so, and as the type that callers catch.
@@ -137,7 +157,7 @@ class _PythonLauncher(Launcher):
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         x, weight = x.resolve_neg(), weight.resolve_neg()  # torch does this for the host library
-        if self.fallback is not None:
+        if self.make_fallback is not None:
             weight = weight.contiguous()
         last = self.problem.batch_last
         sizes = x.shape[1:] if last else x.shape[:-1]
@@ -160,7 +180,7 @@ class _PythonLauncher(Launcher):
             y_feature_stride=rows if last else 1,
             weight_strides=_strides(weight),
         )
-        if self.fallback is not None and not _fit_for_vectors(flat, weight, y, last):
+        if self.make_fallback is not None and not _fit_for_vectors(flat, weight, y, last):
             return self.fallback(x, weight, y)
         g = self.geometry
         tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile

@@ -77,9 +77,7 @@ def predicted_us(
     return 2 * _COPY_OVERHEAD * copy_us + product_us + _LAUNCHES_US
 
 
-def sources(
-    problem: Problem, config: Config, multiprocessors: int, exact: bool = True
-) -> list[str]:
+def sources(problem: Problem, config: Config, exact: bool = True) -> list[str]:
     """The two kernels' generated files: before the product and after it."""
     p, dtype = problem.pattern, problem.dtype
     before = transpose.tile_of(dtype, p.a, p.c, p.d)

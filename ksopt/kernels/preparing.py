@@ -7,7 +7,7 @@ import abc
 from torch import Tensor
 
 from ksopt.kernels import at_hand
-from ksopt.kernels.launch import Entry, Launcher
+from ksopt.kernels.launch import Entry, Launcher, MakeLauncher
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -23,10 +23,10 @@ class PreparingLauncher(Launcher):
     Args:
         form: names the preparation, as `packed.prepared` asks for.
         multiply: the kernel, called with x and the prepared weight.
-        fallback: takes the x that the kernel does not; None if there are none.
+        fallback: makes what takes the x that the kernel does not; None if there are none.
     """
 
-    def __init__(self, form: str, multiply: Launcher, fallback: Launcher | None) -> None:
+    def __init__(self, form: str, multiply: Launcher, fallback: MakeLauncher | None) -> None:
         super().__init__(multiply.problem, multiply.geometry, multiply.kernel, fallback)
         self.form = form
         self.multiply = multiply
@@ -34,7 +34,7 @@ class PreparingLauncher(Launcher):
         self._number = at_hand.number_of(form, problem.pattern.weight_shape, problem.dtype)
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        if self.fallback is not None and not self.takes(x):
+        if self.make_fallback is not None and not self.takes(x):
             return self.fallback(x, weight, out)
         return self.multiply(x, at_hand.prepared(weight, self.form, self._number, self.pack), out)
 
@@ -54,7 +54,9 @@ class PreparingLauncher(Launcher):
 class PackedLauncher(PreparingLauncher):
     """One whose weight is packed by a kernel too, for rows of x that are aligned to 16 bytes."""
 
-    def __init__(self, form: str, pack: Launcher, multiply: Launcher, otherwise: Launcher) -> None:
+    def __init__(
+        self, form: str, pack: Launcher, multiply: Launcher, otherwise: MakeLauncher
+    ) -> None:
         super().__init__(form, multiply, otherwise)
         self._pack = pack
 

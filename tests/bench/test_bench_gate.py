@@ -91,7 +91,9 @@ def test_sources_for_a_machine_that_is_not_here(dtype: str, batch_last: bool) ->
     found = ahead.sources(problem, 25_088, H200)
     assert len(found) > 1
     assert len(set(found)) == len(found)
-    assert "general_kernel" in found[-1]
+    assert not any("general_kernel" in source for source in found)  # it would take far longer
+    odd = Problem(Pattern(3, 5, 7, 11), dtype, batch_last)
+    assert "general_kernel" in ahead.sources(odd, 25_088, H200)[-1]
 
 
 def test_a_process_compiles_ahead_into_the_cache(

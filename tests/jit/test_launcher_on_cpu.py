@@ -152,6 +152,54 @@ def test_y_is_written_where_it_is_asked_for(library):
     assert library.ops.launch(torch.zeros(0, 16), WEIGHT, plan(library), out).shape == (0, 8)
 
 
+UNFIT = {
+    "x": (torch.zeros(81)[1:].view(5, 16), WEIGHT),
+    "rows of x": (torch.zeros(5, 17)[:, :16], WEIGHT),
+    "the weight": (torch.zeros(5, 16), torch.zeros(129)[1:].view(1, 8, 16, 1)),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_takes_unfit_operands_is_asked_for_when_they_come(library, what):
+    """Two kernels, told apart by how many blocks they are launched with."""
+    later = plan(library, fallback=-2)
+    fit, unfit = torch.zeros(5, 16), UNFIT[what]
+    assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
+    before = variable(library, "launches").value
+    assert library.ops.launch(*unfit, later) is None
+    library.ops.know(fit, WEIGHT, False, True, later, 0)
+    assert library.ops.launch_known(*unfit, False, True) is None
+    assert variable(library, "launches").value == before
+    other = library.ops.add_plan(1, 8, False, 32, 0, 16, 7, 1000, False, -1)
+    library.ops.set_fallback(later, other)
+    assert library.ops.launch(*unfit, later).shape == (5, 8)
+    assert variable(library, "blocks").value == 7
+    known = library.ops.launch_known(*unfit, False, True)
+    assert (known is not None) == (what == "the weight")  # an unfit x is another situation
+    assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
+    assert variable(library, "blocks").value == 2
+    library.ops.forget()
+
+
+def test_a_launcher_makes_its_fallback_once_and_for_unfit_operands_only(library, monkeypatch):
+    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
+    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    made = []
+
+    def make() -> HostLauncher:
+        made.append(HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None))
+        return made[0]
+
+    launcher = HostLauncher(problem, Geometry(32, 0, 16, 2, 100), 1, make)
+    launcher._launch = library.ops.launch
+    assert launcher(torch.zeros(5, 16), WEIGHT).shape == (5, 8)
+    assert not made
+    for x, weight in UNFIT.values():
+        assert launcher(x, weight).shape == (5, 8)
+        assert variable(library, "blocks").value == 7
+    assert len(made) == 1
+
+
 def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(library):
     memory = torch.zeros(400)
     x, weight = memory[:80].view(5, 16), torch.zeros(512)[:128].view(1, 8, 16, 1)
@@ -185,7 +233,7 @@ def test_without_the_host_library_y_is_written_where_it_is_asked_for_too(monkeyp
     problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     geometry = Geometry(32, 0, 16, 1, 100)
     general = _PythonLauncher(problem, geometry, 1, None)
-    launcher = _PythonLauncher(problem, geometry, 2, general)
+    launcher = _PythonLauncher(problem, geometry, 2, lambda: general)
     for x in (torch.zeros(5, 16), torch.zeros(5, 17)[:, 1:]):  # the second goes to the fallback
         out = results(5, 8)
         assert launcher(x, WEIGHT, out).data_ptr() == out.data_ptr() == given[-1].y

@@ -166,7 +166,7 @@ def test_rows_that_are_not_aligned_go_to_the_older_kernel(
 ) -> None:
     problem = problem_of((2, 8, 8, 4))
     pack, multiply, older = (Recording(problem) for _ in range(3))
-    launch = ColumnsLauncher("a form", pack, multiply, older)
+    launch = ColumnsLauncher("a form", pack, multiply, lambda: older)
     x, weight = make(), torch.randn(problem.pattern.weight_shape)
     out = torch.empty_like(x)
     launch(x, weight, out)

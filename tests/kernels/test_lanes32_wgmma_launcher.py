@@ -39,7 +39,7 @@ class Kernels:
         self.pack = Recording(lambda row, weight: torch.cat([row, row], dim=1))
         self.multiply = Recording(lambda x, packed: x)
         self.general = Recording(lambda x, weight: x)
-        self.launch = PackedLauncher("a form", self.pack, self.multiply, self.general)
+        self.launch = PackedLauncher("a form", self.pack, self.multiply, lambda: self.general)
 
 
 @pytest.fixture

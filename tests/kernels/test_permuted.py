@@ -90,7 +90,7 @@ def test_what_is_refused(problem, reason):
 def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
     problem = Problem(Pattern(2, 48, 96, 12), dtype, False)
-    for source in permuted.sources(problem, permuted.Config(dtype), 132):
+    for source in permuted.sources(problem, permuted.Config(dtype)):
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
