@@ -14,9 +14,12 @@ as they are.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 from ksopt import ops
+
+log = logging.getLogger("ksopt.compile")
 
 _WRITING = {
     ops.ks_mm_inner: ops.ks_mm_inner_out,
@@ -42,14 +45,28 @@ def _lower(
     op: Any, returning: Any, x: Any, weight: Any, batch_last: bool = False, owner: Any = None
 ) -> Any:
     """Inductor's node for a product; ``returning`` makes the one that it would make without us."""
-    from torch._inductor import ir
     from torch._inductor.virtualized import V
 
     arguments = (x, weight, batch_last, owner)
     if V.graph.cpp_wrapper:
         return returning(*arguments)
+    try:
+        return _writing(op, *arguments)
+    except (AttributeError, TypeError, ValueError) as error:  # another Inductor than we know
+        _say_once(f"{type(error).__name__}: {error}")
+        return returning(*arguments)
+
+
+def _writing(op: Any, x: Any, weight: Any, batch_last: bool, owner: Any) -> Any:
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
     with V.graph.fake_mode:
-        y, tensors, *_ = ir.FallbackKernel.process_kernel(op, *arguments)
+        found: Any = ir.FallbackKernel.process_kernel(op, x, weight, batch_last, owner)
+    # A tuple until torch 2.13.
+    y, tensors = (
+        found[:2] if isinstance(found, tuple) else (found.example_output, found.tensor_args)
+    )
     variant = _WRITING[op]
     node = ir.ExternKernelOut(
         layout=ir.FallbackKernel.tensor_to_layout(y),
@@ -59,3 +76,8 @@ def _lower(
         op_overload=variant,
     )
     return ir.TensorBox.create(node)
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    log.info("products are not written into memory that Inductor has planned: %s", why)

@@ -9,6 +9,7 @@ from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
 
 import ksopt
 from ksopt import ops
+from ksopt.compile import planned
 from ksopt.compile.planned import plan_results
 from ksopt.nn import KSLinear
 
@@ -151,3 +152,20 @@ def test_code_in_cpp_calls_the_operators_that_return(tmp_path):
         torch.testing.assert_close(
             torch._inductor.aoti_load_package(path)(x), model(x), rtol=1e-4, atol=1e-5
         )
+
+
+def test_an_inductor_that_is_not_known_gets_the_operator_as_it_is(monkeypatch, caplog):
+    def changed(*_):
+        raise TypeError("process_kernel() takes other arguments now")
+
+    planned._say_once.cache_clear()
+    monkeypatch.setattr(planned, "_writing", changed)
+    model, x = Blocks(), torch.randn(30, 64)
+    torch._dynamo.reset()
+    with torch.no_grad(), caplog.at_level("INFO", "ksopt.compile"):
+        _, y, code = compiled(model, x, "ksopt")
+        wanted = model(x)
+    assert "torch.ops.ksopt.ks_mm_inner.default(" in code
+    assert WRITTEN not in code
+    assert "takes other arguments now" in caplog.text
+    torch.testing.assert_close(y, wanted)
