@@ -65,4 +65,4 @@ def ks_linear(
         bias = bias.to(x.dtype)
     if batch_last:
         bias = bias.view(-1, *(1,) * (x.dim() - 1))
-    return x + bias
+    return ops.add(x, bias)

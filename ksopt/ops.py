@@ -257,16 +257,26 @@ def multiply(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
     That is outside of compilation, where no gradient is recorded and neither a mode nor a transform
     nor autocast is on, for ordinary tensors.
     """
-    ordinary = (
-        not torch.compiler.is_compiling()
-        and type(x) in _PLAIN
-        and type(weight) in _PLAIN
-        and (x.is_cuda or x.is_cpu)
-    )
-    if ordinary and not _is_watched():
+    if _are_ordinary(x, weight):
         return op_kernels.product(x, weight, batch_last)
     product: Tensor = ks_mm(x, weight, batch_last)
     return product
+
+
+def add(y: Tensor, bias: Tensor) -> Tensor:
+    """y + bias, in y's own memory where nobody could tell: of y, which nobody else has seen yet."""
+    return y.add_(bias) if _are_ordinary(y, bias) else y + bias
+
+
+def _are_ordinary(x: Tensor, other: Tensor) -> bool:
+    """Whether torch would do nothing with a call on these tensors beside running it."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in _PLAIN
+        and type(other) in _PLAIN
+        and (x.is_cuda or x.is_cpu)
+        and not _is_watched()
+    )
 
 
 def _is_watched() -> bool:

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from ksopt import ops
 from ksopt.errors import InvalidInputError
+from ksopt.functional import ks_linear
 from ksopt.nn import KSLinear
 from ksopt.pattern import Chain
 from ksopt.projection import project
@@ -265,3 +267,30 @@ def test_weights_are_those_of_the_list_however_they_are_stored():
     torch.testing.assert_close(found, chain_reference(x, list(others.values())))
     layer.weights = torch.nn.ParameterList(torch.randn(2, 3, 3, 2) for _ in range(2))
     torch.testing.assert_close(layer(x), expected())
+
+
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+def test_a_bias_takes_no_second_result_where_nobody_records(layout):
+    layer = KSLinear(16, 16, "(2,4,4,2)*(4,4,4,1)", layout=layout)
+    nn.init.normal_(layer.bias)
+    x = torch.randn(16, 5) if layout == "batch_last" else torch.randn(5, 16)
+    before, bias = x.clone(), layer.bias.detach().clone()
+    wanted = layer(x)  # a gradient is recorded of it
+    assert wanted.requires_grad
+    made = []
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        multiply = ops.multiply
+        patch.setattr(ops, "multiply", lambda *given: made.append(multiply(*given)) or made[-1])
+        y = layer(x)
+    assert y.data_ptr() == made[-1].data_ptr()
+    torch.testing.assert_close(y, wanted.detach())
+    assert torch.equal(x, before)
+    assert torch.equal(layer.bias.detach(), bias)
+
+
+def test_a_bias_of_each_sample_is_added_under_vmap():
+    weights = [torch.randn(2, 4, 4, 2)]
+    x, bias = torch.randn(5, 16), torch.randn(3, 16)
+    with torch.no_grad():
+        y = torch.vmap(lambda each: ks_linear(x, weights, each))(bias)
+        torch.testing.assert_close(y, ks_linear(x, weights) + bias[:, None])
