@@ -15,6 +15,32 @@ def sleeper(seconds: float) -> Callable[[], None]:
     return lambda: time.sleep(seconds)
 
 
+class Turned:
+    """A clock that goes on only as a test says: nobody else can hold the functions up."""
+
+    def __init__(self) -> None:
+        self.now_us = 0.0
+
+    def taking(self, microseconds: float) -> Callable[[], None]:
+        def call() -> None:
+            self.now_us += microseconds
+
+        return call
+
+    def perf_counter(self) -> float:
+        return self.now_us / 1e6
+
+    def perf_counter_ns(self) -> int:
+        return round(self.now_us * 1e3)
+
+
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> Turned:
+    clock = Turned()
+    monkeypatch.setattr(timing, "time", clock)
+    return clock
+
+
 def test_a_known_time_is_found() -> None:
     found = measure({"5 ms": sleeper(0.005), "1 ms": sleeper(0.001)}, "cpu", max_seconds=0.3)
     assert list(found) == ["5 ms", "1 ms"]
@@ -75,30 +101,48 @@ def test_it_stops_when_the_medians_stand() -> None:
     assert 0.7447 * found.noise / found.repeats**0.5 <= 0.2 * 1.001
 
 
-def test_hopeless_rivals_are_given_up_and_no_others() -> None:
-    calls = {"ours": sleeper(0.0005), "best": sleeper(0.004), "worst": sleeper(0.02)}
+def test_hopeless_rivals_are_given_up_and_no_others(turned: Turned) -> None:
+    calls = {
+        "ours": turned.taking(500),
+        "best": turned.taking(4000),
+        "worst": turned.taking(20_000),
+    }
     found = measure(
         calls, "cpu", max_seconds=0.2, min_repeats=6, hopeless=2.0, rivals=["best", "worst"]
     )
     assert [name for name, one in found.items() if one.given_up] == ["worst"]
     assert found["worst"].repeats == 2
-    assert found["worst"].median_us >= 20_000
+    assert found["worst"].median_us == 20_000
     assert found["ours"].repeats == found["best"].repeats >= 3
 
 
 def test_what_is_far_behind_on_a_steady_device_is_sampled_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, turned: Turned
 ) -> None:
     monkeypatch.setattr(timing._CpuClock, "steady", True)
-    calls = {"best": sleeper(0.004), "worst": sleeper(0.03), "short": sleeper(0.002)}
+    calls = {"best": turned.taking(4000), "worst": turned.taking(30_000), "short": turned.taking(2)}
     limits = {"max_seconds": 0.2, "min_repeats": 6, "hopeless": 2.0}
     found = measure(calls, "cpu", rivals=["best", "worst"], **limits)
     assert [name for name, one in found.items() if one.given_up] == ["worst"]
     assert found["worst"].repeats == 1
-    assert found["worst"].median_us >= 30_000
+    assert found["worst"].median_us == 30_000
     assert found["best"].repeats >= 3
-    calls = {"tiny": lambda: None, "small": sleeper(0.001)}  # too short to be sure at once
+    calls = {"tiny": turned.taking(5), "small": turned.taking(1000)}  # too short to be sure at once
     assert measure(calls, "cpu", **limits)["small"].repeats == 2
+
+
+def test_what_is_too_slow_beside_a_reference_is_given_up(turned: Turned) -> None:
+    calls = {"slow": turned.taking(10_000), "reference": turned.taking(1000)}
+    limits = {"max_seconds": 0.05, "against": "reference"}
+    found = measure(calls, "cpu", hopeless=3.0, **limits)
+    assert found["slow"].given_up
+    assert not found["reference"].given_up
+    assert found["slow"].repeats == found["reference"].repeats == 2
+    calls = {"fast": turned.taking(1000), "reference": turned.taking(10_000)}
+    fast = measure(calls, "cpu", hopeless=0.5, **limits)
+    assert not any(one.given_up for one in fast.values())
+    with pytest.raises(InvalidInputError, match="against='x' is none of a"):
+        measure({"a": lambda: None}, "cpu", hopeless=2, against="x")
 
 
 @pytest.mark.parametrize("wrong", [{"precision": 0.0}, {"hopeless": 1.0}])

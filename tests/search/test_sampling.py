@@ -9,7 +9,6 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from ksopt.bench import timing
 from ksopt.bench.roofline import Roofline
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.families import Machine
@@ -161,29 +160,6 @@ def test_what_counts_as_hopeless() -> None:
     assert pruning(mixed, objective="latency").limit(large, "TPE") is None
     loose = pruning(mixed, objective="latency", min_rank=4)
     assert loose.limit(large, "TPE") == pytest.approx(MARGIN * 0.5)
-
-
-def test_measure_gives_up_against_a_reference() -> None:
-    found = timing.measure(
-        {"slow": lambda: time.sleep(0.01), "reference": lambda: time.sleep(0.001)},
-        "cpu",
-        max_seconds=0.05,
-        hopeless=3.0,
-        against="reference",
-    )
-    assert found["slow"].given_up
-    assert not found["reference"].given_up
-    assert found["slow"].repeats == found["reference"].repeats == 2
-    fast = timing.measure(
-        {"fast": lambda: time.sleep(0.001), "reference": lambda: time.sleep(0.01)},
-        "cpu",
-        max_seconds=0.05,
-        hopeless=0.5,
-        against="reference",
-    )
-    assert not any(one.given_up for one in fast.values())
-    with pytest.raises(InvalidInputError, match="against='x' is none of a"):
-        timing.measure({"a": lambda: None}, "cpu", hopeless=2, against="x")
 
 
 def test_a_speedup_that_is_not_reached(search: Search) -> None:
