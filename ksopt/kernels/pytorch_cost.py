@@ -1,8 +1,9 @@
 """What PyTorch's own operations cost on a CUDA device: batched matrix products, permuting copies.
 
-Fitted to 5,300 times of 1,115 patterns (bfloat16, batch_first, 8,192 rows, one H200, commit
-5f45235): the middle four fifths of them lie within 0.82 and 1.3 times what is predicted here.
-Other dtypes and layouts take the same form with the rates of their own arithmetic.
+Fitted to 5,300 times of 1,115 patterns (bfloat16, batch_first, 8,192 rows, H200, commits 5f45235
+and 73637bb; docs/data/search-regret-fitted.csv names them): the middle four fifths of them lie
+within 0.82 and 1.3 times what is predicted here. Other dtypes and layouts take the same form with
+the rates of their own arithmetic.
 """
 
 from __future__ import annotations
