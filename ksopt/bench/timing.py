@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.measure import standard_error
 
 # A sample must dwarf the clock: CUDA events resolve about 0.5 us, perf_counter_ns some 0.05 us.
 _SHORTEST_SAMPLE_US = {"cuda": 10.0, "cpu": 5.0}
@@ -261,7 +262,11 @@ def _rounds(
             spent >= limits.max_seconds
             or (
                 limits.precision is not None
-                and all(_standard_error(samples[name]) <= limits.precision for name in names)
+                and all(
+                    standard_error(Measurement.of(samples[name]).noise, len(samples[name]))
+                    <= limits.precision
+                    for name in names
+                )
             )
         ):
             break
@@ -275,15 +280,6 @@ def _far_behind(plans: Mapping[str, _Plan], limits: _Limits) -> set[str]:
     rivals = {name: plans[name].call_us for name in limits.rivals}
     most = max(2 * limits.hopeless * min(rivals.values()), _LONG_US)
     return {name for name, call_us in rivals.items() if call_us > most}
-
-
-def _standard_error(samples_us: list[float]) -> float:
-    """Of the median, as a share of it, were the samples normal.
-
-    Their middle 60 % would then span 1.683 standard deviations, and the median's own deviation
-    would be 1.2533 / sqrt(n) of theirs.
-    """
-    return 1.2533 / 1.683 * Measurement.of(samples_us).noise / math.sqrt(len(samples_us))
 
 
 @dataclass

@@ -52,7 +52,7 @@ def _lower(
         return returning(*arguments)
     try:
         return _writing(op, *arguments)
-    except (AttributeError, TypeError, ValueError) as error:  # another Inductor than we know
+    except (AttributeError, TypeError) as error:  # another Inductor than we know
         _say_once(f"{type(error).__name__}: {error}")
         return returning(*arguments)
 
@@ -80,4 +80,4 @@ def _writing(op: Any, x: Any, weight: Any, batch_last: bool, owner: Any) -> Any:
 
 @functools.cache
 def _say_once(why: str) -> None:
-    log.info("products are not written into memory that Inductor has planned: %s", why)
+    log.warning("products are not written into memory that Inductor has planned: %s", why)

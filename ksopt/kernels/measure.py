@@ -214,18 +214,26 @@ def _hopeful(alive: list[Contender], hopeless: float) -> list[Contender]:
     ]
 
 
-def _standard_error(contender: Contender) -> float:
-    """Of the median, as a share of it, were the samples normal.
+def standard_error(noise: float, samples: int) -> float:
+    """Of a median, as a share of it, were the samples normal.
 
     Their middle 60 % would then span 1.683 standard deviations, and the median's own deviation
     would be 1.2533 / sqrt(n) of theirs.
+
+    Args:
+        noise: the width of the band from p20 to p80 over the median.
+        samples: how many.
     """
+    return 1.2533 / 1.683 * noise / math.sqrt(samples)
+
+
+def _standard_error(contender: Contender) -> float:
     if not contender.samples_us:
         return math.inf
     if not contender.median_us:
         return 0.0
-    spread = (contender.quantile_us(0.8) - contender.quantile_us(0.2)) / contender.median_us
-    return 1.2533 / 1.683 * spread / math.sqrt(len(contender.samples_us))
+    noise = (contender.quantile_us(0.8) - contender.quantile_us(0.2)) / contender.median_us
+    return standard_error(noise, len(contender.samples_us))
 
 
 @dataclass(frozen=True)
@@ -266,10 +274,9 @@ def _overwriter(device: torch.device) -> _Overwriter:
         scratch = torch.empty(size, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:  # the model needs it more: caches stay warm
         return _Overwriter(lambda: None, math.inf, 0.0)
-    many = Contender("overwriting", lambda: [scratch.zero_() for _ in range(_FEWEST_ROUNDS)], _NONE)
+    many = Contender(
+        "overwriting", lambda: [scratch.zero_() for _ in range(_FEWEST_ROUNDS)], frozenset()
+    )
     for _ in range(2):
         took_us, host_us = _called(many)
     return _Overwriter(scratch.zero_, max(1.0, took_us / _FEWEST_ROUNDS), host_us / _FEWEST_ROUNDS)
-
-
-_NONE: frozenset[str] = frozenset()

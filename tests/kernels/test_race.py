@@ -120,6 +120,21 @@ def test_what_the_host_is_always_late_for_is_timed_all_the_same(simulated):
     assert found.samples_us
 
 
+def test_late_samples_stand_in_where_there_are_no_others(simulated):
+    """A host that takes five times as long each time is late for all of a short race."""
+    taken = [2.0]
+
+    def call() -> None:
+        taken.append(5 * taken[-1])
+        simulated.launch(taken[-2], 5.0)
+        simulated.launch(taken[-2], 5.0)
+
+    way = Contender("way", call, frozenset({"all"}))
+    race([way], torch.device("cuda", 0), budget_s=0.0)
+    assert len(way.samples_us) == 3
+    assert min(way.samples_us) > 10.0  # part of them the host's time, for want of better
+
+
 def test_a_race_ends_when_it_knows(simulated):
     steady = raced(one=simulated.way(5.0, 100.0), two=simulated.way(5.0, 90.0))
     assert all(len(contender.samples_us) == measure._ENOUGH_ROUNDS for contender in steady.values())
