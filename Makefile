@@ -18,9 +18,12 @@ help:
 demo: $(READY)
 	@$(BIN)/ksopt search --dims 768x3072 --budget 25%
 
-# Two processes, by files: some tests time what they run, and more would be in their way.
+# Two processes, by files: some tests time what they run, and more would be in their way. One that
+# crashes is not started again: pytest-xdist would then wait for ever for the rest of its file.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
+
 test: $(READY)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -29,7 +32,7 @@ check: $(READY)
 	@rm -rf build/types && mkdir -p build/types/ksopt
 	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ksopt
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 bench: $(READY)
 	@$(BIN)/ksopt bench kernels --patterns sample:12

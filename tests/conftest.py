@@ -4,10 +4,12 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from brief.changes import CHANGES
 
 # The machine that runs the tests may be busy: a slow example is not a wrong one.
 hypothesis.settings.register_profile("ksopt", deadline=None)
@@ -24,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return  # a process of pytest-xdist shares those of the process that began it
+    # What is computed here is small, and more threads than cores wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")
@@ -47,3 +51,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason=f"needs a CUDA device; torch {torch.__version__} sees none")
     for item in needing:
         item.add_marker(skip)
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Measurements are short, here and in every Python that the test starts."""
+    from ksopt.bench import timing
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")))
+    for path, value in CHANGES.items():
+        monkeypatch.setattr(path, value)
+    timing._clock.cache_clear()
+    yield
+    timing._clock.cache_clear()

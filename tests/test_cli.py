@@ -150,6 +150,7 @@ def test_help_needs_no_heavy_package() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("brief")
 def test_search_prints_a_table_and_where_the_report_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_search_prints_a_table_and_where_the_report_is(
         assert (folder / name).stat().st_size > 0
 
 
+@pytest.mark.usefixtures("brief")
 def test_search_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     words = [*SMALL, "--budget", "50%", "--out", str(tmp_path / "report"), "--json"]
     done = subprocess.run(
@@ -172,6 +174,7 @@ def test_search_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     assert printed == json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("budget", [(), ("--budget",)])
 def test_no_budget_is_the_ladder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, budget: tuple[str, ...]

@@ -28,6 +28,7 @@ DOCUMENTS = sorted(
 )
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_docstrings_run(name: str) -> None:
     failed, _ = doctest.testmod(
@@ -54,6 +55,7 @@ def test_every_python_block_of_the_readme_shows_its_output() -> None:
     assert len(snippets(text)) == text.count("```python") > 0
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(
     ("code", "output"),
     snippets((ROOT / "README.md").read_text(encoding="utf-8")),

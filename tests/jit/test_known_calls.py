@@ -181,7 +181,7 @@ def test_what_has_changed_is_packed_anew_and_known_again(device, event):
 
 def test_any_order_of_changes_and_calls_is_right(device):
     draw = random.Random(0)
-    for _ in range(500):
+    for _ in range(150):
         draw.choice([*EVENTS, nothing, nothing])(device)
         for _ in range(draw.randrange(3)):
             device.check(device.product())

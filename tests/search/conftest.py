@@ -1,16 +1,15 @@
 """Searches that take a second: tiny layers, short measurements, the same code."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ksopt.bench import timing
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, SearchResult, objective, pruning, retime, run_search
+from ksopt.search import SearchRequest, SearchResult, retime, run_search
 from ksopt.search.objective import Objective
 from ksopt.search.processes import Spare
 
@@ -25,16 +24,8 @@ def final_in_this_process(
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(objective, "_TRIAL_SECONDS", 0.02)
-    # So short measurements are noisy: a slow moment must not get a chain pruned.
-    monkeypatch.setattr(pruning, "MARGIN", 1e6)
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retime, "final", final_in_this_process)
-    # Overwriting a large cache between repeats is most of the time of a tiny layer's trial.
-    monkeypatch.setattr(timing, "_flush_bytes", lambda cache_bytes: 2**16)
-    timing._clock.cache_clear()
-    yield
-    timing._clock.cache_clear()
 
 
 @pytest.fixture

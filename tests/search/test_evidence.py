@@ -12,7 +12,7 @@ from ksopt.bench.timing import Measurement
 from ksopt.cli import main
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
-from ksopt.search import SearchResult, objective, page, replay, report, retime
+from ksopt.search import SearchResult, page, replay, report, retime
 from ksopt.search.evidence import PREDICTORS, correlations, drift, within_noise_of
 from ksopt.search.processes import Spare
 from ksopt.search.request import SearchRequest
@@ -166,16 +166,12 @@ def test_the_command_replays(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
     import torch
 
     request = SearchRequest("32x64", batch=16, device="cpu", out=tmp_path)
-    before = objective.FINAL_SECONDS
-    objective.FINAL_SECONDS = 0.1
-    try:
-        with Spare() as spare:
-            found = retime.final(request, torch.device("cpu"), [CHAIN], spare)
-    finally:
-        objective.FINAL_SECONDS = before
+    with Spare() as spare:
+        found = retime.final(request, torch.device("cpu"), [CHAIN], spare)
     assert set(found) == {str(CHAIN), "dense"}
     assert all(one.repeats >= 3 for one in found.values())

@@ -466,6 +466,7 @@ def test_a_process_that_dies_is_replaced(
     assert "the process on cuda:0 was ended by signal" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_size_that_fails_leaves_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -544,6 +545,7 @@ def test_a_report_of_no_such_file_is_a_sentence(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
@@ -577,6 +579,7 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 def test_it_runs_stops_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
     command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]

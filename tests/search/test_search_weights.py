@@ -186,6 +186,7 @@ def test_several_sizes_take_what_is_of_their_shape(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 def test_a_models_layers_are_found_by_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

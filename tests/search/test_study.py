@@ -19,16 +19,14 @@ from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.result import SearchResult, TrialRecord, Verdict
 from ksopt.search.store import FILE
 
+pytestmark = pytest.mark.usefixtures("brief")
+
 Search = Callable[..., SearchResult]
 
-# Runs a search in a process of its own, with short measurements.
+# Runs a search in a process of its own.
 SCRIPT = """
 import sys
-from ksopt.bench import roofline, timing
-from ksopt.search import SearchRequest, objective, run_search
-objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
-timing._flush_bytes = lambda cache_bytes: 2**16
-roofline._CPU_SIDES = (256,)
+from ksopt.search import SearchRequest, run_search
 out, trials = sys.argv[1], int(sys.argv[2])
 class Print:
     def note(self, text): print(text, flush=True)

@@ -35,18 +35,11 @@ from ksopt.search.storage import Storage
 
 CHAINS = ["(1,8,4,8)*(4,8,8,1)", "(1,16,8,4)*(4,8,8,1)", "(1,64,8,1)*(1,8,32,1)"]
 
-# `ksopt search`, with short measurements; every process it starts has them short too.
-SITE = """
-from ksopt.bench import roofline, timing
-from ksopt.search import objective, pruning
-pruning.MARGIN = 1e6
-objective._TRIAL_SECONDS, objective.FINAL_SECONDS = 0.02, 0.1
-timing._flush_bytes = lambda cache_bytes: 2**16
-roofline._CPU_SIDES = (256,)
-"""
 # The final in the same process: a fresh one needs seconds to begin.
-SITE_FINAL = """
-from ksopt.search import retime
+SITE = """
+import runpy
+from ksopt.search import objective, retime
+runpy.run_path(BRIEF)
 retime.final = lambda request, device, chains, spare: (
     objective.Objective(request, device).final(chains, seconds=0.1)
 )
@@ -55,13 +48,15 @@ COMMAND = "--dims 32x64 --budget 50% --batch 16 --device cpu"
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Of processes that measure quickly, and keep their locks apart from other tests'."""
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(SITE + SITE_FINAL, encoding="utf-8")
+def environment(brief: None, tmp_path: Path) -> dict[str, str]:
+    """Of processes that measure briefly, and keep their locks apart from other tests'."""
+    folder, site = Path(os.environ["PYTHONPATH"]), tmp_path / "site"
+    site.mkdir()
+    text = SITE.replace("BRIEF", repr(str(folder / "sitecustomize.py")))
+    (site / "sitecustomize.py").write_text(text, encoding="utf-8")
     return {
         **os.environ,
-        "PYTHONPATH": str(tmp_path / "site"),
+        "PYTHONPATH": os.pathsep.join((str(site), str(folder))),
         "KSOPT_CACHE_DIR": str(tmp_path / "cache"),
     }
 
@@ -131,7 +126,7 @@ def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: 
 
 
 def test_two_searches_share_a_journal(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "site" / "sitecustomize.py").write_text(SITE, encoding="utf-8")
+    (tmp_path / "site" / "sitecustomize.py").unlink()  # a fresh process times the finalists
     check_shared(f"journal:{tmp_path / 'shared.log'}", environment, tmp_path)
 
 
