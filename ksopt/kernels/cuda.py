@@ -279,7 +279,7 @@ def _model(found: Situation, device: int) -> Decision:
     machine = machine_of(device)
     for way in ways.best_predicted(found.problem, found.largest_batch, machine):
         try:
-            choice = Choice(way, way.build(device), "model")
+            choice = Choice(way, way.build(device, found.rows), "model")
         except KsoptError as error:
             ways.warn_once(str(error))
             continue

@@ -83,7 +83,7 @@ def measured(
         UnavailableError: no way could be built and run.
     """
     candidates = ways.candidates(found.problem, _rows(found, x), machine)
-    built = ways.built(candidates, x.get_device())
+    built = ways.built(candidates, x.get_device(), found.rows)
     # A copy, whose prepared forms go with it; an ordinary one, also where the weight is not.
     with torch.inference_mode(False), torch.no_grad():
         copy = weight.detach().clone()
@@ -205,7 +205,7 @@ def rebuilt(record: Record, device: int, machine: Machine | None) -> Decision | 
         if way is None:
             return None
         try:
-            call = _preparing(way.build(device), chosen.weight)
+            call = _preparing(way.build(device, record.situation.rows), chosen.weight)
         except KsoptError as error:
             ways.warn_once(str(error))
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import ctypes
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -59,12 +58,21 @@ class Launcher(abc.ABC):
         self.geometry = geometry
         self.kernel = kernel
         self.make_fallback = fallback
+        self._fallback: Launcher | None = None
 
-    @functools.cached_property
+    @property
     def fallback(self) -> Launcher:
         """What takes the operands that this does not: compiled now, if it was not before."""
-        assert self.make_fallback is not None
-        return self.make_fallback()
+        # Without a lock: threads that come at once get one each, and the code is compiled once.
+        if self._fallback is None:
+            assert self.make_fallback is not None
+            self._fallback = self.make_fallback()
+        return self._fallback
+
+    def compile_fallback(self) -> None:
+        """Compile what takes unfit operands now, for they are about to come."""
+        if self.make_fallback is not None:
+            _ = self.fallback
 
     @abc.abstractmethod
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:

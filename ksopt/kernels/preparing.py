@@ -38,6 +38,10 @@ class PreparingLauncher(Launcher):
             return self.fallback(x, weight, out)
         return self.multiply(x, at_hand.prepared(weight, self.form, self._number, self.pack), out)
 
+    def compile_fallback(self) -> None:
+        super().compile_fallback()
+        self.multiply.compile_fallback()
+
     def entry(self) -> Entry | None:
         entry = self.multiply.entry()
         return None if entry is None else Entry(entry.plan, self._number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -205,10 +206,11 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]
     slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
-    if slower and (chosen.host_us or 0.0) < (fastest.host_us or 0.0) > fastest.median_us:
+    theirs_us, its_us = fastest.host_us or 0.0, chosen.host_us or math.inf
+    if slower and its_us < theirs_us > fastest.median_us:
         words.append(
             f"{fastest.way} takes the device hardly less ({fastest.median_us:.1f} us), and the "
-            f"host {fastest.host_us:.1f} us a call, where this takes {chosen.host_us:.1f}"
+            f"host {theirs_us:.1f} us a call, where this takes {its_us:.1f}"
         )
     elif slower:
         words.append(

@@ -14,7 +14,9 @@ from torch import Tensor
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import general, pytorch_ways
 from ksopt.kernels.families import FAMILIES, Family, Machine, Tile, best_tiles
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.problem import Problem
+from ksopt.kernels.situation import Rows
 
 
 class Call(Protocol):
@@ -72,14 +74,21 @@ class Way:
             return self.tile.family.prepares(self.problem.pattern)
         return self.name != GENERAL and pytorch_ways.prepares(self.name, self.problem)
 
-    def build(self, device: int) -> Call:
+    def build(self, device: int, rows: Rows = "aligned") -> Call:
         """Compile and load what it needs on CUDA device ``device``.
+
+        Args:
+            device: its index.
+            rows: of x; what takes others is compiled when the first of them come.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
         """
         if self.tile is not None:
-            return self.tile.launcher(device)
+            call = self.tile.launcher(device)
+            if rows != "aligned" and isinstance(call, Launcher):
+                call.compile_fallback()
+            return call
         if self.name == GENERAL:
             return general.launcher(self.problem, device)
         return pytorch_ways.multiplier(self.name, self.problem)
@@ -175,12 +184,17 @@ def _general(problem: Problem, batch: int, machine: Machine) -> Iterable[Way]:
         yield Way(GENERAL, problem, us)
 
 
-def built(ways: Sequence[Way], device: int) -> list[tuple[Way, Call]]:
-    """The ways that can be built here, compiled side by side; of the others one warning each."""
+def built(ways: Sequence[Way], device: int, rows: Rows = "aligned") -> list[tuple[Way, Call]]:
+    """The ways that can be built here, compiled side by side; of the others one warning each.
+
+    Args:
+        ways: to build.
+        device, rows: as for `Way.build`.
+    """
 
     def build(way: Way) -> Call | KsoptError:
         try:
-            return way.build(device)
+            return way.build(device, rows)
         except KsoptError as error:
             return error
 

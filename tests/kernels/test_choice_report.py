@@ -7,7 +7,7 @@ from stand_ins import A100, OnDevice
 
 from ksopt.kernels import choices, cpu, cuda, lanes32
 from ksopt.kernels.families import Machine
-from ksopt.kernels.report import choice_report
+from ksopt.kernels.report import choice_report, from_record
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Pattern
 
@@ -190,3 +190,15 @@ def test_a_tuned_cpu_does_not_time_again(monkeypatch):
     choices.save(choices.cpu_machine(), choices.Record(situation, 40, (gone,), 0, 0))
     with pytest.raises(AssertionError, match="timed again"):
         cpu.run(x, weight, False)
+
+
+@pytest.mark.parametrize(("host_us", "words"), [(4.0, "where this takes 4.0"), (None, "not told")])
+def test_the_hosts_time_is_named_where_it_decided_and_is_known(host_us, words):
+    """A way that was given up before it was timed has none."""
+    timed = (
+        choices.Timed("bmm", None, "any", None, 10.0, 10.0, 10.0, host_us=12.0),
+        choices.Timed("general", None, "any", None, 10.2, 10.0, 10.3, host_us=host_us),
+    )
+    situation = Situation.of(PATTERN, "float16", 40, False)
+    record = choices.Record(situation, 40, timed, kept=1, changing=1)
+    assert words in from_record(record, "recorded").reason

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels import launch
+from ksopt.kernels import launch, ways
 from ksopt.kernels.families import FAMILIES, TILES, Family, Machine, best_tiles, ranked_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
@@ -150,12 +150,9 @@ def test_more_multiprocessors_are_predicted_to_be_faster() -> None:
                 assert other.predicted_us < one.predicted_us
 
 
-@pytest.mark.parametrize("batch", [16, 25_088])
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("batch_last", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_what_a_tile_compiles_can_be_compiled_ahead(monkeypatch, dtype, batch_last, exact, batch):
-    """Its sources, which a process without the device compiles, are all that its launcher asks."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that are compiled on an H200, which is played."""
     asked: list[str] = []
 
     class Compiled:
@@ -173,9 +170,39 @@ def test_what_a_tile_compiles_can_be_compiled_ahead(monkeypatch, dtype, batch_la
     monkeypatch.setattr(launch.driver, "load_kernel", lambda *_: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device())
+    return asked
+
+
+@pytest.mark.parametrize("batch", [16, 25_088])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("batch_last", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_a_tile_compiles_can_be_compiled_ahead(asked, dtype, batch_last, exact, batch):
+    """Its sources, which a process without the device compiles, are all that its launcher asks."""
     for shape in ((4, 64, 64, 16), (1, 192, 192, 12), (8, 256, 96, 1), (2, 48, 80, 3)):
         problem = Problem(Pattern(*shape), dtype, batch_last, exact)
         for tile in best_tiles(problem, batch, H200):
             asked.clear()
             tile.launcher(0)
             assert set(asked) == set(tile.sources())
+
+
+@pytest.mark.parametrize("batch_last", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come(
+    asked, dtype, batch_last
+):
+    """So that the ways of a race are compiled side by side, and not each at its first call."""
+    problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
+    tiles = [way for way in ways.candidates(problem, 1001, H200) if way.tile is not None]
+    tiles = [way for way in tiles if way.name != "permuted"]  # copies unfit rows
+    assert tiles
+    for way, call in ways.built(tiles, 0, "unaligned"):
+        asked.clear()
+        built = way.build(0, "unaligned")
+        assert asked[:-1] == way.tile.sources()
+        asked.clear()
+        for launcher in (call, built):
+            launchers = [launcher, getattr(launcher, "multiply", launcher)]
+            assert [one.fallback for one in launchers if one.make_fallback is not None]
+        assert not asked
