@@ -449,6 +449,6 @@ def test_nothing_that_runs_is_an_error(device, monkeypatch):
     def refuses(x, weight):
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr(cuda.ways, "built", lambda found, _: [(found[0], refuses)])
+    monkeypatch.setattr(cuda.ways, "built", lambda found, *_: [(found[0], refuses)])
     with pytest.raises(UnavailableError, match="no way to multiply by"):
         cuda.run(*operands(), False)
