@@ -149,9 +149,11 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
         for dtype, rows in itertools.product(DTYPES if exact else DTYPES[:1], (16, 1001)):
             x, weight = (tensor.to(dtype) for tensor in draw(pattern, rows))
             x = x.T.contiguous() if last else x
-            problem = cuda.situation_of(x, weight, last).problem
+            found = cuda.situation_of(x, weight, last)
+            problem = found.problem
             assert problem.exact == (exact or dtype != torch.float32)
-            built = ways.built(one_of_each(ways.candidates(problem, rows, cuda.machine_of(0))), 0)
+            candidates = ways.candidates(problem, rows, cuda.machine_of(0))
+            built = ways.built(one_of_each(candidates), 0, found.rows)
             truth = ks_reference(x.double(), weight.double(), layout)
             twice = ks_reference(x.double(), 2 * weight.double(), layout)
             theirs = relative_error(cpu.multiply_by_bmm(x, weight, last), truth)
@@ -212,13 +214,15 @@ def test_a_weight_prepared_on_one_stream_serves_another():
     assert torch.equal(found, weight.permute(0, 3, 1, 2))
 
 
-def test_the_host_library_knows_decisions_of_one_kernel():
+def test_the_host_library_knows_decisions_of_one_kernel(monkeypatch):
+    # The model's, one for all weights: of measured ones, that for weights that change may differ.
+    monkeypatch.setenv("KSOPT_TUNE", "model")
     pattern = Pattern(4, 64, 64, 8)
     x, weight = (t.half() for t in draw(pattern, 64))
     assert cuda.run_known(x, weight, False) is None
     y = ops.ks_mm(x, weight)
     if not isinstance(cuda.choice_for(x, weight, False).call, HostLauncher):
-        pytest.skip("one of PyTorch's ways is the fastest here")
+        pytest.skip("one of PyTorch's ways is predicted to be the fastest here")
     known = cuda.run_known(x, weight, False)
     assert known is not None
     assert torch.equal(known, y)
@@ -293,6 +297,23 @@ def test_nothing_is_timed_while_a_graph_is_captured(recorded, tmp_path, monkeypa
     y.fill_(float("nan"))
     graph.replay()
     torch.testing.assert_close(y, ks_reference(x, weight), rtol=2e-3, atol=2e-3)
+
+
+def test_unfit_operands_may_first_come_in_a_capture():
+    """What takes them is compiled and loaded there, which is no work of the stream."""
+    x, weight = (t.half() for t in draw(Pattern(4, 64, 64, 8), 64))
+    problem = cuda.situation_of(x, weight, False).problem
+    call = lanes16.launcher(problem, next(lanes16.configs(problem, 132)), 0)
+    call(x, weight)
+    unfit = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = call(unfit, weight)
+    unfit.mul_(-2)
+    y.fill_(float("nan"))
+    graph.replay()
+    torch.testing.assert_close(y, ks_reference(unfit, weight), rtol=2e-3, atol=4e-3)
 
 
 FOLDS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 96]

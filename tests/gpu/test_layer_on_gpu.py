@@ -28,11 +28,12 @@ def test_opcheck(dtype, last):
     torch.library.opcheck(ops.ks_mm, (x, weight, last))
 
 
+@pytest.mark.parametrize("shape", [(2, 8, 16, 2), (4, 8, 16, 1)], ids=str)
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
-def test_gradients_are_the_references(last):
+def test_gradients_are_the_references(last, shape):
     layout = "batch_last" if last else "batch_first"
     x = torch.randn((64, 33) if last else (33, 64), device="cuda", requires_grad=True)
-    weight = torch.randn(2, 8, 16, 2, device="cuda", requires_grad=True)
+    weight = torch.randn(shape, device="cuda", requires_grad=True)
     y = ops.ks_mm(x, weight, last)
     grad = torch.randn_like(y)
     found = torch.autograd.grad(y, (x, weight), grad)

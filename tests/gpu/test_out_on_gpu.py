@@ -77,8 +77,8 @@ def asked_for(call):
 def test_every_way_writes_into_it_and_takes_no_memory_for_y(shape, last, dtype):
     for rows in ROWS:
         x, weight, truth, theirs = draw(shape, rows, dtype, last)
-        problem = cuda.situation_of(x, weight, last).problem
-        for way, call in ways.built(every_way(problem, rows), 0):
+        found = cuda.situation_of(x, weight, last)
+        for way, call in ways.built(every_way(found.problem, rows), 0, found.rows):
             for _ in range(2):  # prepares the weight, takes workspaces
                 call(x, weight)
             out = torch.empty(truth.shape, dtype=dtype, device="cuda")
