@@ -58,7 +58,8 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Measurements are short, here and in every Python that the test starts."""
     from ksopt.bench import timing
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")))
+    # Before what is there: ksopt itself may be found by it.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")), prepend=os.pathsep)
     for path, value in CHANGES.items():
         monkeypatch.setattr(path, value)
     timing._clock.cache_clear()
