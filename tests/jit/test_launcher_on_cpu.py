@@ -2,12 +2,15 @@
 
 import contextlib
 import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from played_driver import variable
 
+from ksopt.errors import CompilationError
 from ksopt.jit import driver
 from ksopt.kernels.launch import HostLauncher, _Arguments, _PythonLauncher
 from ksopt.kernels.problem import Geometry, Problem
@@ -198,6 +201,45 @@ def test_a_launcher_makes_its_fallback_once_and_for_unfit_operands_only(library,
         assert launcher(x, weight).shape == (5, 8)
         assert variable(library, "blocks").value == 7
     assert len(made) == 1
+
+
+def test_a_fallback_that_does_not_compile_says_so_and_is_tried_again(library, monkeypatch):
+    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
+    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    left = [CompilationError("line 7")]
+
+    def make() -> HostLauncher:
+        if left:
+            raise left.pop()
+        return HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None)
+
+    launcher = HostLauncher(problem, Geometry(32, 0, 16, 2, 100), 1, make)
+    launcher._launch = library.ops.launch
+    x, weight = UNFIT["x"]
+    with pytest.raises(CompilationError, match="line 7"):
+        launcher(x, weight)
+    out = results(5, 8)
+    assert launcher(x, weight, out).data_ptr() == out.data_ptr() == launched(library).y
+
+
+def test_threads_that_want_a_fallback_at_once_each_get_one(library, monkeypatch):
+    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
+    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    made, together = [], threading.Barrier(4, timeout=10)
+
+    def make() -> HostLauncher:
+        together.wait()
+        made.append(HostLauncher(problem, Geometry(32, 0, 16, 7, 100), 1, None))
+        return made[-1]
+
+    launcher = HostLauncher(problem, Geometry(32, 0, 16, 2, 100), 1, make)
+    launcher._launch = library.ops.launch
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: launcher(*UNFIT["x"]), range(4)))
+    assert [y.shape for y in found] == [(5, 8)] * 4
+    assert len(made) == 4
+    assert launcher(*UNFIT["x"]).shape == (5, 8)
+    assert launcher.fallback in made
 
 
 def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(library):
