@@ -113,6 +113,7 @@ class Campaign:
                 "error_pytorch": outcome.error_pytorch,
                 "weight_error": outcome.weight_error,
                 "score": outcome.score,
+                "energy_mj": outcome.energy_mj,
                 "factors_us": list(outcome.factors_us),
                 "seconds": outcome.seconds,
             }
@@ -129,7 +130,11 @@ class Campaign:
                 "latency_us": latency,
                 "parameters": float(chain.nnz),
             }
-            objectives |= {"weight_error": outcome.weight_error, "score": outcome.score}
+            objectives |= {
+                "weight_error": outcome.weight_error,
+                "energy_mj": outcome.energy_mj,
+                "score": outcome.score,
+            }
             values = []
             for name in self.request.metrics:
                 objective = objectives[name]

@@ -157,7 +157,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--objective",
         default=SearchRequest.objective,
         help="pareto (default): low latency and few weights; pareto-error: low latency and a low "
-        "error to --weights; latency: low latency alone",
+        "error to --weights; latency: low latency alone; --energy and --score add theirs to any",
     )
     wanted(
         "--train",
@@ -173,7 +173,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     wanted(
         "--energy",
         action="store_true",
-        help="measure the finalists' energy too (NVIDIA GPUs; needs nvidia-ml-py)",
+        help="measure each chain's energy of a call too, as one more objective (NVIDIA GPUs; needs "
+        "nvidia-ml-py)",
     )
     wanted("--max-params", metavar="SIZE", help="the most weights of any step, such as 600k")
     wanted(

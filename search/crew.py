@@ -17,6 +17,7 @@ from ksopt.search.ahead import Compilers
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
+from ksopt.search.energy import Meter
 from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
 from ksopt.search.locks import Presence
@@ -71,6 +72,7 @@ class Crew:
         storage: Of the studies.
         roofline: Of the device.
         compilers: Of kernels that come next, where this process measures.
+        meter: Of the device, if energy is asked for and this process measures.
     """
 
     shares: Sequence[Share]
@@ -78,6 +80,7 @@ class Crew:
     storage: Storage
     roofline: Roofline
     compilers: Compilers = field(default_factory=Compilers)
+    meter: Meter | None = None
 
     @property
     def _request(self) -> SearchRequest:
@@ -143,7 +146,7 @@ class Crew:
                 campaigns.append(
                     Campaign(
                         claims,
-                        Objective(share.request, self.device, share.given),
+                        Objective(share.request, self.device, share.given, meter=self.meter),
                         self.device,
                         self.roofline,
                         share.request,

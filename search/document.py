@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ksopt import tables
 from ksopt.pages import Figure, Section
-from ksopt.search import doubt, estimate, evidence, report, why, words
+from ksopt.search import doubt, estimate, evidence, recommend, result_tables, why, words
+from ksopt.search import energy_sections as energy
 from ksopt.search.error_plot import error_plot
+from ksopt.search.front import NAMES
 from ksopt.search.plot import latency_plot
 from ksopt.search.result import Finalist, Recommendation, SearchResult, Verdict
 from ksopt.search.scatter import scatter
@@ -27,7 +29,8 @@ def sections(result: SearchResult) -> list[Section]:
 
 def of_size(result: SearchResult) -> list[Section]:
     """What a report says of one layer size: the answer first, then the evidence for it."""
-    found = [_answer(result), *_why(result), _plot(result), *_error(result), _finalists(result)]
+    found = [_answer(result), *_why(result), _plot(result), *_error(result)]
+    found += [*energy.plot(result), *_front(result), _finalists(result)]
     return [*found, *_predictions(result), _method(result), _trials(result)]
 
 
@@ -48,10 +51,12 @@ def _answer(result: SearchResult) -> Section:
     lead += [failures] if failures else []
     if result.request.train:
         lead.append(words.TRAINING)
-    beside = [text for answer in measured for text in _beside(answer)]
+    beside = []
+    for answer in measured:
+        beside += [*_beside(answer), *energy.least(answer, result.finalists)]
     found = evidence.drift(result)
     beside += [found.sentence] if found is not None else []
-    return Section("Answer", tuple(lead), tuple(beside), report.answers_table(result))
+    return Section("Answer", tuple(lead), tuple(beside), result_tables.answers_table(result))
 
 
 def _beside(answer: Recommendation) -> list[str]:
@@ -151,6 +156,23 @@ def _error(result: SearchResult) -> list[Section]:
     return [Section("Error against weights", (), (text,), figure=figure)]
 
 
+def _front(result: SearchResult) -> list[Section]:
+    """What is left to choose from, where more than latency was to be low."""
+    metrics, front = result.request.metrics, recommend.front_of(result.trials, result.request)
+    if len(metrics) < 2 or not front:
+        return []
+    *others, last = (NAMES[name] for name in metrics)
+    shown, count = front[:_TRIALS_SHOWN], f"{len(front)} chains"
+    text = (
+        f"Of all that was measured, what no other chain equals or beats in {', '.join(others)} and "
+        f"{last} together: {'one chain' if len(front) == 1 else count}. Latency counts over the "
+        "dense layer's, timed in turns with it; all values are of the trials."
+    )
+    if len(shown) < len(front):
+        text += f" The fastest {len(shown)} are shown; results.json names all."
+    return [Section("Pareto front", (), (text,), result_tables.front_table(shown))]
+
+
 def _finalists(result: SearchResult) -> Section:
     if not result.finalists:
         return Section("Finalists", (), ("No chain was measured.",))
@@ -169,7 +191,7 @@ def _finalists(result: SearchResult) -> Section:
         "is the roofline's floor over the time; rho is (b + c)/(b c), larger where moving data "
         "costs more than computing, averaged over the factors by their weights."
     )
-    return Section("Finalists", (), (text,), report.finalists_table(result))
+    return Section("Finalists", (), (text,), result_tables.finalists_table(result))
 
 
 def _predictions(result: SearchResult) -> list[Section]:
@@ -248,12 +270,7 @@ def _method(result: SearchResult) -> Section:
         paragraphs.append(
             f"The score is {request.score}'s, of the user's own code; the lower the better."
         )
-    if any(finalist.energy_mj is not None for finalist in result.finalists):
-        dense = result.finalists[0].dense_energy_mj
-        paragraphs.append(
-            "Energy is by the device's own counter (NVML), idle draw included, over a second of "
-            f"calls without a pause, caches warm; the dense layer uses {dense:.3g} mJ a call."
-        )
+    paragraphs += energy.method(result)
     if len(result.runs) > 1:
         timed = " Finalists and the dense layer were timed anew, in this one."
         paragraphs.append(
@@ -286,7 +303,7 @@ def _trials(result: SearchResult) -> Section:
     text = "Fastest over dense first; trials.csv has every column."
     if len(shown) < len(ranked):
         text = f"The fastest {len(shown)} of {len(ranked)} trials; trials.csv has all."
-    return Section("Trials", (), (text,), report.trials_table(shown))
+    return Section("Trials", (), (text,), result_tables.trials_table(shown))
 
 
 def device(result: SearchResult) -> Section:

@@ -1,23 +1,41 @@
 """Energy of a call, by the counter of an NVIDIA GPU that its driver keeps (NVML).
 
-The counter is the whole board's, idle draw included, and advances a few times in a tenth of a
-second: each function is called for a second or so without a pause, from warm caches, and the
-energy of that time is shared out. So it is the energy of a device that does nothing else.
+The counter is the whole board's, idle draw included. A function is called without a pause, from
+warm caches, and the energy of that time is shared out over the calls: so it is the energy of a
+device that does nothing else. Where calls are so short that the host cannot keep up, what the
+device draws while it waits is in it.
+
+The counter advances in steps, a few in a tenth of a second. Read at any moment it is up to a step
+behind, at both ends: that could be a tenth of half a second. So what is measured lies between two
+steps. Uncertain is then only where in a burst of calls each of them fell, some 5 ms: one percent of
+half a second, however long the steps are.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.search.request import SearchRequest
 
-_SECONDS = 1.0
-# Calls between two looks at the clock take about so long: the device never waits for the host.
-_BURST_S = 0.05
+TRIAL_SECONDS = 0.5
+"""How long a chain is called for its trial's energy; beside it come two waits for a step."""
+FINAL_SECONDS = 1.0
+"""How long a finalist, or the dense layer, is."""
+# Calls between two looks at the clock take about so long, that the device hardly ever waits for
+# the host; where a step of the counter is waited for, so long.
+_BURST_S, _STEP_BURST_S = 0.05, 0.005
+# A counter that stands still for so long, while the device works, is no counter.
+_STILL_S = 1.0
+
+
+class EnergyError(KsoptError, RuntimeError):
+    """The counter failed when it was needed: the trial has failed."""
 
 
 class Meter:
@@ -43,26 +61,46 @@ class Meter:
                 "energy needs the package nvidia-ml-py: pip install 'ksopt[energy]'"
             ) from None
         self._nvml: Any = pynvml
+        self._device = device
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         try:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            self.millijoules()
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except pynvml.NVMLError as error:
             raise InvalidInputError(
                 f"energy cannot be measured on {device}: NVML says {error}; leave --energy out"
             ) from None
 
     def millijoules(self) -> float:
-        """What the device has used since its driver was loaded."""
-        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        """What the device has used since its driver was loaded.
+
+        Raises:
+            EnergyError: The counter cannot be read any more.
+        """
+        try:
+            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
+        except self._nvml.NVMLError as error:
+            raise EnergyError(f"the energy counter cannot be read: NVML says {error}") from None
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self._device)
+
+
+def meter_of(request: SearchRequest, device: torch.device) -> Meter | None:
+    """The meter that a request needs; None if it asks for no energy.
+
+    Raises:
+        InvalidInputError: As `Meter`.
+    """
+    return Meter(device) if request.energy else None
 
 
 def millijoules(
     calls: Mapping[str, Callable[[], object]],
     meter: Meter,
-    synchronize: Callable[[], object],
-    seconds: float = _SECONDS,
+    seconds: float = FINAL_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Energy of one call of each function.
@@ -70,23 +108,71 @@ def millijoules(
     Args:
         calls: By name.
         meter: Of the device that they compute on.
-        synchronize: Waits for the device.
-        seconds: How long each is called.
+        seconds: How long each is called, besides the waits for a step of the counter.
         clock: Seconds, rising.
+
+    Raises:
+        EnergyError: The counter cannot be read, or stands still.
     """
     found = {}
     for name, call in calls.items():
+        at_work = _AtWork.begin(call, meter, clock)
+        # The first burst also lets the draw settle, after other work or none.
+        at_work.burst(_BURST_S)
+        first, counted = at_work.until_step(), at_work.count
+        began = clock()
+        while clock() - began < seconds:
+            at_work.burst(_BURST_S)
+        found[name] = (at_work.until_step() - first) / (at_work.count - counted)
+    return found
+
+
+@dataclass
+class _AtWork:
+    """A function that is called again and again.
+
+    Args:
+        call: The function.
+        meter: Of its device.
+        clock: Seconds, rising.
+        call_s: What a call takes, waiting for the device.
+        count: Calls so far.
+    """
+
+    call: Callable[[], object]
+    meter: Meter
+    clock: Callable[[], float]
+    call_s: float
+    count: int = 0
+
+    @classmethod
+    def begin(cls, call: Callable[[], object], meter: Meter, clock: Callable[[], float]) -> _AtWork:
+        """Call it twice, of which the second tells how long a call takes."""
         call()
-        synchronize()
+        meter.synchronize()
         began = clock()
         call()
-        synchronize()
-        burst = max(1, int(_BURST_S / max(clock() - began, 1e-7)))
-        before, began, count = meter.millijoules(), clock(), 0
-        while count == 0 or clock() - began < seconds:
-            for _ in range(burst):
-                call()
-            synchronize()
-            count += burst
-        found[name] = (meter.millijoules() - before) / count
-    return found
+        meter.synchronize()
+        return cls(call, meter, clock, max(clock() - began, 1e-7))
+
+    def burst(self, seconds: float) -> None:
+        """Calls for about so long, at least one, and no longer queue than that."""
+        count = max(1, int(seconds / self.call_s))
+        for _ in range(count):
+            self.call()
+        self.meter.synchronize()
+        self.count += count
+
+    def until_step(self) -> float:
+        """What the counter says, in millijoules, once it has advanced."""
+        before, began = self.meter.millijoules(), self.clock()
+        while True:
+            self.burst(_STEP_BURST_S)
+            now = self.meter.millijoules()
+            if now > before:
+                return now
+            if self.clock() - began > _STILL_S:
+                raise EnergyError(
+                    f"the energy counter stood still at {before:g} mJ for "
+                    f"{self.clock() - began:.1f} s in which the device was at work"
+                )

@@ -1,4 +1,4 @@
-"""What a trial measures: a chain's latency beside the dense layer's, and whether it is right."""
+"""What a trial measures: a chain's latency beside the dense layer's, its energy, if it is right."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ksopt.kernels.situation import Situation
 from ksopt.pattern import Chain
 from ksopt.reference import chain_reference
 from ksopt.search import energy, passes, priors
+from ksopt.search.energy import Meter
 from ksopt.search.given import GivenWeights
 from ksopt.search.request import SearchRequest
 from ksopt.search.score import Score, Scored
@@ -56,6 +57,8 @@ class Outcome:
         score: By the user's function; None without one.
         factors_us: What each factor took when its kernel was chosen, None where that is not known;
             empty on a CPU.
+        energy_mj: Energy of a call of the chain in millijoules; None unless asked for, and of a
+            chain that was given up.
     """
 
     latency: Measurement
@@ -66,6 +69,7 @@ class Outcome:
     seconds: float
     score: float | None = None
     factors_us: tuple[float | None, ...] = ()
+    energy_mj: float | None = None
 
 
 class Objective:
@@ -80,6 +84,7 @@ class Objective:
         device: Where.
         given: The trained weights to come near to, if any.
         seed: Of inputs and weights; None takes the request's.
+        meter: Of the device, where the request asks for energy; None for none.
     """
 
     def __init__(
@@ -88,26 +93,29 @@ class Objective:
         device: torch.device,
         given: GivenWeights | None = None,
         seed: int | None = None,
+        meter: Meter | None = None,
     ) -> None:
         assert request.batch is not None
         self._request = request
         self._batch = request.batch
         self._device = device
         self._given = given
+        self._meter = meter
         self._dtype: torch.dtype = getattr(torch, request.dtype)
         self._generator = torch.Generator(device=device).manual_seed(
             request.seed if seed is None else seed
         )
 
     def measure(self, chain: Chain, limit: float | None = None) -> Outcome:
-        """Check a chain, then time it in turns with the dense layer.
+        """Check a chain, then time it in turns with the dense layer, then measure its energy.
 
         If its first repeats take more than ``limit`` times as long as the dense layer it is given
-        up, and its measurement says so.
+        up, and its measurement says so. Energy is measured where there is a meter.
 
         Raises:
             WrongResultError: Its product is wrong; nothing was timed.
-            KsoptError, RuntimeError: It does not run here: memory, a kernel that does not compile.
+            KsoptError, RuntimeError: It does not run here: memory, a kernel that does not compile;
+                the energy counter fails, or the user's function.
         """
         began = time.monotonic()
         x, weights = self._input(), self._weights(chain)
@@ -116,11 +124,14 @@ class Objective:
         call = {str(chain): self._pass(self._product, x, weights)}
         found = self._time(call, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
         latency, dense = found[str(chain)], found[DENSE]
+        energy_mj = None
+        if self._meter is not None and not latency.given_up:
+            energy_mj = self._energy(call, self._meter, energy.TRIAL_SECONDS)[str(chain)]
         weight_error = None if self._given is None else self._given.error(chain)
         score = Score.of(self._request)
         scored = None
         if score is not None and not latency.given_up:
-            scored = score(self._scored(chain, latency, dense, weight_error))
+            scored = score(self._scored(chain, latency, dense, weight_error, energy_mj))
         return Outcome(
             latency,
             dense,
@@ -130,6 +141,7 @@ class Objective:
             seconds=time.monotonic() - began,
             score=scored,
             factors_us=self._factors_us(chain),
+            energy_mj=energy_mj,
         )
 
     def final(
@@ -147,14 +159,21 @@ class Objective:
     def energy(self, chains: Sequence[Chain]) -> dict[str, float]:
         """Energy in millijoules of a call of each chain, by its text, and of the dense layer's.
 
+        There must be a meter. It is measured for longer than a trial's.
+
         Raises:
-            InvalidInputError: The device tells none.
+            EnergyError: The counter fails.
         """
-        meter = energy.Meter(self._device)
+        assert self._meter is not None
         x = self._input()
         calls = {**self._passes(chains, x), DENSE: self._dense(x)}
+        return self._energy(calls, self._meter, energy.FINAL_SECONDS)
+
+    def _energy(
+        self, calls: Mapping[str, Callable[[], object]], meter: Meter, seconds: float
+    ) -> dict[str, float]:
         with torch.inference_mode(not self._request.train):
-            return energy.millijoules(calls, meter, lambda: torch.cuda.synchronize(self._device))
+            return energy.millijoules(calls, meter, seconds)
 
     def _time(
         self,
@@ -204,7 +223,12 @@ class Objective:
         return passes.training_step(product, x, weights, gradient)
 
     def _scored(
-        self, chain: Chain, latency: Measurement, dense: Measurement, weight_error: float | None
+        self,
+        chain: Chain,
+        latency: Measurement,
+        dense: Measurement,
+        weight_error: float | None,
+        energy_mj: float | None,
     ) -> Scored:
         request, size = self._request, self._request.size
         return Scored(
@@ -217,6 +241,7 @@ class Objective:
             latency_us=latency.median_us,
             dense_us=dense.median_us,
             weight_error=weight_error,
+            energy_mj=energy_mj,
             dtype=request.dtype,
             batch=self._batch,
             layout=request.layout,

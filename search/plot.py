@@ -9,6 +9,7 @@ from math import log10
 
 from ksopt import plots
 from ksopt.search import words
+from ksopt.search.front import pareto_front
 from ksopt.search.recommend import asked_for
 from ksopt.search.result import SearchResult, TrialRecord
 
@@ -37,17 +38,6 @@ class _Frame:
         return self.bottom + (self.top - self.bottom) * share
 
 
-def pareto_front(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Trials that no other beats in both weights and latency over dense, fewest weights first."""
-    front: list[TrialRecord] = []
-    measured = [trial for trial in trials if trial.ratio is not None]
-    for trial in sorted(measured, key=lambda t: (t.facts.nnz, t.ratio)):
-        assert trial.ratio is not None
-        if not front or trial.ratio < (front[-1].ratio or 0.0):
-            front.append(trial)
-    return front
-
-
 def latency_plot(result: SearchResult, width: int, height: int) -> str:
     """The plot as an ``<svg>`` element; nothing if no trial was measured.
 
@@ -59,11 +49,12 @@ def latency_plot(result: SearchResult, width: int, height: int) -> str:
         return ""
     dense_us = result.finalists[0].dense.median_us
     frame = _frame(result, measured, dense_us, width, height)
+    front = pareto_front(asked_for(measured, result.request), ("parameters", "latency_us"))
     parts = [
         *_axes(frame),
         *_budgets(result, frame),
         *_dense_line(frame, dense_us),
-        _front(pareto_front(asked_for(measured, result.request)), frame, dense_us),
+        _front(front, frame, dense_us),
         *(_point(trial, frame, dense_us) for trial in measured),
         *_chosen(result, frame, dense_us),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ksopt.bench.timing import Comparison, Measurement, compare
-from ksopt.search import doubt, words
+from ksopt.search import doubt, front, words
 from ksopt.search.objective import DENSE
 from ksopt.search.request import Budget, SearchRequest
 from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
@@ -22,13 +22,26 @@ def asked_for(trials: Sequence[TrialRecord], request: SearchRequest) -> list[Tri
     return [trial for trial in trials if request.admits(trial.facts.chain)]
 
 
+def front_of(trials: Sequence[TrialRecord], request: SearchRequest) -> list[TrialRecord]:
+    """The trials on the front of what a request keeps low and within its limits, fastest first."""
+    most, times = request.max_error, request.min_speedup
+    within = [
+        trial
+        for trial in asked_for(trials, request)
+        if (most is None or (trial.weight_error is not None and trial.weight_error <= most))
+        and (times is None or (trial.ratio is not None and trial.ratio * times <= 1))
+    ]
+    return front.pareto_front(within, request.metrics)
+
+
 def elect(
     trials: Sequence[TrialRecord], steps: Sequence[Step], max_error: float | None = None
 ) -> list[TrialRecord]:
     """The trials whose chains go into the final.
 
     They are, of each step, the three fastest, the one with the largest rho and, where there are
-    such, the one nearest to the given weights and the one with the best score.
+    such, the one nearest to the given weights, the one of the least energy and the one with the
+    best score.
 
     With ``max_error`` only those count that come at least so near to the given weights.
     They are ranked by their latency over the dense layer's, measured in turns within the trial, so
@@ -67,7 +80,7 @@ def finalists(
                 retimed=final is not None,
                 weight_error=trial.weight_error,
                 score=trial.score,
-                energy_mj=used.get(str(trial.facts.chain)),
+                energy_mj=used.get(str(trial.facts.chain), trial.energy_mj),
                 dense_energy_mj=used.get(DENSE),
             )
         )
@@ -112,10 +125,12 @@ def _heuristic(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
 
 def _least(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Of each objective besides the latency, the trial where it is least."""
-    near = [trial for trial in trials if trial.weight_error is not None]
-    scored = [trial for trial in trials if trial.score is not None]
-    found = [min(near, key=lambda trial: trial.weight_error or 0.0)] if near else []
-    return found + ([min(scored, key=lambda trial: trial.score or 0.0)] if scored else [])
+    found = []
+    for name in ("weight_error", "energy_mj", "score"):
+        value = front.VALUES[name]
+        known = [(known, trial) for trial in trials if (known := value(trial)) is not None]
+        found += [min(known, key=lambda one: one[0])[1]] if known else []
+    return found
 
 
 def _unmet(budget: Budget, space: Space) -> Recommendation:
@@ -225,6 +240,11 @@ def _sentence(
             f" The nearest product of that chain has a relative error of {chosen.weight_error:.3f} "
             "to the given weights."
         )
+    if chosen.energy_mj is not None:
+        text += f" A call of it uses {words.millijoules(chosen.energy_mj)}"
+        if chosen.dense_energy_mj is not None:
+            text += f", one of the dense layer {words.millijoules(chosen.dense_energy_mj)}"
+        text += "."
     if step.least < step.asked:
         text += (
             f" No chain uses {step.asked:,} weights or more within this budget; those of "

@@ -20,7 +20,7 @@ from ksopt import tables
 from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
-from ksopt.search import doubt, evidence, words
+from ksopt.search import doubt, evidence, recommend, result_tables, words
 from ksopt.search.request import Dims, without_password
 from ksopt.search.result import (
     SCHEMA,
@@ -30,7 +30,6 @@ from ksopt.search.result import (
     SearchResult,
     TrialRecord,
 )
-from ksopt.tables import Table
 
 
 def write(result: SearchResult, folder: Path) -> None:
@@ -157,6 +156,10 @@ def to_value(result: SearchResult) -> dict[str, Any]:
         "drift": _drift(evidence.drift(result)),
         "dense_layer": _dense_layer(doubt.dense_layer(result)),
         "trials": [_trial(trial) for trial in result.trials],
+        "front": {
+            "metrics": list(request.metrics),
+            "trials": [trial.number for trial in recommend.front_of(result.trials, request)],
+        },
         "space": asdict(result.space),
         "sampler": result.sampler,
         "run": result.run,
@@ -201,7 +204,7 @@ def print_result(result: SearchResult, stream: TextIO) -> None:
     if result.stopped == "timeout":
         print("The time was up before all trials were measured.", file=stream)
     print(file=stream)
-    tables.write(answers_table(result), stream)
+    tables.write(result_tables.answers_table(result), stream)
     print(f"\nreport: {result.folder.resolve() / 'report.html'}", file=stream)
 
 
@@ -212,123 +215,6 @@ def warnings(result: SearchResult) -> list[str]:
     failures = evidence.failures(result)
     found += [failures] if failures else []
     return [*found, drift.sentence] if drift is not None and drift.beyond_noise else found
-
-
-def answers_table(result: SearchResult) -> Table:
-    """The fastest chain of each step beside the dense layer."""
-    rows = []
-    for answer in result.recommendations:
-        cells = [""] * 7
-        if answer.chosen is not None:
-            known = answer.chosen.facts
-            cells = [
-                str(known.chain),
-                f"{known.nnz:,}",
-                words.microseconds(answer.chosen.latency.median_us),
-                words.microseconds(answer.chosen.dense.median_us),
-                f"{1 / answer.chosen.ratio:.2f}x",
-                f"{known.rho:.4f}",
-                f"{answer.chosen.efficiency:.2f}",
-            ]
-        rows.append([answer.budget.text, *cells, answer.verdict.value])
-    heads = ("chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency")
-    size = result.request.size
-    return tables.of(
-        ("budget", *heads, "verdict"),
-        rows,
-        title=f"Fastest chain of each budget for {words.layer(size)}",
-    )
-
-
-def finalists_table(result: SearchResult) -> Table:
-    """Every finalist, and what chose it."""
-    rows = []
-    for place, one in enumerate(result.finalists):
-        alike = evidence.within_noise_of(one, result.finalists)
-        noise = ", ".join(str(other + 1) for other in alike)
-        rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
-    heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
-    # Beside the latency: what a chain costs else, and what it keeps.
-    at = heads.index("against dense") + 1
-    for head, cells in reversed(_extra_columns(result)):
-        if any(cells):
-            heads.insert(at, head)
-            for row, cell in zip(rows, cells, strict=True):
-                row.insert(at, cell)
-    return tables.of(heads, rows)
-
-
-def _extra_columns(result: SearchResult) -> list[tuple[str, list[str]]]:
-    """What was asked for besides: head and a cell for each finalist, empty where there is none."""
-
-    def cells(text: str, values: Iterable[float | None]) -> list[str]:
-        return ["" if value is None else text.format(value) for value in values]
-
-    found = result.finalists
-    return [
-        (">weight error", cells("{:.3f}", (one.weight_error for one in found))),
-        (">score", cells("{:.4g}", (one.score for one in found))),
-        (">energy", cells("{:.3g} mJ", (one.energy_mj for one in found))),
-    ]
-
-
-def trials_table(trials: list[TrialRecord]) -> Table:
-    """Trials as they were measured, each beside the dense layer in its own turn."""
-    rows = []
-    for trial in trials:
-        known = trial.facts
-        latency, ratio = trial.latency, trial.ratio
-        rows.append(
-            [
-                str(trial.number),
-                str(known.chain),
-                f"{known.nnz:,}",
-                "" if latency is None else words.microseconds(latency.median_us),
-                "" if ratio is None else f"{1 / ratio:.2f}x",
-                f"{known.rho:.4f}",
-                trial.origin,
-                trial.reason or "",
-            ]
-        )
-    heads = (
-        ">trial",
-        "chain",
-        ">weights",
-        ">latency",
-        ">dense / chain",
-        ">rho",
-        "chosen by",
-        "given up or failed because",
-    )
-    if not any(trial.reason for trial in trials):
-        return tables.of(heads[:-1], [row[:-1] for row in rows])
-    return tables.of(heads, rows)
-
-
-_FINALIST_HEADS = (
-    "chain",
-    ">weights",
-    ">of dense",
-    ">latency",
-    ">dense / chain",
-    "against dense",
-    ">rho",
-    ">efficiency",
-)
-
-
-def _finalist_cells(finalist: Finalist) -> list[str]:
-    known = finalist.facts
-    return [
-        str(known.chain),
-        f"{known.nnz:,}",
-        words.percent(known.share),
-        words.microseconds(finalist.latency.median_us),
-        f"{1 / finalist.ratio:.2f}x",
-        finalist.versus_dense.value,
-        f"{known.rho:.4f}",
-        f"{finalist.efficiency:.2f}",
-    ]
 
 
 def _facts(known: ChainFacts) -> dict[str, Any]:
@@ -415,6 +301,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "error": trial.error,
         "weight_error": trial.weight_error,
         "score": trial.score,
+        "energy_mj": trial.energy_mj,
         "seconds": trial.seconds,
         "reason": trial.reason,
     }
@@ -442,6 +329,7 @@ _CSV_COLUMNS = [
     "error",
     "weight_error",
     "score",
+    "energy_mj",
     "seconds",
     "reason",
 ]

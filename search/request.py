@@ -188,11 +188,13 @@ class SearchRequest:
         min_speedup: How many times as fast as dense a recommended chain must be.
         objective: "pareto" learns where latency and weights are both low; "pareto-error" where
             latency and the error to the given weights are; "latency" only where latency is.
+            ``energy`` and ``score`` each add theirs to any of these.
         train: Time a step of training, forward and the gradients of input and weights, in place of
             the product alone.
         score: ``MODULE:FUNCTION`` of the user's: a number for each chain, low where it is good, as
             one more objective (`ksopt.search.score`). Its code is run.
-        energy: Measure the finalists' energy too, on an NVIDIA GPU.
+        energy: Measure the energy of a call of every chain too, on an NVIDIA GPU, as one more
+            objective; of the finalists again, for longer, beside the dense layer's.
         families: Only chains of these families of the paper's Table 1, named as the class methods
             of `Chain` or joined by commas; empty for any chain. What is asked for by name comes
             also where two factors could be merged, as in all butterflies.
@@ -379,10 +381,13 @@ class SearchRequest:
         Example:
             >>> SearchRequest("8x8", score="mine:cost").metrics
             ('latency_us', 'parameters', 'score')
+            >>> SearchRequest("8x8", objective="latency", energy=True).metrics
+            ('latency_us', 'energy_mj')
         """
         second = {"pareto": ("parameters",), "pareto-error": ("weight_error",)}
+        third = ("energy_mj",) if self.energy else ()
         score = () if self.score is None else ("score",)
-        return ("latency_us", *second.get(self.objective, ()), *score)
+        return ("latency_us", *second.get(self.objective, ()), *third, *score)
 
     @property
     def command(self) -> str:

@@ -60,6 +60,7 @@ class TrialRecord:
         device: torch's name of where it was measured.
         seconds: For how long that held the device; None unless measured.
         score: By the user's function; None without one.
+        energy_mj: Energy of a call in millijoules; None unless it was asked for and measured.
     """
 
     number: int
@@ -75,6 +76,7 @@ class TrialRecord:
     device: str | None = None
     seconds: float | None = None
     score: float | None = None
+    energy_mj: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -105,8 +107,9 @@ class Finalist:
         retimed: Whether both times come from the final, in which all finalists took turns.
         weight_error: As in its trial.
         score: As in its trial.
-        energy_mj: Energy of a call in millijoules; None unless it was asked for.
-        dense_energy_mj: The dense layer's.
+        energy_mj: Energy of a call in millijoules, measured after the final for longer than in a
+            trial; as in its trial if that did not come about, None unless it was asked for.
+        dense_energy_mj: The dense layer's, of after the final; None otherwise.
     """
 
     facts: ChainFacts

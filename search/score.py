@@ -27,6 +27,7 @@ class Scored:
         latency_us: Median latency, with ``--train`` of a training step.
         dense_us: The dense layer's, timed in turns with it.
         weight_error: Relative error of its nearest product to the given weights; None without them.
+        energy_mj: Energy of a call in millijoules; None without ``--energy``.
         dtype, batch, layout, device: What was measured, and where.
     """
 
@@ -39,6 +40,7 @@ class Scored:
     latency_us: float
     dense_us: float
     weight_error: float | None
+    energy_mj: float | None
     dtype: str
     batch: int
     layout: str

@@ -239,6 +239,7 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         device=attrs.get("device"),
         seconds=attrs.get("seconds"),
         score=attrs.get("score"),
+        energy_mj=attrs.get("energy_mj"),
     )
 
 
@@ -255,6 +256,7 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
         "objective": request.objective,
         "train": request.train,
         "score": request.score,
+        "energy": request.energy,
         **_limits(request),
         "device": device.type,
         "device name": device.name,
@@ -280,9 +282,10 @@ def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
             )
         study.set_user_attr("identity", asked)
         return
-    # Studies of older versions knew nothing of training and scores, nor of limits.
+    # Studies of older versions knew nothing of training and scores, nor of limits; whatever they
+    # were asked, their trials have no energy.
     unlimited = _limits(SearchRequest(Dims(1, 1), budgets=("1",)))
-    stored = {"train": False, "score": None} | unlimited | stored
+    stored = {"train": False, "score": None, "energy": False} | unlimited | stored
     differing = [name for name in asked if asked[name] != stored.get(name)]
     if differing:
         pairs = ", ".join(f"{n} {stored.get(n)} there and {asked[n]} here" for n in differing)
@@ -290,6 +293,12 @@ def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
             raise InvalidInputError(
                 f"the study to resume is limited to other chains ({pairs}): its answer would not "
                 f"be of those that are asked for; {_NEXT}"
+            )
+        if differing == ["energy"]:
+            has, asked_for = ("energy", "none") if stored["energy"] else ("no energy", "it")
+            raise InvalidInputError(
+                f"the trials of the study to resume have {has}, and {asked_for} is asked for here "
+                f"({pairs}): what a study keeps low cannot change; {_NEXT}"
             )
         raise InvalidInputError(
             f"the study to resume measured something else ({pairs}): its times cannot be compared; "

@@ -75,8 +75,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     )
     request = replace(request, out=request.out or _default_folder(request))
     storage = store.storage_of(request)
-    if request.energy:
-        energy.Meter(device)  # refused before anything is measured
+    meter = energy.meter_of(request, device)  # refused before anything is measured
     record = devices.record(device)
     given = GivenWeights.of(request, device)
     if given is not None and given.sentence:
@@ -99,7 +98,9 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             kept = RunRecord.begin(request, number, record, roofline, space, sampler)
             kept.keep(study)
             share = Share(request, study, number, space, given)
-            stopped = Crew([share], device, storage, roofline, compilers).run(progress, began)
+            stopped = Crew([share], device, storage, roofline, compilers, meter).run(
+                progress, began
+            )
             kept = concluded(share, kept, device, spare, stopped, progress, began)
             result = result_of(study, kept, folder)
             report.write(result, folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ksopt.bench.timing import Measurement
 from ksopt.search.request import Dims
 from ksopt.search.result import ChainFacts, SearchResult
@@ -19,6 +21,19 @@ def microseconds(value: float) -> str:
         ('6.80 us', '812 us', '1,645 us')
     """
     return f"{value:,.2f} us" if value < 10 else f"{value:,.{1 if value < 100 else 0}f} us"
+
+
+def millijoules(value: float) -> str:
+    """Three significant digits, no exponent.
+
+    Example:
+        >>> millijoules(0.01234), millijoules(12.345), millijoules(2345.6)
+        ('0.0123 mJ', '12.3 mJ', '2,346 mJ')
+    """
+    if value >= 100:
+        return f"{value:,.0f} mJ"
+    places = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{places}f} mJ"
 
 
 def rate(flops: float) -> str:

@@ -1,8 +1,8 @@
 """``python -m ksopt.search.worker``: a process that measures for a search.
 
 It reads one JSON document, the task, from stdin and answers with JSON lines. The tasks: a share of
-the trials of studies; the final, and the finalists' energy, each by a process of its own. It ends
-when stdin does, so it does not outlive its parent.
+the trials of studies; the final, and the finalists' energy after it, each by a process of its own.
+It ends when stdin does, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from ksopt.search.ahead import Compilers, Target, affordable
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
+from ksopt.search.energy import Meter, meter_of
 from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
 from ksopt.search.health import DeviceLostError
@@ -54,8 +55,11 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     deadline = None if limit is None else time.monotonic() + limit
     count = affordable(task["workers"])
     with Presence() as presence, Compilers(Target.of(device), count) as compilers:
+        # One for all shares: they are of one search.
+        meter = meter_of(SearchRequest.from_json(task["shares"][0]["request"]), device)
         campaigns = [
-            _campaign(share, device, roofline, presence, compilers) for share in task["shares"]
+            _campaign(share, device, roofline, presence, compilers, meter)
+            for share in task["shares"]
         ]
         in_time = take_turns(
             campaigns, lambda place, number: answer({"trial": number, "share": place}), deadline
@@ -69,6 +73,7 @@ def _campaign(
     roofline: Roofline,
     presence: Presence,
     compilers: Compilers,
+    meter: Meter | None,
 ) -> Campaign:
     request = SearchRequest.from_json(share["request"])
     storage = store.storage_of(request)
@@ -86,7 +91,7 @@ def _campaign(
     )
     return Campaign(
         claims,
-        Objective(request, device, GivenWeights.of(request, device), share["seed"]),
+        Objective(request, device, GivenWeights.of(request, device), share["seed"], meter),
         device,
         roofline,
         request,
@@ -110,8 +115,8 @@ def final(task: Mapping[str, Any], answer: Answer) -> None:
 
 def energy(task: Mapping[str, Any], answer: Answer) -> None:
     """Energy of chains and dense; answers ``{"millijoules": {name: value}}``."""
-    request = SearchRequest.from_json(task["request"])
-    objective = Objective(request, torch.device(task["device"]))
+    request, device = SearchRequest.from_json(task["request"]), torch.device(task["device"])
+    objective = Objective(request, device, meter=meter_of(request, device))
     chains = [Chain.parse(text) for text in task["chains"]]
     answer({"millijoules": objective.energy(chains)})
 

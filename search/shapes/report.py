@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ksopt import tables
-from ksopt.search import doubt, evidence, report, words
+from ksopt.search import doubt, evidence, report, result_tables, words
 from ksopt.search.request import without_password
 from ksopt.search.result import Recommendation
 from ksopt.search.shapes.result import Effect, PlannedGroup, ShapesResult, Whole
@@ -23,7 +23,7 @@ SCHEMA = "ksopt.shapes/1"
 
 # Columns that a terminal of fewer characters does without, so that chains are not cut into pieces.
 _WIDE = 130
-_WIDE_ANSWERS = ("weights", "latency", "dense", "rho", "efficiency")
+_WIDE_ANSWERS = ("weights", "latency", "dense", "rho", "efficiency", "energy")
 _WIDE_PLAN = ("budget", "weights", "latency", "dense")
 
 
@@ -221,7 +221,7 @@ def answers_table(result: ShapesResult) -> Table:
     """The fastest chain of each size and budget beside the dense layer."""
     rows = []
     for one in result.results:
-        table = report.answers_table(one)
+        table = result_tables.answers_table(one)
         rows += [[str(one.request.size), *row] for row in table.rows]
         columns = table.columns
     return tables.of(

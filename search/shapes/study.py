@@ -100,8 +100,7 @@ def _run(
     each = replace(each, out=each.out or _default_folder(request, each))
     request = replace(request, each=each)
     storage = store.storage_of(each)
-    if each.energy:
-        energy.Meter(device)  # refused before anything is measured
+    meter = energy.meter_of(each, device)  # refused before anything is measured
     record = devices.record(device)
     target = Target.of(device) if each.workers == 1 else None
     if to_measure is not None:
@@ -128,7 +127,7 @@ def _run(
             runs.append(RunRecord.begin(one, number, record, roofline, space, name))
             runs[-1].keep(study)
             shares.append(Share(one, study, number, space, weights))
-        stopped = Crew(shares, device, storage, roofline, compilers).run(progress, began)
+        stopped = Crew(shares, device, storage, roofline, compilers, meter).run(progress, began)
         results = []
         for share, run in zip(shares, runs, strict=True):
             with Spare.of(device) as spare:

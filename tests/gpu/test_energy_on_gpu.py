@@ -1,6 +1,8 @@
-"""Energy of finalists on a GPU: read from its counter, in the report, and of a plausible size."""
+"""Energy on a GPU: read from its counter, an objective of a search, and of a plausible size."""
 
 import json
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,15 +29,27 @@ def meter() -> energy.Meter:
 
 def test_the_counter_rises_while_the_device_works(meter: energy.Meter) -> None:
     x = torch.randn(4096, 4096, device="cuda")
-    found = energy.millijoules(
-        {"square": lambda: x @ x, "twice": lambda: x @ x @ x}, meter, torch.cuda.synchronize
-    )
+    calls = {"square": lambda: x @ x, "twice": lambda: x @ x @ x}
+    found = energy.millijoules(calls, meter, energy.TRIAL_SECONDS)
     assert found["square"] > 0
     # Two products against one: a counter in other units, or shared out wrongly, is far off.
     assert 1.5 < found["twice"] / found["square"] < 2.7
 
 
-def test_a_search_reports_the_energy_of_its_finalists(
+def test_a_trial_is_long_beside_the_steps_of_the_counter(meter: energy.Meter) -> None:
+    """The docs say that the counter advances a few times in a tenth of a second."""
+    x = torch.randn(4096, 4096, device="cuda")
+    readings, began = [meter.millijoules()], time.perf_counter()
+    while time.perf_counter() - began < 1.0:
+        x @ x
+        torch.cuda.synchronize()
+        readings.append(meter.millijoules())
+    steps = sum(later > earlier for earlier, later in pairwise(readings))
+    # Fewer would be steps of more than a tenth of a second, or a counter that says it late.
+    assert steps >= 8
+
+
+def test_a_search_has_energy_as_an_objective(
     meter: energy.Meter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["search", "--dims", "768x3072", "--budget", "25%", "--dtype", "bf16", "--energy"]
@@ -43,16 +57,22 @@ def test_a_search_reports_the_energy_of_its_finalists(
     assert cli.main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["request"]["energy"] is True
+    assert found["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
+    assert found["front"]["trials"]
     assert found["finalists"]
+    assert [trial["state"] for trial in found["trials"]] == ["complete"] * 4
+    used = [(one["energy_mj"], one["latency"]) for one in found["finalists"] + found["trials"]]
+    used += [(one["dense_energy_mj"], one["dense"]) for one in found["finalists"]]
+    for energy_mj, latency in used:
+        # Energy is taken from warm caches and without a pause, latency from cold ones: the
+        # quotient is a power only roughly.
+        watts = 1e3 * energy_mj / latency["median_us"]
+        assert LEAST_W < watts < MOST_W
+    # The trial's half second and the second after the final are of the same chain, whose kernels
+    # were chosen with more care meanwhile.
+    in_trial = {trial["chain"]: trial["energy_mj"] for trial in found["trials"]}
     for one in found["finalists"]:
-        for energy_mj, latency in (
-            (one["energy_mj"], one["latency"]),
-            (one["dense_energy_mj"], one["dense"]),
-        ):
-            # Energy is taken from warm caches and without a pause, latency from cold ones: the
-            # quotient is a power only roughly.
-            watts = 1e3 * energy_mj / latency["median_us"]
-            assert LEAST_W < watts < MOST_W
+        assert 0.5 < one["energy_mj"] / in_trial[one["chain"]] < 1.5
     assert "energy" in (tmp_path / "report.md").read_text(encoding="utf-8").lower()
     rows = (tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines()
     assert len(rows) == 5

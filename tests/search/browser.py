@@ -110,7 +110,8 @@ def browser(name: str) -> Iterator[Browser]:
         os.dup2(read, 3)
         os.dup2(write, 4)
 
-    with tempfile.TemporaryDirectory() as profile:
+    # Processes that it began end a moment after it, and may still write there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
         options += ["--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={profile}"]
         process = subprocess.Popen(

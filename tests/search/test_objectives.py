@@ -1,4 +1,4 @@
-"""Objectives besides the latency of a product: training, error, the user's own, energy."""
+"""Objectives besides the latency of a product: training, error, the user's own."""
 
 import csv
 import io
@@ -14,9 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ksopt.cli import main
-from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.search import SearchRequest, SearchResult, energy, objective, page, replay, retime
+from ksopt.errors import InvalidInputError
+from ksopt.search import SearchRequest, SearchResult, objective, page, replay
 from ksopt.search.error_plot import error_plot
 from ksopt.search.passes import training_step
 from ksopt.search.request import STUDY
@@ -239,79 +238,3 @@ def test_a_score_says_what_raised() -> None:
     score = Score("mine:cost", lambda scored: 1 / 0)
     with pytest.raises(ScoreError, match=r"mine:cost raised ZeroDivisionError: division by zero"):
         score(None)  # type: ignore[arg-type]
-
-
-# Energy.
-
-
-class Counter:
-    """A meter that a test moves on."""
-
-    def __init__(self) -> None:
-        self.used = 0.0
-
-    def millijoules(self) -> float:
-        return self.used
-
-
-def test_energy_is_shared_out_over_the_calls() -> None:
-    meter, now = Counter(), [0.0]
-
-    def call(seconds: float, millijoules: float) -> Callable[[], None]:
-        def made() -> None:
-            now[0] += seconds
-            meter.used += millijoules
-
-        return made
-
-    found = energy.millijoules(
-        {"small": call(0.01, 2.0), "large": call(0.3, 50.0)},
-        meter,  # type: ignore[arg-type]
-        lambda: None,
-        clock=lambda: now[0],
-    )
-    assert found == {"small": pytest.approx(2.0), "large": pytest.approx(50.0)}
-    assert now[0] >= 2.0
-
-
-def test_energy_of_a_cpu_is_refused(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InvalidInputError, match="energy is read from the counter of an NVIDIA GPU"):
-        search(energy=True)
-    words = ["search", "--dims", "32x64", "--device", "cpu", "--energy"]
-    assert main(words) == 2
-    assert "leave --energy out" in capsys.readouterr().err
-
-
-def test_energy_is_reported(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "Meter", lambda device: None)
-    monkeypatch.setattr(
-        retime,
-        "energy",
-        lambda request, device, chains: {"dense": 7.5} | {str(chain): 2.5 for chain in chains},
-    )
-    result = search(energy=True, trials=3)
-    assert [(f.energy_mj, f.dense_energy_mj) for f in result.finalists] == [(2.5, 7.5)] * len(
-        result.finalists
-    )
-    assert read(result)["finalists"][0]["energy_mj"] == 2.5
-    text = page.markdown(result)
-    assert "2.5 mJ" in text
-    assert "the dense layer uses 7.5 mJ a call" in text
-    again = replay(str(result.folder), out=result.folder / "again")
-    assert again.finalists[0].energy_mj == 2.5
-
-
-def test_a_counter_that_fails_costs_no_final(
-    search: Search, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def failing(*given: object) -> dict[str, float]:
-        raise KsoptError("the energy: NVML says GPU is lost")
-
-    monkeypatch.setattr(energy, "Meter", lambda device: None)
-    monkeypatch.setattr(retime, "energy", failing)
-    with pytest.raises(KsoptError, match="GPU is lost"):
-        search(energy=True, trials=3)
-    again = replay(str(tmp_path / "report"))
-    assert again.stopped is None
-    assert all(finalist.retimed for finalist in again.finalists)
-    assert again.finalists[0].energy_mj is None

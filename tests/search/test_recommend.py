@@ -1,13 +1,14 @@
 """From measured numbers to an answer: made-up times, so that every case comes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
-from ksopt.search.plot import pareto_front
-from ksopt.search.recommend import asked_for, elect, finalists, recommend
+from ksopt.search.front import pareto_front
+from ksopt.search.recommend import asked_for, elect, finalists, front_of, recommend
 from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.result import ChainFacts, TrialRecord, Verdict
 from ksopt.search.space import Space, Step
@@ -192,4 +193,32 @@ def test_the_front_is_what_nothing_beats_in_both() -> None:
         trial(3, SMALL, 40, nnz=100),
         failed(4, SMALL),
     ]
-    assert [t.number for t in pareto_front(trials)] == [3, 2]
+    assert [t.number for t in pareto_front(trials, ("parameters", "latency_us"))] == [3, 2]
+
+
+def test_a_chain_of_little_energy_is_on_the_front_of_energy_alone() -> None:
+    slow = trial(2, SMALL, 90, nnz=300)
+    trials = [trial(0, SMALL, 50, nnz=100), trial(1, SMALL, 60, nnz=100), slow, slow]
+    used = [replace(one, energy_mj=mj) for one, mj in zip(trials, (4, 5, 3, 3), strict=True)]
+    used.append(trial(4, SMALL, 1))  # of a run without energy
+    assert [t.number for t in pareto_front(used, ("latency_us", "energy_mj"))] == [0, 2]
+    assert [t.number for t in pareto_front(used[:4], ("latency_us", "parameters"))] == [0]
+
+
+def test_the_front_keeps_to_the_limits() -> None:
+    trials = [
+        replace(trial(n, chain, us), weight_error=error)
+        for n, (chain, us, error) in enumerate(
+            (
+                (SMALL, 20, 0.9),
+                (MIDDLE, 40, 0.5),
+                (MIRROR, 60, 0.4),
+                (Chain.low_rank(64, 64, 8), 9, 0.1),
+            )
+        )
+    ]
+    options = {"budgets": ("50%",), "weights": "w.safetensors", "objective": "pareto-error"}
+    request = SearchRequest("64x64", max_error=0.6, min_speedup=2.0, **options)
+    # The first errs too much, the third is too slow, the last is of a rank that is not asked for.
+    assert [t.number for t in front_of(trials, request)] == [1]
+    assert [t.number for t in front_of(trials, SearchRequest("64x64", **options))] == [0, 1, 2]

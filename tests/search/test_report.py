@@ -57,6 +57,7 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "recommendations",
         "finalists",
         "trials",
+        "front",
         "space",
         "sampler",
         "stopped",

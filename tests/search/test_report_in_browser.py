@@ -88,8 +88,9 @@ def report(search: Search) -> Path:
     dense = steady(1e6)
     result = replace(
         result,
+        request=replace(result.request, energy=True),
         trials=tuple(
-            replace(trial, latency=steady(us), dense=dense, weight_error=us / 2e6)
+            replace(trial, latency=steady(us), dense=dense, weight_error=us / 2e6, energy_mj=us / 3)
             for trial, us in zip(result.trials, times, strict=True)
         ),
         finalists=tuple(
@@ -102,6 +103,10 @@ def report(search: Search) -> Path:
                 dense_energy_mj=20.0,
             )
             for finalist in result.finalists
+        ),
+        recommendations=tuple(
+            replace(answer, chosen=answer.chosen and replace(answer.chosen, energy_mj=1234.5))
+            for answer in result.recommendations
         ),
     )
     write(result, result.folder)

@@ -133,7 +133,7 @@ def test_a_study_of_an_older_version_is_reported(search: Search) -> None:
     study.set_user_attr("report", value)
     identity = study.user_attrs["identity"]
     study.set_user_attr(
-        "identity", {k: v for k, v in identity.items() if k not in ("train", "score")}
+        "identity", {k: v for k, v in identity.items() if k not in ("train", "score", "energy")}
     )
     again = replay(str(result.folder))
     check(again)

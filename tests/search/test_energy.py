@@ -1,0 +1,451 @@
+"""Energy as an objective, with a counter that the products themselves move: no GPU is needed."""
+
+import csv
+import io
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ksopt.cli import main
+from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.pattern import Chain
+from ksopt.search import (
+    SearchRequest,
+    SearchResult,
+    ShapesRequest,
+    crew,
+    energy,
+    objective,
+    page,
+    print_result,
+    replay,
+    retime,
+    run_shapes,
+    worker,
+)
+from ksopt.search.energy_plot import energy_plot
+from ksopt.search.objective import Objective
+from ksopt.search.pruning import Pruning
+from ksopt.search.request import STUDY
+from ksopt.search.shapes import document as shapes_document
+from ksopt.search.space import build
+from ksopt.search.words import millijoules
+
+from test_results_schema import check  # isort: skip
+
+Search = Callable[..., SearchResult]
+DENSE_MJ = 7.0
+
+
+@dataclass
+class Counter:
+    """A meter that a test moves on, and that is seen to advance in steps."""
+
+    used: float = 0.0
+    step: float = 1e-9
+
+    def millijoules(self) -> float:
+        return self.used // self.step * self.step
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+
+def of_call(chain: Chain) -> float:
+    """What a call of a chain uses here: the fewer weights, the more."""
+    return 1000.0 / chain.nnz
+
+
+@dataclass
+class Played:
+    """A device whose energy the products of chains and of the dense layer make.
+
+    Args:
+        counter: The device's.
+        opened: The devices that a meter was opened for.
+    """
+
+    counter: Counter = field(default_factory=Counter)
+    opened: list[torch.device] = field(default_factory=list)
+
+    def meter(self, device: torch.device) -> Counter:
+        self.opened.append(device)
+        return self.counter
+
+
+@pytest.fixture
+def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Every meter is one of a played device, and measurements are short."""
+    found = Played()
+    product = objective.ks_linear
+
+    def ks_linear(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+        found.counter.used += 1000.0 / sum(weight.numel() for weight in weights)
+        return product(x, weights, **options)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        found.counter.used += DENSE_MJ
+        return F.linear(x, weight)
+
+    def after_the_final(
+        request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+    ) -> dict[str, float]:
+        meter: Any = found.counter
+        return Objective(request, device, meter=meter).energy(chains)
+
+    monkeypatch.setattr(objective, "ks_linear", ks_linear)
+    monkeypatch.setattr(objective, "F", types.SimpleNamespace(linear=linear))
+    monkeypatch.setattr(energy, "Meter", found.meter)
+    monkeypatch.setattr(energy, "TRIAL_SECONDS", 0.005)
+    monkeypatch.setattr(energy, "FINAL_SECONDS", 0.005)
+    monkeypatch.setattr(energy, "_BURST_S", 0.001)
+    monkeypatch.setattr(retime, "energy", after_the_final)
+    return found
+
+
+def read(result: SearchResult) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((result.folder / "results.json").read_text())
+    return found
+
+
+def study_of(result: SearchResult) -> optuna.Study:
+    return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / 'study.db'}")
+
+
+# The counter.
+
+
+@dataclass
+class Clock:
+    """A time that calls move on, with a counter that follows it."""
+
+    meter: Counter
+    now: float = 0.0
+
+    def call(self, seconds: float, watts: float) -> Callable[[], None]:
+        def made() -> None:
+            self.now += seconds
+            self.meter.used += 1e3 * watts * seconds
+
+        return made
+
+
+def test_energy_is_shared_out_over_the_calls() -> None:
+    clock = Clock(Counter())
+    found = energy.millijoules(
+        {"small": clock.call(0.01, 200.0), "large": clock.call(0.3, 400.0)},
+        clock.meter,  # type: ignore[arg-type]
+        clock=lambda: clock.now,
+    )
+    assert found == {"small": pytest.approx(2e3), "large": pytest.approx(120e3)}
+    assert 2.0 <= clock.now < 4.0
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.045, 0.1])
+def test_the_steps_of_the_counter_are_no_error(step_s: float) -> None:
+    """A step of 0.1 s is a fifth of the time, and so might two looks at any time err."""
+    watts = 300.0
+    for begun_s in (0.0, 0.3 * step_s, 0.8 * step_s):
+        counter = Counter(used=1e3 * watts * begun_s, step=1e3 * watts * step_s)
+        clock = Clock(counter)
+        found = energy.millijoules(
+            {"chain": clock.call(50e-6, watts)},
+            counter,  # type: ignore[arg-type]
+            seconds=energy.TRIAL_SECONDS,
+            clock=lambda clock=clock: clock.now,  # type: ignore[misc]
+        )
+        assert found["chain"] == pytest.approx(1e3 * watts * 50e-6, rel=0.01)
+        # What the documentation says a trial pays.
+        assert clock.now < energy.TRIAL_SECONDS + 0.1 + 2 * step_s
+
+
+def test_a_counter_that_stands_still_is_an_error() -> None:
+    clock = Clock(Counter(step=1e12))
+    with pytest.raises(
+        energy.EnergyError, match=r"the energy counter stood still at 0 mJ for 1\.0 s"
+    ):
+        energy.millijoules(
+            {"chain": clock.call(0.001, 100.0)},
+            clock.meter,  # type: ignore[arg-type]
+            clock=lambda: clock.now,
+        )
+
+
+def test_a_counter_that_cannot_be_read_says_why() -> None:
+    class NVMLError(Exception):
+        pass
+
+    def lost(handle: object) -> int:
+        raise NVMLError("GPU is lost")
+
+    meter = object.__new__(energy.Meter)
+    meter._nvml = types.SimpleNamespace(
+        NVMLError=NVMLError, nvmlDeviceGetTotalEnergyConsumption=lost
+    )
+    meter._handle = None
+    with pytest.raises(energy.EnergyError, match="cannot be read: NVML says GPU is lost"):
+        meter.millijoules()
+
+
+def test_energy_of_a_cpu_is_refused(search: Search, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidInputError, match="energy is read from the counter of an NVIDIA GPU"):
+        search(energy=True)
+    words = ["search", "--dims", "32x64", "--device", "cpu", "--energy"]
+    assert main(words) == 2
+    assert "leave --energy out" in capsys.readouterr().err
+
+
+# A search.
+
+
+def beaten(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a trial of results.json is beaten by another, by the definition."""
+    pairs = [(one[key], other[key]) for key in ("latency_over_dense", "parameters", "energy_mj")]
+    return all(b <= a for a, b in pairs) and any(b < a for a, b in pairs)
+
+
+def test_energy_is_an_objective(search: Search, played: Played) -> None:
+    result = search(energy=True, trials=5)
+    assert len(played.opened) == 1  # one meter a process, however many trials
+    study = study_of(result)
+    assert study.metric_names == ["latency_us", "parameters", "energy_mj"]
+    assert study.directions == [optuna.study.StudyDirection.MINIMIZE] * 3
+    for trial, known in zip(study.trials, result.trials, strict=True):
+        assert known.energy_mj == pytest.approx(of_call(known.facts.chain))
+        assert trial.user_attrs["energy_mj"] == trial.values[2] == known.energy_mj
+
+    value = check(result)
+    assert [trial["energy_mj"] for trial in value["trials"]] == [t.energy_mj for t in result.trials]
+    rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
+    assert [float(row["energy_mj"]) for row in rows] == [t.energy_mj for t in result.trials]
+
+    # The front is what its definition says, and with the most weights the least energy is on it.
+    assert value["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
+    trials = value["trials"]
+    alone = [one for one in trials if not any(beaten(one, other) for other in trials)]
+    assert set(value["front"]["trials"]) == {one["number"] for one in alone}
+    least = min(result.trials, key=lambda trial: trial.energy_mj or 0.0)
+    assert least.number in value["front"]["trials"]
+    assert least.number in [finalist.trial for finalist in result.finalists]
+    for finalist in result.finalists:
+        assert finalist.energy_mj == pytest.approx(of_call(finalist.facts.chain))
+        assert finalist.dense_energy_mj == pytest.approx(DENSE_MJ)
+
+
+def test_energy_is_reported(search: Search, played: Played) -> None:
+    result = search(energy=True, trials=5)
+    chosen = result.recommendations[0].chosen
+    assert chosen is not None
+    assert chosen.energy_mj is not None
+    used = millijoules(chosen.energy_mj)
+    assert f"A call of it uses {used}, one of the dense layer 7.00 mJ." in (
+        result.recommendations[0].sentence
+    )
+    text = io.StringIO()
+    print_result(result, text)
+    table = text.getvalue().split("Fastest chain of each budget")[1]
+    assert "energy" in table
+    assert used in table
+    markdown = page.markdown(result)
+    sections = {part.partition("\n")[0]: part for part in markdown.split("\n## ")[1:]}
+    front = sections["Pareto front"]
+    assert "equals or beats in latency, weights and energy together" in front
+    shown = [trial for trial in result.trials if str(trial.facts.chain) in front.replace("\\", "")]
+    assert [t.number for t in shown] == sorted(read(result)["front"]["trials"])
+    for trial in shown:
+        assert millijoules(trial.energy_mj or 0.0) in front
+    assert "In a trial it is taken over" in sections["How it was measured"]
+    assert "the dense layer uses 7.00 mJ a call" in sections["How it was measured"]
+    assert "Energy against latency" in page.html(result)
+    drawn = energy_plot(result, 800, 340)
+    assert drawn.count('class="point"') == 5
+    assert drawn.count('class="chosen"') == drawn.count('class="front"') == 1
+    assert drawn.count('class="dense"') == 2
+
+    again = replay(str(result.folder), out=result.folder / "again")
+    assert isinstance(again, SearchResult)
+    assert [trial.energy_mj for trial in again.trials] == [t.energy_mj for t in result.trials]
+    assert again.finalists == result.finalists
+    assert page.markdown(again).count("Pareto front") == 1
+
+
+def test_without_energy_nothing_is_said_of_it(search: Search) -> None:
+    result = search(trials=3)
+    assert energy_plot(result, 800, 340) == ""
+    assert "Energy" not in page.html(result)
+    markdown = page.markdown(result)
+    assert "mJ" not in markdown
+    assert "Energy" not in markdown
+    assert "equals or beats in latency and weights together" in markdown
+    value = read(result)
+    assert value["front"]["metrics"] == ["latency_us", "parameters"]
+    assert [trial["energy_mj"] for trial in value["trials"]] == [None] * 3
+
+
+def test_a_study_with_energy_goes_on_with_it_alone(
+    search: Search, played: Played, tmp_path: Path
+) -> None:
+    search(energy=True, trials=2)
+    assert len(search(energy=True, trials=3).trials) == 3
+    with pytest.raises(
+        InvalidInputError,
+        match=r"trials of the study to resume have energy, and none is asked for here "
+        r"\(energy True there and False here\)",
+    ):
+        search(trials=4)
+    other = tmp_path / "other"
+    search(trials=1, out=other)
+    with pytest.raises(
+        InvalidInputError,
+        match=r"trials of the study to resume have no energy, and it is asked for here "
+        r"\(energy False there and True here\).*another --out",
+    ):
+        search(energy=True, trials=2, out=other)
+
+
+def test_energy_is_beside_any_objective(search: Search, played: Played) -> None:
+    result = search(energy=True, objective="latency", trials=2)
+    assert study_of(result).metric_names == ["latency_us", "energy_mj"]
+    assert result.request.command.endswith(f"--energy --trials 2 --seed 0 --out {result.folder}")
+
+
+def test_a_users_function_knows_the_energy(
+    search: Search, played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_energy.py").write_text(
+        "def cost(known):\n    return known.energy_mj * known.latency_us\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    result = search(energy=True, score="of_energy:cost", train=True, trials=2)
+    assert study_of(result).metric_names == ["latency_us", "parameters", "energy_mj", "score"]
+    for trial in result.trials:
+        assert trial.latency is not None
+        assert trial.score == pytest.approx((trial.energy_mj or 0.0) * trial.latency.median_us)
+
+
+def test_a_chain_that_is_slow_may_use_little() -> None:
+    options: dict[str, Any] = {"budgets": ("50%",), "objective": "latency"}
+    study = optuna.create_study(directions=["minimize"] * 2)
+    space = build(SearchRequest("32x64", **options))
+    *rivals, chain = space.candidates[:4]
+    for rival in rivals:
+        attrs = {"nnz": rival.nnz, "dense_ratio": 0.1, "chain": str(rival)}
+        study.add_trial(optuna.create_trial(values=[1.0, 1.0], user_attrs=attrs))
+    without, with_energy = (
+        Pruning(study, space.steps, SearchRequest("32x64", energy=asked, **options))
+        for asked in (False, True)
+    )
+    assert without.limit(chain, "TPE") is not None
+    assert with_energy.limit(chain, "TPE") is None
+
+
+def test_a_counter_that_fails_fails_its_trial(
+    search: Search, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "_STILL_S", 0.0)
+    played.counter.step = 1e12
+    result = search(energy=True, trials=1)
+    assert result.trials[0].state == "failed"
+    assert (result.trials[0].reason or "").startswith("EnergyError: the energy counter stood still")
+    assert check(result)["front"]["trials"] == []
+
+
+def test_a_counter_that_fails_after_the_final_costs_no_final(
+    search: Search, played: Played, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing(*given: object) -> dict[str, float]:
+        raise KsoptError("the energy: NVML says GPU is lost")
+
+    monkeypatch.setattr(retime, "energy", failing)
+    with pytest.raises(KsoptError, match="GPU is lost"):
+        search(energy=True, trials=3)
+    again = replay(str(tmp_path / "report"))
+    assert isinstance(again, SearchResult)
+    assert again.stopped is None
+    assert all(finalist.retimed for finalist in again.finalists)
+    # What is known of the finalists is what their trials saw.
+    for finalist in again.finalists:
+        assert finalist.energy_mj == pytest.approx(of_call(finalist.facts.chain))
+        assert finalist.dense_energy_mj is None
+    markdown = page.markdown(again)
+    assert "In a trial it is taken over" in markdown
+    assert "the dense layer uses" not in markdown
+
+
+def test_every_worker_measures_energy(
+    search: Search, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_this_process(
+        tasks: Sequence[Mapping[str, Any]], told: Callable[[int, int], None], note: object
+    ) -> bool:
+        answers: list[Mapping[str, Any]] = []
+        for task in tasks:
+            worker.TASKS["trials"](json.loads(json.dumps(task)), answers.append)
+        for answer in answers:
+            if "trial" in answer:
+                told(answer["share"], answer["trial"])
+        return True
+
+    monkeypatch.setattr(crew.processes, "run", in_this_process)
+    result = search(energy=True, workers=2, trials=3)
+    assert len(played.opened) == 3  # of the one that asks, and of each worker
+    for trial in result.trials:
+        assert trial.energy_mj == pytest.approx(of_call(trial.facts.chain))
+
+
+def test_energy_after_the_final_is_a_task(played: Played) -> None:
+    request = SearchRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
+    chains = [Chain.monarch(32, 64, p=4), Chain.monarch(32, 64, p=8)]
+    answers: list[Mapping[str, Any]] = []
+    task = {"request": request.to_json(), "device": "cpu", "chains": [str(one) for one in chains]}
+    worker.TASKS["energy"](json.loads(json.dumps(task)), answers.append)
+    wanted = {str(one): pytest.approx(of_call(one)) for one in chains}
+    assert answers == [{"millijoules": {**wanted, "dense": pytest.approx(DENSE_MJ)}}]
+
+
+def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
+    request = ShapesRequest.of(
+        ("32x64", "64x32"),
+        budgets=("50%",),
+        batch=16,
+        device="cpu",
+        trials=4,
+        energy=True,
+        out=tmp_path / "report",
+    )
+    result = run_shapes(request)
+    assert len(played.opened) == 1
+    for one in result.results:
+        for trial in one.trials:
+            assert trial.energy_mj == pytest.approx(of_call(trial.facts.chain))
+        assert [f.dense_energy_mj for f in one.finalists] == pytest.approx(
+            [DENSE_MJ] * len(one.finalists)
+        )
+    rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
+    assert all(float(row["energy_mj"]) > 0 for row in rows)
+    written = shapes_document.html(result)
+    assert "32x64: energy against latency" in written
+    assert "64x32: pareto front" in written
+    again = replay(str(result.folder))
+    assert not isinstance(again, SearchResult)
+    assert [one.trials for one in again.results] == [one.trials for one in result.results]
+    with pytest.raises(InvalidInputError, match="energy True there and False here"):
+        run_shapes(ShapesRequest.of(("32x64",), batch=16, device="cpu", out=tmp_path / "report"))
+
+
+def test_a_pruned_trial_has_no_energy(played: Played) -> None:
+    """A caller may give up on a chain, as the search does not with energy."""
+    request = SearchRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
+    meter: Any = played.counter
+    slow = Objective(request, torch.device("cpu"), meter=meter)
+    found = slow.measure(Chain.monarch(32, 64, p=4), limit=1e-9)
+    assert found.latency.given_up
+    assert found.energy_mj is None
