@@ -175,12 +175,12 @@ def test_arguments_that_are_not_allowed(words, message, capsys, tmp_path):
 
 @pytest.mark.slow
 def test_under_inductor(tmp_path):
-    words = ["--models", "vit", "--dtypes", "float32", "--tune", "measure"]
+    words = ["--models", "gpt2", "--dtypes", "float32", "--tune", "measure"]
     code, out = run(tmp_path, *words)
     assert code == 0
     ours = json.loads((out / "models.json").read_text(encoding="utf-8"))["cases"][0]["ways"][2]
-    assert ours["forward_lowered"] + ours["forward_kept"] == LAYERS["vit"]
-    assert ours["step_lowered"] + ours["step_kept"] == LAYERS["vit"]
+    assert ours["forward_lowered"] + ours["forward_kept"] == LAYERS["gpt2"]
+    assert ours["step_lowered"] + ours["step_kept"] == LAYERS["gpt2"]
     assert all(site["measured"] and "under Inductor" in site["reason"] for site in ours["sites"])
     assert ours["step_compile_s"] > ours["step_pass_s"] > 0
     assert ours["forward_deciding_s"] > 0
