@@ -42,6 +42,10 @@ step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${worker
 # The processes above have one device each.
 [ "$devices" -gt 1 ] && step two-devices 60 "$python" -m pytest -m gpu -q tests/gpu -k two_devices
 
+# The counter of energy is the whole board's, so these tests leave themselves out above.
+[ "${#workers[@]}" -gt 0 ] && "$python" -c 'import pynvml' 2>/dev/null \
+  && step energy-tests 120 "$python" -m pytest -m gpu -q tests/gpu/test_energy_on_gpu.py
+
 # The sanitizers take no times, so they share the device, or take one each where there are several;
 # with three, the search need not wait for them.
 checks=()

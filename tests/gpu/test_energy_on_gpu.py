@@ -1,6 +1,7 @@
 """Energy on a GPU: read from its counter, an objective of a search, and of a plausible size."""
 
 import json
+import os
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,13 @@ from ksopt import cli
 from ksopt.errors import InvalidInputError
 from ksopt.search import energy
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="the counter is the whole board's, and other tests use it now: run this without -n",
+    ),
+]
 pytest.importorskip("pynvml")
 
 # A board draws at least a few watts while it works, and no GPU as much as two kilowatts.
