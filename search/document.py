@@ -207,8 +207,15 @@ def _predictions(result: SearchResult) -> list[Section]:
     )
     if all(one.predictor.key != "predicted_us" for one in found):
         text += " The kernels' cost model is for GPUs: there is none here."
+    heads = ["prediction", ">Spearman", ">chains"]
     rows = [[one.predictor.name, f"{one.spearman:+.2f}", str(one.chains)] for one in found]
-    table = tables.of(("prediction", ">Spearman", ">chains"), rows)
+    if any(one.energy_spearman is not None for one in found):
+        text += " The largest d rho is where it saves most energy."
+        heads.append(">Spearman with energy")
+        for row, one in zip(rows, found, strict=True):
+            known = one.energy_spearman
+            row.append("" if known is None else f"{known:+.2f}")
+    table = tables.of(heads, rows)
     sections = [Section("Measured against predicted", (), (text,), table)]
     shown = [one for one in found if one.predictor.key in ("rho", "predicted_us")]
     for one in shown:

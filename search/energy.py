@@ -118,11 +118,11 @@ def millijoules(
     for name, call in calls.items():
         at_work = _AtWork.begin(call, meter, clock)
         # The first burst also lets the draw settle, after other work or none.
-        at_work.burst(_BURST_S)
+        at_work.burst()
         first, counted = at_work.until_step(), at_work.count
         began = clock()
         while clock() - began < seconds:
-            at_work.burst(_BURST_S)
+            at_work.burst()
         found[name] = (at_work.until_step() - first) / (at_work.count - counted)
     return found
 
@@ -155,20 +155,20 @@ class _AtWork:
         meter.synchronize()
         return cls(call, meter, clock, max(clock() - began, 1e-7))
 
-    def burst(self, seconds: float) -> None:
-        """Calls for about so long, at least one, and no longer queue than that."""
-        count = max(1, int(seconds / self.call_s))
-        for _ in range(count):
-            self.call()
+    def burst(self) -> None:
+        """Calls for a while, to their end."""
+        self._queue(_BURST_S)
         self.meter.synchronize()
-        self.count += count
 
     def until_step(self) -> float:
         """What the counter says, in millijoules, once it has advanced."""
         before, began = self.meter.millijoules(), self.clock()
         while True:
-            self.burst(_STEP_BURST_S)
+            self._queue(_STEP_BURST_S)
+            # While the device is at work: a look takes its time, too. That what is queued counts as
+            # done is so at both ends, and no error.
             now = self.meter.millijoules()
+            self.meter.synchronize()
             if now > before:
                 return now
             if self.clock() - began > _STILL_S:
@@ -176,3 +176,10 @@ class _AtWork:
                     f"the energy counter stood still at {before:g} mJ for "
                     f"{self.clock() - began:.1f} s in which the device was at work"
                 )
+
+    def _queue(self, seconds: float) -> None:
+        """Calls that take about so long, at least one."""
+        count = max(1, int(seconds / self.call_s))
+        for _ in range(count):
+            self.call()
+        self.count += count

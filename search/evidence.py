@@ -104,11 +104,13 @@ class Correlation:
         predictor: Which.
         spearman: Spearman's coefficient, -1 to 1, with latency over the dense layer's.
         chains: How many were measured and have a prediction.
+        energy_spearman: The same with the energy of a call; None unless three chains have one.
     """
 
     predictor: Predictor
     spearman: float
     chains: int
+    energy_spearman: float | None = None
 
 
 def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
@@ -120,11 +122,25 @@ def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
     found = []
     for predictor in PREDICTORS:
         pairs = points(trials, predictor)
-        frame = pd.DataFrame(pairs, columns=["predicted", "measured"]).rank()
-        spearman = float(frame["predicted"].corr(frame["measured"]))
-        if len(pairs) >= _FEWEST_CHAINS and spearman == spearman:  # not a NaN
-            found.append(Correlation(predictor, spearman, len(pairs)))
+        spearman = _spearman(pairs)
+        if spearman is not None:
+            used = [
+                (value, trial.energy_mj)
+                for trial in trials
+                if trial.energy_mj is not None
+                and (value := predictor.value(trial.facts)) is not None
+            ]
+            found.append(Correlation(predictor, spearman, len(pairs), _spearman(used)))
     return tuple(found)
+
+
+def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The coefficient of (predicted, measured); None of too few, or where one is all alike."""
+    if len(pairs) < _FEWEST_CHAINS:
+        return None
+    frame = pd.DataFrame(pairs, columns=["predicted", "measured"]).rank()
+    found = float(frame["predicted"].corr(frame["measured"]))
+    return found if found == found else None  # not a NaN
 
 
 def points(trials: Sequence[TrialRecord], predictor: Predictor) -> list[tuple[float, float]]:

@@ -150,7 +150,12 @@ def to_value(result: SearchResult) -> dict[str, Any]:
             for finalist in result.finalists
         ],
         "correlations": [
-            {"with": one.predictor.key, "spearman": one.spearman, "chains": one.chains}
+            {
+                "with": one.predictor.key,
+                "spearman": one.spearman,
+                "chains": one.chains,
+                "energy_spearman": one.energy_spearman,
+            }
             for one in evidence.correlations(result.trials)
         ],
         "drift": _drift(evidence.drift(result)),

@@ -48,6 +48,18 @@ def test_spearman_ranks_what_was_measured() -> None:
     assert known["rho"].spearman == pytest.approx(-0.9747, abs=1e-4)
 
 
+def test_energy_is_ranked_where_it_was_measured() -> None:
+    trials = [trial(i, float(i), 10.0 - i) for i in range(5)]
+    assert all(one.energy_spearman is None for one in correlations(trials))
+    used = [replace(one, energy_mj=mj) for one, mj in zip(trials[1:], (5, 3, 2, 1), strict=True)]
+    found = {one.predictor.key: one for one in correlations([trials[0], *used])}
+    assert found["d_rho"].energy_spearman == pytest.approx(-1)
+    assert found["d_rho"].chains == 5
+    assert found["d_rho"].spearman == pytest.approx(-1)
+    few = {one.predictor.key: one for one in correlations([*trials[:3], *used[2:]])}
+    assert few["d_rho"].energy_spearman is None
+
+
 def test_no_correlation_of_two_chains_or_without_a_model() -> None:
     assert correlations([trial(1, 1.0, 2.0), trial(2, 2.0, 3.0)]) == ()
     three = [trial(i, float(i), 2.0 + i) for i in (1, 2, 3)]

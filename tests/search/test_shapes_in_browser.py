@@ -9,7 +9,7 @@ from test_report_in_browser import CUT, FAINT, OVERLAPPING, SCROLLING, TINY, chr
 
 from ksopt.bench.timing import Measurement
 from ksopt.pattern import Chain
-from ksopt.search import ShapesRequest, retime, run_shapes
+from ksopt.search import ShapesRequest, energy, retime, run_shapes
 from ksopt.search.request import Dims
 from ksopt.search.shapes.layers import Layer, Layers, grouped
 
@@ -37,6 +37,15 @@ def final(
 @pytest.fixture
 def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(retime, "final", final)
+    monkeypatch.setattr(energy, "Meter", lambda device: device)
+    monkeypatch.setattr(
+        energy, "millijoules", lambda calls, meter, seconds: dict.fromkeys(calls, 12_345.6)
+    )
+    monkeypatch.setattr(
+        retime,
+        "energy",
+        lambda request, device, chains: {"dense": 123.4} | {str(one): 1_234.5 for one in chains},
+    )
     layers = [
         Layer(f"encoder.layer.{i}.{name}", dims, f"{i}.{name}")
         for i in range(12)
@@ -49,6 +58,7 @@ def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         device="cpu",
         max_factors=2,
         trials=12,
+        energy=True,
         out=tmp_path / "report",
     )
     return run_shapes(request).folder / "report.html"
