@@ -20,7 +20,25 @@ from ksopt.search.space import Step
 
 ORIGIN = "estimate"
 """What the report calls what chose such a chain."""
-_TURNS = 5  # of its own, before each of the sampler's
+# Of its own, before each of the sampler's; and where more is to be low than what it knows.
+_TURNS, _FEWER_TURNS = 5, 1
+_KNOWN = ("latency_us", "parameters")
+
+
+def turns(metrics: Sequence[str]) -> int:
+    """How many turns an estimate has before each of the sampler's.
+
+    It goes by latency and weights, and knows nothing of energy, an error or a score: where such are
+    to be low, it is for the sampler to find chains that are slower and better in these.
+
+    Args:
+        metrics: What a study keeps low, by name.
+
+    Example:
+        >>> turns(("latency_us", "parameters")), turns(("latency_us", "parameters", "energy_mj"))
+        (5, 1)
+    """
+    return _TURNS if set(metrics) <= set(_KNOWN) else _FEWER_TURNS
 
 
 def estimates(
@@ -74,23 +92,25 @@ class Estimator:
         candidates: What may be proposed.
         steps: Of the ladder: the one that was tried least is next.
         model: Its predictions so far are used; none is made.
+        turns: Of its own before each of the sampler's.
     """
 
     candidates: Sequence[Chain]
     steps: Sequence[Step]
     model: CostModel
+    turns: int = _TURNS
 
     def next(self, trials: Sequence[FrozenTrial], tried: Set[Chain]) -> Chain | None:
         """The untried chain that is estimated to be fastest; None if it is the sampler's turn.
 
-        The sampler has every sixth turn: an estimate knows the time of factors, and nothing of
+        The sampler has a turn now and then: an estimate knows the time of factors, and nothing of
         what makes a chain more than their sum, so the sampler may find what the estimate overlooks.
         But factors' times rank chains nearly perfectly (docs/search.md).
         """
         ended = [trial for trial in trials if "chain" in trial.user_attrs]
         ours = sum(trial.user_attrs.get("origin") == ORIGIN for trial in ended)
         theirs = sum(trial.user_attrs.get("origin") in ("TPE", "NSGA-II") for trial in ended)
-        if ours >= _TURNS * (theirs + 1):
+        if ours >= self.turns * (theirs + 1):
             return None
         chains = [Chain.parse(trial.user_attrs["chain"]) for trial in ended]
         times = factor_times(

@@ -1,6 +1,7 @@
 """Estimates of chains that were never run, and the search that follows them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from ksopt.kernels.families import Machine
 from ksopt.pattern import Chain
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
-from ksopt.search.estimate import ORIGIN, Estimator, estimates, factor_times
+from ksopt.search.estimate import ORIGIN, Estimator, estimates, factor_times, turns
 from ksopt.search.locks import Presence
 from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.sampler import ChainSampler
@@ -72,6 +73,21 @@ def test_estimates_and_the_sampler_take_turns_after_the_priors(claims: Claims) -
     fastest = min((c for c in SPACE.candidates if small.holds(c.nnz)), key=lambda c: c.nnz)
     assert large.holds(chains[0].nnz)
     assert chains[1].nnz == fastest.nnz
+
+
+def test_the_sampler_has_every_second_turn_where_an_estimate_knows_too_little(
+    claims: Claims,
+) -> None:
+    assert claims.estimator is not None
+    claims.estimator = replace(claims.estimator, turns=turns(("latency_us", "energy_mj")))
+    origins = []
+    for _ in range(7):
+        claim = claims.next()
+        assert claim is not None
+        claim.trial.set_user_attr("device", "cuda:0")
+        origins.append(claim.trial.user_attrs["origin"])
+        claims.study.tell(claim.trial, [1.0, float(claim.chain.nnz)])
+    assert origins == ["largest rho", *[ORIGIN, "TPE"] * 3]
 
 
 def test_what_was_measured_of_factors_counts_more_than_predictions(claims: Claims) -> None:
