@@ -27,8 +27,8 @@ TRIAL_SECONDS = 0.5
 """How long a chain is called for its trial's energy; beside it come two waits for a step."""
 FINAL_SECONDS = 1.0
 """How long a finalist, or the dense layer, is."""
-# Calls between two looks at the clock take about so long, that the device hardly ever waits for
-# the host; where a step of the counter is waited for, so long.
+# Calls that are queued together take about so long: many, so that the device hardly ever waits for
+# the host, and few where a step of the counter is waited for, which falls somewhere among them.
 _BURST_S, _STEP_BURST_S = 0.05, 0.005
 # A counter that stands still for so long, while the device works, is no counter.
 _STILL_S = 1.0
