@@ -18,7 +18,7 @@ from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.energy import Meter
-from ksopt.search.estimate import Estimator, turns
+from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
 from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
@@ -131,7 +131,7 @@ class Crew:
             campaigns = []
             for share, seed in zip(self.shares, seeds, strict=True):
                 model = CostModel.of(share.request, self.device)
-                space, own = share.space, turns(share.request.metrics)
+                request, space = share.request, share.space
                 claims = Claims(
                     self.storage,
                     share.study,
@@ -140,9 +140,9 @@ class Crew:
                     limit=share.request.trials,
                     run=share.run,
                     presence=presence,
-                    estimator=None
-                    if model is None
-                    else Estimator(space.candidates, space.steps, model, own),
+                    estimator=Estimator.of(
+                        request, space.candidates, space.steps, model, self.roofline
+                    ),
                 )
                 campaigns.append(
                     Campaign(

@@ -18,9 +18,9 @@ from ksopt.search.space import Space
 
 HEURISTIC = "largest rho"
 _MOST_FAMILY_PRIORS = 4
-_COST_MODEL_PRIORS = 4
+_COST_MODEL_PRIORS = 2
 # Beside a cost model: what is estimated from the first trials finds more (docs/search.md).
-_FAMILY_PRIORS_BESIDE = 2
+_FAMILY_PRIORS_BESIDE = 1
 
 
 def facts(
@@ -69,9 +69,9 @@ def enqueued(
 ) -> list[tuple[str, Chain]]:
     """(origin, chain) in the order to measure them, each chain once, all candidates of the space.
 
-    For each step: the largest rho (paper, equation 2), the lowest roofline floor, the four that the
+    For each step: the largest rho (paper, equation 2), the lowest roofline floor, the two that the
     cost model, if there is one, predicts to be fastest, then the families with the most weights, at
-    most four of them, or two beside a cost model. The cost model is asked for the lowest floors
+    most four of them, or one beside a cost model. The cost model is asked for the lowest floors
     first, for so many seconds of each step. The steps take turns, so that a search that is stopped
     early has an answer for each.
     """

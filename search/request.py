@@ -219,7 +219,7 @@ class SearchRequest:
     layout: str = "batch_first"
     device: str = "auto"
     max_factors: int = MOST_FACTORS
-    trials: int = 40
+    trials: int = 72
     timeout_s: float | None = None
     seed: int = 0
     storage: str | None = None
@@ -396,7 +396,7 @@ class SearchRequest:
         Example:
             >>> SearchRequest("768x3072", budgets=("25%",), batch=256, device="cpu").command
             'ksopt search --dims 768x3072 --budget 25% --batch 256 --dtype float32 \
---layout batch_first --device cpu --factors 3 --min-rank 768 --min-use 0.5 --trials 40 --seed 0'
+--layout batch_first --device cpu --factors 3 --min-rank 768 --min-use 0.5 --trials 72 --seed 0'
         """
         return command_line(self.options)
 

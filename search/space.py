@@ -17,8 +17,10 @@ from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.smallest import no_chain
 from ksopt.search.walk import Factors, TooManyError, Walk
 
-# Candidates kept of each number of factors and step: far more than a study measures.
+# Candidates kept of each number of factors and step: far more than a study measures. The fastest
+# chains have two factors more often than not, and of those a GPU's search can weigh all.
 _MOST_PER_STRATUM = 500
+_MOST_OF_TWO_FACTORS = 20_000
 # Choices in an enumeration before it gives way to random descents: about a second.
 _MOST_VISITS = 100_000
 # Random descents for each number of factors and step, and choices in one before it is given up.
@@ -72,8 +74,9 @@ class Space:
 def build(request: SearchRequest) -> Space:
     """The space of a request.
 
-    Chains are enumerated, and those that a step may recommend are kept: up to 500 of each number
-    of factors, drawn uniformly with the request's seed where there are more. Where an enumeration
+    Chains are enumerated, and those that a step may recommend are kept: up to 20,000 of two
+    factors and 500 of each other number, drawn uniformly with the request's seed where there are
+    more. Where an enumeration
     would take more than about a second (three factors of dims with many divisors) they are drawn by
     random descents through the same tree of choices: every chain can come, but not all are equally
     likely. No more than what is kept is ever in memory. The named families are always kept.
@@ -92,7 +95,7 @@ def build(request: SearchRequest) -> Space:
     count, exact = 0, True
     for factors in range(1, request.max_factors + 1):
         for pool in pools:
-            pool.open_stratum()
+            pool.open_stratum(_most(factors))
         walk = Walk(
             request.size,
             request.steps[-1].parameters,
@@ -109,7 +112,7 @@ def build(request: SearchRequest) -> Space:
             exact = False
             for pool in pools:
                 # What came so far is the beginning of the tree, not a fair sample of it.
-                pool.open_stratum()
+                pool.open_stratum(_MOST_PER_STRATUM)
                 pool.draw(request, factors)
         for pool in pools:
             pool.close_stratum()
@@ -131,6 +134,10 @@ def build(request: SearchRequest) -> Space:
     )
 
 
+def _most(factors: int) -> int:
+    return _MOST_OF_TWO_FACTORS if factors == 2 else _MOST_PER_STRATUM
+
+
 class _Pool:
     """Collects the candidates of one step, one number of factors after the other."""
 
@@ -143,16 +150,17 @@ class _Pool:
         # The largest chains that use less than was asked, should none use as much.
         self._below: list[Factors] = []
         self._below_nnz = 0
-        self.open_stratum()
+        self.open_stratum(_MOST_PER_STRATUM)
 
-    def open_stratum(self) -> None:
+    def open_stratum(self, most: int) -> None:
+        self._most = most
         self._stratum: list[Factors] = []
         self._seen = 0
 
     def close_stratum(self) -> None:
         self._kept += self._stratum
         self.overflowed |= self._seen > len(self._stratum)
-        self.open_stratum()
+        self._stratum = []
 
     def offer(self, found: Factors) -> None:
         """Keep a chain with the same chance as every other of its stratum."""
@@ -162,13 +170,13 @@ class _Pool:
         if nnz < self._asked:
             if nnz > self._below_nnz:
                 self._below, self._below_nnz = [], nnz
-            if nnz == self._below_nnz and len(self._below) < _MOST_PER_STRATUM:
+            if nnz == self._below_nnz and len(self._below) < self._most:
                 self._below.append(found)
             return
         self._seen += 1
-        if len(self._stratum) < _MOST_PER_STRATUM:
+        if len(self._stratum) < self._most:
             self._stratum.append(found)
-        elif (place := self._rng.randrange(self._seen)) < _MOST_PER_STRATUM:
+        elif (place := self._rng.randrange(self._seen)) < self._most:
             self._stratum[place] = found
 
     def add(self, found: Factors) -> None:
@@ -196,7 +204,7 @@ class _Pool:
             if found is not None and found not in drawn:
                 drawn.add(found)
                 self.offer(found)
-            if len(self._stratum) == _MOST_PER_STRATUM:
+            if len(self._stratum) == self._most:
                 break
 
     def candidates(self) -> Iterable[Factors]:

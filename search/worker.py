@@ -30,7 +30,7 @@ from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.energy import Meter, meter_of
-from ksopt.search.estimate import Estimator, turns
+from ksopt.search.estimate import Estimator
 from ksopt.search.given import GivenWeights
 from ksopt.search.health import DeviceLostError
 from ksopt.search.locks import Presence
@@ -87,9 +87,7 @@ def _campaign(
         limit=request.trials,
         run=share["run"],
         presence=presence,
-        estimator=None
-        if model is None
-        else Estimator(candidates, steps, model, turns(request.metrics)),
+        estimator=Estimator.of(request, candidates, steps, model, roofline),
     )
     return Campaign(
         claims,

@@ -18,7 +18,7 @@ import torch
 
 from ksopt.bench import timing
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.pattern import Chain, Pattern
 
 _DTYPES = {
     "float16": torch.float16,
@@ -70,10 +70,11 @@ class Roofline:
 
         A kernel that runs the whole chain in one pass moves fewer bytes and may beat it.
         """
-        return sum(
-            self.floor_us(pattern.bytes(batch, self.dtype), pattern.flops(batch))
-            for pattern in chain
-        )
+        return sum(self.factor_floor_us(pattern, batch) for pattern in chain)
+
+    def factor_floor_us(self, pattern: Pattern, batch: int) -> float:
+        """The floor of one factor's product."""
+        return self.floor_us(pattern.bytes(batch, self.dtype), pattern.flops(batch))
 
     def efficiency(self, bytes_moved: int, flops: int, latency_us: float) -> float:
         """Floor over measured time. Above 1 where a CPU's caches keep what the floor moves.

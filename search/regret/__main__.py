@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--budgets", nargs="+", default=list(LADDER), metavar="SIZE", help="the ladder")
     add("--dtype", default="bfloat16", help="float32, float16 or bfloat16 (default)")
     add("--batch", type=int, metavar="ROWS", help="rows of the input (8192, on a CPU 256)")
-    add("--trials", type=int, default=40, help="chains that a search measures (%(default)s)")
+    add("--trials", type=int, default=72, help="chains that a search measures (%(default)s)")
     add("--reference", type=int, default=400, help="chains beside them, at least (%(default)s)")
     add(
         "--times",

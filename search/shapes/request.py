@@ -54,7 +54,7 @@ class ShapesRequest:
         Args:
             what: Sizes, such as ``("384x384", "384x1536")``, or a model's layers, from
                 `layers_of_model` or `layers_of_config`.
-            trials: Chains to measure in all; None for 40 of each size.
+            trials: Chains to measure in all; None for 72 of each size.
             asked_by: As in the class; None for ``--dims``.
             options: Those of `SearchRequest` besides dims and trials, for every size.
 

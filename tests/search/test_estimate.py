@@ -1,13 +1,14 @@
 """Estimates of chains that were never run, and the search that follows them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 
 from ksopt.kernels.families import Machine
-from ksopt.pattern import Chain
+from ksopt.pattern import Chain, Pattern
 from ksopt.search.claims import Claims
 from ksopt.search.cost import CostModel
 from ksopt.search.estimate import ORIGIN, Estimator, estimates, factor_times, turns
@@ -50,24 +51,24 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Claims]:
             storage.create(STUDY),
             ChainSampler(SPACE.candidates, "TPE", seed=0),
             [("largest rho", SPACE.candidates[-1])],
-            limit=9,
+            limit=12,
             run=1,
             presence=presence,
-            estimator=Estimator(SPACE.candidates, SPACE.steps, model(guess)),
+            estimator=Estimator(SPACE.candidates, SPACE.steps, model(guess), lambda _: 0.0),
         )
 
 
 def test_estimates_and_the_sampler_take_turns_after_the_priors(claims: Claims) -> None:
     origins, chains = [], []
-    for _ in range(9):
+    for _ in range(12):
         claim = claims.next()
         assert claim is not None
         claim.trial.set_user_attr("device", "cuda:0")
         origins.append(claim.trial.user_attrs["origin"])
         chains.append(claim.chain)
         claims.study.tell(claim.trial, [1.0, float(claim.chain.nnz)])
-    assert origins == ["largest rho", *[ORIGIN] * 5, "TPE", *[ORIGIN] * 2]
-    assert len(set(chains)) == 9
+    assert origins == ["largest rho", *[ORIGIN] * 8, "TPE", *[ORIGIN] * 2]
+    assert len(set(chains)) == 12
     # What is estimated to be fastest of the step that was tried least.
     small, large = SPACE.steps
     fastest = min((c for c in SPACE.candidates if small.holds(c.nnz)), key=lambda c: c.nnz)
@@ -113,3 +114,74 @@ def test_what_was_measured_of_factors_counts_more_than_predictions(claims: Claim
     following = estimator.next(trials, {first.chain, best})
     assert following is not None
     assert not set(following) & set(best)
+
+
+class Asked(CostModel):
+    """A cost model that knows some times, and remembers what it is asked for."""
+
+    def __init__(self, times: dict, known: Iterable[Pattern] = ()) -> None:
+        super().__init__(Machine((9, 0), 132, 228 * 1024), "float16", 64, False)
+        self.times, self.asked = times, []
+        self._known.update({pattern: times[pattern] for pattern in known})
+
+    def _factor(self, pattern: Pattern) -> float | None:
+        if pattern not in self._known:
+            self.asked.append(pattern)
+            self._known[pattern] = self.times[pattern]
+        return self._known[pattern]
+
+
+CHAINS = SPACE.candidates
+PATTERNS = sorted({pattern for chain in CHAINS for pattern in chain})
+STEP = SPACE.steps[-1:]
+IN_STEP = [chain for chain in CHAINS if STEP[0].holds(chain.nnz)]
+
+
+def test_a_factor_that_could_belong_to_the_fastest_chain_is_predicted_first() -> None:
+    fast, *_, last = IN_STEP
+    floors = dict.fromkeys(PATTERNS, 20.0) | dict.fromkeys(fast, 5.0)
+    times = {pattern: floors[pattern] + 8 for pattern in PATTERNS}
+    played = Asked(times, known=last)
+    estimator = Estimator(CHAINS, STEP, played, floors.__getitem__, seconds=60)
+    assert estimator.next([], set()) == fast
+    assert set(fast) <= set(played.asked)
+    hopeless = [p for p in PATTERNS if all(p not in c for c in IN_STEP if set(c) & set(fast))]
+    assert hopeless
+    assert not set(hopeless) & set(played.asked)
+
+
+def test_without_time_what_is_known_has_to_do() -> None:
+    last = IN_STEP[-1]
+    played = Asked(dict.fromkeys(PATTERNS, 9.0), known=last)
+    estimator = Estimator(CHAINS, STEP, played, lambda _: 1.0, seconds=0)
+    assert estimator.next([], set()) == last
+    assert played.asked == []
+    assert estimator.next([], {last}) is None
+
+
+def test_a_factor_that_cannot_be_predicted_is_in_no_proposal() -> None:
+    never = IN_STEP[0][0]
+    played = Asked(dict.fromkeys(PATTERNS, 9.0) | {never: None})
+    estimator = Estimator(CHAINS, STEP, played, lambda _: 1.0, seconds=60)
+    found, tried = [], set()
+    while (chain := estimator.next([], tried)) is not None:
+        found.append(chain)
+        tried.add(chain)
+    assert set(found) == {chain for chain in IN_STEP if never not in chain}
+
+
+def test_factors_overlap() -> None:
+    """A chain of three is slower by its sum, and faster as measured chains tell."""
+    two, three = Chain.parse("(1,8,4,8)*(4,8,8,1)"), Chain.parse("(1,4,2,16)*(2,4,8,4)*(16,4,2,1)")
+    known = dict.fromkeys(two, 15.0) | dict.fromkeys(three, 11.0)
+    estimator = Estimator([two, three], [replace(STEP[0], least=1)], model(known), lambda _: 0.0)
+    assert estimator.next([], set()) == two
+    seen = optuna.trial.create_trial(
+        value=1.0,
+        user_attrs={
+            "chain": "(1,16,8,4)*(4,8,8,1)",
+            "factors_us": [10.0, 10.0],
+            "latency": {"median_us": 16.0},
+        },
+    )
+    assert estimator.next([seen], set()) == three

@@ -139,6 +139,7 @@ def test_where_nothing_uses_the_budget_the_largest_below_stands_in() -> None:
 
 def test_a_space_too_large_is_sampled_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spaces, "_MOST_VISITS", 2000)
+    monkeypatch.setattr(spaces, "_most", lambda factors: 50)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 50)
     request = SearchRequest("96x192", budgets=("25%",), seed=1)
     space = build(request)
@@ -158,6 +159,7 @@ def test_a_space_too_large_is_sampled_by_seed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_families_are_candidates_even_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "_most", lambda factors: 1)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 1)
     request = SearchRequest("96x192", budgets=("50%",))
     candidates = build(request).candidates
@@ -168,6 +170,7 @@ def test_families_are_candidates_even_of_a_sample(monkeypatch: pytest.MonkeyPatc
 
 def test_a_reservoir_is_fair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the chains has the same chance of being kept."""
+    monkeypatch.setattr(spaces, "_most", lambda factors: 3)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 3)
     dims = {"dims": "12x8", "budgets": ("100%",), "min_rank": 4, "max_factors": 2, "min_use": 0.0}
     drawn = [build(SearchRequest(**dims, seed=seed)).candidates for seed in range(400)]
