@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from ksopt.kernels.families import Machine
 from ksopt.pattern import Chain, Pattern
 from ksopt.search.cost import CostModel
-from ksopt.search.estimate import estimates, factor_times
+from ksopt.search.estimate import estimates, factor_times, overlaps_us
 from ksopt.search.regret.rows import Measured
 from ksopt.search.request import SearchRequest
 from ksopt.search.space import Space, Step, build
@@ -169,7 +169,8 @@ class Reference:
 
     def _estimates(self, measured: Sequence[Measured]) -> dict[Chain, float]:
         times = factor_times((Chain.parse(row.chain), row.factors_us) for row in measured)
-        found = estimates(self._all, times, self.predictions.factors_us())
+        timed = [(row.latency_us, row.factors_us) for row in measured if row.latency_us is not None]
+        found = estimates(self._all, times, self.predictions.factors_us(), overlaps_us(timed))
         if not found:  # no cost model, as on a CPU: what moves and multiplies least
             return {
                 chain: chain.flops(1) + 8.0 * sum(sum(pattern.shape) for pattern in chain)

@@ -96,12 +96,14 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     known = {pattern: float(pattern.nnz) for chain in chains for pattern in chain}
     first = chains[0]
     told = replace(whole, predictions=Predictions(_known=dict(known)))
-    estimates = told._estimates(
-        [row(str(first), 9.0, factors_us=tuple(3 * known[pattern] for pattern in first))]
-    )
+    factors_us = tuple(3 * known[pattern] for pattern in first)
+    estimates = told._estimates([row(str(first), sum(factors_us), factors_us=factors_us)])
     assert estimates[first] == pytest.approx(3 * sum(known[p] for p in first))
     last = chains[-1]
     assert estimates[last] == pytest.approx(3 * sum(known[p] for p in last))
+    # Factors overlap by 5 us in the one chain: so they are expected to in all.
+    estimates = told._estimates([row(str(first), sum(factors_us) - 5, factors_us=factors_us)])
+    assert estimates[last] == pytest.approx(3 * sum(known[p] for p in last) - 5)
 
 
 def test_rows_are_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
