@@ -192,18 +192,17 @@ class Estimator:
         )
         open_ = np.ones(len(self.candidates), dtype=bool)
         open_[[self._rows[chain] for chain in tried if chain in self._rows]] = False
-        until = time.monotonic() + self.seconds
         for place in sorted(range(len(self.steps)), key=lambda place: counts[place]):
             step = self.steps[place]
             inside = (step.least <= self._nnz) & (self._nnz <= step.budget.parameters)
             rows = np.flatnonzero(open_ & inside)
-            found = self._fastest(rows, times, overlap_us, until) if len(rows) else None
+            found = self._fastest(rows, times, overlap_us) if len(rows) else None
             if found is not None:
                 return found
         return None
 
     def _fastest(
-        self, rows: IntArray, times: Mapping[Pattern, float], overlap_us: float, until: float
+        self, rows: IntArray, times: Mapping[Pattern, float], overlap_us: float
     ) -> Chain | None:
         """The fastest of some candidates of which all is known, or that no other could beat."""
         factors = self._factors[rows]
@@ -218,6 +217,7 @@ class Estimator:
         # Nearly the least that was seen above a floor, so that hardly a factor is passed over.
         hopeful = floor + (np.quantile(above, _HOPE) if len(above) else 0.0)
         saved = overlap_us * ((factors < len(self._patterns)).sum(axis=1) - 1)
+        until = time.monotonic() + self.seconds
         while True:
             total = np.where(np.isnan(known), hopeful, known)[factors].sum(axis=1) - saved
             best = int(total.argmin())
