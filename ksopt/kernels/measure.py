@@ -30,9 +30,9 @@ _HOPELESS = {2: 2.0, 5: 1.2}
 # Dropped in the warm-up: what keeps the device busy for this many times the fastest, and so long.
 _FAR_BEHIND = 5.0
 _LONG_US = 2000.0
-# Medians closer than the first have not been told apart; nor have those closer than the second
-# that lie inside the fastest's own spread.
-_TIE, _NOISY_TIE = 1.02, 1.05
+# Medians closer than the first, or by fewer microseconds, have not been told apart; nor have those
+# closer than the last that lie inside the fastest's own spread.
+_TIE, _TIE_US, _NOISY_TIE = 1.01, 0.2, 1.05
 # A host's times vary: a launch that takes less than this share of another's is quicker.
 _QUICKER = 0.8
 _MOST_FLUSHES = 50
@@ -124,8 +124,7 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
 def winner(contenders: Sequence[Contender], league: str, previous: str | None = None) -> int:
     """Index of the one to take: the fastest, or of those it was not told apart from, the first.
 
-    Where the device would wait for the host, of those that take it nearly as long the one that
-    takes the host least.
+    Where the device would wait for the host, only those of them count that take the host least.
 
     Args:
         contenders: after a `race`, the simplest first.
@@ -141,14 +140,13 @@ def winner(contenders: Sequence[Contender], league: str, previous: str | None = 
         if league in contender.leagues and contender.samples_us
     ]
     _, best = min(ran, key=lambda entry: entry[1].median_us)
-    if best.median_us < best.host_us < math.inf:
-        near = [(index, c) for index, c in ran if c.median_us <= _NOISY_TIE * best.median_us]
-        least_us = min(c.host_us for _, c in near)
-        ran = [(index, c) for index, c in near if _QUICKER * c.host_us <= least_us]
-        _, best = min(ran, key=lambda entry: entry[1].median_us)
     fastest_us = best.median_us
-    limit = max(_TIE * fastest_us, min(best.quantile_us(0.8), _NOISY_TIE * fastest_us))
-    tied = [(index, c) for index, c in ran if c is best or c.median_us <= limit]
+    spread_us = min(best.quantile_us(0.8), _NOISY_TIE * fastest_us)
+    limit = max(_TIE * fastest_us, fastest_us + _TIE_US, spread_us)
+    tied = [(index, c) for index, c in ran if c.median_us <= limit]
+    if fastest_us < best.host_us < math.inf:
+        least_us = min(c.host_us for _, c in tied)
+        tied = [(index, c) for index, c in tied if _QUICKER * c.host_us <= least_us]
     stays = (index for index, contender in tied if contender.name == previous)
     return next(stays, tied[0][0])
 

@@ -158,8 +158,22 @@ def contender(name: str, device_us: float, host_us: float) -> Contender:
 
 
 def test_the_host_decides_between_what_the_device_does_as_fast():
-    two = [contender("three launches", 5.0, 30.0), contender("one launch", 5.2, 11.0)]
+    two = [contender("three launches", 5.0, 30.0), contender("one launch", 5.15, 11.0)]
     assert winner(two, "kept") == 1
+
+
+def test_a_quicker_launch_is_not_worth_what_the_device_can_tell_apart():
+    """A way may be 2 % slower on the device than PyTorch's, and that is slower than PyTorch."""
+    two = [contender("bmm", 71.0, 100.0), contender("one launch", 72.5, 11.0)]
+    assert winner(two, "kept") == 0
+
+
+def test_what_lies_in_the_fastests_own_spread_has_not_been_told_apart():
+    noisy = [70.0, 71.0, 71.0, 74.0, 75.0]
+    two = [contender("simple", 73.0, 9.0), contender("other", 71.0, 9.0)]
+    assert winner(two, "kept") == 1
+    two[1].samples_us[:] = noisy
+    assert winner(two, "kept") == 0
 
 
 def test_a_device_that_is_busy_anyway_does_not_wait_for_the_host():
