@@ -1,4 +1,4 @@
-// The table of decisions that are one kernel: what an eager call needs to know beside its operands.
+// The tables of decisions that the library can carry out: what a call needs to know beside its operands.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "batched.hpp"
 #include "plans.hpp"
 
 namespace {
@@ -23,13 +24,17 @@ struct SituationHash {
   }
 };
 
-// What was chosen: a plan, and the form of the weight that it takes; 0: the weight as it is.
+// What was chosen: a plan, or a batched product, and the form of the weight that it takes; 0: the weight
+// as it is. Anew: where a batched product has no weight in that form, it prepares one and lets it go.
 struct Choice {
   int64_t plan;
   int64_t form;
+  bool batched;
+  bool anew;
 };
 
-std::unordered_map<Situation, Choice, SituationHash> known;
+// For weights that are kept, and for those that change.
+std::array<std::unordered_map<Situation, Choice, SituationHash>, 2> known;
 std::shared_mutex known_mutex;
 
 // As ksopt.kernels.situation.bits_of counts: batches up to 2 to this power are one situation.
@@ -54,9 +59,13 @@ bool is_aligned(const Tensor& x, bool batch_last) {
          row * static_cast<int64_t>(x.element_size()) % 16 == 0;
 }
 
-bool share_memory(const Tensor& one, const Tensor& other) {  // both contiguous
+bool share_memory(const Tensor& one, const Tensor& other) {  // from the first element to the last
   const auto begin = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
-  const auto bytes = [](const Tensor& t) { return static_cast<uintptr_t>(t.numel()) * t.element_size(); };
+  const auto bytes = [](const Tensor& t) {
+    int64_t last = t.numel() > 0 ? 0 : -1;
+    for (int64_t i = 0; last >= 0 && i < t.dim(); ++i) last += (t.size(i) - 1) * t.stride(i);
+    return static_cast<uintptr_t>(last + 1) * t.element_size();
+  };
   return begin(one) < begin(other) + bytes(other) && begin(other) < begin(one) + bytes(one);
 }
 
@@ -89,15 +98,29 @@ struct Prepared {
   }
 };
 
-// y, if a plan is known for these operands and nothing about them is out of the ordinary; the caller
+std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, const Tensor& weight,
+                                     const std::optional<Tensor>& prepared, const std::optional<Tensor>& out) {
+  const Batched product = batched_at(choice.plan);
+  // One row is one column, which ksopt/batched.py multiplies without copies.
+  const bool copies = product.before == NONE && !(product.sees_x() && product.sees_y());
+  if (copies && x.numel() == product.groups() * product.c) return std::nullopt;
+  std::optional<Tensor> made;  // which `matrices` may refer to
+  std::optional<Matrices> matrices = matrices_in(weight);
+  if (!matrices && prepared) matrices = matrices_of_prepared(product, *prepared);
+  if (!matrices && choice.anew) {
+    made = prepare_matrices(weight);
+    matrices = matrices_of_prepared(product, *made);
+  }
+  return matrices ? multiply_batched(product, x, *matrices, weight, out) : std::nullopt;
+}
+
+// y, if something is known for these operands and nothing about them is out of the ordinary; the caller
 // checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
-                                   const std::optional<Prepared>& prepared,
+                                   bool changing, const std::optional<Prepared>& prepared,
                                    const std::optional<Tensor>& out) {
   const int64_t dims = x.dim();
-  if (dims == 0 || weight.dim() != 4 || !weight.is_contiguous() || !is_aligned(x, batch_last)) {
-    return std::nullopt;
-  }
+  if (dims == 0 || weight.dim() != 4 || !is_aligned(x, batch_last)) return std::nullopt;
   const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
   const int64_t features = x.size(batch_last ? 0 : dims - 1);
   const int32_t dtype = dtype_of(x), device = x.get_device_index();
@@ -109,32 +132,39 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
   Choice choice{};
   {
     const std::shared_lock lock(known_mutex);
-    const auto found = known.find({a, b, c, d, dtype, batch_last, exact, bits_of(batch), device});
-    if (found == known.end()) return std::nullopt;
+    const auto& table = known[changing];
+    const auto found = table.find({a, b, c, d, dtype, batch_last, exact, bits_of(batch), device});
+    if (found == table.end()) return std::nullopt;
     choice = found->second;
   }
-  if (choice.form == 0) return launch_plan(plan_at(choice.plan), x, weight, out);
-  if (!prepared || !prepared->serves(choice.form, device)) return std::nullopt;
-  return launch_plan(plan_at(choice.plan), x, prepared->tensor, out);
+  const bool serves = prepared && prepared->serves(choice.form, device);
+  if (choice.batched) {
+    return multiply_known(choice, x, weight, serves ? std::optional(prepared->tensor) : std::nullopt, out);
+  }
+  if (choice.form == 0) {
+    return weight.is_contiguous() ? launch_plan(plan_at(choice.plan), x, weight, out) : std::nullopt;
+  }
+  return serves ? launch_plan(plan_at(choice.plan), x, prepared->tensor, out) : std::nullopt;
 }
 
 // Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.
-void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, std::optional<Choice> choice) {
+void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing,
+          std::optional<Choice> choice) {
   if (!is_aligned(x, batch_last) || x.numel() == 0) return;
   const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
   const Situation situation = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
                                batch_last, exact, bits_of(batch), x.get_device_index()};
   const std::unique_lock lock(known_mutex);
   if (choice) {
-    known[situation] = *choice;
+    known[changing][situation] = *choice;
   } else {
-    known.erase(situation);
+    known[changing].erase(situation);
   }
 }
 
 void forget_known() {
   const std::unique_lock lock(known_mutex);
-  known.clear();
+  for (auto& table : known) table.clear();
 }
 
 }  // namespace

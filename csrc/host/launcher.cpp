@@ -3,6 +3,7 @@
 // Built on PyTorch's stable ABI, so that one binary serves several torch versions.
 #include <torch/csrc/stable/library.h>
 
+#include "batched.hpp"
 #include "known.hpp"
 #include "plans.hpp"
 
@@ -22,19 +23,27 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
 }
 
 std::optional<Tensor> launch_known_as_it_is(const Tensor& x, const Tensor& weight, bool batch_last,
-                                            bool exact, std::optional<Tensor> out) {
-  return launch_known(x, weight, batch_last, exact, std::nullopt, out);
+                                            bool exact, bool changing, std::optional<Tensor> out) {
+  return launch_known(x, weight, batch_last, exact, changing, std::nullopt, out);
 }
 
 std::optional<Tensor> launch_known_prepared(const Tensor& x, const Tensor& weight, bool batch_last,
                                             bool exact, const Tensor& prepared, int64_t form,
                                             int64_t stream, std::optional<Tensor> out) {
-  return launch_known(x, weight, batch_last, exact, Prepared{prepared, form, stream}, out);
+  return launch_known(x, weight, batch_last, exact, false, Prepared{prepared, form, stream}, out);
 }
 
-void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, int64_t plan,
-               int64_t form) {
-  know(x, weight, batch_last, exact, plan < 0 ? std::nullopt : std::optional(Choice{plan, form}));
+void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
+               int64_t form, bool batched, bool anew) {
+  know(x, weight, batch_last, exact, changing,
+       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, batched, anew}));
+}
+
+// Registers a product and returns its index; before, after: plans of transposes, or NONE.
+int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before, int64_t after) {
+  const std::unique_lock lock(plans_mutex);
+  batched_products.push_back({a, b, c, d, batch_last, before, after});
+  return static_cast<int64_t>(batched_products.size()) - 1;
 }
 
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
@@ -59,16 +68,21 @@ void set_fallback(int64_t plan, int64_t fallback) {
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
-      "launch_known(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor? out=None) -> Tensor?");
+      "launch_known(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, "
+      "Tensor? out=None) -> Tensor?");
   m.def(
       "launch_known_prepared(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor prepared, "
       "int form, int stream, Tensor? out=None) -> Tensor?");
-  m.def("know(Tensor x, Tensor weight, bool batch_last, bool exact, int plan, int form) -> ()");
+  m.def(
+      "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
+      "bool batched=False, bool anew=False) -> ()");
   m.def("forget() -> ()");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
   m.def("set_fallback(int plan, int fallback) -> ()");
+  m.def(
+      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
@@ -81,5 +95,6 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
   m.impl("set_fallback", TORCH_BOX(&set_fallback));
+  m.impl("add_batched", TORCH_BOX(&add_batched));
   m.impl("forget", TORCH_BOX(&forget_known));
 }

@@ -35,10 +35,10 @@ def load() -> str | None:
         given once as a warning. Threads that ask at once wait for the first of them.
     """
     with _loading:
-        return None if _is_registered() else _load()
+        return None if is_loaded() else _load()
 
 
-def _is_registered() -> bool:
+def is_loaded() -> bool:
     """Whether this process has the operators, from whichever file: a second one would crash it."""
     return hasattr(torch.ops.ksopt_host, "launch")
 

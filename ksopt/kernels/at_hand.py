@@ -7,9 +7,9 @@ page. A note holds nothing alive: when packed.py forgets what it keeps (a traini
 
 What proves that a preparation is still that of a weight:
 
-- the weight's storage, its address, and the version of what it is a view of: `of`;
-- its shape, dtype and contiguity, that the current stream may read the preparation, and that no
-  CUDA graph is captured: csrc/host/known.hpp.
+- the weight's storage, its address, its strides, and the version of what it is a view of: `of`;
+- its shape and dtype, that the current stream may read the preparation, and that no CUDA graph is
+  captured: csrc/host/known.hpp.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class Note:
         kept: by packed.py; gives None once it is no longer.
         form: `number_of` what the preparation does, to weights of which shape and dtype.
         stream: the CUDA stream that may read it, as the driver's handle.
-        address: of the weight, which is contiguous.
+        address, strides: of the weight.
     """
 
     kept: weakref.ref[packed.Kept]
     form: int
     stream: int
     address: int
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,9 +86,9 @@ def of(weight: Tensor) -> list[tuple[Tensor, Note]]:
     found = _by_owner.get(id(owner))
     if found is None or packed.are_said_to_change() or weight.is_neg():
         return ready
-    address = weight.data_ptr()
+    address, strides = weight.data_ptr(), weight.stride()
     for note in found.notes:
-        if note.address == address:
+        if note.address == address and note.strides == strides:
             kept = note.kept()
             if kept is not None and kept.is_of(weight, owner):
                 ready.append((kept.prepared, note))
@@ -102,14 +103,15 @@ def prepared(weight: Tensor, form: str, number: int, prepare: packed.Prepare) ->
         number: `number_of` the form.
     """
     result = packed.prepared(weight, form, prepare)
-    if weight.is_contiguous() and not packed.are_said_to_change():
+    if not packed.are_said_to_change():
         owner = packed.owner_of(weight)
         kept = packed.kept_of(weight, owner, form)
         if kept is not None and kept.prepared is result:
             stream = (
                 torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
             )
-            _add(owner, Note(weakref.ref(kept), number, stream, weight.data_ptr()))
+            place = (weight.data_ptr(), weight.stride())
+            _add(owner, Note(weakref.ref(kept), number, stream, *place))
     return result
 
 
@@ -120,11 +122,12 @@ def _add(owner: Tensor, new: Note) -> None:
         if newest.kept() is new.kept() and newest.stream == new.stream:
             return
     reference, notes = (_reference(owner), ()) if found is None else (found.owner, found.notes)
-    replaced = (new.form, new.stream, new.address)
+    replaced = (new.form, new.stream, new.address, new.strides)
     others = [
         note
         for note in notes
-        if (note.form, note.stream, note.address) != replaced and note.kept() is not None
+        if (note.form, note.stream, note.address, note.strides) != replaced
+        and note.kept() is not None
     ]
     _by_owner[id(owner)] = _Notes(reference, (new, *others[: _MOST - 1]))
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import astuple, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from ksopt.kernels.check import Check
 from ksopt.kernels.choices import Record
 from ksopt.kernels.decision import Choice, Decision, measured, rebuilt
 from ksopt.kernels.families import Machine
-from ksopt.kernels.launch import Launcher
+from ksopt.kernels.launch import Enterable, Entry
 from ksopt.kernels.problem import Problem
 from ksopt.kernels.situation import Situation
 from ksopt.pattern import Pattern
@@ -44,7 +45,7 @@ _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this momen
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _told: set[_Key] = set()  # decisions that the host library was told of
 _timing = threading.Lock()
-# The host library's own table of decisions that are one kernel, whose call costs no more Python.
+# The host library's own tables of decisions that it can carry out: no more Python for such a call.
 _launch_known: Callable[..., Tensor | None] | None = None
 _launch_prepared: Callable[..., Tensor | None] | None = None
 
@@ -52,7 +53,7 @@ _launch_prepared: Callable[..., Tensor | None] | None = None
 def run_known(
     x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
 ) -> Tensor | None:
-    """y, if the decision for such operands was taken and is one kernel; None otherwise.
+    """y, if the decision for such operands was taken and the host library can do it; else None.
 
     Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
     Nor of ``out``, which is written only if y can be written straight into it.
@@ -60,10 +61,11 @@ def run_known(
     if _launch_known is None or torch.are_deterministic_algorithms_enabled():
         return None
     exact = x.dtype != torch.float32 or lanes32.precise()
+    changing = packed.are_said_to_change()
     try:
         ready = at_hand.of(weight)
         if not ready or _launch_prepared is None:
-            return _launch_known(x, weight, batch_last, exact, out)
+            return _launch_known(x, weight, batch_last, exact, changing, out)
         for prepared, note in ready:
             form, stream = note.form, note.stream
             y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream, out)
@@ -76,18 +78,22 @@ def run_known(
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     global _launch_known, _launch_prepared
-    call = decision.kept.call
     exact = x.dtype != torch.float32 or lanes32.precise()
-    entry = call.entry() if isinstance(call, Launcher) else None
-    # A weight that changes takes the other choice: it has no note, so a kernel that wants a
-    # prepared weight is not launched for it, but one that takes the weight as it is would be.
-    if entry is not None and (entry.form != 0 or decision.kept is decision.changing):
-        torch.ops.ksopt_host.know(x, weight, batch_last, exact, entry.plan, entry.form)
-        # What the overloads themselves call: it saves a call of Python each.
-        _launch_prepared = torch.ops.ksopt_host.launch_known_prepared.default._op
-        _launch_known = torch.ops.ksopt_host.launch_known.default._op
-    elif _launch_known is not None:  # it may know what was decided before
-        torch.ops.ksopt_host.know(x, weight, batch_last, exact, -1, 0)
+    for changing, choice in enumerate((decision.kept, decision.changing)):
+        entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
+        if entry is not None and changing:
+            # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
+            # that wants it prepared is launched from Python.
+            entry = replace(entry, anew=True) if entry.batched else entry
+            entry = entry if entry.batched or entry.form == 0 else None
+        if entry is None and _launch_known is None:
+            continue
+        known = Entry(plan=-1, form=0) if entry is None else entry  # none, also of what was before
+        torch.ops.ksopt_host.know(x, weight, batch_last, exact, bool(changing), *astuple(known))
+        if entry is not None:
+            # What the overloads themselves call: it saves a call of Python each.
+            _launch_prepared = torch.ops.ksopt_host.launch_known_prepared.default._op
+            _launch_known = torch.ops.ksopt_host.launch_known.default._op
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -14,6 +14,7 @@ from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import choices, measure, scopes, ways
 from ksopt.kernels.choices import Record, Timed
 from ksopt.kernels.families import Machine
+from ksopt.kernels.launch import Enterable, Entry
 from ksopt.kernels.measure import Contender
 from ksopt.kernels.situation import Situation
 from ksopt.kernels.ways import Call, Way
@@ -175,14 +176,23 @@ def _weights_timed(way: Way) -> Sequence[choices.Weight]:
 
 def _preparing(call: Call, weight_is: choices.Weight) -> Call:
     """The way as it was, or is to be, timed."""
-    if weight_is != "fresh":
-        return call
+    return _Fresh(call) if weight_is == "fresh" else call
 
-    def fresh(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+
+@dataclass(frozen=True)
+class _Fresh:
+    """A way that prepares its weight at each call."""
+
+    call: Call
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         with scopes.changing():
-            return call(x, weight) if out is None else call(x, weight, out)
+            return self.call(x, weight) if out is None else self.call(x, weight, out)
 
-    return fresh
+    def entry(self) -> Entry | None:
+        """What the host library needs to do so: it prepares weights for batched products."""
+        entry = self.call.entry() if isinstance(self.call, Enterable) else None
+        return replace(entry, anew=True) if entry is not None and entry.batched else None
 
 
 def _previous(record: Record | None, league: str) -> str | None:

@@ -7,13 +7,14 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ksopt.jit import arch, driver, host, nvrtc
 from ksopt.kernels.problem import Geometry, Problem
+from ksopt.pattern import Pattern
 
 
 def prepare(
@@ -79,7 +80,7 @@ class Launcher(abc.ABC):
         """x: (*batch, N) or (N, *batch); weight: (a, b, c, d); out: as for `cuda.run`."""
 
     def entry(self) -> Entry | None:
-        """What the host library's table may hold for this launcher; None where it cannot."""
+        """As for `Enterable`."""
         return None
 
 
@@ -88,19 +89,61 @@ MakeLauncher = Callable[[], Launcher]
 
 @dataclass(frozen=True)
 class Entry:
-    """What csrc/host/known.hpp needs to do a launcher's work.
+    """What csrc/host/known.hpp needs to do a call's work.
 
     Attributes:
-        plan: index of the kernel, from ``add_plan``.
-        form: the number of the prepared weight that the kernel takes (at_hand.py); 0 for a kernel
-            that takes the weight as it is.
+        plan: index of the kernel, from ``add_plan``, or of the product, from ``add_batched``.
+        form: the number of the prepared weight that it takes (at_hand.py); 0 for a kernel that
+            takes the weight as it is.
+        batched: whether it is a product by PyTorch, which also takes weights that it can read in
+            their own memory.
+        anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing.
     """
 
     plan: int
     form: int
+    batched: bool = False
+    anew: bool = False
+
+
+@runtime_checkable
+class Enterable(Protocol):
+    """(x, weight, out=None) -> y that the host library may be able to do by itself."""
+
+    def entry(self) -> Entry | None:
+        """What the host library's table may hold for it; None where it cannot."""
 
 
 _NONE, _LATER = -1, -2  # of csrc/host/plans.hpp
+
+
+def batched_entry(
+    pattern: Pattern,
+    batch_last: bool,
+    form: int,
+    before: Launcher | None = None,
+    after: Launcher | None = None,
+) -> Entry | None:
+    """The entry of PyTorch's batched product, between two transposes.
+
+    Args:
+        pattern: of the weight.
+        batch_last: the layout.
+        form: the number of the weight as [a, d, b, c].
+        before, after: kernels for the transposes; None for torch's copies.
+
+    Returns:
+        None where there is no host library.
+    """
+    if not host.is_loaded():
+        return None
+    plans = []
+    for transpose in (before, after):
+        if transpose is not None and not isinstance(transpose, HostLauncher):
+            return None
+        plans.append(_NONE if transpose is None else transpose.plan)
+    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans)
+    return Entry(plan, form, batched=True)
 
 
 class HostLauncher(Launcher):

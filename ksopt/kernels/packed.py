@@ -94,6 +94,8 @@ class _Forms:
 
 
 _by_weight: dict[int, _Forms] = {}
+# What is no more than a view of the weight: the form, and the weight's shape, strides and dtype.
+_views: set[tuple[Any, ...]] = set()
 # Reentrant, for a weight may die, and its reference call back, while the lock is held.
 _lock = threading.RLock()
 
@@ -149,7 +151,10 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
     kept = kept_of(weight, owner, form)
     if kept is not None:
         return kept.on_current_stream()
-    return _prepare(weight, owner, _key(weight, form), prepare)
+    key = _key(weight, form)
+    if _views and _kind_of(key) in _views:
+        return prepare(weight.detach())
+    return _prepare(weight, owner, key, prepare)
 
 
 def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
@@ -166,6 +171,11 @@ def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
 
 def _key(weight: Tensor, form: str) -> _FormKey:
     return (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+
+
+def _kind_of(key: _FormKey) -> tuple[Any, ...]:
+    """The key without the address."""
+    return (key[0], *key[2:])
 
 
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -302,7 +312,9 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
         result = _prepare_to_keep(weight, prepare)
     storage = weight.untyped_storage()
     if result.untyped_storage()._cdata == storage._cdata:
-        return result  # a view: it would keep the weight alive, and cost nothing to make again
+        # A view: it would keep the weight alive, and costs little to make again without a thread.
+        _views.add(_kind_of(key))
+        return result
     size = result.untyped_storage().nbytes()
     _watch_optimizers()
     with _lock:

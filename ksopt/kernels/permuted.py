@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.kernels import packed, pytorch_cost, transpose
-from ksopt.kernels.launch import Launcher
+from ksopt.kernels import at_hand, pytorch_cost, transpose
+from ksopt.kernels.launch import Entry, Launcher, batched_entry
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -95,22 +95,31 @@ class PermutedProduct:
     """(x, weight) -> y, and the same with a weight that is packed already.
 
     Attributes:
-        pattern: support of K.
+        problem: what is computed.
         before: x (rows, a*c*d) to l side by side.
         after: y' (rows, a*d*b) to j side by side.
     """
 
-    pattern: Pattern
+    problem: Problem
     before: Launcher
     after: Launcher
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        return self.multiply(x, packed.prepared(weight, "adbc", pack), out)
+        return self.multiply(x, at_hand.prepared(weight, "adbc", self._form, pack), out)
+
+    def entry(self) -> Entry | None:
+        """What the host library needs to do the same."""
+        return batched_entry(self.problem.pattern, False, self._form, self.before, self.after)
+
+    @property
+    def _form(self) -> int:
+        shape = self.problem.pattern.weight_shape
+        return at_hand.number_of("adbc", shape, self.problem.dtype)
 
     @torch.no_grad()  # ksopt.ops has the gradients; bmm(out=) refuses operands that want them
     def multiply(self, x: Tensor, matrices: Tensor, out: Tensor | None = None) -> Tensor:
         """y (*batch, M), contiguous, of x (*batch, N) and the weight as `pack` gives it."""
-        p = self.pattern
+        p = self.problem.pattern
         rows = x.numel() // p.in_features
         if rows == 0:
             return x.new_empty(*x.shape[:-1], p.out_features) if out is None else out
@@ -135,7 +144,7 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
     """
     p, dtype = problem.pattern, problem.dtype
     return PermutedProduct(
-        p,
+        problem,
         transpose.launcher(dtype, p.a, p.c, p.d, True, device),
         transpose.launcher(dtype, p.a, p.b, p.d, False, device),
     )

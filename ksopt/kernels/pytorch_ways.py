@@ -5,14 +5,15 @@ The predicted times are made of `pytorch_cost`'s. They decide only where nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ksopt.baselines import BASELINES, Baseline, Product
-from ksopt.kernels import packed
+from ksopt.kernels import at_hand, packed
 from ksopt.kernels import pytorch_cost as cost
+from ksopt.kernels.launch import Entry, batched_entry
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -48,14 +49,34 @@ def _prepares(name: str, p: Pattern) -> bool:
     return name != "einsum" and p.d > 1
 
 
-def multiplier(name: str, problem: Problem) -> Callable[..., Tensor]:
-    """(x, weight, out=None) -> y by one of PyTorch's ways, its weight prepared once a version."""
-    baseline, p, last = BASELINES[name], problem.pattern, problem.batch_last
+@dataclass(frozen=True)
+class Multiplier:
+    """(x, weight, out=None) -> y by one of PyTorch's ways, its weight prepared once a version.
 
-    def call(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    Attributes:
+        name: one of `names`.
+        problem: what is computed.
+    """
+
+    name: str
+    problem: Problem
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        baseline, p, last = BASELINES[self.name], self.problem.pattern, self.problem.batch_last
         return baseline.multiply(x, prepared(baseline, weight, p, last), p, last, out)
 
-    return call
+    def entry(self) -> Entry | None:
+        """What the host library needs to do the same; None where it is no batched product."""
+        p = self.problem.pattern
+        if self.name not in ("bmm", "bmm_paper") or p.c == 1:
+            return None
+        form = at_hand.number_of("bmm", p.weight_shape, self.problem.dtype)
+        return batched_entry(p, self.problem.batch_last, form)
+
+
+def multiplier(name: str, problem: Problem) -> Multiplier:
+    """One of PyTorch's ways, ready to be called."""
+    return Multiplier(name, problem)
 
 
 def prepared(baseline: Baseline, weight: Tensor, p: Pattern, batch_last: bool) -> Tensor:
@@ -63,8 +84,14 @@ def prepared(baseline: Baseline, weight: Tensor, p: Pattern, batch_last: bool) -
     name = baseline.name
     if not _prepares(name, p):
         return baseline.prepare(weight, batch_last)
-    form = "bmm" if name in _PERMUTED else name
-    return packed.prepared(weight, form, lambda w: baseline.prepare(w, batch_last))
+
+    def prepare(weight: Tensor) -> Tensor:
+        return baseline.prepare(weight, batch_last)
+
+    if name not in _PERMUTED:
+        return packed.prepared(weight, name, prepare)
+    number = at_hand.number_of("bmm", weight.shape, str(weight.dtype).removeprefix("torch."))
+    return at_hand.prepared(weight, "bmm", number, prepare)
 
 
 def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) -> float:

@@ -17,7 +17,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_warned", set())
     host._load.cache_clear()
-    monkeypatch.setattr(host, "_is_registered", lambda: False)
+    monkeypatch.setattr(host, "is_loaded", lambda: False)
     yield
     host._load.cache_clear()
 

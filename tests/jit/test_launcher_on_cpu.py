@@ -99,25 +99,25 @@ def test_blocks_are_as_many_as_there_are_tiles_up_to_the_most(library):
 def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library):
     x = strided((5, 1, 16), (16, 80, 1))
     known = library.ops.launch_known
-    assert known(x, WEIGHT, False, True) is None
-    library.ops.know(x, WEIGHT, False, True, plan(library), 0)
-    assert known(x, WEIGHT, False, True).shape == (5, 1, 8)
+    assert known(x, WEIGHT, False, True, False) is None
+    library.ops.know(x, WEIGHT, False, True, False, plan(library), 0)
+    assert known(x, WEIGHT, False, True, False).shape == (5, 1, 8)
     assert launched(library).x_batch_stride == 16
-    assert known(x, WEIGHT, False, False) is None
-    assert known(x, WEIGHT, True, True) is None
-    assert known(torch.zeros(9, 16), WEIGHT, False, True) is None  # another situation
-    assert known(torch.zeros(8, 16), WEIGHT, False, True) is not None
-    library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, -1, 0)
-    assert known(x, WEIGHT, False, True) is None
-    library.ops.know(x, WEIGHT, False, True, plan(library), 0)
+    assert known(x, WEIGHT, False, False, False) is None
+    assert known(x, WEIGHT, True, True, False) is None
+    assert known(torch.zeros(9, 16), WEIGHT, False, True, False) is None  # another situation
+    assert known(torch.zeros(8, 16), WEIGHT, False, True, False) is not None
+    library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, False, -1, 0)
+    assert known(x, WEIGHT, False, True, False) is None
+    library.ops.know(x, WEIGHT, False, True, False, plan(library), 0)
     library.ops.forget()
-    assert known(x, WEIGHT, False, True) is None
+    assert known(x, WEIGHT, False, True, False) is None
 
 
 def test_a_prepared_weight_is_launched_while_it_is_the_one_to_launch(library):
     x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
     form = 7
-    library.ops.know(x, WEIGHT, False, True, plan(library), form)
+    library.ops.know(x, WEIGHT, False, True, False, plan(library), form)
     variable(library, "stream").value = 3
 
     def known(x=x, weight=WEIGHT, form=form, stream=3):
@@ -125,16 +125,17 @@ def test_a_prepared_weight_is_launched_while_it_is_the_one_to_launch(library):
 
     assert known().shape == (5, 8)
     assert launched(library).weight == packed.data_ptr()
-    assert library.ops.launch_known(x, WEIGHT, False, True) is None
+    assert library.ops.launch_known(x, WEIGHT, False, True, False) is None
     assert known(form=8) is None
     assert known(stream=0) is None
-    assert known(weight=WEIGHT.clone().as_strided(WEIGHT.shape, (128, 1, 8, 1))) is None
+    # What was prepared is launched, however the weight that it was prepared of lies.
+    assert known(weight=WEIGHT.clone().as_strided(WEIGHT.shape, (128, 1, 8, 1))).shape == (5, 8)
     assert known(weight=torch.zeros(1, 16, 16, 1)) is None  # another situation
     variable(library, "capturing").value = 1
     assert known() is None
     variable(library, "capturing").value = 0
     # The kernel that takes the weight as it is needs no note of what was prepared.
-    library.ops.know(x, WEIGHT, False, True, plan(library), 0)
+    library.ops.know(x, WEIGHT, False, True, False, plan(library), 0)
     assert known(form=8, stream=0) is not None
     assert launched(library).weight == WEIGHT.data_ptr()
     variable(library, "stream").value = 0
@@ -170,14 +171,14 @@ def test_what_takes_unfit_operands_is_asked_for_when_they_come(library, what):
     assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
     before = variable(library, "launches").value
     assert library.ops.launch(*unfit, later) is None
-    library.ops.know(fit, WEIGHT, False, True, later, 0)
-    assert library.ops.launch_known(*unfit, False, True) is None
+    library.ops.know(fit, WEIGHT, False, True, False, later, 0)
+    assert library.ops.launch_known(*unfit, False, True, False) is None
     assert variable(library, "launches").value == before
     other = library.ops.add_plan(1, 8, False, 32, 0, 16, 7, 1000, False, -1)
     library.ops.set_fallback(later, other)
     assert library.ops.launch(*unfit, later).shape == (5, 8)
     assert variable(library, "blocks").value == 7
-    known = library.ops.launch_known(*unfit, False, True)
+    known = library.ops.launch_known(*unfit, False, True, False)
     assert (known is not None) == (what == "the weight")  # an unfit x is another situation
     assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
     assert variable(library, "blocks").value == 2
@@ -245,11 +246,11 @@ def test_threads_that_want_a_fallback_at_once_each_get_one(library, monkeypatch)
 def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(library):
     memory = torch.zeros(400)
     x, weight = memory[:80].view(5, 16), torch.zeros(512)[:128].view(1, 8, 16, 1)
-    library.ops.know(x, weight, False, True, plan(library), 0)
+    library.ops.know(x, weight, False, True, False, plan(library), 0)
 
     def known(out):
         before = variable(library, "launches").value
-        y = library.ops.launch_known(x, weight, False, True, out)
+        y = library.ops.launch_known(x, weight, False, True, False, out)
         assert variable(library, "launches").value == before + (y is not None)
         return y
 
@@ -287,7 +288,7 @@ def test_without_the_host_library_y_is_written_where_it_is_asked_for_too(monkeyp
 def test_the_default_stream_is_not_asked_about_captures(library):
     """The driver answers with an error while another stream is captured."""
     x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
-    library.ops.know(x, WEIGHT, False, True, plan(library), 7)
+    library.ops.know(x, WEIGHT, False, True, False, plan(library), 7)
     variable(library, "capturing").value = 1
     assert library.ops.launch_known_prepared(x, WEIGHT, False, True, packed, 7, 0) is not None
     variable(library, "capturing").value = 0

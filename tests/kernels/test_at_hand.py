@@ -164,17 +164,23 @@ def test_what_was_prepared_while_weights_change_is_not_noted():
     assert held.shape == (2, 5, 3, 4)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.randn(SHAPE[::-1]).permute(3, 2, 1, 0),
-        lambda: torch.randn(SHAPE).as_subclass(type("Other", (torch.Tensor,), {})),
-    ],
-)
-def test_only_ordinary_contiguous_weights_are_noted(make):
-    weight = make()
+def test_only_ordinary_weights_are_noted():
+    weight = torch.randn(SHAPE).as_subclass(type("Other", (torch.Tensor,), {}))
     torch.testing.assert_close(ask(weight), pack(weight))
     assert at_hand.of(weight) == []
+
+
+def test_weights_in_one_place_are_told_apart_by_how_they_lie():
+    """One matrix as it is and transposed: the same address, shape and version."""
+    stored = nn.Parameter(torch.randn(2, 3, 3, 5))
+    one, other = stored.view(2, 3, 3, 5), stored.transpose(1, 2)
+    number = at_hand.number_of("adbc", one.shape, "float32")
+    prepared = [ask(weight, number=number) for weight in (one, other)]
+    for weight, expected in zip((one, other), prepared, strict=True):
+        ((found, note),) = at_hand.of(weight)
+        assert found is expected
+        assert note.strides == weight.stride()
+        torch.testing.assert_close(found, pack(weight.detach()), rtol=0, atol=0)
 
 
 def test_inference_tensors_are_not_noted():

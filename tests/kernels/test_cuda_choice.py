@@ -250,8 +250,8 @@ class HostLibrary:
     def __init__(self):
         self.plans = []
 
-    def know(self, x, weight, batch_last, exact, plan, form):
-        self.plans.append((x.shape, batch_last, exact, plan))
+    def know(self, x, weight, batch_last, exact, changing, plan, form, batched, anew):
+        self.plans.append((x.shape, batch_last, exact, changing, plan))
 
     def forget(self):
         self.plans.clear()
@@ -264,7 +264,7 @@ def test_the_host_library_unlearns_a_kernel_that_is_no_longer_the_choice(device,
     device.ms["bmm"] = 0.3
     x, weight = operands()
     cuda.tune(x, weight, False, 0.5)
-    assert library.plans == [(x.shape, False, True, -1)]
+    assert library.plans == [(x.shape, False, True, changing, -1) for changing in (False, True)]
 
 
 def test_what_the_host_library_cannot_do_goes_the_way_that_says_why(monkeypatch):

@@ -27,8 +27,9 @@ def by_torch(a: int, length: int, d: int, to_planar: bool):
 
 
 def product(p: Pattern) -> permuted.PermutedProduct:
+    problem = Problem(p, "float32", batch_last=False)
     return permuted.PermutedProduct(
-        p, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False)
+        problem, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False)
     )
 
 
