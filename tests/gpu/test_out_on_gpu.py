@@ -10,6 +10,7 @@ from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
 from ksopt import ops
 from ksopt.kernels import cpu, cuda, general, packed, ways
 from ksopt.kernels.families import FAMILIES, ranked_tiles
+from ksopt.kernels.launch import Launcher
 from ksopt.kernels.ways import Way
 from ksopt.nn import KSLinear
 from ksopt.pattern import Pattern
@@ -136,7 +137,7 @@ def test_a_known_call_takes_no_memory(last, dtype, monkeypatch):
         for _ in range(2):
             ops.ks_mm_inner_out(x, weight, None, last, out=out)
         y = cuda.run_known(x, weight, last, out.fill_(torch.nan))
-        if y is None:
+        if y is None or not isinstance(cuda.choice_for(x, weight, last).call, Launcher):
             pytest.skip("the choice on this device is not one kernel, or there is no host library")
         assert y.data_ptr() == out.data_ptr()
         assert error_of(out, truth) <= ALLOWED_RATIO * theirs

@@ -1,0 +1,146 @@
+"""PyTorch's batched products and the transposes around them, launched by the host library."""
+
+import pytest
+import torch
+from torch import nn
+
+from ksopt import ops
+from ksopt.kernels import cuda, packed, permuted, scopes
+from ksopt.kernels.decision import Choice, Decision, _preparing
+from ksopt.kernels.permuted import Config
+from ksopt.kernels.pytorch_ways import multiplier
+from ksopt.kernels.ways import Way
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+pytestmark = pytest.mark.gpu
+
+ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+DTYPES = [pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in ALLOWED]
+PATTERNS = [
+    Pattern(1, 64, 96, 1),
+    Pattern(4, 64, 96, 1),
+    Pattern(1, 32, 48, 8),
+    Pattern(4, 96, 32, 16),
+    Pattern(2, 1, 64, 8),
+]
+STORED = {
+    "as it is": lambda w: w.contiguous(),
+    "transposed": lambda w: w.transpose(1, 2).contiguous().transpose(1, 2),
+    "by groups": lambda w: w.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    cuda.forget()
+    packed.refresh()
+    with torch.no_grad():
+        yield
+    cuda.forget()
+    packed.refresh()
+
+
+class Case:
+    """Operands whose product is decided to be a way, for weights of both kinds."""
+
+    def __init__(self, name, pattern, dtype, last=False, stored="as it is", rows=72):
+        self.last, self.dtype = last, dtype
+        features = pattern.in_features
+        shape = (features, rows) if last else (rows, features)
+        self.x = torch.randn(shape, device="cuda").to(dtype)
+        values = torch.randn(pattern.weight_shape, device="cuda") / pattern.c**0.5
+        self.weight = nn.Parameter(STORED[stored](values.to(dtype)), requires_grad=False)
+        found = cuda.situation_of(self.x, self.weight, last)
+        if name == "permuted":
+            reason = permuted.supports(found.problem)
+            if reason is not None:
+                pytest.skip(f"permuted: {reason}")
+            call = permuted.launcher(found.problem, Config(found.problem.dtype), 0)
+        else:
+            call = multiplier(name, found.problem)
+        if call.entry() is None:
+            pytest.skip("there is no host library on this machine")
+        kept, fresh = (
+            Choice(Way(name, found.problem, 1.0), _preparing(call, weight_is), "model")
+            for weight_is in ("kept", "fresh")
+        )
+        cuda.remember(found, 0, Decision(kept, fresh))
+
+    def known(self, out=None):
+        return cuda.run_known(self.x, self.weight, self.last, out)
+
+    def check(self, y):
+        assert y.is_contiguous()
+        layout = "batch_last" if self.last else "batch_first"
+        truth = ks_reference(self.x.double(), self.weight.detach().double(), layout)
+        error = float((y.double() - truth).norm() / truth.norm())
+        assert error <= ALLOWED[self.dtype], error
+
+
+WAYS = [("bmm", False), ("bmm", True), ("permuted", False)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+@pytest.mark.parametrize(("name", "last"), WAYS)
+def test_what_is_known_is_right_and_right_after_a_change(name, last, pattern, stored, dtype):
+    case = Case(name, pattern, dtype, last, stored)
+    case.check(ops.ks_mm(case.x, case.weight, last))
+    out = torch.full_like(case.known(), torch.nan)
+    for changing in (False, True):
+        with scopes.changing(changing):
+            case.check(case.known())
+            assert case.known(out.fill_(torch.nan)).data_ptr() == out.data_ptr()
+            case.check(out)
+    case.weight.mul_(-3)
+    case.check(ops.ks_mm(case.x, case.weight, last))
+    case.check(case.known())
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize(("name", "last"), WAYS)
+def test_a_graph_reads_the_weight_of_its_replay(name, last, stored):
+    case = Case(name, Pattern(4, 96, 32, 16), torch.bfloat16, last, stored)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            ops.ks_mm(case.x, case.weight, last)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.ks_mm(case.x, case.weight, last)
+    for _ in range(2):
+        case.weight.mul_(-2)
+        graph.replay()
+        case.check(y)
+
+
+@pytest.mark.parametrize(("name", "last"), WAYS)
+def test_the_current_stream_is_the_one_that_multiplies(name, last):
+    case = Case(name, Pattern(4, 96, 32, 16), torch.float16, last)
+    ops.ks_mm(case.x, case.weight, last)
+    new = torch.randn_like(case.x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        case.x.copy_(new)
+        with scopes.changing():
+            y = case.known()
+    stream.synchronize()
+    case.check(y)
+
+
+@pytest.mark.parametrize(("name", "last"), WAYS)
+def test_one_row_and_several_batch_dims(name, last):
+    for rows in (1, 8):
+        case = Case(name, Pattern(4, 96, 32, 16), torch.float16, last, rows=rows)
+        case.check(ops.ks_mm(case.x, case.weight, last))
+        case.check(ops.ks_mm(case.x, case.weight, last))
+    x = case.x.view(-1, 2, 4) if last else case.x.view(2, 4, -1)
+    y = cuda.run_known(x, case.weight, last)
+    assert y is not None
+    case.check(y.flatten(1) if last else y.flatten(0, 1))
