@@ -21,6 +21,7 @@ from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
 from ksopt.search.regret.schedule import Schedule, Unit
 from ksopt.search.regret.work import Work
 from ksopt.search.request import SearchRequest
+from ksopt.search.space import build
 
 REQUEST = SearchRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
 
@@ -362,7 +363,10 @@ def test_a_reference_ends_with_the_space(tmp_path: Path) -> None:
     assert unit is not None
     assert unit.kind == "final"
     chains = {one.chain for one in schedule.book.reference(unit.dims)}
-    assert chains == set(map(str, schedule.references[unit.dims].space.candidates))
+    request = schedule.requests[unit.dims]
+    samples = [build(replace(request, seed=seed)).candidates for seed in range(3)]
+    assert chains == {str(chain) for sample in samples for chain in sample}
+    assert len(samples[0]) < len(chains)  # more than the search's own sample
 
 
 def test_when_time_is_short_finals_are_held_early_and_again_later(tmp_path: Path) -> None:
