@@ -159,14 +159,31 @@ def decomposed(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None
 
 
 def weight_grad_decomposed(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """`weight_grad` in torch's own operators."""
+    """`weight_grad` in torch's own operators, which all transforms and all compilers know."""
     check_weight_grad(grad, x, a, d, batch_last)
     at = 0 if batch_last else -1
     b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
+    found = torch.bmm(_groups(grad, a, d, batch_last), _groups(x, a, d, batch_last).mT)
+    if d == 1:
+        return found.unsqueeze(3)
+    return found.view(a, d, b, c).permute(0, 2, 3, 1).contiguous()
+
+
+def _groups(x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """The matrices of a batched product, one for each i, j: [a*d, c, B], with the fewest copies.
+
+    For d = 1 it is a view, which a GEMM reads as it is.
+    """
     if batch_last:
-        rows = grad.reshape(a, b, d, *grad.shape[1:])
-        columns = x.reshape(a, c, d, *x.shape[1:])
-        return torch.einsum("ikj...,ilj...->iklj", rows, columns)
-    rows = grad.reshape(*grad.shape[:-1], a, b, d)
-    columns = x.reshape(*x.shape[:-1], a, c, d)
-    return torch.einsum("...ikj,...ilj->iklj", rows, columns)
+        if d == 1:
+            return x.reshape(a, x.shape[0] // a, -1)
+        c = x.shape[0] // (a * d)
+        return x.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
+    if d == 1:
+        return x.reshape(-1, a, x.shape[-1] // a).permute(1, 2, 0)
+    # c and d change places inside each row, which keeps both sides of the copy near each other.
+    # Contiguous, because for a = 1 the reshape alone would be a view that a GEMM cannot read.
+    # x: [*batch, a*c*d] -> [B, a, d, c] -> [a*d, c, B]
+    c = x.shape[-1] // (a * d)
+    rows = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c).contiguous()
+    return rows.permute(1, 2, 0)

@@ -18,12 +18,16 @@ Importing this module registers:
     ks_mm by a weight that was computed for this product: nothing is kept of it.
 
 All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
-follows autocast, like torch.nn.functional.linear. ks_mm and ks_mm_weight_grad have a twin each,
-``ks_mm_inner`` and ``ks_mm_weight_grad_inner``, that only multiplies: compiled graphs call it, to
-save the time that finding out that no gradient is needed takes at each call. ``ks_mm_changing`` is
-a second twin, for weights that are trained or computed: in compiled graphs too it takes the way
-that is fastest where a weight is prepared anew at each call, keeps nothing, and forgets what was
-kept of the weight. ``ks_mm_frozen`` is a third, for weights that gradients pass through.
+follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
+multiplies: compiled graphs call it, to save the time that finding out that no gradient is needed
+takes at each call. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
+in compiled graphs too it takes the way that is fastest where a weight is prepared anew at each
+call, keeps nothing, and forgets what was kept of the weight. ``ks_mm_frozen`` is a third, for
+weights that gradients pass through.
+
+In compiled graphs ks_mm_weight_grad is no operator but what it is made of: one ``torch.bmm``, for
+d > 1 between permuting copies. To call that takes less of the host's time than an operator in
+Python does, and Inductor fuses the copies with what stands beside them.
 
 ``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
@@ -34,8 +38,10 @@ weight; else y is computed first. They record no gradient, and refuse operands t
 Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
 new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
 the gradients below are baked into it: they are the contract of the name. Whoever changes the
-contract changes the name; ``CONTRACT`` counts such changes and goes into the cache key of
-everything that the backend "ksopt" compiles.
+contract changes the name; ``CONTRACT`` counts such changes, and those of what graphs call, and goes
+into the cache key of everything that the backend "ksopt" compiles. Graphs that Inductor compiled
+without it have no such key: ``ks_mm_weight_grad_inner``, which was a twin too, is still there for
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +57,7 @@ from ksopt import op_kernels
 from ksopt.kernels import packed, scopes
 from ksopt.kernels.inputs import check_ks_mm
 
-CONTRACT = 3
+CONTRACT = 4
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
 
@@ -99,7 +105,6 @@ ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
 ks_mm_changing_out = torch.ops.ksopt.ks_mm_changing.out
 ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
-ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 
 
 def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
@@ -169,8 +174,7 @@ class _KsMmWeightGrad(torch.autograd.Function):
         needs_grad, needs_x, *_ = ctx.needs_input_grad
         ctx.save_for_backward(grad if needs_x else None, x if needs_grad else None)
         ctx.batch_last = batch_last
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            return ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
+        return _weight_grad_traced(grad, x, a, d, batch_last)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
@@ -198,9 +202,9 @@ def _register_autograd(
 ) -> None:
     """Make ``op`` differentiable by ``differentiable``, which records an autograd.Function.
 
-    A graph that torch.compile traced through this kernel calls ``inner`` and never comes back here.
-    Where nobody traces, ``kernel_of_inner`` is called at once, which saves a way through the
-    dispatcher: about 2 us of a call.
+    A graph that torch.compile traced through this kernel calls ``inner``, or what that calls, and
+    never comes back here. Where nobody traces, ``kernel_of_inner`` is called at once, which saves a
+    way through the dispatcher: about 2 us of a call.
 
     torch.library.register_autograd is not used: it refuses torch.func.grad, drops the tangents of
     forward mode without a word, and adds 7 us to a call that needs no gradient instead of 4. Under
@@ -233,6 +237,14 @@ def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | N
     return y
 
 
+def _weight_grad_traced(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """ks_mm_weight_grad below autograd, in torch's own operators: compiled graphs hold these."""
+    # They may end in a view of what they make: torch would forbid in-place operations on it. And
+    # autocast would cast for them, as it does not for the operator.
+    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+        return op_kernels.weight_grad_decomposed(grad, x, a, d, batch_last)
+
+
 _register_autograd(
     ks_mm,
     _ks_mm_traced,
@@ -243,7 +255,7 @@ _register_autograd(
 )
 _register_autograd(
     ks_mm_weight_grad,
-    ks_mm_weight_grad_inner,
+    _weight_grad_traced,
     op_kernels.weight_grad,
     _KsMmWeightGrad.apply,
     op_kernels.weight_grad_decomposed,

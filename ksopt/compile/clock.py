@@ -245,7 +245,7 @@ def _groups(x: Tensor, a: int, d: int) -> Tensor:
 
 
 def _weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    found: Tensor = ops.ks_mm_weight_grad_inner(grad, x, weight.shape[0], weight.shape[3], False)
+    found: Tensor = ops.ks_mm_weight_grad(grad, x, weight.shape[0], weight.shape[3], False)
     return found
 
 
