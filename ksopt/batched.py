@@ -196,7 +196,8 @@ def bmm_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -
         rows_of_x = x.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
         torch.bmm(rows_of_grad, rows_of_x.mT, out=out)
     else:
-        rows_of_grad = grad.reshape(-1, a, b, d).transpose(2, 3).reshape(-1, a * d, b)
-        rows_of_x = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c)
+        # Contiguous, because for a = 1 the reshape alone would be a view that no GEMM can read.
+        rows_of_grad = grad.reshape(-1, a, b, d).transpose(2, 3).reshape(-1, a * d, b).contiguous()
+        rows_of_x = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c).contiguous()
         torch.bmm(rows_of_grad.permute(1, 2, 0), rows_of_x.transpose(0, 1), out=out)
     return weight if d == 1 else weight.permute(0, 2, 3, 1).contiguous()

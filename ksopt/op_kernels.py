@@ -142,7 +142,8 @@ def writing_fake(
 def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
     """The gradient of a `product` with respect to its weight."""
     check_weight_grad(grad, x, a, d, batch_last)
-    return bmm_weight_grad(grad, x, a, d, batch_last)
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # as for `product`
+        return bmm_weight_grad(grad, x, a, d, batch_last)
 
 
 def weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:

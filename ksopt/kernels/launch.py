@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ksopt import settings
 from ksopt.jit import arch, driver, host, nvrtc
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
@@ -133,9 +134,9 @@ def batched_entry(
         before, after: kernels for the transposes; None for torch's copies.
 
     Returns:
-        None where there is no host library.
+        None where there is no host library, and where nothing may be compiled.
     """
-    if not host.is_loaded():
+    if not host.is_loaded() and (settings.tuning() == "off" or host.load() is not None):
         return None
     plans = []
     for transpose in (before, after):
