@@ -30,6 +30,9 @@ _L2_BYTES_US = 37_600.0  # of y, and of x's first reading; per multiprocessor to
 _L2_REQUESTS_US = 100_000.0  # of the device; a request is of one line of 128 bytes
 # Reading x again costs less than the first time: n readings cost as much as n to this power.
 _AGAIN_BYTES, _AGAIN_REQUESTS = 0.63, 0.46
+# But not where x comes in pieces of a row: per multiprocessor; the median of 1,390 tiles of 346
+# patterns that read x six times and more (bf16, 8,192 rows, commit 1ce664a).
+_PIECES_BYTES_US = 34_000.0
 _LATENCY_US = 1.12  # in which what a block's ring holds arrives
 _OUTPUT_US = 0.00103  # a warpgroup product of 64 rows, 16 l and one j, for each output
 _NOT_AHEAD = 1.75  # times slower, where registers do not allow to load during products
@@ -210,12 +213,14 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
     reads = p.b / config.outputs
     if width == p.d:  # all of a row's bytes, in one run
         sectors, request_bytes, fetched = 1.0, 128.0, 1.0
+        in_pieces = 0.0
     else:
         sectors = 2.0 if width == 8 else 1.0  # 16 bytes cost a sector of 32
         request_bytes = 2.0 * width * max(1, 128 // (2 * p.d))
         # A line of 128 bytes comes from DRAM as a whole; a team uses so much of it at one time.
         line = min(64, p.d)
         fetched = line / min(line, width * config.team_j)
+        in_pieces = sectors * (x_bytes * reads + y_bytes)
     ring = config.stages * config.rows * config.kl * width * 2 * config.blocks
     outputs = batch / 64 * p.nnz / 16  # of all products
     slower = 1.0 if config.loads_ahead(p) else _NOT_AHEAD
@@ -225,6 +230,7 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
         (x_bytes * reads**_AGAIN_REQUESTS + y_bytes) / request_bytes / _L2_REQUESTS_US,
         x_bytes * reads / busy / ring * _LATENCY_US,
         outputs * _OUTPUT_US * slower / busy,
+        in_pieces / (_PIECES_BYTES_US * multiprocessors),
     )
     groups = p.a * (p.d // (width * config.team_j))
     fills = 1 + (groups - 1) / max(1, blocks // config.team(p))
