@@ -123,6 +123,12 @@ def _convert(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
     from ksopt.conversion.apply import convert
     from ksopt.conversion.folder import CONFIG, save_converted
 
+    empty = next((name for name, one in model.named_parameters() if one.is_meta), None)
+    if empty is not None:
+        raise InvalidInputError(
+            f"--model {given.model}: its parameter {empty} is on the device meta, which holds no "
+            "values to convert: the factory must build the model on the CPU (--dry-run takes it)"
+        )
     done = convert(
         model.to(devices.resolve(given.device)),
         plan,

@@ -74,6 +74,22 @@ def test_weights_from_a_file(place: Path) -> None:
     assert torch.equal(model.embed.weight, state["embed.weight"])
 
 
+def test_a_model_without_values_is_refused_and_listed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "empty.py").write_text(
+        "import torch\nfrom usersmodel import tiny\n\n\n"
+        "def meta():\n    return tiny().to('meta')\n"
+    )
+    words = (*WORDS[:2], "empty:meta", *WORDS[3:])
+    assert main(words) == 2
+    refused = capsys.readouterr().err
+    assert "is on the device meta, which holds no values to convert" in refused
+    assert "Traceback" not in refused
+    assert not (place / "out").exists()
+    assert main((*words, "--dry-run")) == 0
+
+
 def test_a_dry_run_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(path.name for path in place.iterdir())
     words = (*WORDS[:-2], "--dry-run")
