@@ -30,8 +30,8 @@ _L2_BYTES_US = 37_600.0  # of y, and of x's first reading; per multiprocessor to
 _L2_REQUESTS_US = 100_000.0  # of the device; a request is of one line of 128 bytes
 # Reading x again costs less than the first time: n readings cost as much as n to this power.
 _AGAIN_BYTES, _AGAIN_REQUESTS = 0.63, 0.46
-# But not where x comes in pieces of a row: per multiprocessor; the median of 1,390 tiles of 346
-# patterns that read x six times and more (bf16, 8,192 rows, commit 1ce664a).
+# But not where x comes in pieces of a row: per multiprocessor; the median of 516 tiles of 166
+# patterns that read x six times and more has 32,800 (bf16, 8,192 rows, commit 1ce664a).
 _PIECES_BYTES_US = 34_000.0
 _LATENCY_US = 1.12  # in which what a block's ring holds arrives
 _OUTPUT_US = 0.00103  # a warpgroup product of 64 rows, 16 l and one j, for each output
