@@ -24,10 +24,9 @@ from ksopt.search.locks import Presence
 from ksopt.search.objective import Objective
 from ksopt.search.progress import Progress
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import SearchRequest
+from ksopt.search.request import SEEDS, SearchRequest
 from ksopt.search.result import TrialRecord
 from ksopt.search.sampler import ChainSampler, Kind, suited
-from ksopt.search.score import Score
 from ksopt.search.space import Space
 from ksopt.search.storage import Storage
 
@@ -92,12 +91,8 @@ class Crew:
 
         Returns:
             Why it stopped before they were ("timeout" or "interrupted"), or None.
-
-        Raises:
-            InvalidInputError: The user's function cannot be loaded.
         """
         request = self._request
-        Score.of(request)  # a function that cannot be loaded is no trial's fault
         if request.storage is None:  # the studies are in the output folder, which is ours alone
             for share in self.shares:
                 store.give_up_running(share.study)
@@ -107,7 +102,7 @@ class Crew:
         progress.start(sum(map(max, limits, done)), sum(done))
         tell = self._teller(progress)
         deadline = None if request.timeout_s is None else began + request.timeout_s
-        seeds = [request.seed + len(of_one) for of_one in trials]
+        seeds = [(request.seed + len(of_one)) % SEEDS for of_one in trials]
         try:
             with interrupts.remembered() as interrupted:
 
@@ -182,7 +177,7 @@ class Crew:
                 "seconds": seconds,
                 "workers": len(places),
                 "shares": [
-                    {**share, "seed": seed + _SEEDS_APART * worker}
+                    {**share, "seed": (seed + _SEEDS_APART * worker) % SEEDS}
                     for share, seed in zip(shares, seeds, strict=True)
                 ],
             }

@@ -175,7 +175,14 @@ def _front(result: SearchResult) -> list[Section]:
 
 def _finalists(result: SearchResult) -> Section:
     if not result.finalists:
-        return Section("Finalists", (), ("No chain was measured.",))
+        none = "No chain was measured."
+        if any(answer.verdict is Verdict.KEEP_DENSE for answer in result.recommendations):
+            # Of what was measured, then, nothing is near enough.
+            none = (
+                "No measured chain comes within a relative error of "
+                f"{result.request.max_error:g} of the given weights, so there is none."
+            )
+        return Section("Finalists", (), (none,))
     if result.finalists[0].retimed:
         text = (
             "The best chains of every budget, and the one of the largest rho, timed again in turns "

@@ -94,6 +94,7 @@ def recommend(
     min_speedup: float | None = None,
     dense_in_trials_us: float | None = None,
     not_asked_for: int = 0,
+    trials: Sequence[TrialRecord] = (),
 ) -> tuple[Recommendation, ...]:
     """One recommendation for each step, unmet ones too, in rising order.
 
@@ -104,9 +105,11 @@ def recommend(
         dense_in_trials_us: The dense layer's latency in the trials. Where it was strangely slow in
             the final, a chain has to be faster than that, too.
         not_asked_for: Trials of the study that no step may recommend: see `asked_for`.
+        trials: The others: with ``max_error``, those of a step say that chains were measured where
+            none stands.
     """
     answers = [
-        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us, not_asked_for)
+        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us, not_asked_for, trials)
         for step in space.steps
     ]
     answers += [_unmet(budget, space) for budget in space.unmet]
@@ -149,21 +152,24 @@ def _for_step(
     min_speedup: float | None,
     dense_in_trials_us: float | None,
     not_asked_for: int,
+    trials: Sequence[TrialRecord],
 ) -> Recommendation:
     inside = [f for f in standing if step.holds(f.facts.nnz)]
     if not inside:
+        verdict = Verdict.UNKNOWN
         sentence = f"No chain for the budget of {step.budget.text} was measured."
-        if max_error is not None:
+        if max_error is not None and _ranked(trials, step):
+            verdict = Verdict.KEEP_DENSE
             sentence = (
                 f"No measured chain for the budget of {step.budget.text} comes within a relative "
-                f"error of {max_error:g} of the given weights."
+                f"error of {max_error:g} of the given weights: keep the dense layer."
             )
         if not_asked_for:
             sentence += (
                 f" {not_asked_for} trials of earlier runs are of chains that are not asked for any "
                 "more (by their rank, factors or sizes), and count as trials: give more of them."
             )
-        return Recommendation(step.budget, step.least, Verdict.UNKNOWN, None, (), None, sentence)
+        return Recommendation(step.budget, step.least, verdict, None, (), None, sentence)
     # In a final all were timed together; without one, only ratios to dense can be compared.
     chosen = min(inside, key=lambda f: f.latency.median_us if f.retimed else f.ratio)
     others = [f for f in inside if f is not chosen]

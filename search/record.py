@@ -180,7 +180,8 @@ def result_of(
     request, space = record.request, record.space
     assert request.batch is not None
     trials = store.records(study, record.roofline, request.batch)
-    elected = recommend.elect(recommend.asked_for(trials, request), space.steps, request.max_error)
+    asked_for = recommend.asked_for(trials, request)
+    elected = recommend.elect(asked_for, space.steps, request.max_error)
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
     standing = recommend.finalists(elected, record.final, record.energy_mj)
@@ -200,7 +201,8 @@ def result_of(
             request.max_error,
             request.min_speedup,
             store.dense_us(trials),
-            not_asked_for=len(trials) - len(recommend.asked_for(trials, request)),
+            not_asked_for=len(trials) - len(asked_for),
+            trials=asked_for,
         ),
         stopped=record.stopped,
         seconds=record.seconds,

@@ -31,6 +31,8 @@ DTYPES = {
 OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
+SEEDS = 2**32
+"""How many seeds there are, from 0: so many do NumPy's generators, which Optuna draws with, take."""
 STUDY = "ksopt-search"
 
 _DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")
@@ -168,7 +170,7 @@ class SearchRequest:
         max_factors: Most factors of a chain, 1 to 3.
         trials: Chains to measure in all, those of an earlier run of the same study counted.
         timeout_s: Seconds after which no new trial starts; None for no limit.
-        seed: Of the sampler and of the random inputs and weights.
+        seed: Of the sampler and of the random inputs and weights, from 0 to 2**32 - 1.
         storage: Optuna storage URL, or ``journal:FILE``; None keeps a SQLite file, study.db, in the
             output folder. Searches with one storage, also of several machines, share its study.
         study: Name of the study in the storage.
@@ -281,7 +283,10 @@ class SearchRequest:
         ):
             if getattr(self, name) is not None:
                 checked_int(getattr(self, name), name, "search", minimum=least)
-        checked_int(self.seed, "seed", "search", minimum=0)
+        if checked_int(self.seed, "seed", "search", minimum=0) >= SEEDS:
+            raise InvalidInputError(
+                f"seed {self.seed}: give a whole number from 0 to {SEEDS - 1} (2**32 - 1)"
+            )
         if self.max_factors > MOST_FACTORS:
             raise InvalidInputError(
                 f"factors {self.max_factors}: a search takes chains of at most {MOST_FACTORS}"

@@ -158,7 +158,8 @@ class Recommendation:
         budget: The step.
         least: The fewest weights that count as using it.
         verdict: What to do.
-        chosen: The fastest finalist of the step; None where none was measured.
+        chosen: The fastest finalist of the step; None where no chain was measured, or none is
+            within the request's ``max_error`` (the verdict is KEEP_DENSE then).
         ties: Its other finalists that are within noise of the chosen one.
         heuristic: The chain that the largest rho would have chosen, if it was measured.
         sentence: The verdict with its evidence, for a person.

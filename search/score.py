@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ksopt.errors import KsoptError
+from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.pattern import Chain
 from ksopt.search.request import SearchRequest
 
@@ -94,4 +94,10 @@ class Score:
 def _loaded(name: str) -> Score:
     from ksopt.conversion.command import load_function
 
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise InvalidInputError(
+            f"--score {name!r}: write MODULE:FUNCTION, such as mine:cost for the function "
+            "cost(scored) of mine.py"
+        )
     return Score(name, load_function("--score", name, sys.stderr))

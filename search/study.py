@@ -22,6 +22,7 @@ from ksopt.search.progress import Progress, Silent
 from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import SearchRequest
 from ksopt.search.result import SearchResult
+from ksopt.search.score import Score
 from ksopt.search.space import build
 
 # Large enough that a GPU is busy and a CPU answers in milliseconds.
@@ -45,7 +46,7 @@ def run_search(request: SearchRequest, progress: Progress | None = None) -> Sear
         trials.csv and (unless another storage was given) study.db.
 
     Raises:
-        InvalidInputError: No such device; no chain within any budget; an output folder or storage
+        InvalidInputError: No such device, or function for a score; no chain within any budget; an output folder or storage
             that cannot be used, or that holds a study of something else.
 
     Example:
@@ -67,6 +68,7 @@ def run_search(request: SearchRequest, progress: Progress | None = None) -> Sear
 
 
 def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResult:
+    Score.of(request)  # refused before anything is written or measured
     device = devices.resolve(request.device)
     request = replace(
         request,

@@ -59,7 +59,8 @@ def test_the_numbers_are_the_codes():
     assert "at\nmost 8, side by side" in TEXT
     assert measure.BUDGET_S == 0.5
     assert "about half\na second" in TEXT
-    assert (measure._TIE, measure._NOISY_TIE) == (1.02, 1.05)
-    assert "within 2 %, or within 5 % and the fastest's own spread" in TEXT
+    assert (measure._TIE, measure._TIE_US, measure._NOISY_TIE) == (1.01, 0.2, 1.05)
+    assert "those within 1 % of it or 0.2 us, and those within its own spread" in TEXT
+    assert "(up to its 80th\npercentile, at most 5 %)" in TEXT
     assert cpu.BUDGET_S == 0.02
     assert "takes 20 ms" in TEXT

@@ -124,7 +124,7 @@ class Reference:
         seed: int,
     ) -> Reference:
         """For a request with its batch resolved."""
-        ways = [request, *(replace(request, seed=seed + n) for n in range(_SAMPLES))]
+        ways = [request, *(replace(request, seed=(seed + n) % SEEDS) for n in range(_SAMPLES))]
         listed = map(build, ways) if pool is None else pool.map(build, ways)
         space, other, *further = listed
         others = space.candidates if space.complete else other.candidates

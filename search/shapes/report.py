@@ -159,6 +159,12 @@ def effect_sentences(result: ShapesResult) -> list[str]:
             why = f"no chain that was measured is measurably {least:g} times as fast as they are"
         if not effect.dense_us:
             why = "nothing was measured"
+            answers = [answer for one in result.results for answer in one.recommendations]
+            if any(answer.verdict is Verdict.KEEP_DENSE for answer in answers):
+                why = (  # there is no finalist of any size
+                    "no chain that was measured comes within a relative error of "
+                    f"{result.request.each.max_error:g} of their weights"
+                )
         return [f"Keep the dense layers of {layers.source}: {why}."]
     share = effect.parameters / effect.dense_parameters
     text = (

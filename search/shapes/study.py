@@ -24,6 +24,7 @@ from ksopt.search.processes import Spare
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import Dims, SearchRequest
+from ksopt.search.score import Score
 from ksopt.search.shapes import report, whole
 from ksopt.search.shapes.record import ShapesRecord
 from ksopt.search.shapes.request import ShapesRequest, shared
@@ -94,6 +95,7 @@ def run_shapes(
 def _run(
     request: ShapesRequest, progress: Progress, to_measure: ToMeasure | None, began: float
 ) -> ShapesResult:
+    Score.of(request.each)  # refused before anything is written or measured
     device = devices.resolve(request.each.device)
     batch = request.each.batch or DEFAULT_BATCH[device.type]
     each = replace(request.each, device=str(device), batch=batch)

@@ -213,16 +213,29 @@ def test_a_function_that_fails_fails_its_trial(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "write MODULE:F"),
-        ("no_such_module:f", "there is no module no_such_module"),
-        ("scores:missing", "scores has no function missing"),
+        ("nothing", "--score 'nothing': write MODULE:FUNCTION, such as mine:cost for"),
+        ("scores:odd:", "write MODULE:FUNCTION"),
+        ("no_such_module:f", "--score no_such_module:f: there is no module no_such_module"),
+        ("scores:missing", "--score scores:missing: scores has no function missing"),
+        ("scores:seen", "scores has no function seen"),
     ],
 )
-def test_a_function_that_is_not_there_is_refused(
-    search: Search, scores: types.ModuleType, text: str, said: str
+@pytest.mark.parametrize("sizes", [("16x16",), ("16x16", "16x32")], ids=["one size", "several"])
+def test_a_function_that_is_not_there_is_refused_before_anything_is_done(
+    scores: types.ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    sizes: tuple[str, ...],
+    text: str,
+    said: str,
 ) -> None:
-    with pytest.raises(InvalidInputError, match=said):
-        search(score=text)
+    out = tmp_path / "out"
+    words = ("search", "--dims", *sizes, "--device", "cpu", "--out", str(out))
+    assert main((*words, "--score", text)) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert "listing the chains" not in printed
+    assert not out.exists()
 
 
 def test_what_a_function_prints_is_no_part_of_the_result(

@@ -172,6 +172,15 @@ def test_trials_of_chains_that_are_not_asked_for_are_said_to_count() -> None:
     assert "earlier" not in recommend(space(LADDER[0]), ())[0].sentence
 
 
+def test_nothing_measured_is_told_from_nothing_near_enough() -> None:
+    far = replace(trial(0, SMALL, 10), weight_error=0.5)
+    assert elect([far], LADDER, max_error=0.1) == []
+    answers = recommend(space(*LADDER), (), max_error=0.1, trials=[far, failed(1, MIDDLE)])
+    assert [a.verdict for a in answers] == [Verdict.KEEP_DENSE, Verdict.UNKNOWN]
+    assert "comes within a relative error of 0.1 of the given weights: keep" in answers[0].sentence
+    assert answers[1].sentence == "No chain for the budget of 2048 was measured."
+
+
 def test_an_unmet_step_says_what_would_work() -> None:
     answers = recommend(space(*LADDER, unmet=(Budget("1%", 40),)), ())
     assert [a.budget.text for a in answers] == ["1%", "1024", "2048"]

@@ -80,6 +80,7 @@ def test_no_budget_is_the_ladder_and_steps_rise_once_each() -> None:
         ({"trials": 0}, "trials must be at least 1"),
         ({"max_factors": 4}, "at most 3"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**32}, r"seed 4294967296: give a whole number from 0 to 4294967295"),
         ({"min_rank": 769}, "at most min\\(in, out\\) = 768"),
         ({"min_use": 1.5}, "from 0 to 1"),
         ({"timeout_s": 0.0}, "more than 0"),

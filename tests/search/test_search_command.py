@@ -62,6 +62,7 @@ def test_a_search_with_one_trial_that_worked_is_done(
         (("--min-use", "2"), "--min-use 2.0: give a share"),
         (("--max-error", "0.1"), "--max-error 0.1 needs weights"),
         (("--factors", "0"), "--factors must be at least 1, got 0"),
+        (("--seed", "4294967296"), "seed 4294967296: give a whole number from 0 to 4294967295"),
     ],
 )
 def test_a_refusal_names_the_option_that_was_typed(

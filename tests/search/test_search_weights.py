@@ -72,8 +72,14 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
     assert all(finalist.weight_error <= 1e-4 for finalist in near.finalists)
     assert answer.chosen.facts.chain == CHAIN
     none = search(max_error=0.0, **again)
-    assert none.recommendations[0].verdict is Verdict.UNKNOWN
-    assert "within a relative error of 0 of the given weights" in none.recommendations[0].sentence
+    (answer,) = none.recommendations
+    assert (answer.verdict, answer.chosen, none.finalists) == (Verdict.KEEP_DENSE, None, ())
+    said = "within a relative error of 0 of the given weights"
+    assert f"{said}: keep the dense layer." in answer.sentence
+    text = (none.folder / "report.md").read_text()
+    assert f"{said}, so there is none." in text.partition("## Finalists")[2]
+    assert "nothing was measured" not in text
+    assert "No chain was measured" not in text
     with pytest.raises(InvalidInputError, match=r"weights .* there and .* here"):
         search(**{**again, "weights": f"{weights}:other"})
 
