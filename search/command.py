@@ -202,7 +202,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--seed",
         type=_integer,
         default=SearchRequest.seed,
-        help="of the sampler, the inputs and the weights, 0 to 2**32 - 1 (%(default)s)",
+        help="of the sampler, the inputs and the weights, 0 to 4294967295 (%(default)s)",
     )
     effort(
         "--storage",

@@ -32,7 +32,7 @@ OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
 SEEDS = 2**32
-"""How many seeds there are, from 0: so many do NumPy's generators, which Optuna draws with, take."""
+"""So many seeds there are, from 0: those that NumPy takes, which Optuna draws with."""
 STUDY = "ksopt-search"
 
 _DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")

@@ -46,8 +46,9 @@ def run_search(request: SearchRequest, progress: Progress | None = None) -> Sear
         trials.csv and (unless another storage was given) study.db.
 
     Raises:
-        InvalidInputError: No such device, or function for a score; no chain within any budget; an output folder or storage
-            that cannot be used, or that holds a study of something else.
+        InvalidInputError: No such device, or no such function of a score; no chain within any
+            budget; an output folder or storage that cannot be used, or that holds a study of
+            something else.
 
     Example:
         >>> import tempfile

@@ -22,7 +22,7 @@ from ksopt.pattern import Chain, Pattern
 from ksopt.search.cost import CostModel
 from ksopt.search.estimate import estimates, factor_times, overlaps_us
 from ksopt.search.regret.rows import Measured
-from ksopt.search.request import SearchRequest
+from ksopt.search.request import SEEDS, SearchRequest
 from ksopt.search.space import Space, Step, build
 
 # Patterns that one process predicts at a time.

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ksopt import tables
 from ksopt.search import doubt, evidence, report, result_tables, words
 from ksopt.search.request import without_password
-from ksopt.search.result import Recommendation
+from ksopt.search.result import Recommendation, Verdict
 from ksopt.search.shapes.result import Effect, PlannedGroup, ShapesResult, Whole
 from ksopt.tables import Table
 

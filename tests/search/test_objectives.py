@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ksopt.cli import main
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchRequest, SearchResult, objective, page, replay
 from ksopt.search.error_plot import error_plot

@@ -105,6 +105,22 @@ def test_a_model_that_was_not_measured_fits(quick: None, tmp_path: Path) -> None
     assert value["plan"]["latency_over_dense"] is None
 
 
+def test_a_model_of_which_no_chain_is_near_enough_says_so(quick: None, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    near = {"weights": str(tmp_path / "model.pt"), "max_error": 0.0}
+    request = ShapesRequest.of(
+        layers_of_model(model), budgets=("50%",), trials=1, out=tmp_path / "out", **near, **OPTIONS
+    )
+    value = check(run_shapes(request))
+    (answer,) = value["shapes"][0]["recommendations"]
+    assert answer["verdict"] == "keep the dense layer"
+    page = (tmp_path / "out" / "report.md").read_text("utf-8")
+    said = "no chain that was measured comes within a relative error of 0 of their weights."
+    assert f"Keep the dense layers of the model: {said}" in page
+    assert "nothing was measured" not in page
+
+
 def test_the_page_names_every_key() -> None:
     page = PAGE.read_text(encoding="utf-8").split("`ksopt.shapes/1`")[1]
     named = set(re.findall(r"`([a-z_0-9]+)`", page))

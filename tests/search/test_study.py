@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import objective, replay, retime, study
+from ksopt.search import crew, objective, replay, retime, study
 from ksopt.search.objective import Objective
 from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.result import SearchResult, TrialRecord, Verdict
@@ -117,6 +118,17 @@ def test_more_trials_go_on_where_it_stopped(search: Search) -> None:
     assert len(set(chains(again))) == 7
     assert [t.latency for t in again.trials[:3]] == [t.latency for t in first.trials]
     assert len(again.runs) == 2
+
+
+def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = 2**32 - 1
+    assert len(search(seed=seed, trials=2).trials) == 2
+    assert len(search(seed=seed, trials=3).trials) == 3
+    tasks: list[Any] = []
+    monkeypatch.setattr(crew.processes, "run", lambda given, *_: tasks.extend(given) or True)
+    search(seed=seed, trials=5, workers=2)
+    seeds = [share["seed"] for task in tasks for share in task["shares"]]
+    assert seeds == [2, 2 + crew._SEEDS_APART]
 
 
 def test_nothing_left_to_do_times_the_finalists_anew(search: Search) -> None:
