@@ -87,15 +87,14 @@ _FormKey = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True)
 class _Forms:
-    """What is kept of one weight."""
+    """What is kept of one weight, and which of its forms are no more than views of it."""
 
     owner: weakref.ref[Tensor]
     kept: dict[_FormKey, Kept]
+    views: set[_FormKey]
 
 
 _by_weight: dict[int, _Forms] = {}
-# What is no more than a view of the weight: the form, and the weight's shape, strides and dtype.
-_views: set[tuple[Any, ...]] = set()
 # Reentrant, for a weight may die, and its reference call back, while the lock is held.
 _lock = threading.RLock()
 
@@ -152,7 +151,8 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
     if kept is not None:
         return kept.on_current_stream()
     key = _key(weight, form)
-    if _views and _kind_of(key) in _views:
+    forms = _by_weight.get(id(owner))
+    if forms is not None and key in forms.views:
         return prepare(weight.detach())
     return _prepare(weight, owner, key, prepare)
 
@@ -171,11 +171,6 @@ def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
 
 def _key(weight: Tensor, form: str) -> _FormKey:
     return (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
-
-
-def _kind_of(key: _FormKey) -> tuple[Any, ...]:
-    """The key without the address."""
-    return (key[0], *key[2:])
 
 
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -221,7 +216,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         for place, forms in list(_by_weight.items()):
             for key in [key for key, kept in forms.kept.items() if not kept.lasting]:
                 del forms.kept[key]
-            if not forms.kept:
+            if not forms.kept and not forms.views:
                 _by_weight.pop(place, None)
     for group in optimizer.param_groups if _by_weight else ():
         for parameter in group["params"]:
@@ -313,7 +308,8 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
     storage = weight.untyped_storage()
     if result.untyped_storage()._cdata == storage._cdata:
         # A view: it would keep the weight alive, and costs little to make again without a thread.
-        _views.add(_kind_of(key))
+        with _lock:
+            _forms_of(owner).views.add(key)
         return result
     size = result.untyped_storage().nbytes()
     _watch_optimizers()
@@ -371,7 +367,7 @@ def _forms_of(owner: Tensor) -> _Forms:
                 if found is not None and found.owner is reference:
                     del _by_weight[place]
 
-        forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {})
+        forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {}, set())
     return forms
 
 
