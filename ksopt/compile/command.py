@@ -27,11 +27,14 @@ MODULE is imported, from the current folder too, and FACTORY is called without a
 the model, which runs once, uncompiled. (--time compiles it twice, and runs it.)
 
 the columns:
-  rows         that the chain multiplies
-  us           by ksopt's operator, microseconds; ~ marks a prediction
-  Inductor us  the same as batched products under Inductor
-  then         what follows and could be computed with it: bias, activation, residual
-  decision     lowered, kept (it is slower), or not recognised
+  rows          that the chain multiplies
+  predicted us  by the cost models, microseconds: by ksopt's operator / as batched products under
+                Inductor; - on a CPU, which has none
+  measured us   the same, timed on the device; - if it was not (--tune measure times it)
+  decision      lowered, kept (it is slower), or not recognised
+
+below the table, for each row: how it is written, then what follows and could be computed with it
+(bias, activation, residual), and the reason for the decision
 
 examples:
   ksopt explain mymodel:build --input 128x197x384 --dtype bfloat16 --device cuda

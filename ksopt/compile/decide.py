@@ -17,6 +17,8 @@ weights that are prepared anew each time. Where gradients go through frozen weig
 is judged by the product and that gradient, with weights that are prepared once; any other site by
 the product alone, its weights prepared at each call if the graph computes them.
 
+What a site is predicted to take is told on CUDA beside what was measured, whoever judges.
+
 Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
 """
 
@@ -27,7 +29,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -81,8 +83,6 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         mode = "model"
     if site.chain is None or not site.batch:
         return Decision(True, "Its batch is empty.")
-    if mode == "off":
-        return Decision(True, "Every recognised site is lowered: tune is off.")
     question = Question(
         site.chain,
         site.dtype,
@@ -92,9 +92,13 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
         site.to_input,
         site.computed,
     )
+    if mode == "off":
+        reason = "Every recognised site is lowered: tune is off."
+        return Decision(True, reason, _told(question, device))
     if mode == "measure":
         try:
-            return by_times(measured(question, device), True, question)
+            decision = by_times(measured(question, device), True, question)
+            return replace(decision, predicted=_told(question, device))
         except UnavailableError as error:  # the model need not fail for it
             log.warning("whether %s is faster lowered was not measured: %s", site.chain, error)
     if device.type == "cpu":
@@ -102,6 +106,23 @@ def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decisi
             True, "The operator takes the fastest of PyTorch's ways, timed at its first product."
         )
     return by_times(predicted(question, device), False, question)
+
+
+def _told(question: Question, device: torch.device) -> Times | None:
+    """What the cost models say where nothing hangs on it; None if they say nothing."""
+    if device.type == "cpu":
+        return None
+    try:
+        return _predicted_once(question, device, lanes32.precise())
+    except Exception as error:  # a compilation must not fail for what is only told
+        log.debug("what %s takes was not predicted: %s", question.chain, error)
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _predicted_once(question: Question, device: torch.device, precise: bool) -> Times:
+    """A model has the same layer many times, and each prediction takes milliseconds."""
+    return predicted(question, device)
 
 
 def by_times(times: Times, measured: bool, question: Question | None = None) -> Decision:
@@ -128,7 +149,8 @@ def by_times(times: Times, measured: bool, question: Question | None = None) -> 
         reason = f"{how} {ours:.1f} us{of}, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
     else:
         reason = f"{how} {ours:.1f} us{of}, slower than {theirs:.1f} us"
-    return Decision(lower, f"{reason} under Inductor.", ours, theirs, measured)
+    kind = "measured" if measured else "predicted"
+    return Decision(lower, f"{reason} under Inductor.", **{kind: times})
 
 
 def predicted(question: Question, device: torch.device) -> Times:

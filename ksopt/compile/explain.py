@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ksopt import tables
+from ksopt.compile.clock import Times
 from ksopt.compile.sites import Report, Site, Verdict
 from ksopt.errors import KsoptError
 from ksopt.tables import Table
@@ -54,8 +55,26 @@ class Explanation:
         return tuple(self.report.sites)
 
     def table(self) -> Table:
-        """One row for each site."""
+        """One row for each site, with all that is known of it."""
         return table_of(self.report)
+
+    def overview(self) -> Table:
+        """One numbered row for each site; `details` says the rest. It fits on a terminal."""
+        rows = [
+            (str(at), str(site.place), *_product(site), *_both_times(site), site.verdict.value)
+            for at, site in enumerate(self.report.sites, 1)
+        ]
+        columns = (">", "where", "chain", ">rows", "dtype", ">predicted us", ">measured us",
+                   "decision")  # fmt: skip
+        return tables.of(columns, rows, "us: ksopt / Inductor")
+
+    def details(self) -> str:
+        """A numbered line for each site: how it is written, what follows it, and the reason."""
+        digits = len(str(len(self.report.sites)))
+        return "\n".join(
+            f"{at:{digits}}  {', then '.join([site.spelling, *site.epilogue])}: {site.reason}"
+            for at, site in enumerate(self.report.sites, 1)
+        )
 
     def summary(self) -> str:
         """A few sentences."""
@@ -82,11 +101,12 @@ class Explanation:
     def print(self, stream: TextIO | None = None) -> None:
         """Write the table and the summary, with colours and lines on a terminal."""
         if self.report.sites:
-            tables.write(self.table(), stream)
+            tables.write(self.overview(), stream)
+            print(self.details(), file=stream)
         print(self.summary(), file=stream)
 
     def __str__(self) -> str:
-        rows = [self.table().plain()] if self.report.sites else []
+        rows = [self.overview().plain(), self.details()] if self.report.sites else []
         return "\n".join([*rows, self.summary()])
 
 
@@ -141,8 +161,8 @@ def explain(
 
 def table_of(report: Report) -> Table:
     """One row for each site of a report."""
-    columns = ("where", "written as", "chain", ">rows", "dtype", ">us", ">Inductor us", "then",
-               "decision", "reason")  # fmt: skip
+    columns = ("where", "written as", "chain", ">rows", "dtype", f">predicted us{_BOTH}",
+               f">measured us{_BOTH}", "then", "decision", "reason")  # fmt: skip
     return tables.of(columns, [_row(site) for site in report.sites])
 
 
@@ -170,25 +190,32 @@ def check_requirement(report: Report, require: str | None) -> None:
                            f"{Explanation(report)}")  # fmt: skip
 
 
+_BOTH = " (ksopt / Inductor)"
+
+
 def _row(site: Site) -> tuple[str, ...]:
     return (
         str(site.place),
         site.spelling,
-        "" if site.chain is None else str(site.chain),
-        "" if site.batch is None else str(site.batch),
-        site.dtype,
-        _us(site.ksopt_us, site.measured),
-        _us(site.unfused_us, site.measured),
+        *_product(site),
+        *_both_times(site),
         ", ".join(site.epilogue),
         site.verdict.value,
         site.reason,
     )
 
 
-def _us(value: float | None, is_measured: bool) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if is_measured else f"~{value:.1f}"
+def _product(site: Site) -> tuple[str, str, str]:
+    chain, batch = site.chain, site.batch
+    return "" if chain is None else str(chain), "" if batch is None else str(batch), site.dtype
+
+
+def _both_times(site: Site) -> tuple[str, str]:
+    return _us(site.predicted), _us(site.measured)
+
+
+def _us(times: Times | None) -> str:
+    return "-" if times is None else f"{times.ksopt_us:.1f} / {times.unfused_us:.1f}"
 
 
 def _summary(explanation: Explanation) -> str:

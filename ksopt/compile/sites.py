@@ -10,13 +10,16 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 import ksopt as package
 from ksopt.pattern import Chain
+
+if TYPE_CHECKING:
+    from ksopt.compile.clock import Times
 
 _NOT_THE_AUTHORS = (
     str(Path(torch.__file__).parent),
@@ -61,16 +64,14 @@ class Decision:
     Args:
         lower: whether it is.
         reason: a sentence.
-        ksopt_us: time by ksopt's operators, microseconds; None if unknown.
-        unfused_us: time of the author's way under Inductor, microseconds; None if unknown.
-        measured: whether the times were measured; if not, they are predictions.
+        predicted: by the cost models; None where there are none, as on a CPU.
+        measured: on the device; None if it was not.
     """
 
     lower: bool
     reason: str
-    ksopt_us: float | None = None
-    unfused_us: float | None = None
-    measured: bool = False
+    predicted: Times | None = None
+    measured: Times | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Site:
             it is judged with that one.
         computed: whether its weights, not trained, are computed at each call, so that it is judged
             with preparing them; stored ones are prepared once.
-        ksopt_us, unfused_us, measured: see `Decision`.
+        predicted, measured: see `Decision`.
     """
 
     node: str
@@ -111,9 +112,8 @@ class Site:
     training: bool = False
     to_input: bool = False
     computed: bool = False
-    ksopt_us: float | None = None
-    unfused_us: float | None = None
-    measured: bool = False
+    predicted: Times | None = None
+    measured: Times | None = None
 
     def decided(self, decision: Decision) -> Site:
         """This site with what was decided about it."""
@@ -121,8 +121,7 @@ class Site:
             self,
             verdict=Verdict.LOWERED if decision.lower else Verdict.KEPT,
             reason=decision.reason,
-            ksopt_us=decision.ksopt_us,
-            unfused_us=decision.unfused_us,
+            predicted=decision.predicted,
             measured=decision.measured,
         )
 

@@ -31,7 +31,7 @@ def test_the_faster_one_is_taken_and_a_tie_is_lowered():
     slower = by_times(Times(21.0, 20.0), measured=False)
     assert not slower.lower
     assert slower.reason == "Predicted 21.0 us, slower than 20.0 us under Inductor."
-    assert (slower.ksopt_us, slower.unfused_us, slower.measured) == (21.0, 20.0, False)
+    assert (slower.predicted, slower.measured) == (Times(21.0, 20.0), None)
 
 
 def test_a_measurement_is_made_once_and_kept():
@@ -92,7 +92,7 @@ def test_nothing_is_timed_where_algorithms_must_be_deterministic(monkeypatch):
     monkeypatch.setattr(decide, "measured", None)
     for tune in (None, "measure", "model"):
         decision = decide.decide(site(), CPU, tune)
-        assert (decision.lower, decision.measured) == (True, False)
+        assert (decision.lower, decision.measured) == (True, None)
     monkeypatch.setattr(decide, "predicted", lambda *_: Times(9.0, 3.0))
     assert decide.decide(site(), torch.device("cuda"), "measure").reason == (
         "Predicted 9.0 us, slower than 3.0 us under Inductor."
@@ -160,7 +160,7 @@ def test_what_cannot_be_timed_does_not_end_the_compilation(name, stand_in, monke
     decision = decide.decide(
         Site("n", Place(), "bmm", Verdict.KEPT, "", chain, 4, "float32"), CPU, "measure"
     )
-    assert (decision.lower, decision.measured) == (True, False)  # what a CPU does without times
+    assert (decision.lower, decision.measured) == (True, None)  # what a CPU does without times
     assert "whether (3,4,8,1) is faster lowered was not measured" in caplog.text
 
 
@@ -180,9 +180,9 @@ def test_timing_inside_a_compilation_leaves_the_outer_one_as_it_was(compiled_by_
         y = compiled(x)
         assert torch.empty(1).is_meta  # the default device is still the user's
         compiled(x)
-    assert [site.measured for report in compiled_by_eager.reports for site in report.sites] == [
-        True
-    ]
+    (found,) = [site for report in compiled_by_eager.reports for site in report.sites]
+    assert found.measured is not None
+    assert found.predicted is None
     torch.testing.assert_close(y, layer(x))
 
 
@@ -225,7 +225,7 @@ def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):
     )
     monkeypatch.setattr(decide, "measured", lambda *_: Times(9.0, 3.0))
     kept = decide.decide(site(), CPU, "measure")
-    assert (kept.lower, kept.measured) == (False, True)
+    assert (kept.lower, kept.measured) == (False, Times(9.0, 3.0))
 
 
 @pytest.mark.slow
@@ -234,6 +234,46 @@ def test_the_clock_times_both_ways(how):
     times = by_clock(Question(CHAIN, "float32", 16, fused=("before", "behind"), **how), CPU)
     assert times.ksopt_us > 0
     assert times.unfused_us > 0
+
+
+@pytest.fixture
+def nothing_predicted():
+    decide._predicted_once.cache_clear()
+    yield
+    decide._predicted_once.cache_clear()
+
+
+def test_what_was_measured_is_told_beside_what_was_predicted(monkeypatch, nothing_predicted):
+    asked = []
+
+    def predicted(question, device):
+        asked.append(question)
+        return Times(7.0, 14.0)
+
+    monkeypatch.setattr(decide, "predicted", predicted)
+    monkeypatch.setattr(decide, "measured", lambda *_: Times(9.0, 3.0))
+    cuda = torch.device("cuda")
+    kept = decide.decide(site(), cuda, "measure")
+    assert (kept.lower, kept.predicted, kept.measured) == (False, Times(7.0, 14.0), Times(9.0, 3.0))
+    assert kept.reason == "Measured 9.0 us, slower than 3.0 us under Inductor."
+    off = decide.decide(site(), cuda, "off")
+    assert (off.lower, off.predicted, off.measured) == (True, Times(7.0, 14.0), None)
+    assert len(asked) == 1  # the same layer again
+    by_model = decide.decide(site(), cuda, "model")
+    assert (by_model.predicted, by_model.measured) == (Times(7.0, 14.0), None)
+    assert decide.decide(site(), CPU, "measure").predicted is None  # no model
+    assert len(asked) == 2
+
+
+def test_a_prediction_that_fails_is_not_told(monkeypatch, nothing_predicted):
+    def fails(question, device):
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(decide, "predicted", fails)
+    monkeypatch.setattr(decide, "measured", lambda *_: Times(3.0, 9.0))
+    for tune, times in (("measure", Times(3.0, 9.0)), ("off", None)):
+        decision = decide.decide(site(), torch.device("cuda"), tune)
+        assert (decision.lower, decision.predicted, decision.measured) == (True, None, times)
 
 
 def test_a_wrong_value_is_refused():

@@ -11,8 +11,11 @@ from torch import nn
 import ksopt
 from ksopt import cli
 from ksopt.compile import backend, collected
-from ksopt.compile.sites import Decision, Report, Site, Verdict
+from ksopt.compile.clock import Times
+from ksopt.compile.explain import Explanation
+from ksopt.compile.sites import Decision, Place, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
+from ksopt.pattern import Chain
 
 
 class Mixed(nn.Module):
@@ -75,6 +78,44 @@ def test_markdown_and_json_hold_the_same_and_no_weight():
     assert "0.1234" not in text + json.dumps(values) + str(found)
 
 
+def with_times(predicted, measured):
+    decision = Decision(True, "It was decided.", predicted, measured)
+    chain = Chain.parse("(1,8,4,8)*(4,8,16,1)")
+    place = Place("/home/someone/layers.py", 118)
+    epilogue = ("bias", "gelu")
+    one = Site("n", place, "einsum + bmm", Verdict.KEPT, "", chain, 25_088, "bfloat16", epilogue)
+    return one.decided(decision)
+
+
+def test_predicted_and_measured_times_stand_beside_each_other():
+    both = Times(1012.34, 2025.0)
+    found = Explanation(
+        Report(
+            [with_times(both, Times(10.5, 23.9)), with_times(both, None), with_times(None, None)]
+        )
+    )
+    cells = [("1012.3 / 2025.0", "10.5 / 23.9"), ("1012.3 / 2025.0", "-"), ("-", "-")]
+    for table in (found.table(), found.overview()):
+        at = [next(i for i, head in enumerate(table.heads) if head.startswith(name))
+              for name in ("predicted us", "measured us")]  # fmt: skip
+        assert [tuple(row[i] for i in at) for row in table.rows] == cells
+    assert "| 1012.3 / 2025.0 | 10.5 / 23.9 |" in found.markdown()
+    assert "(ksopt / Inductor)" in found.markdown()
+    sites = json.loads(json.dumps(found.to_json()))["sites"]
+    assert sites[0]["predicted"] == {"ksopt_us": 1012.34, "unfused_us": 2025.0}
+    assert sites[0]["measured"] == {"ksopt_us": 10.5, "unfused_us": 23.9}
+    assert sites[1]["measured"] is sites[2]["predicted"] is None
+
+
+def test_the_table_fits_in_100_columns_and_its_details_follow():
+    found = Explanation(Report([with_times(Times(1012.34, 2025.0), Times(10.5, 23.9))]))
+    lines = str(found).splitlines()
+    assert all(len(line) <= 100 for line in lines[:3])
+    assert lines[0] == "us: ksopt / Inductor"
+    assert lines[2].startswith("1  layers.py:118  (1,8,4,8)*(4,8,16,1)  25088  bfloat16  ")
+    assert lines[3] == "1  einsum + bmm, then bias, then gelu: It was decided."
+
+
 def test_times_of_the_whole_model_when_asked():
     model = nn.Conv1d(8, 8, 1, groups=2)
     found = ksopt.explain(model, torch.randn(3, 8, 5), timed=True)
@@ -95,8 +136,6 @@ def test_a_report_without_products_covers_nothing():
 
 
 def ksopt_place():
-    from ksopt.compile.sites import Place
-
     return Place()
 
 

@@ -375,19 +375,19 @@ def test_what_is_required_and_missing_fails_with_the_table(compiled_by_eager):
 
 
 def test_a_site_that_is_slower_is_kept(compiled_by_eager, monkeypatch):
+    from ksopt.compile.clock import Times
     from ksopt.compile.sites import Decision
 
     def slower(site, device, tune):
-        return Decision(
-            False, "Measured 9.0 us, slower than 3.0 us under Inductor.", 9.0, 3.0, True
-        )
+        reason = "Measured 9.0 us, slower than 3.0 us under Inductor."
+        return Decision(False, reason, measured=Times(9.0, 3.0))
 
     monkeypatch.setattr(backend, "decide", slower)
     model = Blocks()
     check_equal(model, torch.compile(model, backend="ksopt"), torch.randn(5, 32))
     assert operators(compiled_by_eager) == [0]
     (site,) = compiled_by_eager.reports[0].sites
-    assert (site.verdict.value, site.ksopt_us, site.unfused_us) == ("kept", 9.0, 3.0)
+    assert (site.verdict.value, site.measured) == ("kept", Times(9.0, 3.0))
     assert counters["ksopt"]["kept"] == 1
 
 
