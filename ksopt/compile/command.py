@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.files import write_whole
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -19,9 +22,9 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 SUMMARY = "Say which products of a model torch.compile(backend='ksopt') lowers, and why not others."
 EPILOG = """\
 inputs:
-  --input SHAPE or SHAPE:DTYPE for each argument of the model, such as 128x197x384 or 8x1024:int64;
-  floating point is random, integers are zeros. Take as many rows as the model will see: what is
-  faster depends on them.
+  --input SHAPE or SHAPE:DTYPE for each argument of the model, such as 128x197x384 or 8x1024:int64,
+  in their order, behind one --input or several; floating point is random, integers are zeros. Take
+  as many rows as the model will see: what is faster depends on them.
 
 MODULE is imported, from the current folder too, and FACTORY is called without arguments; it returns
 the model, which runs once, uncompiled. (--time compiles it twice, and runs it.)
@@ -50,7 +53,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
     command.add_argument("model", metavar="MODULE:FACTORY", help="what builds the model")
     how = command.add_argument_group("how it is called").add_argument
-    how("--input", required=True, nargs="+", metavar="SHAPE[:DTYPE]", help="see below")
+    how(
+        "--input",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="SHAPE[:DTYPE]",
+        help="see below; may be given several times",
+    )
     how("--dtype", default="float32", help="of the model: float32 (default), float16 or bfloat16")
     how("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
     how("--train", action="store_true", help="in training mode, with gradients")
@@ -75,7 +85,7 @@ def run(given: argparse.Namespace) -> int:
     inputs = [_tensor(text, given.dtype, device) for text in given.input]
     model = build_model(given.model, sys.stderr)
     model = model.to(device=device, dtype=getattr(torch, given.dtype)).train(given.train)
-    with torch.set_grad_enabled(given.train):
+    with torch.set_grad_enabled(given.train), _told(given):
         found = explain(
             model,
             *inputs,
@@ -90,6 +100,38 @@ def run(given: argparse.Namespace) -> int:
     else:
         found.print()
     return 0
+
+
+@contextlib.contextmanager
+def _told(given: argparse.Namespace) -> Iterator[None]:
+    """What the model raises on these inputs, in a sentence."""
+    fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs tracebacks of its own
+    before, fake.disabled = fake.disabled, not given.traceback
+    try:
+        yield
+    except KsoptError:
+        raise
+    except Exception as error:
+        own = _without_dynamo(error)
+        said = (str(own).strip().splitlines() or ["nothing more"])[-1].strip()
+        raise InvalidInputError(
+            f"{given.model}: the model, called with {', '.join(given.input)}, raised "
+            f"{type(own).__name__}: {said} (--traceback shows where)"
+        ) from error
+    finally:
+        fake.disabled = before
+
+
+def _without_dynamo(error: BaseException) -> BaseException:
+    """What was raised while Dynamo ran the model; Dynamo wraps it into pages of advice."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    while isinstance(error, TorchDynamoException):
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return error
 
 
 def _tensor(text: str, dtype: str, device: torch.device) -> Any:

@@ -178,6 +178,53 @@ def test_the_command_refuses_in_words(more, message, in_folder, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.fixture
+def of_two_inputs(in_folder):
+    (in_folder / "explained_two.py").write_text(
+        "import torch\n"
+        "class Two(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.ones(4, 8, 8))\n"
+        "    def forward(self, x, y):\n"
+        "        z = torch.einsum('bgi,goi->bgo', x.view(-1, 4, 8), self.weight).flatten(1)\n"
+        "        return z @ y\n"
+        "def build():\n"
+        "    return Two()\n",
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.parametrize(
+    "inputs", [["--input", "5x32", "--input", "32x7"], ["--input", "5x32", "32x7"]]
+)
+def test_several_inputs_are_several_inputs(inputs, of_two_inputs, capsys):
+    assert cli.main(["explain", "explained_two:build", *inputs]) == 0
+    assert "(4,8,8,1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (["5x32"], "missing 1 required positional argument: 'y'"),
+        (["5x33", "32x7"], "165"),  # numbers: torch's versions have words of their own
+        (["5x32", "31x7"], "[31, 7]"),
+    ],
+)
+def test_a_wrong_input_is_told_in_a_sentence(inputs, said, of_two_inputs, capsys, caplog):
+    arguments = ["explain", "explained_two:build", "--input", *inputs]
+    assert cli.main(arguments) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "its own code" not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"ksopt: explained_two:build: the model, called with {inputs[0]}")
+    assert said in lines[0]
+    assert lines[0].endswith("(--traceback shows where)")
+    assert "torch._subclasses.fake_tensor" not in {record.name for record in caplog.records}
+    with pytest.raises(InvalidInputError) as caught:
+        cli.main([*arguments, "--traceback"])
+    assert caught.value.__cause__ is not None
+
+
 def test_the_reports_of_a_compile_are_collected(compiled_by_eager):
     layer, x = torch.compile(nn.Conv1d(8, 8, 1, groups=2), backend="ksopt"), torch.ones(3, 8, 5)
     with collected() as outer, collected() as inner:
