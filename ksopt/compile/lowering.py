@@ -327,6 +327,8 @@ def _insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
 
 
 def _no_node(root: Root) -> str:
+    if root.storage is not None and root.storage[1]:  # by how many writes it is newer
+        return "an operand was written in place before, through another view of its memory"
     where = "" if root.made_at is None else f" inside {root.made_at.name}"
     return f"an operand is made{where} and no node holds it"
 
