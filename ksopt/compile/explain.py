@@ -95,6 +95,7 @@ class Explanation:
             "pass_s": report.pass_s,
             "deciding_s": report.deciding_s,
             "notes": list(report.notes),
+            "passes": dict(report.passes),
             "end_to_end": None if times is None else vars(times),
         }
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 
+from ksopt import ops
 from ksopt.compile import frozen
 from ksopt.compile.candidates import (
     Candidate,
@@ -32,6 +33,8 @@ log = logging.getLogger("ksopt.compile")
 
 Judge = Callable[[Site], Decision]
 """Decides whether a site is lowered."""
+
+_PRODUCTS = (ops.ks_mm, ops.ks_mm_once)
 
 _BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 """Higher-order operators that call their first argument, a graph, with the others."""
@@ -95,23 +98,33 @@ def _rewrite(
             return frozen_values.pattern(at[node]) if at[node] in weights else None
 
     trace, tracker = run(gm, inputs, weights, pattern_of)
+    passes = report.passes
+    passes["nodes_followed"] += len(trace.order)
+    passes["products_recognised"] += len(trace.contractions)
+    passes["frozen_patterns"] += 0 if frozen_values is None else len(frozen_values.found)
     _rewrite_bodies(gm, tracker, judge, report)
     report.linear_flops += sum(trace.flops.values())
     misses = list(trace.misses)
     chosen = worth_a_look(trace)
+    passes["products_checked"] += len(chosen)
     chosen, found = _possible(gm, tracker, chosen, misses)
     misses += _unread(chosen, found)
     sites = []
     kept: list[Candidate] = []
     for candidate in candidates(trace, found, chosen):
         decision = judge(candidate.site)
+        passes["chains_decided"] += 1
         sites.append(candidate.site.decided(decision))
         if not decision.lower:
             kept.append(candidate)
     left = {root for candidate in kept for root in candidate.roots}
     chosen = [root for root in chosen if root not in left]
+    before, emitted = len(gm.graph.nodes), list[fx.Node]()
     if chosen:
-        _lower(gm, tracker, chosen, misses, sites)
+        emitted = _lower(gm, tracker, chosen, misses, sites)
+    passes["products_lowered"] += sum(node.target in _PRODUCTS for node in emitted)
+    passes["nodes_emitted"] += len(emitted)
+    passes["nodes_removed"] += before + len(emitted) - len(gm.graph.nodes)
     order = {node.name: at for node, at in trace.order.items()}
     taken = {site.node for site in sites}
     for miss in misses:
@@ -163,17 +176,18 @@ def _lower(
     chosen: list[Root],
     misses: list[Miss],
     sites: list[Site],
-) -> None:
+) -> list[fx.Node]:
+    """Lower what can be, and return the new nodes."""
     while chosen:
         chosen, found = _possible(gm, tracker, chosen, misses)
         try:
-            lower(gm, tracker, found, chosen)
-            return
+            return lower(gm, tracker, found, chosen)
         except CannotLowerError as error:
             chosen = [root for root in chosen if root is not error.root]
             _add_miss(misses, error)
             made_at = error.root.made_at
             sites[:] = [s for s in sites if made_at is None or s.node != made_at.name]
+    return []
 
 
 def _add_miss(misses: list[Miss], error: CannotLowerError) -> None:
@@ -249,3 +263,5 @@ def count(report: Report) -> None:
     counters["ksopt"]["graphs"] += report.graphs
     for verdict in Verdict:
         counters["ksopt"][verdict.value.replace(" ", "_")] += report.count(verdict)
+    for name, number in report.passes.items():
+        counters["ksopt"][name] += number

@@ -27,6 +27,15 @@ _WRITING = {
 }
 
 
+_planned: list[Any] = []
+"""The operator of each product whose result is in planned memory."""
+
+
+def planned_so_far() -> int:
+    """How many products this process has put into memory that Inductor has planned."""
+    return len(_planned)
+
+
 @functools.cache
 def plan_results() -> None:
     """Tell Inductor, for the life of the process, of the products that graphs of inference call."""
@@ -51,10 +60,12 @@ def _lower(
     if V.graph.cpp_wrapper:
         return returning(*arguments)
     try:
-        return _writing(op, *arguments)
+        node = _writing(op, *arguments)
     except (AttributeError, TypeError) as error:  # another Inductor than we know
         _say_once(f"{type(error).__name__}: {error}")
         return returning(*arguments)
+    _planned.append(op)
+    return node
 
 
 def _writing(op: Any, x: Any, weight: Any, batch_last: bool, owner: Any) -> Any:

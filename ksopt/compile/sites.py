@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -149,6 +150,7 @@ class Report:
         deciding_s: time that it took to decide whether sites are faster; measurements that are made
             here are kept on disk, so most of it is spent once on a machine.
         notes: sentences about graphs that could not be followed.
+        passes: what each part of the pass has handled; docs/backend.md lists the names.
     """
 
     sites: list[Site] = field(default_factory=list)
@@ -157,6 +159,7 @@ class Report:
     pass_s: float = 0.0
     deciding_s: float = 0.0
     notes: list[str] = field(default_factory=list)
+    passes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Report) -> None:
         """Add what was done to other graphs."""
@@ -166,6 +169,7 @@ class Report:
         self.pass_s += other.pass_s
         self.deciding_s += other.deciding_s
         self.notes += other.notes
+        self.passes.update(other.passes)
 
     def count(self, verdict: Verdict) -> int:
         """How many sites ended so."""

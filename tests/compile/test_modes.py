@@ -397,6 +397,51 @@ def test_a_site_that_is_slower_is_kept(compiled_by_eager, monkeypatch):
     assert counters["ksopt"]["kept"] == 1
 
 
+def test_each_pass_counts_what_it_handled(compiled_by_eager):
+    model = nn.Sequential(Blocks(), nn.ReLU(), nn.Linear(32, 32), frozen_layer(), Blocks())
+    compiled = torch.compile(model, backend="ksopt", fullgraph=True)
+    x = torch.randn(5, 32)
+    compiled(x)
+    found = dict(counters["ksopt"])
+    (report,) = compiled_by_eager.reports
+    (graph,) = compiled_by_eager.graphs
+    assert {name: found[name] for name in report.passes} == dict(report.passes)
+    assert {name: number for name, number in found.items() if not name.startswith("nodes")} == {
+        "graphs": 1,
+        "lowered": 3,
+        "kept": 0,
+        "not_recognised": 0,
+        "frozen_patterns": 1,
+        "products_recognised": 4,
+        "products_checked": 3,
+        "chains_decided": 3,
+        "products_lowered": 3,
+    }
+    assert found["nodes_emitted"] >= found["products_lowered"]
+    assert found["nodes_removed"] > 0
+    before = found["nodes_followed"]
+    assert before + found["nodes_emitted"] - found["nodes_removed"] == len(graph.nodes)
+    torch._dynamo.reset()
+    torch.compile(model, backend="ksopt", fullgraph=True)(x)
+    assert dict(counters["ksopt"]) == {name: 2 * number for name, number in found.items()}
+
+
+def test_a_kept_site_is_decided_and_nothing_is_emitted(compiled_by_eager, monkeypatch):
+    from ksopt.compile.sites import Decision
+
+    monkeypatch.setattr(backend, "decide", lambda *_: Decision(False, "It is slower."))
+    torch.compile(Blocks(), backend="ksopt")(torch.randn(5, 32))
+    names = ("chains_decided", "products_lowered", "nodes_emitted", "nodes_removed")
+    assert [counters["ksopt"][name] for name in names] == [1, 0, 0, 0]
+
+
+def test_results_in_planned_memory_are_counted():
+    model, x = nn.Sequential(Blocks(), nn.GELU(), Blocks()), torch.randn(5, 32)
+    with torch.no_grad(), torch._inductor.utils.fresh_cache():
+        torch.compile(model, backend="ksopt")(x)
+    assert counters["ksopt"]["results_planned"] == 2
+
+
 def test_a_size_that_cannot_be_fixed_leaves_the_graph_alone(compiled_by_eager):
     weight = nn.Parameter(torch.randn(2, 3, 4))
 
