@@ -37,6 +37,10 @@ def worth_a_look(trace: Trace) -> list[Root]:
         inner = _origin(root).x
         if isinstance(inner.origin, Contraction) and _is_low_rank(_pattern(root), _pattern(inner)):
             chosen += [one for one in (inner, root) if one not in chosen]
+    for root in chosen:  # grows while it is read
+        inner = _origin(root).x
+        if isinstance(inner.origin, Contraction) and inner.holder is None and inner not in chosen:
+            chosen.append(inner)  # made inside a node: it is there only if it is rewritten, too
     order = {root: at for at, root in enumerate(trace.contractions)}
     return sorted(chosen, key=order.__getitem__)
 
@@ -44,10 +48,15 @@ def worth_a_look(trace: Trace) -> list[Root]:
 def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
     """Dense products that are no half of a low-rank pair after all: something else reads them."""
     alone = []
-    for root in found.readers:
-        if root not in chosen or not _is_dense(_pattern(root)):
+    for root in chosen:
+        if not _is_dense(_pattern(root)):
             continue
-        inner, readers = _origin(root).x, found.readers[root]
+        inner, readers = _origin(root).x, found.readers.get(root)
+        if readers is None:
+            if not any(_is_pair(root, one) or _is_pair(one, root) for one in chosen):
+                alone.append(root)
+            continue
+        only_inside = root.holder is None and readers[0] in chosen
         first = (
             inner in chosen
             and found.readers.get(inner) == [root]
@@ -60,7 +69,7 @@ def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
             and readers[0].origin.x is root
             and _is_low_rank(_pattern(readers[0]), _pattern(root))
         )
-        if not first and not second:
+        if not first and not second and not only_inside:
             alone.append(root)
     return alone
 
@@ -178,6 +187,10 @@ def _pattern(root: Root) -> Pattern:
 
 def _is_dense(pattern: Pattern) -> bool:
     return pattern.a == 1 and pattern.d == 1
+
+
+def _is_pair(left: Root, right: Root) -> bool:
+    return _origin(left).x is right and _is_low_rank(_pattern(left), _pattern(right))
 
 
 def _is_low_rank(left: Pattern, right: Pattern) -> bool:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from torch import Tensor
 
 from ksopt.compile.contractions import Dims, left_only, offered, right_only, tied
-from ksopt.compile.index import Atoms, IndexMap
+from ksopt.compile.index import Atoms
 from ksopt.compile.sizes import same
 from ksopt.compile.tracking import Tracker
-from ksopt.compile.values import Variable
+from ksopt.compile.values import Variable, View
+
+
+class Operand(NamedTuple):
+    """An operand of an einsum, and a letter for each of its dims."""
+
+    view: View
+    letters: str
+
+    def digits(self, letter: str) -> Atoms:
+        """What a letter is of the operand's root."""
+        return self.view.map.dims[self.letters.index(letter)]
 
 
 def note_einsum(
@@ -19,71 +33,80 @@ def note_einsum(
     Raises:
         NotNestedError: the digits of the operands do not nest.
     """
-    letters = letters_of(equation, left.dim(), right.dim())
-    if letters is None:
+    letters = letters_of(equation, (left.dim(), right.dim()))
+    if letters is None or any(len(set(one)) < len(one) for one in letters):
         return False
     ours, theirs, out = letters
-    a, b = tracker.view(left), tracker.view(right)
-    shared = set(ours) & set(theirs)
-    for letter in shared:
+    for letter in set(ours) & set(theirs):
         if not same(left.shape[ours.index(letter)], right.shape[theirs.index(letter)]):
             return False  # one of them is broadcast
     if any(letter not in out for letter in set(ours) ^ set(theirs)):
         return False  # one operand alone is summed first
-
-    def variables(letter: str, summed: bool) -> list[Variable]:
-        if letter in shared:
-            return tied(_digits(a.map, ours, letter), _digits(b.map, theirs, letter), summed)
-        if letter in ours:
-            return left_only(_digits(a.map, ours, letter))
-        return right_only(_digits(b.map, theirs, letter))
-
-    dims: Dims = [variables(letter, summed=False) for letter in out]
-    summed = [v for letter in ours if letter not in out for v in variables(letter, summed=True)]
-    view = offered(tracker, a.root, b.root, dims, summed, result)
+    a, b = Operand(tracker.view(left), ours), Operand(tracker.view(right), theirs)
+    view = einsum_product(tracker, a, b, out, result)
     if view is None:
-        tracker.fresh(result, a.root.kind | b.root.kind)
+        tracker.fresh(result, a.view.root.kind | b.view.root.kind)
     else:
         tracker.note(result, view)
     return True
 
 
-def letters_of(equation: str, left: int, right: int) -> tuple[str, str, str] | None:
-    """The letters of the dims of both operands and of the result; None where that is not all.
+def einsum_product(
+    tracker: Tracker, left: Operand, right: Operand, out: str, result: Tensor
+) -> View | None:
+    """The product of two operands summed over the letters not in ``out``; None if it is no site.
+
+    Raises:
+        NotNestedError: the digits of the operands do not nest.
+    """
+
+    def variables(letter: str, summed: bool) -> list[Variable]:
+        if letter in left.letters and letter in right.letters:
+            return tied(left.digits(letter), right.digits(letter), summed)
+        if letter in left.letters:
+            return left_only(left.digits(letter))
+        return right_only(right.digits(letter))
+
+    dims: Dims = [variables(letter, summed=False) for letter in out]
+    gone = [letter for letter in left.letters if letter not in out]
+    summed = [v for letter in gone for v in variables(letter, summed=True)]
+    return offered(tracker, left.view.root, right.view.root, dims, summed, result)
+
+
+def letters_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
+    """The letters of the dims of each operand and of the result; None where that is not all.
 
     Args:
         equation: as torch.einsum takes it.
-        left, right: how many dims the operands have.
+        ranks: how many dims the operands have.
 
     Example:
-        >>> letters_of("...gi, goi -> ...go", 4, 3)
-        ('01gi', 'goi', '01go')
-        >>> letters_of("ii,ij->ij", 2, 2) is None
-        True
+        >>> letters_of("...gi, goi -> ...go", (4, 3))
+        ['01gi', 'goi', '01go']
+        >>> letters_of("bi,ri,or", (2, 2, 2))
+        ['bi', 'ri', 'or', 'bo']
     """
-    text = equation.replace(" ", "")
-    inputs, arrow, out = text.partition("->")
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
-    if not arrow or len(operands) != 2:
+    if len(operands) != len(ranks):
         return None
     found = []
-    ranks = set()
-    for operand, rank in zip(operands, (left, right), strict=True):
+    dotted = set()
+    for operand, rank in zip(operands, ranks, strict=True):
         more = rank - len(operand.replace("...", ""))
         if "..." in operand:
-            ranks.add(more)
+            dotted.add(more)
         elif more:
             return None
         found.append(operand.replace("...", "0123456789"[:more]))
-    if len(ranks) > 1:
+    if len(dotted) > 1:
         return None  # broadcast against each other
-    dots = "0123456789"[: ranks.pop()] if ranks else ""
-    found.append(out.replace("...", dots))
-    ours, theirs, result = found
-    once = all(len(set(one)) == len(one) for one in found)
-    known = set(result) <= set(ours) | set(theirs)
-    return (ours, theirs, result) if once and known and not set(dots) - set(result) else None
-
-
-def _digits(index_map: IndexMap, letters: str, letter: str) -> Atoms:
-    return index_map.dims[letters.index(letter)]
+    dots = "0123456789"[: dotted.pop()] if dotted else ""
+    every = "".join(found)
+    if not arrow:
+        once = sorted(letter for letter in set(every) - set(dots) if every.count(letter) == 1)
+        out = "..." + "".join(once)
+    result = out.replace("...", dots)
+    if not set(result) <= set(every) or set(dots) - set(result) or len(set(result)) < len(result):
+        return None
+    return [*found, result]

@@ -24,6 +24,7 @@ from ksopt.compile.tracking import Tracker
 from ksopt.compile.values import (
     Biased,
     Cast,
+    Combined,
     Compact,
     Contraction,
     Region,
@@ -68,7 +69,7 @@ def operands(root: Root, chosen: Collection[Root]) -> list[Root]:
         return [origin.source]
     if isinstance(origin, Compact):
         return [origin.matrix]
-    if isinstance(origin, Stacked) and root.holder is None:
+    if isinstance(origin, Stacked | Combined) and root.holder is None:
         return [piece.root for piece in origin.pieces]
     return []
 
@@ -119,7 +120,7 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
         view = trace.views.get(node)
         if view is not None and is_rewritten(view.root, chosen) and holds_all(view):
             found.exits[node] = view
-            need(view.root, node, _product_of(view.root))
+            need(view.root, node, product_of(view.root))
         else:
             live.update(node.all_input_nodes)
     found.exits = dict(reversed(found.exits.items()))
@@ -138,12 +139,14 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
     for node, view in found.exits.items():
         exits.setdefault(view.root, []).append(node)
     for root in found.readers:
-        product = _product_of(root) if is_rewritten(root, chosen) else None
+        product = product_of(root) if is_rewritten(root, chosen) else None
         if product is None:
             continue
         for below in operands(root, chosen):
             if not is_rewritten(below, chosen) and tracker.is_written_after(below):
                 raise CannotLowerError(product, "an operand is written in place in the graph")
+        if root in trace.reshaped:  # the fake results of its nodes have the later shape
+            raise CannotLowerError(product, "its result is given another shape in place")
         if tracker.is_written_after(root) and len(found.readers[root]) != 1:
             raise CannotLowerError(product, "its result is written in place and read elsewhere too")
         made_in = trace.regions.get(root.made_at) if root.made_at is not None else None
@@ -213,7 +216,7 @@ class _Lowering:
         points = {node: _insertion_point(node, self.trace) for node in found.exits}
         for node in sorted(points, key=lambda exit_: self.trace.order[points[exit_]]):
             view, point = found.exits[node], points[node]
-            product = _product_of(view.root)
+            product = product_of(view.root)
             like = product.made_at or node
             self.emit = Emitter(point, like, self.emitted, self.known)
             self.point = self.trace.order[point]
@@ -260,6 +263,9 @@ class _Lowering:
         if isinstance(origin, Stacked):
             pieces = [self.moved(piece, piece.map.dims) for piece in origin.pieces]
             return self.emit.call(torch.stack, pieces), whole
+        if isinstance(origin, Combined):
+            pieces = [self.moved(piece, piece.map.dims) for piece in origin.pieces]
+            return self.emit.call(torch.einsum, origin.equation, *pieces), whole
         assert isinstance(origin, Compact)
         return self._compact(origin), whole
 
@@ -314,7 +320,8 @@ class _Lowering:
         return self.emit.call(torch.permute, node, [2, 0, 1, 3])
 
 
-def _product_of(root: Root) -> Root:
+def product_of(root: Root) -> Root:
+    """The product that a root is, bias apart; the root itself if it is none plus a bias."""
     return root.origin.product.root if isinstance(root.origin, Biased) else root
 
 

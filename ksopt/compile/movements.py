@@ -19,7 +19,7 @@ from ksopt.compile.index import (
 )
 from ksopt.compile.sizes import Size, hint, plain, same_shape
 from ksopt.compile.tracking import FixedSizeNeeded, Tracker, rule
-from ksopt.compile.values import Cast, Piece, View
+from ksopt.compile.values import Cast, Kind, Piece, View
 
 aten = torch.ops.aten
 
@@ -31,7 +31,9 @@ aten = torch.ops.aten
     aten._reshape_alias,
     aten.view_copy,
     aten.unsqueeze,
+    aten.unsqueeze_,
     aten.squeeze,
+    aten.squeeze_,
 )
 def _reshape(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
@@ -78,7 +80,7 @@ def _permute(
     tracker.moved(result, args[0], permute(tracker.view(args[0]).map, order))
 
 
-@rule(aten.transpose, aten.t)
+@rule(aten.transpose, aten.transpose_, aten.t, aten.t_)
 def _transpose(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
@@ -89,12 +91,22 @@ def _transpose(
     tracker.moved(result, args[0], permute(tracker.view(args[0]).map, order))
 
 
-@rule(aten.clone, aten.contiguous, aten.alias, aten.lift_fresh)
+@rule(aten.clone, aten.contiguous, aten.alias)
 def _same(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
 ) -> None:
     # Not detach: it has the same elements, but gradients end there.
     tracker.moved(result, args[0], tracker.view(args[0]).map)
+
+
+@rule(aten.lift_fresh)
+def _lift_fresh(
+    tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> None:
+    if tracker.knows(args[0]):
+        tracker.moved(result, args[0], tracker.view(args[0]).map)
+    else:
+        tracker.fresh(result, Kind.CONSTANT)  # torch.tensor of numbers: no operator made it
 
 
 @rule(aten.expand)

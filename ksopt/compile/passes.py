@@ -21,11 +21,11 @@ from ksopt.compile.candidates import (
     worth_a_look,
 )
 from ksopt.compile.emission import fake_result
-from ksopt.compile.lowering import CannotLowerError, Uses, check, lower, uses
+from ksopt.compile.lowering import CannotLowerError, Uses, check, lower, product_of, uses
 from ksopt.compile.running import CannotRunError, run
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.compile.tracking import Tracker
-from ksopt.compile.values import Contraction, Kind, Miss, Root
+from ksopt.compile.values import Contraction, Kind, Miss, Root, Trace
 from ksopt.pattern import Chain, Pattern
 
 log = logging.getLogger("ksopt.compile")
@@ -108,7 +108,7 @@ def _rewrite(
     chosen = worth_a_look(trace)
     passes["products_checked"] += len(chosen)
     chosen, found = _possible(gm, tracker, chosen, misses)
-    misses += _unread(chosen, found)
+    misses += _unread(trace, chosen, found)
     sites = []
     kept: list[Candidate] = []
     for candidate in candidates(trace, found, chosen):
@@ -156,11 +156,16 @@ def _possible(
         chosen = [root for root in chosen if root not in alone]
 
 
-def _unread(chosen: list[Root], found: Uses) -> list[Miss]:
+_PARTS = "only parts or repetitions of its result are read"
+_INSIDE = "no node holds its result, only what is computed from it"
+
+
+def _unread(trace: Trace, chosen: list[Root], found: Uses) -> list[Miss]:
     """Products that still run as they were, because no view of all of their result is read."""
     dead = set(found.dead)
+    held = {root for view in trace.views.values() for root in (view.root, product_of(view.root))}
     return [
-        Miss(root.made_at, "only parts or repetitions of its result are read", _pattern(root))
+        Miss(root.made_at, _PARTS if root in held else _INSIDE, _pattern(root))
         for root in chosen
         if root not in found.readers and root.made_at is not None and root.made_at not in dead
     ]

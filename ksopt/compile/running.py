@@ -23,6 +23,7 @@ from ksopt.compile import mapped, movements, pieces, products, structured
 from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError, identity, is_identity
 from ksopt.compile.moves import plan
+from ksopt.compile.series import is_series, note_series
 from ksopt.compile.shortcuts import may_write, take, writes_in_place
 from ksopt.compile.sizes import plain
 from ksopt.compile.tracking import FixedSizeNeeded, FrozenPattern, Tracker
@@ -165,7 +166,8 @@ class _Runner(fx.Interpreter):
             n.meta["example_value"] = result  # what is inserted later reads it
         if n.op == "placeholder":
             self._note_input(result)
-        if isinstance(result, Tensor) and not _is_wrapped(result):
+        # What a graph returns is a node's value already; the output is no value of its own.
+        if isinstance(result, Tensor) and not _is_wrapped(result) and n.op != "output":
             self._note_view(n, result)
         return result
 
@@ -179,6 +181,10 @@ class _Runner(fx.Interpreter):
                 self.vmap_depth += 1
             elif name == "_vmap_decrement_nesting":
                 self.vmap_depth -= 1
+        if self.vmap_depth == 0 and self._autocast() is None and is_series(n):
+            result = self._series(n)
+            if result is not None:
+                return result
         known = n.meta.get("example_value")
         if known is not None and self.vmap_depth == 0:
             if _is_opaque(n):
@@ -203,6 +209,16 @@ class _Runner(fx.Interpreter):
             self.contexts.pop()
         return result
 
+    def _series(self, n: fx.Node) -> Any:
+        """The result of an einsum of many operands, noted; None: follow torch's order instead."""
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        self.tracker.paused = True
+        try:
+            result = super().run_node(n)
+        finally:
+            self.tracker.paused = False
+        return result if note_series(self.tracker, args, result) else None
+
     def _known(self, n: fx.Node, known: Any) -> Any:
         """The fake result that Dynamo left, as tensors that depend on what the node reads."""
         kind = Kind.CONSTANT
@@ -224,7 +240,7 @@ class _Runner(fx.Interpreter):
             self.tracker.fresh(value, kind)
 
     def _note_view(self, n: fx.Node, value: Tensor) -> None:
-        if n.op == "get_attr" and id(value) not in self.tracker._views:
+        if n.op == "get_attr" and not self.tracker.knows(value):
             self.tracker.fresh(value, Kind.WEIGHT)
         view = self.tracker.view(value)
         self.tracker.trace.views[n] = view

@@ -60,6 +60,7 @@ class Tracker(TorchDispatchMode):
         node: the graph's node that is running.
         casts: roots that are another root in another dtype.
         frozen_pattern: see `FrozenPattern`.
+        paused: whether operators run without being noted.
     """
 
     def __init__(self, frozen_pattern: FrozenPattern | None = None) -> None:
@@ -69,6 +70,7 @@ class Tracker(TorchDispatchMode):
         self.casts: dict[tuple[Root, torch.dtype], Root] = {}
         self.structured: dict[Root, Root | None] = {}
         self.frozen_pattern = frozen_pattern
+        self.paused = False
         self._views: dict[int, tuple[View, tuple[int, int]]] = {}
         self._alive: list[Tensor] = []
 
@@ -81,6 +83,8 @@ class Tracker(TorchDispatchMode):
     ) -> Any:
         """Run an ATen operator, then note what its result is."""
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         following = RULES.get(func.overloadpacket)
         if following is None and _is_composite(func):
             # Under inference_mode composite operators arrive whole.
@@ -89,7 +93,13 @@ class Tracker(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        if func._schema.is_mutable:
+        if following is not None and self._only_views_anew(func, args):
+            view = self.view(args[0])
+            try:
+                following(self, func, args, kwargs, result)
+            except NotNestedError:
+                self.fresh(result, view.root.kind)
+        elif func._schema.is_mutable:
             self._write(func, args, kwargs)
         elif following is not None:
             with contextlib.suppress(NotNestedError):
@@ -104,6 +114,10 @@ class Tracker(TorchDispatchMode):
             return known[0]
         kind = known[0].root.kind if known is not None else Kind.ACTIVATION
         return self.fresh(tensor, kind)
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether anything has been noted of a tensor."""
+        return id(tensor) in self._views
 
     def note(self, tensor: Tensor, view: View) -> View:
         """Remember what a tensor is a view of."""
@@ -152,6 +166,16 @@ class Tracker(TorchDispatchMode):
             storage = -id(tensor)
         return storage, self.trace.writes.get(storage, 0)
 
+    def _only_views_anew(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a tensor that no node's value can be gets another shape in place.
+
+        Decompositions do so to their own results. Where an earlier node's value changes its shape,
+        what is known about that node would no longer hold; that counts as a write.
+        """
+        if torch.Tag.inplace_view not in func.tags:
+            return False
+        return self.node is not None and self.view(args[0]).root.made_at is self.node
+
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.node is not None:
             self.trace.writers.add(self.node)
@@ -162,6 +186,8 @@ class Tracker(TorchDispatchMode):
                 if isinstance(tensor, Tensor):
                     storage = self.stamp(tensor)[0]
                     kind = self._kind_of(args, kwargs)
+                    if torch.Tag.inplace_view in func.tags:
+                        self.trace.reshaped.add(self.view(tensor).root)
                     self.trace.writes[storage] = self.trace.writes.get(storage, 0) + 1
                     self.fresh(tensor, kind)
 

@@ -163,6 +163,19 @@ class Stacked:
 
 
 @dataclass(frozen=True, eq=False)
+class Combined:
+    """A weight computed from weights, as part of one operator: no node of the graph holds it.
+
+    Attributes:
+        equation: of the einsum that it is.
+        pieces: that einsum's operands.
+    """
+
+    equation: str
+    pieces: tuple[View, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Structured:
     """A matrix [M, N] that is Kronecker-sparse by the way it was made.
 
@@ -189,7 +202,18 @@ class Native:
     pattern: Pattern
 
 
-Origin = Contraction | Multiplied | Biased | Cast | Piece | Stacked | Structured | Compact | Native
+Origin = (
+    Contraction
+    | Multiplied
+    | Biased
+    | Cast
+    | Piece
+    | Stacked
+    | Combined
+    | Structured
+    | Compact
+    | Native
+)
 
 
 @dataclass(frozen=True)
@@ -234,6 +258,7 @@ class Trace:
         misses: products by weights that cannot be lowered.
         writes: how often each storage is written in the graph.
         writers: the nodes that write something in place.
+        reshaped: the roots of nodes' values that are given another shape in place.
         regions: what is in force at each node.
         flops: of the products by weights at each node, dense ones included; where the batch is
             dynamic, those of the batch at hand.
@@ -246,5 +271,6 @@ class Trace:
     misses: list[Miss] = field(default_factory=list)
     writes: dict[int, int] = field(default_factory=dict)
     writers: set[fx.Node] = field(default_factory=set)
+    reshaped: set[Root] = field(default_factory=set)
     regions: dict[fx.Node, Region] = field(default_factory=dict)
     flops: dict[fx.Node, int] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError
 from ksopt.compile.moves import keeps_memory, plan
 from ksopt.compile.recognition import weight_dims
-from ksopt.compile.values import Cast, Compact, Contraction, Kind, Root, Stacked, Trace
+from ksopt.compile.values import Cast, Combined, Compact, Contraction, Kind, Root, Stacked, Trace
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _held(root: Root) -> Iterator[fx.Node]:
         yield from _held(root.origin.source)
     elif isinstance(root.origin, Compact):
         yield from _held(root.origin.matrix)
-    elif isinstance(root.origin, Stacked):
+    elif isinstance(root.origin, Stacked | Combined):
         for piece in root.origin.pieces:
             yield from _held(piece.root)
 

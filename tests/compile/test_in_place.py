@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ksopt.compile.sites import Verdict
+
 
 def by_silu(y):
     F.silu(y, inplace=True)
@@ -41,3 +43,39 @@ def test_a_write_is_seen_through_older_views(write, dynamic, compiled_by_eager):
         expected = model(x)
         found = torch.compile(model, backend="ksopt", dynamic=dynamic)(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def by_squeeze(y):
+    return y.squeeze_(2)
+
+
+def by_transpose(y):
+    y.transpose_(1, 3)
+    return y
+
+
+def by_unsqueeze(y):
+    return (y + 1).unsqueeze_(0)
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        (by_squeeze, "another shape in place"),
+        (by_transpose, "another shape in place"),
+        (by_unsqueeze, None),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_shape_that_is_changed_in_place(turn, reason, dynamic, compiled_by_eager):
+    weight = nn.Parameter(torch.randn(4, 8, 6))
+
+    def layer(x):
+        return turn(x.view(-1, 4, 1, 8) @ weight).flatten(1)
+
+    x = torch.randn(5, 32)
+    found = torch.compile(layer, backend="ksopt", dynamic=dynamic)(x)
+    torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=1e-5)
+    (site,) = compiled_by_eager.reports[-1].sites
+    assert site.verdict is (Verdict.LOWERED if reason is None else Verdict.MISSED)
+    assert (reason or "") in site.reason

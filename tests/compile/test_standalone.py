@@ -45,6 +45,18 @@ def test_a_symbolic_trace_with_attributes_for_weights():
     torch.testing.assert_close(gm(x), expected)
 
 
+def test_a_graph_that_returns_the_product_itself():
+    class Bare(Blocks):
+        def forward(self, x):
+            return torch.einsum("bgi,goi->bgo", x.view(-1, 4, 8), self.weight)
+
+    gm = torch.fx.symbolic_trace(Bare())
+    x = torch.randn(5, 32)
+    expected = gm(x)
+    assert ksopt.compile.rewrite(gm, [x]).sites[0].verdict.value == "lowered"
+    torch.testing.assert_close(gm(x), expected)
+
+
 def test_a_graph_that_hides_its_weights_is_left_alone_and_noted():
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.Conv1d(8, 8, 1, groups=2)))
     before = gm.code
