@@ -78,8 +78,7 @@ def test_a_model_without_values_is_refused_and_listed(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "empty.py").write_text(
-        "import torch\nfrom usersmodel import tiny\n\n\n"
-        "def meta():\n    return tiny().to('meta')\n"
+        "import torch\nfrom usersmodel import tiny\n\n\ndef meta():\n    return tiny().to('meta')\n"
     )
     words = (*WORDS[:2], "empty:meta", *WORDS[3:])
     assert main(words) == 2
