@@ -115,7 +115,7 @@ def _told(question: Question, device: torch.device) -> Times | None:
     try:
         return _predicted_once(question, device, lanes32.precise())
     except Exception as error:  # a compilation must not fail for what is only told
-        log.debug("what %s takes was not predicted: %s", question.chain, error)
+        log.warning("what %s takes was not predicted: %s", question.chain, error)
         return None
 
 

@@ -2,8 +2,28 @@
 
 import played_driver
 import pytest
+import torch
+
+from ksopt.kernels import cuda, dispatch, packed
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     return played_driver.library(tmp_path_factory.mktemp("launcher"))
+
+
+@pytest.fixture
+def played(library, monkeypatch):
+    """The library in the place of the real one, the CPU in that of a CUDA device."""
+    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
+    monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
+    monkeypatch.setattr(dispatch, "run", cuda.run)
+    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
+    monkeypatch.setattr(cuda, "_launch_known", None)
+    monkeypatch.setattr(cuda, "_launch_prepared", None)
+    cuda.forget()
+    packed.refresh()
+    with torch.no_grad():
+        yield library
+    cuda.forget()
+    packed.refresh()

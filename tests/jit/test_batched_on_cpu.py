@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ksopt import ops
-from ksopt.kernels import at_hand, cuda, dispatch, packed, scopes
+from ksopt.kernels import at_hand, cuda, packed, scopes
 from ksopt.kernels.decision import Choice, Decision, _preparing
 from ksopt.kernels.launch import batched_entry
 from ksopt.kernels.pytorch_ways import multiplier
@@ -77,19 +77,8 @@ def results(x, pattern, last):
 
 
 @pytest.fixture
-def ops_of(library, monkeypatch):
-    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
-    monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
-    monkeypatch.setattr(dispatch, "run", cuda.run)
-    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
-    monkeypatch.setattr(cuda, "_launch_known", None)
-    monkeypatch.setattr(cuda, "_launch_prepared", None)
-    cuda.forget()
-    packed.refresh()
-    with torch.no_grad():
-        yield library.ops
-    cuda.forget()
-    packed.refresh()
+def ops_of(played):
+    return played.ops
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])

@@ -14,7 +14,7 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import cuda, dispatch, packed, scopes
+from ksopt.kernels import cuda, packed, scopes
 from ksopt.kernels.decision import Choice, Decision
 from ksopt.kernels.launch import HostLauncher, _Arguments
 from ksopt.kernels.preparing import PackedLauncher, geometry_of, problem_of
@@ -68,19 +68,8 @@ class Device:
 
 
 @pytest.fixture
-def device(library, monkeypatch):
-    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
-    monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
-    monkeypatch.setattr(dispatch, "run", cuda.run)
-    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
-    monkeypatch.setattr(cuda, "_launch_known", None)
-    monkeypatch.setattr(cuda, "_launch_prepared", None)
-    cuda.forget()
-    packed.refresh()
-    with torch.no_grad():
-        yield Device(library)
-    cuda.forget()
-    packed.refresh()
+def device(played):
+    return Device(played)
 
 
 def test_the_first_call_packs_and_the_next_ones_are_known(device):

@@ -1,0 +1,43 @@
+"""How the cost model ranks the chains that were measured on an H200 (docs/data)."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from ksopt.kernels.families import Machine
+from ksopt.pattern import Chain, Pattern
+from ksopt.search.cost import CostModel
+from ksopt.search.regret.tables import spearman
+
+DATA = Path(__file__).parents[2] / "docs" / "data" / "search-regret-chains.csv"
+H200 = Machine((9, 0), 132, 227 * 1024)
+ROWS = [
+    (row["dims"], row["budget"], row["chain"], float(row["latency_us"]) / float(row["dense_us"]))
+    for row in csv.DictReader(DATA.open(encoding="utf-8"))
+    if row["stage"] == "uniform" and row["latency_us"]
+]
+
+
+@pytest.mark.parametrize("dims", sorted({dims for dims, *_ in ROWS}))
+def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(dims: str) -> None:
+    """Spearman's coefficient is 0.9 or more for the size and in each of its budgets."""
+    model = CostModel(H200, "bfloat16", 8192, False)
+    times: dict[Pattern, float | None] = {}
+
+    def predicted(text: str) -> float:
+        total = 0.0
+        for pattern in Chain.parse(text):
+            if pattern not in times:
+                times[pattern] = model.predicted_us(Chain((pattern,)))
+            us = times[pattern]
+            assert us is not None
+            total += us
+        return total
+
+    pairs = [(budget, predicted(text), ratio) for size, budget, text, ratio in ROWS if size == dims]
+    assert len(pairs) > 180
+    for chosen in ("10%", "25%", "50%", None):
+        found = spearman([(us, ratio) for budget, us, ratio in pairs if chosen in (None, budget)])
+        assert found is not None
+        assert found >= 0.9, (chosen, found)
