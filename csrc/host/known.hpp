@@ -25,7 +25,9 @@ struct SituationHash {
 };
 
 // What was chosen: a plan, or a batched product, and the form of the weight that it takes; 0: the weight
-// as it is. Anew: where a batched product has no weight in that form, it prepares one and lets it go.
+// as it is, its elements in order. Anew: where there is no weight in that form, one is made and let go: for
+// a batched product its matrices, for a plan (which also takes a weight whose elements are in order as it
+// is) the elements in order.
 struct Choice {
   int64_t plan;
   int64_t form;
@@ -105,10 +107,11 @@ std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, cons
   const bool copies = product.before == NONE && !(product.sees_x() && product.sees_y());
   if (copies && x.numel() == product.groups() * product.c) return std::nullopt;
   std::optional<Tensor> made;  // which `matrices` may refer to
-  std::optional<Matrices> matrices = matrices_in(weight);
+  std::optional<Matrices> matrices;
+  if (!product.filled) matrices = matrices_in(weight);
   if (!matrices && prepared) matrices = matrices_of_prepared(product, *prepared);
   if (!matrices && choice.anew) {
-    made = prepare_matrices(weight);
+    made = prepare_matrices(product, weight);
     matrices = matrices_of_prepared(product, *made);
   }
   return matrices ? multiply_batched(product, x, *matrices, weight, out) : std::nullopt;
@@ -141,10 +144,12 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
   if (choice.batched) {
     return multiply_known(choice, x, weight, serves ? std::optional(prepared->tensor) : std::nullopt, out);
   }
-  if (choice.form == 0) {
-    return weight.is_contiguous() ? launch_plan(plan_at(choice.plan), x, weight, out) : std::nullopt;
-  }
-  return serves ? launch_plan(plan_at(choice.plan), x, prepared->tensor, out) : std::nullopt;
+  const Plan plan = plan_at(choice.plan);
+  if ((choice.anew || choice.form == 0) && weight.is_contiguous()) return launch_plan(plan, x, weight, out);
+  if (choice.form != 0 && serves) return launch_plan(plan, x, prepared->tensor, out);
+  // Of a weight that is kept one in order is kept, too: by Python, once.
+  if (choice.anew && changing) return launch_plan(plan, x, torch::stable::contiguous(weight), out);
+  return std::nullopt;
 }
 
 // Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.

@@ -9,17 +9,14 @@
 
 namespace {
 
-// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d). Returns y in the same layout: out,
-// fit for `launch_plan`, if it is given; none if the plan's fallback is wanted and LATER.
+// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d), its elements in order if the plan has
+// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is given; none if the plan's
+// fallback is wanted and LATER.
 std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan_index,
                              std::optional<Tensor> out) {
   const Plan plan = plan_at(plan_index);
-  // A transposed weight (every backward pass has one) is small beside x: laying it out anew keeps
-  // the fast kernel.
-  const bool lay_out = plan.fallback != NONE && !weight.is_contiguous();
   const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
-  return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x),
-                     lay_out ? torch::stable::contiguous(weight) : weight, out);
+  return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out);
 }
 
 std::optional<Tensor> launch_known_as_it_is(const Tensor& x, const Tensor& weight, bool batch_last,
@@ -40,9 +37,10 @@ void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exac
 }
 
 // Registers a product and returns its index; before, after: plans of transposes, or NONE.
-int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before, int64_t after) {
+int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before, int64_t after,
+                    bool filled) {
   const std::unique_lock lock(plans_mutex);
-  batched_products.push_back({a, b, c, d, batch_last, before, after});
+  batched_products.push_back({a, b, c, d, batch_last, before, after, filled});
   return static_cast<int64_t>(batched_products.size()) - 1;
 }
 
@@ -82,7 +80,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
-      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
+      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after, bool filled) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -264,6 +264,7 @@ class PackingLauncher(PreparingLauncher):
         return weight.permute(0, 3, 1, 2).contiguous()
 
     def entry(self) -> Entry | None:
+        entry = super().entry()
         # A contiguous [a, b, c, 1] is laid out so already, whatever the stride of its last dim.
-        prepares = self.problem.pattern.d > 1
-        return super().entry() if prepares else self.multiply.entry()
+        already = self.problem.pattern.d == 1
+        return replace(entry, anew=True) if entry is not None and already else entry

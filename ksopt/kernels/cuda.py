@@ -83,9 +83,9 @@ def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) 
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
             # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
-            # that wants it prepared is launched from Python.
+            # that wants more than its elements in order is launched from Python.
             entry = replace(entry, anew=True) if entry.batched else entry
-            entry = entry if entry.batched or entry.form == 0 else None
+            entry = entry if entry.anew or entry.form == 0 else None
         if entry is None and _launch_known is None:
             continue
         known = Entry(plan=-1, form=0) if entry is None else entry  # none, also of what was before

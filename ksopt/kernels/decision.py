@@ -92,7 +92,7 @@ def measured(
     entries = [
         _Entry(way, call, weight_is, x, copy)
         for way, call in built
-        for weight_is in _weights_timed(way)
+        for weight_is in _weights_timed(way, copy)
     ]
     with scopes.changing(False):
         measure.race([entry.contender for entry in entries], x.device, budget_s)
@@ -168,10 +168,11 @@ _LEAGUES: dict[choices.Weight, frozenset[str]] = {
 }
 
 
-def _weights_timed(way: Way) -> Sequence[choices.Weight]:
+def _weights_timed(way: Way, weight: Tensor) -> Sequence[choices.Weight]:
     # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
     # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
-    return ("kept", "fresh") if way.prepares else ("any",)
+    puts_in_order = way.tile is not None and not weight.is_contiguous()
+    return ("kept", "fresh") if way.prepares or puts_in_order else ("any",)
 
 
 def _preparing(call: Call, weight_is: choices.Weight) -> Call:
@@ -190,9 +191,11 @@ class _Fresh:
             return self.call(x, weight) if out is None else self.call(x, weight, out)
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do so: it prepares weights for batched products."""
+        """What the host library needs to do so: it makes matrices, and puts elements in order."""
         entry = self.call.entry() if isinstance(self.call, Enterable) else None
-        return replace(entry, anew=True) if entry is not None and entry.batched else None
+        if entry is not None and entry.batched:
+            return replace(entry, anew=True)
+        return entry if entry is not None and entry.anew else None
 
 
 def _previous(record: Record | None, league: str) -> str | None:

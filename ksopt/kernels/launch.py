@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.jit import arch, driver, host, nvrtc
+from ksopt.kernels import at_hand
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.pattern import Pattern
 
@@ -84,6 +85,21 @@ class Launcher(abc.ABC):
         """As for `Enterable`."""
         return None
 
+    def in_order(self, weight: Tensor) -> Tensor:
+        """The weight with its elements in order, as kernels that read whole vectors want it.
+
+        It is kept like all that is prepared. A transposed weight (every backward pass has one), or
+        one that its author stores in another order, is small beside x: that keeps the fast kernel.
+        """
+        if self.make_fallback is None or weight.is_contiguous():
+            return weight
+        return at_hand.prepared(weight, "in order", self._number_in_order, Tensor.contiguous)
+
+    @property
+    def _number_in_order(self) -> int:
+        shape = self.problem.pattern.weight_shape
+        return at_hand.number_of("in order", shape, self.problem.dtype)
+
 
 MakeLauncher = Callable[[], Launcher]
 
@@ -98,7 +114,9 @@ class Entry:
             takes the weight as it is.
         batched: whether it is a product by PyTorch, which also takes weights that it can read in
             their own memory.
-        anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing.
+        anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing;
+            of a kernel, that it takes any weight whose elements are in order, and prepares others
+            so where weights change.
     """
 
     plan: int
@@ -124,14 +142,17 @@ def batched_entry(
     form: int,
     before: Launcher | None = None,
     after: Launcher | None = None,
+    filled: bool = False,
 ) -> Entry | None:
     """The entry of PyTorch's batched product, between two transposes.
 
     Args:
-        pattern: of the weight.
+        pattern: of the product.
         batch_last: the layout.
         form: the number of the weight as [a, d, b, c].
         before, after: kernels for the transposes; None for torch's copies.
+        filled: whether the weight is of another pattern, and is written into zeros to become one
+            of this, of d = 1: either a stays, or one block holds all.
 
     Returns:
         None where there is no host library, and where nothing may be compiled.
@@ -143,7 +164,7 @@ def batched_entry(
         if transpose is not None and not isinstance(transpose, HostLauncher):
             return None
         plans.append(_NONE if transpose is None else transpose.plan)
-    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans)
+    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans, filled)
     return Entry(plan, form, batched=True)
 
 
@@ -171,6 +192,7 @@ class HostLauncher(Launcher):
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         try:
+            weight = self.in_order(weight)
             y = self._launch(x, weight, self.plan, out)
             if y is None:
                 assert isinstance(self.fallback, HostLauncher)
@@ -185,7 +207,9 @@ class HostLauncher(Launcher):
             raise
 
     def entry(self) -> Entry:
-        return Entry(self.plan, form=0)
+        if self.make_fallback is None:
+            return Entry(self.plan, form=0)
+        return Entry(self.plan, self._number_in_order, anew=True)
 
 
 class _Arguments(ctypes.Structure):
@@ -209,8 +233,7 @@ class _PythonLauncher(Launcher):
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         x, weight = x.resolve_neg(), weight.resolve_neg()  # torch does this for the host library
-        if self.make_fallback is not None:
-            weight = weight.contiguous()
+        weight = self.in_order(weight)
         last = self.problem.batch_last
         sizes = x.shape[1:] if last else x.shape[:-1]
         out_features = self.problem.pattern.out_features

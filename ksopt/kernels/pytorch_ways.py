@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ksopt.baselines import BASELINES, Baseline, Product
-from ksopt.kernels import at_hand, packed
+from ksopt.kernels import at_hand
 from ksopt.kernels import pytorch_cost as cost
 from ksopt.kernels.launch import Entry, batched_entry
 from ksopt.kernels.problem import Problem
@@ -67,11 +67,15 @@ class Multiplier:
 
     def entry(self) -> Entry | None:
         """What the host library needs to do the same; None where it is no batched product."""
-        p = self.problem.pattern
-        if self.name not in ("bmm", "bmm_paper") or p.c == 1:
-            return None
-        form = at_hand.number_of("bmm", p.weight_shape, self.problem.dtype)
-        return batched_entry(p, self.problem.batch_last, form)
+        p, last = self.problem.pattern, self.problem.batch_last
+        form = at_hand.number_of(_form(self.name), p.weight_shape, self.problem.dtype)
+        if self.name in ("expand", "dense") and _prepares(self.name, p):
+            a = p.a if self.name == "expand" else 1
+            blocks = Pattern(a, p.out_features // a, p.in_features // a, 1)
+            return batched_entry(blocks, last, form, filled=True)
+        if self.name in ("bmm", "bmm_paper") and p.c > 1:
+            return batched_entry(p, last, form)
+        return None
 
 
 def multiplier(name: str, problem: Problem) -> Multiplier:
@@ -88,10 +92,14 @@ def prepared(baseline: Baseline, weight: Tensor, p: Pattern, batch_last: bool) -
     def prepare(weight: Tensor) -> Tensor:
         return baseline.prepare(weight, batch_last)
 
-    if name not in _PERMUTED:
-        return packed.prepared(weight, name, prepare)
-    number = at_hand.number_of("bmm", weight.shape, str(weight.dtype).removeprefix("torch."))
-    return at_hand.prepared(weight, "bmm", number, prepare)
+    form, dtype = _form(name), str(weight.dtype).removeprefix("torch.")
+    number = at_hand.number_of(form, weight.shape, dtype)
+    return at_hand.prepared(weight, form, number, prepare)
+
+
+def _form(name: str) -> str:
+    """What a way's prepared weight is called."""
+    return "bmm" if name in _PERMUTED else name
 
 
 def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) -> float:

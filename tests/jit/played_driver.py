@@ -2,7 +2,7 @@
 
 It is compiled with its operators registered for CPU tensors, and with a driver and a stream of the
 test's own. The driver keeps what it was given last, can refuse as the real one does, and has two
-kernels that compute: one packs a weight, one multiplies by what is packed.
+kernels that compute: one packs a weight, one multiplies by what is packed, or by a weight as it is.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import torch
 
 from ksopt.jit import host
 
-PACK, MULTIPLY = 2, 3
+PACK, MULTIPLY, MULTIPLY_AS_IT_IS = 2, 3, 4
 
 DRIVER = r"""
 struct Config {
@@ -31,14 +31,15 @@ struct Arguments {
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
 int packs, pattern[4];
-enum { PACK = 2, MULTIPLY = 3 };
+enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4 };
 /* What is packed cannot be mistaken for a weight. */
 static void pack() {
   const long elements = (long)pattern[0] * pattern[1] * pattern[2] * pattern[3];
   for (long n = 0; n < elements; ++n) arguments.y[n] = -2 * arguments.x[n];
   ++packs;
 }
-static void multiply() {
+/* By a weight whose elements are in order, over `packed`. */
+static void multiply(float packed) {
   const int a = pattern[0], b = pattern[1], c = pattern[2], d = pattern[3];
   for (long row = 0; row < arguments.batch; ++row)
     for (int i = 0; i < a; ++i)
@@ -48,7 +49,7 @@ static void multiply() {
           float sum = 0;
           for (int l = 0; l < c; ++l)
             sum += x[((i * c + l) * d + j) * arguments.x_feature] *
-                   arguments.weight[((i * b + k) * c + l) * d + j] / -2;
+                   arguments.weight[((i * b + k) * c + l) * d + j] / packed;
           arguments.y[row * arguments.y_batch + ((i * b + k) * d + j) * arguments.y_feature] = sum;
         }
 }
@@ -58,7 +59,8 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, vo
   blocks = config->blocks[0];
   ++launches;
   if (kernel == (void*)PACK) pack();
-  if (kernel == (void*)MULTIPLY) multiply();
+  if (kernel == (void*)MULTIPLY) multiply(-2);
+  if (kernel == (void*)MULTIPLY_AS_IT_IS) multiply(1);
   return kernel == (void*)13 ? 1 : 0;
 }
 int cuGetErrorString(int status, const char** words) {

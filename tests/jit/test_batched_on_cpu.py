@@ -26,6 +26,13 @@ PATTERNS = [
     Pattern(3, 4, 2, 8),
     Pattern(1, 5, 2, 8),
 ]
+# bmm has no product for c = 1, expand is bmm for d = 1: the library leaves both to others.
+WAYS = [
+    *(("bmm", pattern) for pattern in PATTERNS),
+    *((way, Pattern(1, 3, 1, 4)) for way in ("expand", "dense")),
+    *(("expand", pattern) for pattern in PATTERNS if pattern.d > 1),
+    *(("dense", pattern) for pattern in PATTERNS),
+]
 ROWS = 8  # a multiple of 16 bytes: batch last, rows of features begin aligned
 
 
@@ -121,26 +128,26 @@ def test_one_row_is_left_to_the_way_that_makes_a_column_of_it(ops_of):
     assert ops_of.launch_known(x, weight, False, True, True) is None
 
 
-def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False):
-    """bmm for kept weights and another way for those that change, decided for these operands."""
+def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_name="bmm"):
+    """A way for kept weights and another for those that change, decided for these operands."""
     found = cuda.situation_of(x, weight, last)
 
     def choice(name, weight_is):
         call = _preparing(multiplier(name, found.problem), weight_is)
         return Choice(Way(name, found.problem, 1.0), call, "model")
 
-    kept = choice("bmm", "fresh" if kept_anew else "kept")
+    kept = choice(kept_name, "fresh" if kept_anew else "kept")
     decision = Decision(kept, choice(changing_name, "fresh"))
     cuda.remember(found, x.get_device(), decision)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("small", PATTERNS, ids=str)
-def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, small, stored, last):
+@pytest.mark.parametrize(("way", "small"), WAYS, ids=str)
+def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, way, small, stored, last):
     x, pattern = x_of(small, last)
     weight = nn.Parameter(stored(torch.randn(pattern.weight_shape)), requires_grad=False)
-    decide(pattern, x, weight, last)
+    decide(pattern, x, weight, last, changing_name=way, kept_name=way)
     check(ops.ks_mm(x, weight, last), x, weight, last)
     known = cuda.run_known(x, weight, last)
     check(known, x, weight, last)
@@ -149,6 +156,26 @@ def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, small, s
     check(cuda.run_known(x, weight, last), x, weight, last)
     with scopes.changing():
         check(cuda.run_known(x, weight, last), x, weight, last)
+
+
+@pytest.mark.parametrize("way", ["expand", "dense"])
+@pytest.mark.parametrize("a", [1, 3])
+def test_one_row_and_given_memory_by_blocks_that_hold_zeros(ops_of, way, a):
+    pattern = Pattern(a, 6, 5, 4)
+    weight = by_groups(torch.randn(pattern.weight_shape))
+    for rows in (1, 3):
+        x = torch.randn(rows, pattern.in_features)
+        decide(pattern, x, weight, False, changing_name=way, kept_name=way)
+        for _ in range(2):
+            out = results(x, pattern, last=False)
+            ops.ks_mm_inner_out(x, weight, out=out)
+            check(out, x, weight, False)
+            ops.ks_mm_changing_out(x, weight, out=out.fill_(torch.nan))
+            check(out, x, weight, False)
+        ops.ks_mm(x, weight)  # which the changing product has made Python forget
+        assert cuda.run_known(x, weight, False) is not None
+        with scopes.changing():
+            assert cuda.run_known(x, weight, False) is not None
 
 
 def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(ops_of):

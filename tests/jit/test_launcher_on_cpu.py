@@ -321,7 +321,7 @@ def test_out_of_memory_is_torchs_own_error(kind):
 
     launcher = HostLauncher.__new__(HostLauncher)
     launcher.problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
-    launcher.plan, launcher._launch = 0, fails
+    launcher.plan, launcher._launch, launcher.make_fallback = 0, fails, None
     x = torch.zeros(5, 16).as_subclass(kind)
     with pytest.raises(torch.OutOfMemoryError if kind is Full else RuntimeError) as caught:
         launcher(x, WEIGHT)

@@ -1,0 +1,89 @@
+"""How long one kernel takes to compile, and to come from the cache on disk.
+
+    python tests/jit/compile_time.py
+
+No GPU is needed: for each family of kernels, the three tiles predicted best for each of a few
+problems are compiled for an H200 into an empty cache, then read from it as another process would.
+Prints seconds to compile and milliseconds from the cache, median and most.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ksopt.jit import nvrtc
+from ksopt.kernels import general
+from ksopt.kernels.families import FAMILIES, Machine, ranked_tiles
+from ksopt.kernels.problem import Problem
+from ksopt.pattern import Pattern
+
+H200 = Machine((9, 0), 132, 233_472)
+ARCH = "sm_90a"
+PATTERNS = [
+    Pattern(*shape)
+    for shape in (
+        (4, 64, 64, 16),
+        (1, 128, 128, 96),
+        (1, 192, 768, 24),
+        (16, 256, 256, 1),
+        (1, 96, 96, 3),
+    )
+]
+BATCHES = (16, 25_088)
+TILES = 3
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(family, source) of every kernel, each once."""
+    seen: set[str] = set()
+    for family in ("general", *FAMILIES):
+        for pattern in PATTERNS:
+            for dtype in ("float16", "float32"):
+                for last in (False, True):
+                    problem = Problem(pattern, dtype, last)
+                    for source in _of(family, problem):
+                        if source not in seen:
+                            seen.add(source)
+                            yield getattr(family, "name", family), source
+
+
+def _of(family: object, problem: Problem) -> Iterator[str]:
+    if family == "general":
+        yield general.source(problem, general.default_config(problem))
+        return
+    for batch in BATCHES:
+        for tile in ranked_tiles(family, problem, batch, H200)[:TILES]:
+            yield from tile.sources()
+
+
+def main() -> None:
+    nvrtc.version()  # the library is loaded before the clock runs
+    found = list(sources())
+    families = list(dict.fromkeys(family for family, _ in found))
+    cold: dict[str, list[float]] = {family: [] for family in families}
+    warm: dict[str, list[float]] = {family: [] for family in families}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["KSOPT_CACHE_DIR"] = str(Path(folder) / "cache")
+        for times in (cold, warm):
+            for family, source in found:
+                began = time.perf_counter()
+                nvrtc.cubin(source, ARCH)
+                times[family].append(time.perf_counter() - began)
+    print(f"NVRTC {'.'.join(map(str, nvrtc.version()))}, {ARCH}, {len(found)} kernels")
+    print("                              compile, s         from the cache, ms")
+    print("family               kernels  median   most      median   most")
+    for family in families:
+        c, w = cold[family], warm[family]
+        print(
+            f"{family:20} {len(c):7} {statistics.median(c):7.2f} {max(c):6.2f}"
+            f" {statistics.median(w) * 1e3:11.2f} {max(w) * 1e3:6.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

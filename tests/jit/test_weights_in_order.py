@@ -1,0 +1,143 @@
+"""Kernels that read a weight's elements in order, by weights that are stored in another: on a CPU.
+
+The driver is played, and its kernel multiplies by whatever lies at the weight's address.
+"""
+
+import played_driver
+import pytest
+import torch
+from played_driver import MULTIPLY_AS_IT_IS, variable
+
+import ksopt
+from ksopt import ops
+from ksopt.kernels import cuda, packed, scopes
+from ksopt.kernels.decision import Choice, Decision
+from ksopt.kernels.launch import HostLauncher, _Arguments
+from ksopt.kernels.problem import Geometry
+from ksopt.kernels.ways import Way
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+PATTERN = Pattern(2, 4, 8, 4)
+ROWS = 8
+
+
+class Device:
+    """The CPU as a device on which the product is one kernel, its weight stored as [a, d, b, c]."""
+
+    def __init__(self, library):
+        self.library = library
+        for at, value in enumerate(PATTERN.weight_shape):
+            (played_driver.ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
+        a, b, c, d = PATTERN.weight_shape
+        self.x = torch.randn(ROWS, PATTERN.in_features)
+        self.stored = torch.randn(a, d, b, c)
+        found = cuda.situation_of(self.x, self.weight, False)
+        shape = Geometry(32, 0, 16, 1, 100)
+        launcher = HostLauncher(found.problem, shape, MULTIPLY_AS_IT_IS, self.no_fallback)
+        choice = Choice(Way("plain", found.problem, 1.0), launcher, "model")
+        cuda.remember(found, self.x.get_device(), Decision(choice, choice))
+
+    @staticmethod
+    def no_fallback():
+        raise AssertionError("these operands are fit for the kernel itself")
+
+    @property
+    def weight(self):
+        return self.stored.permute(0, 2, 3, 1)
+
+    @property
+    def read(self):
+        """Where the weight was that the last launch read."""
+        return _Arguments.in_dll(self.library.driver, "arguments").weight
+
+    def check(self, y):
+        expected = ks_reference(self.x, self.weight)
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+
+    def known(self):
+        return cuda.run_known(self.x, self.weight, False)
+
+
+@pytest.fixture
+def device(played):
+    return Device(played)
+
+
+def test_the_first_call_puts_a_weight_in_order_and_the_next_ones_are_known(device):
+    assert device.known() is None
+    device.check(ops.ks_mm(device.x, device.weight))
+    ordered = device.read
+    assert ordered != device.stored.data_ptr()
+    for _ in range(3):
+        device.check(device.known())
+        assert device.read == ordered
+
+
+def test_a_weight_that_is_in_order_is_taken_as_it_is(device):
+    weight = device.weight.contiguous()
+    device.check(ops.ks_mm(device.x, weight))
+    for _ in range(2):
+        device.check(cuda.run_known(device.x, weight, False))
+        assert device.read == weight.data_ptr()
+    assert packed.kept_bytes(device.x.device) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stored: stored.mul_(-1.5),
+        lambda stored: stored.view(-1)[3:4].fill_(50.0),
+        lambda stored: (stored.data.add_(1), ksopt.refresh()),
+        lambda stored: stored.set_(torch.randn_like(stored)),
+    ],
+    ids=["in place", "an element", "written and refreshed", "other memory"],
+)
+def test_what_has_changed_is_put_in_order_anew(device, change):
+    ops.ks_mm(device.x, device.weight)
+    assert device.known() is not None
+    change(device.stored)
+    assert device.known() is None
+    device.check(ops.ks_mm(device.x, device.weight))
+    device.check(device.known())
+
+
+def test_the_library_puts_weights_that_change_in_order_by_itself(device):
+    ops.ks_mm(device.x, device.weight)
+    packed.refresh()
+    for _ in range(3):
+        with scopes.changing():
+            device.check(device.known())
+        device.stored.data.mul_(1.5)  # which torch does not count
+    assert packed.kept_bytes(device.x.device) == 0
+
+
+def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
+    ops.ks_mm(device.x, device.weight)
+    launches = variable(device.library, "launches")
+    reinterpret = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
+    for _ in range(3):
+        view = reinterpret(device.stored, device.weight.shape, device.weight.stride(), 0)
+        out = torch.full((ROWS, PATTERN.out_features), torch.nan)
+        before = launches.value
+        ops.ks_mm_inner_out(device.x, view, device.stored, out=out)
+        device.check(out)
+        assert launches.value == before + 1
+    assert packed.kept_bytes(device.x.device) == device.stored.nbytes
+
+
+def test_a_gradient_takes_the_transposed_weight(device):
+    other = Pattern(PATTERN.a, PATTERN.c, PATTERN.b, PATTERN.d)
+    grad = torch.randn(ROWS, other.in_features)
+    weight = device.weight.transpose(1, 2)
+    for at, value in enumerate(other.weight_shape):
+        (played_driver.ctypes.c_int * 4).in_dll(device.library.driver, "pattern")[at] = value
+    found = cuda.situation_of(grad, weight, False)
+    shape = Geometry(32, 0, 16, 1, 100)
+    launcher = HostLauncher(found.problem, shape, MULTIPLY_AS_IT_IS, device.no_fallback)
+    choice = Choice(Way("plain", found.problem, 1.0), launcher, "model")
+    cuda.remember(found, grad.get_device(), Decision(choice, choice))
+    for _ in range(3):
+        found_grad = ops.ks_mm(grad, weight)
+        torch.testing.assert_close(found_grad, ks_reference(grad, weight), rtol=1e-5, atol=1e-5)
+    assert cuda.run_known(grad, weight, False) is not None
