@@ -69,11 +69,13 @@ def number_of(form: str, shape: tuple[int, ...], dtype: str) -> int:
     return _numbers.get(key) or _numbers.setdefault(key, next(_next_number))
 
 
-def of(weight: Tensor) -> list[tuple[Tensor, Note]]:
+def of(weight: Tensor, owner: Tensor | None = None) -> list[tuple[Tensor, Note]]:
     """What was prepared from these values of ``weight`` and is still kept, the newest first.
 
     Args:
         weight: any tensor.
+        owner: the tensor that it is said to be a view of; None to find out (`packed.owner_of`). What
+            was kept with that one from other memory than the weight's is not given.
 
     Returns:
         Empty where weights are said to change (`scopes.changing`), for weights without notes, and
@@ -82,7 +84,8 @@ def of(weight: Tensor) -> list[tuple[Tensor, Note]]:
     ready: list[tuple[Tensor, Note]] = []
     if not _by_owner:
         return ready
-    owner = packed.owner_of(weight)
+    if owner is None or weight._base is not None:
+        owner = packed.owner_of(weight)
     found = _by_owner.get(id(owner))
     if found is None or packed.are_said_to_change() or weight.is_neg():
         return ready

@@ -51,21 +51,27 @@ _launch_prepared: Callable[..., Tensor | None] | None = None
 
 
 def run_known(
-    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool,
+    out: Tensor | None = None,
+    owner: Tensor | None = None,
 ) -> Tensor | None:
     """y, if the decision for such operands was taken and the host library can do it; else None.
 
     Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
-    Nor of ``out``, which is written only if y can be written straight into it.
+    Nor of ``out``, which is written only if y can be written straight into it, and of ``owner``
+    (see `at_hand.of`).
     """
+    if packed.are_said_to_change():
+        return run_known_changing(x, weight, batch_last, out)
     if _launch_known is None or torch.are_deterministic_algorithms_enabled():
         return None
     exact = x.dtype != torch.float32 or lanes32.precise()
-    changing = packed.are_said_to_change()
     try:
-        ready = at_hand.of(weight)
+        ready = at_hand.of(weight, owner)
         if not ready or _launch_prepared is None:
-            return _launch_known(x, weight, batch_last, exact, changing, out)
+            return _launch_known(x, weight, batch_last, exact, False, out)
         for prepared, note in ready:
             form, stream = note.form, note.stream
             y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream, out)
@@ -74,6 +80,19 @@ def run_known(
     except RuntimeError:  # the way that checks and decides says what is wrong
         pass
     return None
+
+
+def run_known_changing(
+    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+) -> Tensor | None:
+    """`run_known` where weights are said to change, whether or not they are in this scope."""
+    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    exact = x.dtype != torch.float32 or lanes32.precise()
+    try:
+        return _launch_known(x, weight, batch_last, exact, True, out)
+    except RuntimeError:
+        return None
 
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:

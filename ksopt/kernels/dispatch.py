@@ -8,14 +8,26 @@ from ksopt.kernels import cpu, cuda
 
 
 def run_known(
-    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool,
+    out: Tensor | None = None,
+    owner: Tensor | None = None,
 ) -> Tensor | None:
     """y, where these operands need neither be checked nor decided about anew; None otherwise.
 
     Args:
         x, weight, batch_last, out: as for `run`, or anything else that an operator may be given.
+        owner: the tensor that weight is said to be a view of, itself none; None if nobody says so.
     """
-    return cuda.run_known(x, weight, batch_last, out) if x.is_cuda else None
+    return cuda.run_known(x, weight, batch_last, out, owner) if x.is_cuda else None
+
+
+def run_known_changing(
+    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+) -> Tensor | None:
+    """The same where weights change, which need not be said (`scopes.changing`)."""
+    return cuda.run_known_changing(x, weight, batch_last, out) if x.is_cuda else None
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:

@@ -25,6 +25,7 @@ def prepared(monkeypatch):
 
     monkeypatch.setattr(dispatch, "run", run)
     monkeypatch.setattr(dispatch, "run_known", lambda *_: None)
+    monkeypatch.setattr(dispatch, "run_known_changing", lambda *_: None)
     torch._dynamo.reset()
     packed.refresh()
     yield weights

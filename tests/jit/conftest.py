@@ -17,6 +17,7 @@ def played(library, monkeypatch):
     """The library in the place of the real one, the CPU in that of a CUDA device."""
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
     monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
+    monkeypatch.setattr(dispatch, "run_known_changing", cuda.run_known_changing)
     monkeypatch.setattr(dispatch, "run", cuda.run)
     monkeypatch.setattr(packed, "is_capturing", lambda _: False)
     monkeypatch.setattr(cuda, "_launch_known", None)
