@@ -74,8 +74,8 @@ def of(weight: Tensor, owner: Tensor | None = None) -> list[tuple[Tensor, Note]]
 
     Args:
         weight: any tensor.
-        owner: the tensor that it is said to be a view of; None to find out (`packed.owner_of`). What
-            was kept with that one from other memory than the weight's is not given.
+        owner: the tensor that it is said to be a view of; None to find out (`packed.owner_of`).
+            What was kept with that one from other memory than the weight's is not given.
 
     Returns:
         Empty where weights are said to change (`scopes.changing`), for weights without notes, and
