@@ -57,7 +57,7 @@ from ksopt import op_kernels
 from ksopt.kernels import packed, scopes
 from ksopt.kernels.inputs import check_ks_mm
 
-CONTRACT = 4
+CONTRACT = 5
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
 
@@ -147,7 +147,7 @@ class _KsMm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        (grad,) = grads
+        grad = _in_rows(*grads)
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
@@ -159,6 +159,16 @@ class _KsMm(torch.autograd.Function):
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
         return grad_x, grad_weight, None, None
+
+
+def _in_rows(grad: Tensor) -> Tensor:
+    """A gradient whose last dim's elements lie side by side, as all that multiplies it wants it.
+
+    Both products of a backward pass read it: one copy for both, which a compiler fuses with what
+    made the gradient (that of attention's keys comes transposed).
+    """
+    step = grad.stride(-1)  # no int where the sizes are symbolic; 1 is one there, too
+    return grad if isinstance(step, int) and step == 1 else grad.contiguous()
 
 
 def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Any:

@@ -711,3 +711,32 @@ def test_past_the_dispatcher_errors_and_results_are_the_operators(how):
     assert str(ours.value) == str(operators.value)
     meta = ops.multiply(x.to("meta"), weight.to("meta"))
     assert meta.shape == (3, 4)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_transposed_gradient_is_laid_out_once_for_both_products(layout, compiled, monkeypatch):
+    last = layout == "batch_last"
+    weight = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    x = make_x(weight.shape, layout, (3, 7)).requires_grad_()
+    other = torch.randn(30, 7, 3, dtype=torch.float64) if last else torch.randn(3, 30, 7).double()
+    steps = []
+    run = dispatch.run
+
+    def noting(x, *rest):
+        steps.append(x.stride(-1))
+        return run(x, *rest)
+
+    def loss(x, weight):
+        y = ks_mm(x, weight, layout)
+        return (y.transpose(1, 2) * other).sum()
+
+    expected = torch.autograd.grad(
+        (ks_reference(x, weight, layout).transpose(1, 2) * other).sum(), (x, weight)
+    )
+    monkeypatch.setattr(dispatch, "run", noting)
+    called = torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss
+    found = torch.autograd.grad(called(x, weight), (x, weight))
+    assert steps == [1, 1]  # forward, and the gradient of x
+    for one, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, wanted)
