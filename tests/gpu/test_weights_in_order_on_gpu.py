@@ -1,0 +1,108 @@
+"""Kernels that read a weight's elements in order, by weights that are stored in another."""
+
+import pytest
+import torch
+
+from ksopt import ops
+from ksopt.kernels import cuda, packed, scopes
+from ksopt.kernels.decision import Choice, Decision
+from ksopt.kernels.families import FAMILIES, ranked_tiles
+from ksopt.kernels.ways import Way
+from ksopt.pattern import Pattern
+from ksopt.reference import ks_reference
+
+pytestmark = pytest.mark.gpu
+
+PATTERN = Pattern(2, 64, 64, 8)
+ROWS = 64
+CASES = {
+    "lanes16": torch.float16,
+    "lanes16_wgmma": torch.bfloat16,
+    "small_batch": torch.bfloat16,
+    "small_batch_fma": torch.float32,
+    "lanes32": torch.float32,
+}
+ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+# How the memory of a weight (a, b, c, d) is ordered, and the way back.
+STORED = {"by groups": ((0, 3, 1, 2), (0, 2, 3, 1)), "transposed": ((0, 2, 1, 3), (0, 2, 1, 3))}
+
+
+class Case:
+    """Operands whose product is decided to be a family's kernel."""
+
+    def __init__(self, name, stored):
+        self.dtype = CASES[name]
+        there, self.back = STORED[stored]
+        self.x = torch.randn(ROWS, PATTERN.in_features, device="cuda").to(self.dtype)
+        values = torch.randn(PATTERN.weight_shape, device="cuda") / PATTERN.c**0.5
+        self.memory = values.to(self.dtype).permute(there).contiguous()
+        found = cuda.situation_of(self.x, self.weight, False)
+        family = next(family for family in FAMILIES if family.name == name)
+        machine = cuda.machine_of(0)
+        reason = family.refusal(found.problem, machine)
+        if reason is not None:
+            pytest.skip(f"{name}: {reason}")
+        tile = ranked_tiles(family, found.problem, ROWS, machine)[0]
+        way = Way(name, found.problem, tile.predicted_us, tile)
+        choice = Choice(way, way.build(0), "model")
+        assert choice.call.entry().anew
+        cuda.remember(found, 0, Decision(choice, choice))
+
+    @property
+    def weight(self):
+        weight = self.memory.permute(self.back)
+        assert weight.shape == PATTERN.weight_shape
+        assert not weight.is_contiguous()
+        return weight
+
+    def known(self):
+        return cuda.run_known(self.x, self.weight, False)
+
+    def check(self, y):
+        truth = ks_reference(self.x.double(), self.weight.double())
+        error = float((y.double() - truth).norm() / truth.norm())
+        assert error <= ALLOWED[self.dtype], error
+
+
+@pytest.fixture(params=[(name, stored) for name in CASES for stored in STORED], ids="-".join)
+def case(request):
+    cuda.forget()
+    packed.refresh()
+    with torch.no_grad():
+        yield Case(*request.param)
+    cuda.forget()
+    packed.refresh()
+
+
+def test_a_kept_weight_is_put_in_order_once_a_version(case):
+    assert case.known() is None
+    for _ in range(2):
+        case.check(ops.ks_mm(case.x, case.weight))
+        case.check(case.known())
+        assert packed.kept_bytes(case.x.device) == case.memory.nbytes
+        case.memory.mul_(-1.5)
+        assert case.known() is None
+
+
+def test_a_changing_weight_is_put_in_order_at_each_call(case):
+    case.check(ops.ks_mm(case.x, case.weight))
+    packed.refresh()
+    for _ in range(2):
+        out = torch.full((ROWS, PATTERN.out_features), torch.nan, device="cuda", dtype=case.dtype)
+        ops.ks_mm_changing_out(case.x, case.weight, case.memory, out=out)
+        case.check(out)
+        with scopes.changing():
+            case.check(case.known())
+        case.memory.data.mul_(1.5)  # which torch does not count
+    assert packed.kept_bytes(case.x.device) == 0
+
+
+def test_a_captured_graph_reads_the_weight_of_its_replay(case):
+    case.check(ops.ks_mm(case.x, case.weight))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.ks_mm(case.x, case.weight)
+    for _ in range(2):
+        graph.replay()
+        case.check(y)
+        case.memory.mul_(-2)
