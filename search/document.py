@@ -237,7 +237,8 @@ def _predictions(result: SearchResult) -> list[Section]:
 
 def _method(result: SearchResult) -> Section:
     request, space, roof = result.request, result.space, result.roofline
-    count = f"{space.count:,}" if space.exact else f"More than {space.count:,}"
+    count = f"{'' if space.exact else 'More than '}{words.chains(space.count)}"
+    are = "is" if space.count == 1 and space.exact else "are"
     kept = "all that use a budget" if space.complete else "a seeded sample of those that use it"
     used = words.percent(request.min_use)
     what = "A training step of each chain" if request.train else "Each chain"
@@ -246,7 +247,7 @@ def _method(result: SearchResult) -> Section:
         f"{request.layout}, without bias, in turns with the dense layer: caches overwritten before "
         "each repeat, median of all repeats. Its product was first checked against float64; a "
         "wrong one gets no time.",
-        f"{count} chains of at most {request.max_factors} factors are within the largest budget, "
+        f"{count} of at most {request.max_factors} factors {are} within the largest budget, "
         "with every output depending on every input and a rank bound of at least "
         f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
         f"when it has at least {used} of its weights; without that rule the smallest chain, which "

@@ -75,7 +75,7 @@ class Listing:
         request = self.request
         more = "" if self.exact else "more than "
         text = (
-            f"{words.layer(request.size)}: {more}{self.total:,} chains of at most "
+            f"{words.layer(request.size)}: {more}{words.chains(self.total)} of at most "
             f"{request.max_factors} factors, {self.budget.parameters:,} weights "
             f"({self.budget.text}) and rank bound {request.rank} or more"
         )

@@ -300,6 +300,8 @@ class SearchRequest:
             raise InvalidInputError(
                 f"min_use {self.min_use!r}: give a share of the budget, from 0 to 1"
             )
+        if not self.study.strip():
+            raise InvalidInputError(f"study {self.study!r}: give the study a name, or leave it out")
         if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
             raise InvalidInputError(
                 f"timeout {self.timeout_s!r}: give seconds, more than 0, or leave it out"

@@ -23,6 +23,16 @@ def microseconds(value: float) -> str:
     return f"{value:,.2f} us" if value < 10 else f"{value:,.{1 if value < 100 else 0}f} us"
 
 
+def chains(count: int) -> str:
+    """How many chains.
+
+    Example:
+        >>> chains(1), chains(1234)
+        ('1 chain', '1,234 chains')
+    """
+    return f"{count:,} chain{'' if count == 1 else 's'}"
+
+
 def millijoules(value: float) -> str:
     """Three significant digits, no exponent.
 

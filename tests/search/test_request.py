@@ -84,6 +84,7 @@ def test_no_budget_is_the_ladder_and_steps_rise_once_each() -> None:
         ({"min_rank": 769}, "at most min\\(in, out\\) = 768"),
         ({"min_use": 1.5}, "from 0 to 1"),
         ({"timeout_s": 0.0}, "more than 0"),
+        ({"study": " "}, "give the study a name"),
     ],
 )
 def test_other_misuse(options: dict, words: str) -> None:
