@@ -38,6 +38,10 @@ def least_us(call: Callable[[], object]) -> float:
     return best
 
 
+def nothing_known(*_: object) -> None:
+    """In the place of the library."""
+
+
 def measure(pattern: Pattern, by_library: bool) -> None:
     """Print a line for one pattern."""
     cuda.forget()
@@ -55,9 +59,8 @@ def measure(pattern: Pattern, by_library: bool) -> None:
         for weight_is in ("kept", "fresh")
     )
     cuda.remember(found, x.get_device(), Decision(kept, changing))
-    nothing = lambda *_: None  # noqa: E731
-    dispatch.run_known = cuda.run_known if by_library else nothing
-    dispatch.run_known_changing = cuda.run_known_changing if by_library else nothing
+    dispatch.run_known = cuda.run_known if by_library else nothing_known
+    dispatch.run_known_changing = cuda.run_known_changing if by_library else nothing_known
     calls = {
         "ks_mm_inner.out": lambda: ops.ks_mm_inner_out(x, weight, out=out),
         "ks_mm_changing.out": lambda: ops.ks_mm_changing_out(x, weight, out=out),
