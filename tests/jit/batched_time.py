@@ -1,9 +1,10 @@
-"""What a batched product costs the host in Python and through the host library, without a GPU.
+"""What a product costs the host in Python and through the host library, without a GPU.
 
     python tests/jit/batched_time.py
 
 Prints microseconds a call, the least of 7 rounds, of tiny products on the CPU with a driver that is
-played: of the operators that compiled graphs call, of ks_mm, and past torch's dispatcher.
+played: of batched products by the operators that compiled graphs call, by ks_mm, and past torch's
+dispatcher; and of a kernel that does nothing, by weights that are stored in its order and not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 from ksopt import ops
 from ksopt.kernels import cuda, dispatch, packed
 from ksopt.kernels.decision import Choice, Decision, _preparing
+from ksopt.kernels.launch import HostLauncher
+from ksopt.kernels.problem import Geometry
 from ksopt.kernels.pytorch_ways import multiplier
 from ksopt.kernels.ways import Way
 from ksopt.pattern import Pattern
@@ -71,6 +74,30 @@ def measure(pattern: Pattern, by_library: bool) -> None:
     print(f"{pattern} {'library' if by_library else 'Python'}: {times}", flush=True)
 
 
+def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
+    """Print a line for a kernel that does nothing, by a weight stored as [a, b, c, d] or not."""
+    cuda.forget()
+    packed.refresh()
+    dispatch.run_known, dispatch.run_known_changing = cuda.run_known, cuda.run_known_changing
+    x, out = torch.randn(1, pattern.in_features), torch.empty(1, pattern.out_features)
+    owner = torch.randn(pattern.weight_shape)
+    if not stored_in_order:
+        owner = owner.permute(0, 3, 1, 2).contiguous()
+    weight = owner if stored_in_order else owner.permute(0, 2, 3, 1)
+    found = cuda.situation_of(x, weight, False)
+    launcher = HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), 1, nothing_known)
+    choice = Choice(Way("kernel", found.problem, 1.0), launcher, "model")
+    cuda.remember(found, x.get_device(), Decision(choice, choice))
+    view = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
+    place = (owner, weight.shape, weight.stride(), 0)
+    calls = {
+        "ks_mm_inner.out": lambda: ops.ks_mm_inner_out(x, view(*place), owner, out=out),
+        "ks_mm_changing.out": lambda: ops.ks_mm_changing_out(x, view(*place), owner, out=out),
+    }
+    times = ", ".join(f"{name} {least_us(call):.1f}" for name, call in calls.items())
+    print(f"{pattern} weight {'' if stored_in_order else 'not '}in order: {times}", flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.ops.ksopt_host = played_driver.library(Path(tempfile.mkdtemp())).ops
@@ -80,6 +107,8 @@ def main() -> None:
         for pattern in PATTERNS:
             for by_library in (False, True):
                 measure(pattern, by_library)
+        for stored_in_order in (True, False):
+            measure_order(PATTERNS[1], stored_in_order)
 
 
 if __name__ == "__main__":
