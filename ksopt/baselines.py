@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 
 from ksopt.batched import bmm, bmm_loop, bmm_paper, bmm_prepare, einsum, merged
 from ksopt.pattern import Pattern
-from ksopt.reference import is_batch_last
+from ksopt.reference import is_batch_last, to_dense
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,7 @@ def _sparse_prepare(weight: Tensor, batch_last: bool) -> Tensor:
 
 
 def _dense_prepare(weight: Tensor, batch_last: bool) -> Tensor:
-    a, b, c, d = weight.shape
-    matrix = weight.new_zeros(a, b, d, a, c, d)  # to_dense, in two calls
-    own = matrix.diagonal(dim1=0, dim2=3).diagonal(dim1=1, dim2=3)  # [b, c, a, d]
-    own.copy_(weight.permute(1, 2, 0, 3))
-    return matrix.view(a * b * d, a * c * d)
+    return to_dense(weight)
 
 
 def _dense(

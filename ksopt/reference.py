@@ -45,14 +45,11 @@ def to_dense(weight: Tensor) -> Tensor:
                 [0., 0., 1., 1.]])
     """
     a, b, c, d = weight.shape
-    i, k, l, j = (
-        torch.arange(size, device=weight.device).view(
-            [-1 if axis == at else 1 for axis in range(4)]
-        )
-        for at, size in enumerate((a, b, c, d))
-    )
-    dense = weight.new_zeros(a * b * d, a * c * d)
-    return dense.index_put((i * b * d + k * d + j, i * c * d + l * d + j), weight)
+    # Rows [i, k, j] by columns [i', l, j'], of which i = i' and j = j' are the support.
+    dense = weight.new_zeros(a, b, d, a, c, d)
+    support = dense.diagonal(dim1=0, dim2=3).diagonal(dim1=1, dim2=3)  # [b, c, a, d]
+    support.copy_(weight.permute(1, 2, 0, 3))
+    return dense.view(a * b * d, a * c * d)
 
 
 def ks_reference(x: Tensor, weight: Tensor, layout: str = "batch_first") -> Tensor:

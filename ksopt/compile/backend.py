@@ -25,7 +25,7 @@ from ksopt.compile.explain import check_requirement
 from ksopt.compile.frozen import FrozenValues, Watched
 from ksopt.compile.options import OPTIONS, Options, inductor_config, read
 from ksopt.compile.passes import Judge, count, log, rewrite_graph
-from ksopt.compile.planned import plan_results, planned_so_far
+from ksopt.compile.planned import plan_results
 from ksopt.compile.sites import Decision, Report, Site, Verdict
 
 
@@ -97,17 +97,14 @@ def hand_over(
     gm: fx.GraphModule, example_inputs: Sequence[Any], config: dict[str, Any]
 ) -> Callable[..., Any]:
     """Let Inductor compile a graph. Tests of what was rewritten put a quicker compiler here."""
-    from torch._dynamo.utils import counters
     from torch._inductor.compile_fx import compile_fx
 
     plan_results()
-    before = planned_so_far()
     # torch's on-disk caches know operators by name only: see the top of ksopt.ops.
     tag = f"{torch.compiler.config.cache_key_tag}ksopt-{package.__version__}-{ops.CONTRACT}"
     settings: Any = torch.compiler.config  # its patch() is added at run time
     with settings.patch(cache_key_tag=tag):
         compiled: Any = compile_fx(gm, example_inputs, config_patches=config)
-    counters["ksopt"]["results_planned"] += planned_so_far() - before
     return compiled
 
 

@@ -27,15 +27,6 @@ _WRITING = {
 }
 
 
-_planned: list[Any] = []
-"""The operator of each product whose result is in planned memory."""
-
-
-def planned_so_far() -> int:
-    """How many products this process has put into memory that Inductor has planned."""
-    return len(_planned)
-
-
 @functools.cache
 def plan_results() -> None:
     """Tell Inductor, for the life of the process, of the products that graphs of inference call."""
@@ -54,6 +45,7 @@ def _lower(
     op: Any, returning: Any, x: Any, weight: Any, batch_last: bool = False, owner: Any = None
 ) -> Any:
     """Inductor's node for a product; ``returning`` makes the one that it would make without us."""
+    from torch._dynamo.utils import counters
     from torch._inductor.virtualized import V
 
     arguments = (x, weight, batch_last, owner)
@@ -64,7 +56,7 @@ def _lower(
     except (AttributeError, TypeError) as error:  # another Inductor than we know
         _say_once(f"{type(error).__name__}: {error}")
         return returning(*arguments)
-    _planned.append(op)
+    counters["ksopt"]["results_planned"] += 1
     return node
 
 

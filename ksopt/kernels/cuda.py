@@ -91,7 +91,7 @@ def run_known_changing(
     exact = x.dtype != torch.float32 or lanes32.precise()
     try:
         return _launch_known(x, weight, batch_last, exact, True, out)
-    except RuntimeError:
+    except RuntimeError:  # as above
         return None
 
 

@@ -67,7 +67,7 @@ def test_a_second_process_finds_warm_caches(tmp_path):
         assert not found["aot_autograd"].get("autograd_cache_bypass")
     assert "autograd_cache_miss" not in second["aot_autograd"]
     assert first["ksopt"].pop("results_planned") > 0
-    assert second["ksopt"].pop("results_planned") == 0  # Inductor had it on disk
+    assert "results_planned" not in second["ksopt"]  # Inductor had it on disk
     assert first["ksopt"] == second["ksopt"]
     assert second["ksopt"]["lowered"] == 3
     assert second["numbers"] == pytest.approx(first["numbers"], rel=1e-5)

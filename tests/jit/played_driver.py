@@ -14,6 +14,10 @@ import pytest
 import torch
 
 from ksopt.jit import host
+from ksopt.kernels import cuda
+from ksopt.kernels.decision import Choice, Decision
+from ksopt.kernels.ways import Way
+from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS = 2, 3, 4
 
@@ -109,3 +113,28 @@ def library(folder):
 def variable(library, name):
     """One of the driver's, to read and to set."""
     return ctypes.c_int.in_dll(library.driver, name)
+
+
+def multiplies_by(library, pattern):
+    """The driver's kernels multiply by weights of this pattern from here on."""
+    for at, value in enumerate(pattern.weight_shape):
+        (ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
+
+
+def decide(x, weight, launcher):
+    """The product of such operands, batch first, is this launcher's."""
+    found = cuda.situation_of(x, weight, False)
+    choice = Choice(Way("played", found.problem, 1.0), launcher, "model")
+    cuda.remember(found, x.get_device(), Decision(choice, choice))
+
+
+class Product:
+    """A product that is decided; who inherits has an x and a weight."""
+
+    def known(self):
+        """y, if it takes no decision and no preparation."""
+        return cuda.run_known(self.x, self.weight, False)
+
+    def check(self, y):
+        expected = ks_reference(self.x, self.weight.detach())
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)

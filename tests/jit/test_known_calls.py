@@ -6,10 +6,9 @@ The driver is played, and its two kernels compute: one packs a weight, one multi
 import gc
 import random
 
-import played_driver
 import pytest
 import torch
-from played_driver import MULTIPLY, PACK, variable
+from played_driver import MULTIPLY, PACK, Product, decide, multiplies_by, variable
 from torch import nn
 
 import ksopt
@@ -27,13 +26,12 @@ PATTERN = Pattern(2, 4, 8, 4)
 ROWS = 8
 
 
-class Device:
+class Device(Product):
     """The CPU as a device on which the product is a kernel with a packed weight."""
 
     def __init__(self, library):
         self.library = library
-        for at, value in enumerate(PATTERN.weight_shape):
-            (played_driver.ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
+        multiplies_by(library, PATTERN)
         self.x = torch.randn(ROWS, PATTERN.in_features)
         self.renew()
         found = cuda.situation_of(self.x, self.weight, False)
@@ -44,8 +42,7 @@ class Device:
             HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
             otherwise=None,
         )
-        choice = Choice(Way("doubled", found.problem, 1.0), launcher, "model")
-        cuda.remember(found, self.x.get_device(), Decision(choice, choice))
+        decide(self.x, self.weight, launcher)
 
     def renew(self, values=None):
         values = torch.randn(PATTERN.weight_shape) if values is None else values
@@ -58,13 +55,6 @@ class Device:
 
     def product(self):
         return ops.ks_mm(self.x, self.weight)
-
-    def check(self, y):
-        expected = ks_reference(self.x, self.weight.detach())
-        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-
-    def known(self):
-        return cuda.run_known(self.x, self.weight, False)
 
 
 @pytest.fixture

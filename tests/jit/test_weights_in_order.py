@@ -3,18 +3,15 @@
 The driver is played, and its kernel multiplies by whatever lies at the weight's address.
 """
 
-import played_driver
 import pytest
 import torch
-from played_driver import MULTIPLY_AS_IT_IS, variable
+from played_driver import MULTIPLY_AS_IT_IS, Product, decide, multiplies_by, variable
 
 import ksopt
 from ksopt import ops
 from ksopt.kernels import cuda, packed, scopes
-from ksopt.kernels.decision import Choice, Decision
 from ksopt.kernels.launch import HostLauncher, _Arguments
 from ksopt.kernels.problem import Geometry
-from ksopt.kernels.ways import Way
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 
@@ -22,25 +19,25 @@ PATTERN = Pattern(2, 4, 8, 4)
 ROWS = 8
 
 
-class Device:
+def no_fallback():
+    raise AssertionError("these operands are fit for the kernel itself")
+
+
+def take_the_kernel(library, pattern, x, weight):
+    multiplies_by(library, pattern)
+    problem, shape = cuda.situation_of(x, weight, False).problem, Geometry(32, 0, 16, 1, 100)
+    decide(x, weight, HostLauncher(problem, shape, MULTIPLY_AS_IT_IS, no_fallback))
+
+
+class Device(Product):
     """The CPU as a device on which the product is one kernel, its weight stored as [a, d, b, c]."""
 
     def __init__(self, library):
         self.library = library
-        for at, value in enumerate(PATTERN.weight_shape):
-            (played_driver.ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
         a, b, c, d = PATTERN.weight_shape
         self.x = torch.randn(ROWS, PATTERN.in_features)
         self.stored = torch.randn(a, d, b, c)
-        found = cuda.situation_of(self.x, self.weight, False)
-        shape = Geometry(32, 0, 16, 1, 100)
-        launcher = HostLauncher(found.problem, shape, MULTIPLY_AS_IT_IS, self.no_fallback)
-        choice = Choice(Way("plain", found.problem, 1.0), launcher, "model")
-        cuda.remember(found, self.x.get_device(), Decision(choice, choice))
-
-    @staticmethod
-    def no_fallback():
-        raise AssertionError("these operands are fit for the kernel itself")
+        take_the_kernel(library, PATTERN, self.x, self.weight)
 
     @property
     def weight(self):
@@ -50,13 +47,6 @@ class Device:
     def read(self):
         """Where the weight was that the last launch read."""
         return _Arguments.in_dll(self.library.driver, "arguments").weight
-
-    def check(self, y):
-        expected = ks_reference(self.x, self.weight)
-        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
-
-    def known(self):
-        return cuda.run_known(self.x, self.weight, False)
 
 
 @pytest.fixture
@@ -130,13 +120,7 @@ def test_a_gradient_takes_the_transposed_weight(device):
     other = Pattern(PATTERN.a, PATTERN.c, PATTERN.b, PATTERN.d)
     grad = torch.randn(ROWS, other.in_features)
     weight = device.weight.transpose(1, 2)
-    for at, value in enumerate(other.weight_shape):
-        (played_driver.ctypes.c_int * 4).in_dll(device.library.driver, "pattern")[at] = value
-    found = cuda.situation_of(grad, weight, False)
-    shape = Geometry(32, 0, 16, 1, 100)
-    launcher = HostLauncher(found.problem, shape, MULTIPLY_AS_IT_IS, device.no_fallback)
-    choice = Choice(Way("plain", found.problem, 1.0), launcher, "model")
-    cuda.remember(found, grad.get_device(), Decision(choice, choice))
+    take_the_kernel(device.library, other, grad, weight)
     for _ in range(3):
         found_grad = ops.ks_mm(grad, weight)
         torch.testing.assert_close(found_grad, ks_reference(grad, weight), rtol=1e-5, atol=1e-5)
