@@ -14,14 +14,24 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_FEWEST_COPIES, _MOST_COPIES = 8, 128
+_FILLS = 8
+"""How often the copies fill L2: emptying it leaves it full of what is yet to be written to memory,
+and that, which is no part of a product, is shared by so many reads."""
+
+_LEAST, _FEW, _MOST = 8, 32, 256
+_MOST_BYTES = 4 << 30  # of more than the least copies
 
 
 def copies(weight_bytes: int, device: torch.device) -> int:
-    """How many copies of the weights fill L2 twice, from 8 to 128."""
+    """How many copies of the weights fill L2 eight times.
+
+    From 32, so that a replay's start hardly counts, to 256; of large weights as many as 4 GiB hold,
+    but at least 8.
+    """
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    wanted = math.ceil(2 * l2_bytes / max(weight_bytes, 1))
-    return min(max(wanted, _FEWEST_COPIES), _MOST_COPIES)
+    size = max(weight_bytes, 1)
+    wanted = min(max(math.ceil(_FILLS * l2_bytes / size), _FEW), _MOST)
+    return max(min(wanted, _MOST_BYTES // size), _LEAST)
 
 
 class Replay:

@@ -266,7 +266,7 @@ def _method(series: Sequence[Series]) -> list[Section]:
     )
     graphs = (
         "With graphs, a sample is one replay of a CUDA graph that calls the product once with each "
-        "of 8 to 128 copies of the weights, after L2 was emptied: every call finds its weights "
+        "of 8 to 256 copies of the weights, after L2 was emptied: every call finds its weights "
         "cold, as in a model that runs token by token, and its input warm."
     )
     texts = (text, graphs) if any(one.identity["graph"] for one in series) else (text,)
