@@ -41,17 +41,6 @@ struct PhaseBarrier {
         : "memory");
   }
 
-  // The same to the same place in each block of the cluster that `blocks` has a bit for; the bytes
-  // count for the barrier at this one's place in that block.
-  __device__ __forceinline__ void copy_in_bulk_to_all(void* shared, const void* global, uint32 bytes,
-                                                      uint16 blocks) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-        "%4;\n" ::"r"(shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(shared_address(&state)), "h"(blocks)
-        : "memory");
-  }
-
   // Waits for the phase of this parity: the first phase is 0, and "the one before it", 1, is over.
   __device__ __forceinline__ void wait(int parity) {
     uint32 over = 0;
@@ -66,11 +55,6 @@ struct PhaseBarrier {
     }
   }
 };
-
-// Before the barriers that this thread has set up are used by copies, or by other blocks' ones.
-__device__ __forceinline__ void let_copies_see_barriers() {
-  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-}
 
 // Arrives at a barrier at which others of its `threads` threads wait (`wait_at` in ptx.cuh).
 __device__ __forceinline__ void arrive_at(int barrier, int threads) {

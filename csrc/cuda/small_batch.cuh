@@ -237,16 +237,6 @@ __device__ __forceinline__ void gather_sums(float* shared, const Sums<Tile>& sum
     }
 }
 
-// What the warps that share a sum over l have gathered for four neighbouring outputs of one row.
-template <typename Tile> __device__ __forceinline__ float4 sum_of_warps(const float* parts, int m, int f) {
-  float4 sum = *reinterpret_cast<const float4*>(parts + m * Tile::SUM_PITCH + f);
-#pragma unroll
-  for (int part = 1; part < Tile::WARPS_L; ++part) {
-    add(sum, *reinterpret_cast<const float4*>(parts + (part * Tile::BM + m) * Tile::SUM_PITCH + f));
-  }
-  return sum;
-}
-
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void small_batch_kernel(const Arguments& arguments) {
   using Fold = typename Tile::Fold;
@@ -305,18 +295,27 @@ __device__ __forceinline__ void small_batch_kernel(const Arguments& arguments) {
   __syncthreads();
 
   constexpr int FOURS = Tile::FEATURES / 4;
+  constexpr int PART = Tile::BM * Tile::SUM_PITCH;
   uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride +
                     (int64(i) * P::B + k0) * P::D + j0;
+  const auto sum_of_warps = [&](int m, int f) {
+    float4 sum = *reinterpret_cast<const float4*>(parts + m * Tile::SUM_PITCH + f);
+#pragma unroll
+    for (int part = 1; part < Tile::WARPS_L; ++part) {
+      add(sum, *reinterpret_cast<const float4*>(parts + part * PART + m * Tile::SUM_PITCH + f));
+    }
+    return sum;
+  };
   if constexpr (CLUSTER == 1) {
     for (int e = thread; e < rows * FOURS; e += THREADS) {
       const int m = e / FOURS, f = e % FOURS * 4;
-      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum_of_warps<Tile>(parts, m, f), outputs);
+      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum_of_warps(m, f), outputs);
     }
   } else {
     if (Tile::WARPS_L > 1) {
       for (int e = thread; e < rows * FOURS; e += THREADS) {
         const int m = e / FOURS, f = e % FOURS * 4;
-        *reinterpret_cast<float4*>(parts + m * Tile::SUM_PITCH + f) = sum_of_warps<Tile>(parts, m, f);
+        *reinterpret_cast<float4*>(parts + m * Tile::SUM_PITCH + f) = sum_of_warps(m, f);
       }
     }
     cluster_barrier();

@@ -385,12 +385,5 @@ INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(
                                                                                 uint32_t bytes, uint32_t at) {
   copy_in_bulk(shared, global, bytes, at, __builtin_return_address(0));
 }
-INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
-    uint32_t shared, const void* global, uint32_t bytes, uint32_t at, uint16_t blocks) {
-  for (unsigned rank = 0; rank < 16; ++rank) {
-    if (blocks >> rank & 1) copy_in_bulk_to(rank, shared, global, bytes, at, __builtin_return_address(0));
-  }
-}
-INSTRUCTION void fence_mbarrier_init_release_cluster() {}
 
 }  // namespace emulate::ptx

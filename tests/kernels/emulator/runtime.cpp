@@ -482,20 +482,12 @@ std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank) {
   return static_cast<std::uint32_t>(offset % window() + rank * window());
 }
 
-namespace {
-
-// A block of the cluster whose shared memory is used from another block.
-void require_running(unsigned rank) {
+const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
+  if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
+  const unsigned rank = static_cast<unsigned>(from / window());
   for (unsigned t = rank * launch.block_threads; t < (rank + 1) * launch.block_threads; ++t) {
     if (fibers[t].state == State::DONE) fail("threads of block %u have ended: its shared memory may be gone", rank);
   }
-}
-
-}  // namespace
-
-const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
-  if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
-  require_running(static_cast<unsigned>(from / window()));
   check(false, shared + from, bytes, reinterpret_cast<Address>(caller), true);
   return shared + from;
 }
@@ -545,15 +537,12 @@ void arrive_at_phase_barrier(std::uint32_t at) {
 
 void expect_bytes(std::uint32_t at, unsigned bytes) { phase_barrier_at(at).bytes_missing += bytes; }
 
-void copy_in_bulk_to(unsigned rank, std::uint32_t to, const void* from, unsigned bytes, std::uint32_t at,
-                     const void* caller) {
-  to = shared_offset_in(to, rank), at = shared_offset_in(at, rank);
-  require_running(rank);
+void copy_in_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint32_t at, const void* caller) {
   const Address site = reinterpret_cast<Address>(caller);
   if (to % 16 || bytes % 16 || reinterpret_cast<Address>(from) % 16) {
     stop("a bulk copy's addresses and size are not all multiples of 16");
   }
-  check(true, shared + to, bytes, site, true);
+  check(true, shared + to, bytes, site);
   check(false, from, bytes, site);
   for (std::size_t g = to / GRANULE; g < (to + bytes) / GRANULE; ++g) ++records[g].copies;
   std::memset(shared + to, 0xff, bytes);
@@ -561,10 +550,6 @@ void copy_in_bulk_to(unsigned rank, std::uint32_t to, const void* from, unsigned
   barrier.copies.push_back({to, static_cast<const char*>(from), bytes, bytes, site});
   barrier.bytes_missing -= bytes;
   end_phase_if_due(barrier);
-}
-
-void copy_in_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint32_t at, const void* caller) {
-  copy_in_bulk_to(rank_of(current), to, from, bytes, at, caller);
 }
 
 void wait_for_phase(std::uint32_t at, unsigned parity) {

@@ -36,9 +36,6 @@ void wait_for_phase(std::uint32_t at, unsigned parity);
 // A phase does not end before the bytes that it expects have been copied. They land when it ends.
 void expect_bytes(std::uint32_t at, unsigned bytes);
 void copy_in_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t at, const void* caller);
-// The same to the same place of a block of the cluster, whose own barrier counts the bytes.
-void copy_in_bulk_to(unsigned rank, std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t at,
-                     const void* caller);
 
 // Waits for all 32 lanes of the warp to call with the same name, then runs `execute` once on what
 // they brought. The operands may lie on each lane's stack: no lane goes on before.
