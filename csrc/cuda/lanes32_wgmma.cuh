@@ -6,8 +6,6 @@
 //
 // `lanes32_pack_kernel` splits the weights and lays them out in that order once; what a stage, or a
 // column, needs of them is then one run of bytes, which one thread asks for with one instruction.
-// Where the L2 cache bounds, it may leave them WHOLE, half the bytes: those who multiply by them then
-// split them in shared memory, stage by stage.
 //
 // The first warpgroup of a block copies to shared memory; the others do nothing but multiply and
 // store, two or three of them, so that the tensor cores always have somebody's products to work on.
@@ -20,7 +18,7 @@
 #include "wgmma_tf32.cuh"
 
 template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int NT_, int KL_, int STAGES_,
-          bool RESIDENT_, int CHAIN_, int PENDING_, bool WHOLE_, int PRODUCTS_>
+          bool RESIDENT_, int CHAIN_, int PENDING_, int PRODUCTS_>
 struct Lanes32WgmmaTile
     : Lanes32Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_> {
   using Base = Lanes32Tile<P, WARPGROUPS_J_, 4 * WARPGROUPS_M_, 1, 1, NT_, KL_, STAGES_, 1, RESIDENT_, PRODUCTS_>;
@@ -38,8 +36,6 @@ struct Lanes32WgmmaTile
   static constexpr int CHAIN = CHAIN_;  // steps of 8 l that the tensor cores add up by themselves
   static constexpr int PENDING = PENDING_;  // chains under way while the next is started: 0 or 1
   static constexpr int HALVES = PRODUCTS_ == 1 ? 1 : 2;  // of a split
-  static constexpr bool WHOLE = WHOLE_;                  // weights are split in shared memory
-  static constexpr int PACKED_HALVES = WHOLE ? 1 : HALVES;  // of the weights that they load
   static constexpr int MATRIX_BYTES = Base::NB * 16;
   static constexpr int LAYER_BYTES = Base::JC * HALVES * MATRIX_BYTES;  // 4 l
   static constexpr int STAGE_UNITS = KL_ / Fold::UNIT;
@@ -57,11 +53,7 @@ struct Lanes32WgmmaTile
   static constexpr int COLUMN_LAYERS =
       RESIDENT_ ? TURNS * TURN_UNITS * Fold::L : Base::STAGES_PER_TILE * KL_ / 4;
   static constexpr int LAYERS = RESIDENT_ ? COLUMN_LAYERS : KL_ / 4;
-  // The halves of a split lie side by side; but in shared memory those of whole weights, which come
-  // in one run, all behind all the others.
-  static constexpr int MATRIX_STEP = PACKED_HALVES * MATRIX_BYTES, LAYER_STEP = Base::JC * MATRIX_STEP;
-  static constexpr int HALF_STEP = WHOLE ? LAYERS * LAYER_STEP : MATRIX_BYTES;
-  static constexpr int64 COLUMN_BYTES = int64(COLUMN_LAYERS) * LAYER_STEP;
+  static constexpr int64 COLUMN_BYTES = int64(COLUMN_LAYERS) * LAYER_BYTES;
   // A stage: rows of x, and if streamed, layers of the weights.
   static constexpr int LAYERS_AT = Base::BM * PITCH * 16;
   static constexpr int STAGE_BYTES = LAYERS_AT + (RESIDENT_ ? 0 : LAYERS * LAYER_BYTES);
@@ -69,13 +61,9 @@ struct Lanes32WgmmaTile
   static constexpr int BARRIER_BYTES = 256;
   static constexpr int RING_AT = BARRIER_BYTES + (RESIDENT_ ? LAYERS * LAYER_BYTES : 0);
   static constexpr int SHARED_BYTES = RING_AT + STAGES_ * STAGE_BYTES + SLICES_BYTES;
-  // Named barriers: 1 to 4 are those of slices that two warpgroups share; of each stage of the ring; and
-  // of each warpgroup that has split its weights.
-  static constexpr int FIRST_EMPTY = 5, FIRST_SPLIT = FIRST_EMPTY + STAGES_;
+  // Named barriers: 1 to 4 are those of slices that two warpgroups share.
+  static constexpr int FIRST_EMPTY = 5;
   static_assert(STAGES_ >= 2 && (FULLS + 1) * 8 <= BARRIER_BYTES && FIRST_EMPTY + STAGES_ <= 16, "");
-  static_assert(!WHOLE || (!RESIDENT_ && HALVES == 2), "what is resident is split once for all");
-  static_assert(!WHOLE || (WARPGROUPS_M_ * TEAMS == 1 && FIRST_SPLIT + WARPGROUPS_J_ <= 16),
-                "a warpgroup splits what no other multiplies by");
   static_assert(MULTIPLIERS == 256 || MULTIPLIERS == 384, "");
   static_assert(WARPGROUPS_J_ == 1 || WARPGROUPS_M_ * TEAMS == 1, "only four warps' slices have barriers");
   static_assert(STAGE_UNITS % TURN_UNITS == 0 && Fold::STEPS * TURN_UNITS % CHAIN == 0, "");
@@ -118,8 +106,9 @@ __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const un
         const Split<Tile::PRODUCTS> split(values[u][e % 2][(2 * s + e / 2) * J + j]);
         big[i][e] = split.big, small[i][e] = split.small;
       }
-      w_big[i] = describe_plain(layers + (u * Fold::L + 2 * s) * Tile::LAYER_STEP + j * Tile::MATRIX_STEP,
-                                Tile::LAYER_STEP, 128);
+      w_big[i] = describe_plain(layers + (u * Fold::L + 2 * s) * Tile::LAYER_BYTES +
+                                    j * Tile::HALVES * Tile::MATRIX_BYTES,
+                                Tile::LAYER_BYTES, 128);
     }
     float(&part)[Tile::NT * 4] = parts[group % (Tile::PENDING + 1)];
     begin_products();
@@ -127,7 +116,7 @@ __device__ __forceinline__ void multiply_by_warpgroup(Sums<Tile>& sums, const un
 #pragma unroll
       for (int i = 0; i < CHAIN; ++i) {
         multiply_warpgroup_tf32<Tile::NB>(part, small[i], w_big[i], i > 0);
-        multiply_warpgroup_tf32<Tile::NB>(part, big[i], w_big[i] + Tile::HALF_STEP / 16, 1);
+        multiply_warpgroup_tf32<Tile::NB>(part, big[i], w_big[i] + Tile::MATRIX_BYTES / 16, 1);
       }
     }
 #pragma unroll
@@ -151,33 +140,17 @@ __device__ __forceinline__ const unsigned char* packed_column(const Arguments& a
   return static_cast<const unsigned char*>(arguments.weight) + column * Tile::COLUMN_BYTES;
 }
 
-// Splits the whole weights of a stage that this warpgroup multiplies by: they lie where the second
-// halves will be.
-template <typename Tile> __device__ __forceinline__ void split_weights(unsigned char* layers, int warp_j) {
-  constexpr int OF_LAYER = Tile::Fold::J * Tile::NB, VECTORS = Tile::LAYERS * OF_LAYER;  // of four weights
-#pragma unroll 4
-  for (int v = threadIdx.x % 128; v < VECTORS; v += 128) {
-    unsigned char* const at =
-        layers + v / OF_LAYER * Tile::LAYER_STEP + (warp_j * OF_LAYER + v % OF_LAYER) * 16;
-    const float4 whole = *reinterpret_cast<const float4*>(at + Tile::HALF_STEP);
-    const Split<Tile::PRODUCTS> x(whole.x), y(whole.y), z(whole.z), w(whole.w);
-    *reinterpret_cast<uint4*>(at) = make_uint4(x.big, y.big, z.big, w.big);
-    *reinterpret_cast<uint4*>(at + Tile::HALF_STEP) = make_uint4(x.small, y.small, z.small, w.small);
-  }
-  fence_for_tensor_cores();
-  wait_at(Tile::FIRST_SPLIT + warp_j, 128);
-}
-
 // The job of the first warpgroup. `full` has a barrier for each team and stage of the ring, so that a
 // team misses no phase of its own, and one after them for resident weights.
 template <typename P, typename Tile>
 __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned char* layers,
                                             unsigned char* ring, PhaseBarrier* full) {
   const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
+  const bool asks = threadIdx.x == 0;  // for weights
   const auto wait_for_empty = [](int stage) {
     wait_at(Tile::FIRST_EMPTY + stage % Tile::STAGES, Tile::LOADERS + Tile::TEAM);
   };
-  if (Tile::RESIDENT && threadIdx.x == 0) {
+  if (Tile::RESIDENT && asks) {
     full[Tile::FULLS].arrive_and_expect(uint32(Tile::COLUMN_BYTES));
     full[Tile::FULLS].copy_in_bulk(layers, packed_column<P, Tile>(arguments, blockIdx.x % Tile::COLUMNS),
                                    uint32(Tile::COLUMN_BYTES));
@@ -194,11 +167,10 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
       if (loaded >= Tile::STAGES) wait_for_empty(loaded);
       PhaseBarrier& barrier = full[team * Tile::STAGES + loaded % Tile::STAGES];
       unsigned char* const stage = ring + loaded % Tile::STAGES * Tile::STAGE_BYTES;
-      if (!Tile::RESIDENT && threadIdx.x == 0) {
-        constexpr int BYTES = Tile::LAYERS * Tile::LAYER_STEP;
+      if (!Tile::RESIDENT && asks) {
+        constexpr int BYTES = Tile::LAYERS * Tile::LAYER_BYTES;
         barrier.arrive_and_expect(BYTES);
-        barrier.copy_in_bulk(stage + Tile::LAYERS_AT + (Tile::WHOLE ? Tile::HALF_STEP : 0),
-                             weights + part * BYTES, BYTES);
+        barrier.copy_in_bulk(stage + Tile::LAYERS_AT, weights + part * BYTES, BYTES);
       }
       load_rows<P, Tile, Tile::BM, Tile::KL, Tile::PITCH, false>(stage, x, arguments.x_batch_stride, rows,
                                                                  part * Tile::KL);
@@ -221,9 +193,7 @@ template <typename P, typename Tile> struct PackedWeights {
     const int output = k - column.n0, n = output - output % 8 + column_of_output<Fold>(output % 8);
     const int runs = l / (4 * Fold::RUN_L), q = l / Fold::RUN_L % 4;
     const int layer = runs * Fold::RUN_L + l % Fold::RUN_L;
-    const uint32* const big =
-        layers + ((layer * Tile::JC + j - column.j0) * Tile::PACKED_HALVES * Tile::NB + n) * 4 + q;
-    if (Tile::WHOLE) return __uint_as_float(*big);
+    const uint32* const big = layers + ((layer * Tile::JC + j - column.j0) * Tile::HALVES * Tile::NB + n) * 4 + q;
     const float small = __uint_as_float(big[(Tile::HALVES - 1) * Tile::NB * 4]);
     return small == small ? __uint_as_float(*big) + small : __uint_as_float(*big);
   }
@@ -288,7 +258,7 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
   const int quarter = lane % 4, row_in_eight = lane / 4;
   unsigned char* const slice =
       ring + Tile::STAGES * Tile::STAGE_BYTES + (team * Tile::WARPS_M + warp_m) * Tile::SLICE_BYTES;
-  const int first_matrix = warp_j * Fold::J * Tile::MATRIX_STEP;
+  const int first_matrix = warp_j * Fold::J * Tile::HALVES * Tile::MATRIX_BYTES;
   const int64 tiles = (arguments.batch + Tile::BM - 1) / Tile::BM * Tile::COLUMNS;
 
   Sums<Tile> sums = {};
@@ -304,13 +274,12 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
       const uint32 matrices = shared_address(Tile::RESIDENT ? layers : stage + Tile::LAYERS_AT) + first_matrix;
       full[team * Tile::STAGES + slot].wait(parities >> slot & 1);
       parities ^= 1u << slot;
-      if constexpr (Tile::WHOLE) split_weights<Tile>(stage + Tile::LAYERS_AT, warp_j);
 #pragma unroll 1
       for (int u = 0; u < Tile::STAGE_UNITS; u += Tile::TURN_UNITS) {
         const int unit = part * Tile::STAGE_UNITS + u;
         if (Tile::UNITS % Tile::STAGE_UNITS != 0 && unit >= Tile::UNITS) break;
         const int layer = (Tile::RESIDENT ? unit : u) * Fold::L;
-        multiply_by_warpgroup<Tile>(sums, x_row, u, matrices + layer * Tile::LAYER_STEP, quarter, warp_j,
+        multiply_by_warpgroup<Tile>(sums, x_row, u, matrices + layer * Tile::LAYER_BYTES, quarter, warp_j,
                                     row_in_eight % 2 * Tile::ODD_ROWS);
       }
       arrive_at(Tile::FIRST_EMPTY + slot, Tile::LOADERS + Tile::TEAM);
@@ -351,7 +320,7 @@ __device__ __forceinline__ void lanes32_wgmma_kernel(const Arguments& arguments)
   }
 }
 
-// Splits the weights, contiguous at `arguments.x`, or leaves them whole, and writes them to `arguments.y` column by column
+// Splits the weights, contiguous at `arguments.x`, and writes them to `arguments.y` column by column
 // in the order of lanes32_wgmma_kernel's layers.
 template <typename P, typename Tile>
 __device__ __forceinline__ void lanes32_pack_kernel(const Arguments& arguments) {
@@ -389,8 +358,8 @@ __device__ __forceinline__ void lanes32_pack_kernel(const Arguments& arguments) 
         for (int q = 0; q < 4; ++q) {
           const float value = values[q][l * J + j];
           const Split<Tile::PRODUCTS> split(value);
-          words[0][q] = Tile::WHOLE ? __float_as_uint(value) : split.big, words[1][q] = split.small;
-          if (Tile::PACKED_HALVES > 1 && !(fabsf(__uint_as_float(split.small)) < __uint_as_float(0x7f800000u))) {
+          words[0][q] = split.big, words[1][q] = split.small;
+          if (Tile::PRODUCTS > 1 && !(fabsf(__uint_as_float(split.small)) < __uint_as_float(0x7f800000u))) {
             // What does not split makes results NaN, and can be read from its first half.
             words[0][q] = __float_as_uint(value), words[1][q] = 0x7fffffffu;
           }
@@ -398,8 +367,8 @@ __device__ __forceinline__ void lanes32_pack_kernel(const Arguments& arguments) 
         const int64 layer = int64(index) * Tile::COLUMN_LAYERS + runs * Fold::RUN_L + l;
         const int64 matrix = layer * Tile::JC + group_j * J + j;
 #pragma unroll
-        for (int half = 0; half < Tile::PACKED_HALVES; ++half) {
-          packed[(matrix * Tile::PACKED_HALVES + half) * Tile::NB + n] =
+        for (int half = 0; half < Tile::HALVES; ++half) {
+          packed[(matrix * Tile::HALVES + half) * Tile::NB + n] =
               make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]);
         }
       }

@@ -38,8 +38,6 @@ class Config:
     pending: int
     max_blocks: int
     """Blocks of the largest launch; not a template argument."""
-    whole: bool = False
-    """Whether exact products split weights in shared memory, which come as half the bytes."""
 
     @property
     def multipliers(self) -> int:
@@ -74,17 +72,12 @@ class Config:
         return -(-p.c // whole) * whole // 4
 
     def layer_bytes(self, p: Pattern, exact: bool = True) -> int:
-        """Weights of four l of a column, as the tensor cores read them."""
+        """Packed weights of four l of a column."""
         return self.warpgroups_j * fold(p.d).j * (2 if exact else 1) * self.outputs * 16
-
-    def packed_halves(self, exact: bool = True) -> int:
-        """Numbers that a weight becomes when it is packed."""
-        return 2 if exact and not self.whole else 1
 
     def packed_elements(self, p: Pattern, exact: bool = True) -> int:
         """Elements of the packed weight."""
-        layer = self.warpgroups_j * fold(p.d).j * self.packed_halves(exact) * self.outputs * 4
-        return self.columns(p) * self.column_layers(p) * layer
+        return self.columns(p) * self.column_layers(p) * self.layer_bytes(p, exact) // 4
 
     def shared_bytes(self, p: Pattern, exact: bool = True) -> int:
         """Dynamic shared memory of a block."""
@@ -124,16 +117,10 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     p = problem.pattern
     f = fold(p.d)
     chains = (1, 2) if p.c >= _LONG_SUM else (1,)
-    places = [(False, False), (True, False)]
-    if problem.exact and _shapes(p.d)[0][0] > 1:  # else several warpgroups share a weight
-        places.append((False, True))
-    for (group_j, group_m, teams), nt, kl, place, chain, pending in itertools.product(
-        _shapes(p.d), (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 32, 64), places, chains, (0, 1)
+    for (group_j, group_m, teams), nt, kl, resident, chain, pending in itertools.product(
+        _shapes(p.d), (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 32, 64), (False, True), chains, (0, 1)
     ):
-        resident, whole = place
-        if whole and group_j == 1:
-            continue
-        config = Config(group_j, group_m, teams, nt, kl, 0, resident, chain, pending, 0, whole)
+        config = Config(group_j, group_m, teams, nt, kl, 0, resident, chain, pending, 0)
         turn = config.turn(f)
         if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
             continue
@@ -185,7 +172,7 @@ def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geome
     """How the kernel that packs weights is launched."""
     p, f = problem.pattern, fold(problem.pattern.d)
     # A thread writes the matrices' places of one output, of all halves, j and l of its chunks.
-    written = config.packed_halves(exact) * f.j * f.run_l * 4
+    written = (2 if exact else 1) * f.j * f.run_l * 4
     return preparing.geometry_of(-(-config.packed_elements(p, exact) // written))
 
 
@@ -210,8 +197,7 @@ def launcher(problem: Problem, config: Config, device: int, exact: bool = True) 
     """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
     # Tiles with the same order of packed weights can share them.
     layers = config.column_layers(problem.pattern)
-    halves = "whole" if config.whole else exact
-    form = f"lanes32_wgmma {config.warpgroups_j} {config.nt} {layers} {halves}"
+    form = f"lanes32_wgmma {config.warpgroups_j} {config.nt} {layers} {exact}"
     return PackedLauncher(
         form,
         prepare(
@@ -246,8 +232,7 @@ def _shapes(d: int) -> list[tuple[int, int, int]]:
 
 def _tile(problem: Problem, config: Config, exact: bool) -> str:
     p = problem.pattern
-    *tile, _, whole = astuple(config)
-    arguments = ", ".join(str(int(value)) for value in (*tile, whole))
+    arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
     facts = {
         "Tile::SHARED_BYTES": config.shared_bytes(p, exact),
         "Tile::COLUMNS * Tile::COLUMN_BYTES": 4 * config.packed_elements(p, exact),

@@ -68,8 +68,7 @@ def predicted_us(
     weight_bytes = (8 if exact else 4) * config.outputs * p.c * width
     again = x_bytes * (1 - 1 / output_tiles) * _READ_AGAIN if config.resident else 0.0
     memory = x_bytes / output_tiles + y_bytes + again + (sectors - 1) * y_bytes * _PART_OF_SECTOR
-    loaded_bytes = weight_bytes / 2 if config.whole else weight_bytes
-    cache = (x_bytes + y_bytes) * sectors + (0 if config.resident else loaded_bytes)
+    cache = (x_bytes + y_bytes) * sectors + (0 if config.resident else weight_bytes)
 
     # Chains of products that a warpgroup computes one after the other.
     steps = -(-p.c // f.unit) * f.unit // 8 * f.j

@@ -34,7 +34,7 @@ SHAPES = [
 
 
 def cases() -> Iterator[tuple[Problem, lanes32_wgmma.Config]]:
-    """For each shape a tile with resident weights, one with streamed ones and one with whole ones.
+    """For each shape a tile with resident and one with streamed weights.
 
     All ways to share the work among warpgroups and teams take turns.
     """
@@ -42,18 +42,14 @@ def cases() -> Iterator[tuple[Problem, lanes32_wgmma.Config]]:
     seen: set[tuple[int, ...]] = set()
 
     def way(c: lanes32_wgmma.Config) -> tuple[int, ...]:
-        return c.warpgroups_j, c.warpgroups_m, c.teams, c.resident, c.whole
+        return c.warpgroups_j, c.warpgroups_m, c.teams, c.resident
 
     for shape in SHAPES:
         problem = Problem(Pattern(*shape), "float32", batch_last=False)
         candidates = list(lanes32_wgmma.configs(problem, multiprocessors=4))
         longest = max(c.chain for c in candidates)
-        for place in ((True, False), (False, False), (False, True)):
-            fitting = [
-                c for c in candidates if (c.resident, c.whole) == place and c.chain == longest
-            ]
-            if not fitting:  # whole weights are for warpgroups side by side in j
-                continue
+        for resident in (True, False):
+            fitting = [c for c in candidates if c.resident == resident and c.chain == longest]
             ways = sorted({way(c) for c in fitting}, key=lambda w: (w in seen, draw.random()))
             seen.add(ways[0])
             config = draw.choice([c for c in fitting if way(c) == ways[0]])
@@ -126,7 +122,7 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    where = "resident" if c.resident else "whole" if c.whole else "streamed"
+    where = "resident" if c.resident else "streamed"
     team = f"{c.teams}x{c.warpgroups_j}x{c.warpgroups_m}w"
     return f"{problem.pattern}-{team}-{c.nt}n-{c.kl}l-{c.stages}s-{c.chain}c-{where}"
 
