@@ -22,6 +22,11 @@ from ksopt.kernels.ways import Call, Way
 Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor], str | None]
 
+_FEW_ROWS = 128
+# Products of a few rows in a sample, and what their weights may take together as dense matrices,
+# which is the most that preparing makes of them.
+_SERIES, _SERIES_BYTES = 8, 2**28
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -85,14 +90,14 @@ def measured(
     """
     candidates = ways.candidates(found.problem, _rows(found, x), machine)
     built = ways.built(candidates, x.get_device(), found.rows)
-    # A copy, whose prepared forms go with it; an ordinary one, also where the weight is not.
+    # Copies, whose prepared forms go with them; ordinary ones, also where the weight is not.
     with torch.inference_mode(False), torch.no_grad():
-        copy = weight.detach().clone()
-    built = [(way, call) for way, call in built if _is_right(way, call, x, copy, accept)]
+        copies = [weight.detach().clone() for _ in range(_products(found, weight))]
+    built = [(way, call) for way, call in built if _is_right(way, call, x, copies[0], accept)]
     entries = [
-        _Entry(way, call, weight_is, x, copy)
+        _Entry(way, call, weight_is, x, copies)
         for way, call in built
-        for weight_is in _weights_timed(way, copy)
+        for weight_is in _weights_timed(way, copies[0])
     ]
     with scopes.changing(False):
         measure.race([entry.contender for entry in entries], x.device, budget_s)
@@ -122,11 +127,12 @@ class _Entry:
     """A way in the race, with its weight kept or prepared anew."""
 
     def __init__(
-        self, way: Way, call: Call, weight_is: choices.Weight, x: Tensor, weight: Tensor
+        self, way: Way, call: Call, weight_is: choices.Weight, x: Tensor, weights: Sequence[Tensor]
     ) -> None:
         self.way = way
         self.call = _preparing(call, weight_is)
-        self.contender = Contender(way.label, partial(self.call, x, weight), _LEAGUES[weight_is])
+        series = partial(_multiply, self.call, x, weights)
+        self.contender = Contender(way.label, series, _LEAGUES[weight_is], products=len(weights))
         self._weight_is = weight_is
 
     def timed(self) -> Timed:
@@ -142,6 +148,20 @@ class _Entry:
             p80_us=p80_us,
             host_us=raced.host_us if raced.launches_us else None,
         )
+
+
+def _multiply(call: Call, x: Tensor, weights: Sequence[Tensor]) -> None:
+    for weight in weights:
+        call(x, weight)
+
+
+def _products(found: Situation, weight: Tensor) -> int:
+    """How many products by weights of their own make a sample: see measure.py."""
+    if found.largest_batch > _FEW_ROWS:
+        return 1
+    p = found.problem.pattern
+    dense_bytes = p.in_features * p.out_features * weight.element_size()
+    return max(1, min(_SERIES, _SERIES_BYTES // dense_bytes))
 
 
 def _rows(found: Situation, x: Tensor) -> int:

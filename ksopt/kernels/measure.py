@@ -4,6 +4,10 @@ Ways take turns, so that a clock that drops hurts all alike. Before each sample 
 overwritten: in a model, other layers have been there since, and small operands that stayed in the
 cache would make the fastest way look faster than it will be. The overwriting also keeps the device
 busy while the host launches a sample, so what is timed is the device's work.
+
+A product of a few rows takes hardly longer than the start and the end of its kernels, and follows
+others at once where a model decodes, so its sample is a series: several products, each by a weight
+of its own that the cache has not seen.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ _HOPELESS = {2: 2.0, 5: 1.2}
 # Dropped in the warm-up: what keeps the device busy for this many times the fastest, and so long.
 _FAR_BEHIND = 5.0
 _LONG_US = 2000.0
-# Medians closer than the first, or by fewer microseconds, have not been told apart; nor have those
-# closer than the last that lie inside the fastest's own spread.
+# Medians closer than the first, or whose samples differ by fewer microseconds, have not been told
+# apart; nor have those closer than the last that lie inside the fastest's own spread.
 _TIE, _TIE_US, _NOISY_TIE = 1.01, 0.2, 1.05
 # A host's times vary: a launch that takes less than this share of another's is quicker.
 _QUICKER = 0.8
@@ -47,10 +51,11 @@ class Contender:
 
     Attributes:
         name: for messages.
-        call: multiplies once.
+        call: multiplies, ``products`` times.
         leagues: it is dropped when it is hopeless in all of them.
-        samples_us: time on the device, filled by `race`; empty if it could not run.
+        samples_us: a product's time on the device, filled by `race`; empty if it could not run.
         launches_us: what launching each of the samples took the host.
+        products: of one call.
     """
 
     name: str
@@ -58,6 +63,7 @@ class Contender:
     leagues: frozenset[str]
     samples_us: list[float] = field(default_factory=list)
     launches_us: list[float] = field(default_factory=list)
+    products: int = 1
 
     @property
     def median_us(self) -> float:
@@ -66,8 +72,8 @@ class Contender:
 
     @property
     def host_us(self) -> float:
-        """What a call takes the host where nobody else wants its core; infinite if unknown."""
-        return min(self.launches_us, default=math.inf)
+        """What a product takes the host where nobody wants its core; infinite if unknown."""
+        return min(self.launches_us, default=math.inf) / self.products
 
     def quantile_us(self, share: float) -> float:
         """A quantile of the samples: the one at or above the share."""
@@ -109,7 +115,7 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
             start, stop = events[id(contender)]
             late = contender.launches_us[-1] > covered_us[id(contender)]
             samples = late_us.setdefault(id(contender), []) if late else contender.samples_us
-            samples.append(start.elapsed_time(stop) * 1e3)
+            samples.append(start.elapsed_time(stop) * 1e3 / contender.products)
         rounds = round_ + 1
         if rounds in _HOPELESS:
             alive = _hopeful(alive, _HOPELESS[rounds])
@@ -124,7 +130,8 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
 def winner(contenders: Sequence[Contender], league: str, previous: str | None = None) -> int:
     """Index of the one to take: the fastest, or of those it was not told apart from, the first.
 
-    Where the device would wait for the host, only those of them count that take the host least.
+    Where the device would wait for the host, only those count that take the host least, of those
+    that the device does as fast within a fifth of a microsecond.
 
     Args:
         contenders: after a `race`, the simplest first.
@@ -142,11 +149,13 @@ def winner(contenders: Sequence[Contender], league: str, previous: str | None = 
     _, best = min(ran, key=lambda entry: entry[1].median_us)
     fastest_us = best.median_us
     spread_us = min(best.quantile_us(0.8), _NOISY_TIE * fastest_us)
-    limit = max(_TIE * fastest_us, fastest_us + _TIE_US, spread_us)
+    limit = max(_TIE * fastest_us, fastest_us + _TIE_US / best.products, spread_us)
     tied = [(index, c) for index, c in ran if c.median_us <= limit]
     if fastest_us < best.host_us < math.inf:
-        least_us = min(c.host_us for _, c in tied)
-        tied = [(index, c) for index, c in tied if _QUICKER * c.host_us <= least_us]
+        near = [(index, c) for index, c in ran if c.median_us <= max(limit, fastest_us + _TIE_US)]
+        least_us = min(c.host_us for _, c in near)
+        quick = [(index, c) for index, c in near if _QUICKER * c.host_us <= least_us]
+        tied = [entry for entry in tied if entry in quick] or quick
     stays = (index for index, contender in tied if contender.name == previous)
     return next(stays, tied[0][0])
 
@@ -163,7 +172,7 @@ def _warmed_up(contenders: Sequence[Contender]) -> list[Contender]:
                     fastest[league] = min(fastest.get(league, math.inf), took_us)
                 far = _FAR_BEHIND * max(fastest[league] for league in contender.leagues)
                 if took_us - host_us > max(far, _LONG_US):  # of the device alone: see _called
-                    contender.samples_us.append(took_us)  # for the record
+                    contender.samples_us.append(took_us / contender.products)  # for the record
                     break
             else:
                 contender.launches_us.append(host_us)

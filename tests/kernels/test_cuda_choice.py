@@ -11,6 +11,7 @@ from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
 from ksopt.kernels import (
     choices,
     cuda,
+    decision,
     families,
     general,
     lanes32,
@@ -68,6 +69,29 @@ def test_a_kernel_with_a_wrong_result_cannot_be_chosen(device):
 def test_pytorch_is_taken_where_it_is_faster(device):
     device.ms["bmm"] = 0.5
     assert cuda.run(*operands(), False) == "bmm"
+
+
+@pytest.mark.parametrize(
+    ("rows", "pattern", "products"),
+    [
+        (129, PATTERN, 1),
+        (128, PATTERN, 8),  # of 32 MiB as dense matrices
+        (1, Pattern(64, 64, 64, 1), 8),
+        (1, Pattern(4, 2752, 1024, 1), 2),
+        (1, Pattern(64, 256, 256, 1), 1),
+    ],
+)
+def test_a_few_rows_are_timed_by_the_series(device, rows, pattern, products):
+    """By weights of their own, so that each is read from memory."""
+    device.ms["bmm"] = 0.5
+    x, weight = operands(rows=rows, pattern=pattern)
+    choice = cuda.choice_for(x, weight, False)
+    assert choice.name == "bmm"
+    assert dict(choice.times_us)["bmm"] == pytest.approx(500.0)
+    assert decision._products(cuda.situation_of(x, weight, False), weight) == products
+    calls = device.clock.calls.count("bmm")
+    assert calls % products == 0
+    assert calls // products >= 3 + 2  # rounds, after the warm-up
 
 
 def test_what_was_not_told_apart_goes_to_the_simpler_way(device):

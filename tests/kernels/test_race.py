@@ -153,8 +153,43 @@ def test_who_cannot_win_is_timed_less(simulated):
     assert counts["far"] == 1  # its warm-up, for the record
 
 
-def contender(name: str, device_us: float, host_us: float) -> Contender:
-    return Contender(name, lambda: None, frozenset({"kept"}), [device_us] * 5, [host_us] * 5)
+def test_a_series_is_timed_a_product_at_a_time(simulated):
+    """Eight products whose starts overlap: the device does in 3 us each what takes 5 alone."""
+
+    def series() -> None:
+        for product in range(8):
+            simulated.launch(8.0, 5.0 if product == 0 else 3.0)
+
+    found = Contender("series", series, frozenset({"all"}), products=8)
+    race([found], torch.device("cuda", 0), budget_s=10.0)
+    assert found.samples_us == pytest.approx([26.0 / 8] * len(found.samples_us))
+    assert found.host_us == pytest.approx(8.0)
+
+
+def contender(name: str, device_us: float, host_us: float, products: int = 1) -> Contender:
+    launches_us = [host_us * products] * 5
+    return Contender(
+        name, lambda: None, frozenset({"kept"}), [device_us] * 5, launches_us, products
+    )
+
+
+def test_a_series_tells_apart_what_single_products_do_not():
+    def two(products: int) -> list[Contender]:
+        return [
+            contender("simple", 2.65, 2.0, products),
+            contender("faster", 2.5, 2.0, products),
+        ]
+
+    assert winner(two(1), "kept") == 0
+    assert winner(two(8), "kept") == 1
+
+
+def test_of_a_series_too_the_host_decides_where_the_device_would_wait():
+    two = [
+        contender("one launch", 2.65, 8.0, products=8),
+        contender("three launches", 2.5, 15.0, products=8),
+    ]
+    assert winner(two, "kept") == 0
 
 
 def test_the_host_decides_between_what_the_device_does_as_fast():
