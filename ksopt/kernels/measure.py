@@ -93,7 +93,7 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
     alive = _warmed_up(contenders)
     # Made once, for the host would make them anew between a sample's overwriting and its end.
     events = {id(contender): _events() for contender in alive}
-    covered_us: dict[int, float] = {}
+    was_late: dict[int, bool] = {}
     late_us: dict[int, list[float]] = {}
     end = time.perf_counter() + budget_s
     for round_ in range(_MOST_ROUNDS if alive else 0):
@@ -101,7 +101,7 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
         for contender in alive[turn:] + alive[:turn]:
             # Overwrite for so long that the host has launched the sample before the device is free.
             times = flush.times_to_cover(contender.launches_us[-1])
-            covered_us[id(contender)] = flush.covered_us(times)
+            covering = time.perf_counter()
             for _ in range(times):
                 flush.once()
             start, stop = events[id(contender)]
@@ -110,10 +110,12 @@ def race(contenders: Sequence[Contender], device: torch.device, budget_s: float)
             contender.call()
             contender.launches_us.append((time.perf_counter() - began) * 1e6)
             stop.record()
+            took_us = (time.perf_counter() - covering) * 1e6
+            was_late[id(contender)] = took_us > flush.covered_us(times)
         torch.cuda.synchronize()
         for contender in alive:
             start, stop = events[id(contender)]
-            late = contender.launches_us[-1] > covered_us[id(contender)]
+            late = was_late[id(contender)]
             samples = late_us.setdefault(id(contender), []) if late else contender.samples_us
             samples.append(start.elapsed_time(stop) * 1e3 / contender.products)
         rounds = round_ + 1
@@ -267,8 +269,11 @@ class _Overwriter:
         return min(max(1, math.ceil(wanted_us / self._gained_us)), _MOST_FLUSHES)
 
     def covered_us(self, times: int) -> float:
-        """How long a launch may take after so many times, or the sample is the host's."""
-        return math.inf if times == _MOST_FLUSHES else times * self._gained_us - _EVENTS_US / 2
+        """How long the host may take for so many times and a sample, or that is the host's.
+
+        The device cannot have begun before the host, so it is busy for at least so long.
+        """
+        return math.inf if times == _MOST_FLUSHES else times * self.us - _EVENTS_US / 2
 
     @property
     def _gained_us(self) -> float:

@@ -21,6 +21,7 @@ class Simulated:
     def __init__(self) -> None:
         self.host_us = self.device_us = 0.0
         self.random = random.Random(0)
+        self.held_up_at_events = 0.0  # the share of them
 
     def launch(self, host_us: float, device_us: float) -> None:
         """The host takes so long, then the device may begin."""
@@ -53,6 +54,8 @@ def simulated(monkeypatch) -> Simulated:
             assert enable_timing
 
         def record(self) -> None:
+            if found.random.random() < found.held_up_at_events:
+                found.host_us += 500.0
             self.at_us = max(found.host_us, found.device_us)
 
         def synchronize(self) -> None:
@@ -109,6 +112,14 @@ def test_samples_that_the_host_was_late_for_do_not_count(simulated):
     assert len(found.samples_us) >= 3
     assert found.samples_us == pytest.approx([10.0] * len(found.samples_us))
     assert sorted(timed(way))[-3:] == pytest.approx([10.0] * 3)
+
+
+def test_a_host_that_is_held_up_around_the_sample_is_late_too(simulated):
+    """Until the overwriting is over: the device then waits for the sample's launches or its end."""
+    simulated.held_up_at_events = 1 / 4
+    found = raced(way=simulated.way(20.0, 10.0))["way"]
+    assert len(found.samples_us) >= 3
+    assert found.samples_us == pytest.approx([10.0] * len(found.samples_us))
 
 
 def test_what_the_host_is_always_late_for_is_timed_all_the_same(simulated):
