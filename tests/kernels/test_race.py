@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 
 import pytest
@@ -103,6 +104,22 @@ def test_a_slow_host_is_not_taken_for_a_slow_device(simulated, host_us, device_u
     assert found.host_us == pytest.approx(host_us)
     samples = timed(way)
     assert samples == pytest.approx([device_us] * len(samples))
+
+
+@pytest.mark.parametrize(("most", "asked"), [(8, [8]), (4, [8, 2]), (1, [8, 2])])
+def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatch, most, asked):
+    sizes, scratch = [], measure.torch.empty()
+
+    def empty(size: int, **_: object) -> object:
+        sizes.append(size // 2**25)
+        if size > most * 2**25:
+            raise torch.OutOfMemoryError("no")
+        return scratch
+
+    monkeypatch.setattr(measure.torch, "empty", empty)
+    flush = measure._overwriter(torch.device("cuda", 0))
+    assert sizes == asked
+    assert flush.us == pytest.approx(FLUSH_US, rel=0.2) if most > 1 else flush.us == math.inf
 
 
 def test_samples_that_the_host_was_late_for_do_not_count(simulated):
