@@ -18,10 +18,9 @@ help:
 demo: $(READY)
 	@$(BIN)/ksopt search --dims 768x3072 --budget 25%
 
-# Two processes, by files: some tests time what they run, and more would be in their way. Files come in
-# the order of their names, for by their number of tests those with one long test would all come last.
-# A process that crashes is not started again: pytest-xdist would wait for ever for the rest of its file.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Two processes, by files: some tests time what they run, and more would be in their way. One that
+# crashes is not started again: pytest-xdist would then wait for ever for the rest of its file.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
 test: $(READY)
 	@$(PYTEST)
