@@ -11,8 +11,8 @@
 //
 // Blocks that read the same bytes of x, for different outputs or neighbouring j, form a team: they
 // walk over the same rows at the same time, so that all but the first find x in the L2 cache. A
-// team takes an even share of all rows of all groups of columns, and loads weights again where its
-// share passes from one group to the next.
+// team takes a share of the rows of one group of columns after another, and loads weights anew for
+// each.
 #pragma once
 
 #include "lanes16.cuh"
@@ -38,7 +38,8 @@ struct Lanes16WgmmaTile {
   static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
   static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
   // Whether registers allow to load a unit while the tensor cores work on the one before it.
-  static constexpr bool AHEAD = N / 2 * Fold::J + Fold::CHUNKS * 8 + Fold::J * Fold::STEPS * 4 + 20 <= MULTIPLIER_REGISTERS;
+  static constexpr int OPERANDS = Fold::CHUNKS * 8 + Fold::J * Fold::STEPS * 4;
+  static constexpr bool AHEAD = N / 2 * Fold::J + OPERANDS + 20 <= MULTIPLIER_REGISTERS;
   static constexpr int UNITS = smallest_multiple(P::C, Fold::UNIT) / Fold::UNIT;
   static constexpr int STAGE_UNITS = KL / Fold::UNIT;
   static constexpr int STAGES_PER_TILE = (UNITS + STAGE_UNITS - 1) / STAGE_UNITS;
@@ -71,31 +72,44 @@ struct Lanes16WgmmaTile {
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
 };
 
-// What a block computes: all rows of some groups of columns, in order, from one item to another.
+// What a block computes: items, each a share of the rows in one group of columns: every so manieth tile.
+// Teams take neighbouring groups of the same rows, one beside the other: what they read lies together.
 template <typename P, typename Tile> struct TeamWalk {
-  int64 row_tiles, at, end;
-  int member, group;
+  static constexpr int GROUPS = Tile::COLUMN_GROUPS;
+  static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of a team, where shares are more than one
+  static constexpr int BEGUN_TILES = 2;                   // that take as long as to begin an item
+  int row_tiles, teams, shares, item;
   int64 tile;
 
   __device__ __forceinline__ explicit TeamWalk(const Arguments& arguments) {
-    row_tiles = (arguments.batch + Tile::BM - 1) / Tile::BM;
-    const int teams = gridDim.x / Tile::TEAM, team = blockIdx.x / Tile::TEAM;
-    const int64 items = row_tiles * Tile::COLUMN_GROUPS;
-    at = items * team / teams, end = items * (team + 1) / teams;
-    member = blockIdx.x % Tile::TEAM;
-    group = static_cast<int>(at / row_tiles), tile = at % row_tiles;
+    row_tiles = static_cast<int>((arguments.batch + Tile::BM - 1) / Tile::BM);
+    teams = gridDim.x / Tile::TEAM;
+    // As many shares as let the team with the most to do have the least.
+    int least = 0;
+    shares = 1;
+#pragma unroll
+    for (int items = 1; items <= MOST_ITEMS; ++items) {
+      const int all = items * teams / GROUPS, some = all < row_tiles ? all : row_tiles;
+      if (some == 0) continue;
+      const int tiles = (row_tiles + some - 1) / some + BEGUN_TILES;
+      const int longest = (some * GROUPS + teams - 1) / teams * tiles;
+      if (least == 0 || longest < least) least = longest, shares = some;
+    }
+    item = blockIdx.x / Tile::TEAM;
+    tile = item / GROUPS;
   }
-  __device__ __forceinline__ bool inside() const { return at < end; }
+  __device__ __forceinline__ bool inside() const { return item < shares * GROUPS; }
   __device__ __forceinline__ void next() {
-    ++at;
-    if (++tile == row_tiles) tile = 0, ++group;
+    tile += shares;
+    if (tile >= row_tiles) item += teams, tile = item / GROUPS;
   }
-  __device__ __forceinline__ int i() const { return group / (P::D / (Tile::JC * Tile::TEAM_J)); }
+  __device__ __forceinline__ int group() const { return item % GROUPS; }
+  __device__ __forceinline__ int i() const { return group() / (P::D / (Tile::JC * Tile::TEAM_J)); }
   __device__ __forceinline__ int j0() const {
-    const int first = group % (P::D / (Tile::JC * Tile::TEAM_J)) * Tile::TEAM_J;
-    return (first + member / Tile::OUTPUT_TILES) * Tile::JC;
+    const int first = group() % (P::D / (Tile::JC * Tile::TEAM_J)) * Tile::TEAM_J;
+    return (first + blockIdx.x % Tile::TEAM / Tile::OUTPUT_TILES) * Tile::JC;
   }
-  __device__ __forceinline__ int n0() const { return member % Tile::OUTPUT_TILES * Tile::NB; }
+  __device__ __forceinline__ int n0() const { return blockIdx.x % Tile::OUTPUT_TILES * Tile::NB; }
 };
 
 // How threads walk over the rows of a tile: as RowWalk says, in a number of steps that is known.
@@ -150,55 +164,76 @@ __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned c
   }
 }
 
+// One of the pieces that the threads that multiply divide a block's weights into.
+template <typename Tile> struct WeightTask {
+  int quarter, group_j, n, unit;
+  __device__ __forceinline__ explicit WeightTask(int task) {
+    quarter = task % 4, group_j = task / 4 % Tile::GROUPS_J;
+    n = task / (4 * Tile::GROUPS_J) % Tile::NB, unit = task / (4 * Tile::GROUPS_J * Tile::NB);
+  }
+};
+
 // Regroups the weights of a block's outputs as the tensor cores read them. `w` is the weight at
-// (i, n0, 0, j0); output n of each tile of eight is `output_of_column(n)`.
+// (i, n0, 0, j0); output n of each tile of eight is `output_of_column(n)`. A thread takes what one of
+// the four that share a row of x does, so that neighbours read neighbouring chunks and write
+// neighbouring words, and asks for as much as its registers hold before it uses any.
 template <typename P, typename Tile>
 __device__ __forceinline__ void write_weights(unsigned char* weights, const uint16* w, int thread) {
   using Fold = typename Tile::Fold;
-  for (int task = thread; task < Tile::GROUPS_J * Tile::NB * Tile::UNITS; task += Tile::MULTIPLIERS) {
-    const int group_j = task % Tile::GROUPS_J, n = task / Tile::GROUPS_J % Tile::NB;
-    const int unit = task / (Tile::GROUPS_J * Tile::NB);
-    const uint16* const from = w + int64(n - n % 8 + output_of_column<Fold>(n % 8)) * P::C * P::D;
-    uint32 words[4][Fold::CHUNKS * 4];  // of the four threads that share a row of x
+  constexpr int TASKS = 4 * Tile::GROUPS_J * Tile::NB * Tile::UNITS;
+  constexpr int NEEDED = (TASKS + Tile::MULTIPLIERS - 1) / Tile::MULTIPLIERS;
+  // The sums' registers are taken: to the compiler they hold those of the tile before.
+  constexpr int FREE = (Tile::MULTIPLIER_REGISTERS - Tile::N / 2 * Fold::J - 40) / (Fold::CHUNKS * 4);
+  constexpr int FIT = FREE < 1 ? 1 : FREE < 8 ? FREE : 8;
+  constexpr int AT_ONCE = FIT < NEEDED ? FIT : NEEDED;
+  for (int first = thread; first < TASKS; first += AT_ONCE * Tile::MULTIPLIERS) {
+    uint32 words[AT_ONCE][Fold::CHUNKS * 4];
 #pragma unroll
-    for (int q = 0; q < 4; ++q)
+    for (int t = 0; t < AT_ONCE; ++t) {
+      const WeightTask<Tile> task(first + t * Tile::MULTIPLIERS);
+      const uint16* const from = w + int64(task.n - task.n % 8 + output_of_column<Fold>(task.n % 8)) * P::C * P::D;
 #pragma unroll
       for (int run = 0; run < Fold::RUNS; ++run)
 #pragma unroll
         for (int c = 0; c < Fold::RUN; ++c) {
-          const int l = ((unit * Fold::RUNS + run) * 4 + q) * Fold::RUN_L;
-          const int offset = l * P::D + (Fold::WIDE ? group_j * 8 : c * 8);
+          const int l = ((task.unit * Fold::RUNS + run) * 4 + task.quarter) * Fold::RUN_L;
+          const int offset = l * P::D + (Fold::WIDE ? task.group_j * 8 : c * 8);
           uint4 loaded = make_uint4(0, 0, 0, 0);
-          if (P::C % Fold::UNIT == 0 || offset < P::C * P::D) {
+          if (task.unit < Tile::UNITS && (P::C % Fold::UNIT == 0 || offset < P::C * P::D)) {
             loaded = *reinterpret_cast<const uint4*>(from + offset);
           }
-          put_chunk(words[q] + (run * Fold::RUN + c) * 4, loaded);
+          put_chunk(words[t] + (run * Fold::RUN + c) * 4, loaded);
         }
+    }
 #pragma unroll
-    for (int s = 0; s < Fold::STEPS; ++s)
+    for (int t = 0; t < AT_ONCE; ++t) {
+      const WeightTask<Tile> task(first + t * Tile::MULTIPLIERS);
+      if (task.unit >= Tile::UNITS) break;
+      unsigned char* const to = weights + task.unit * Tile::UNIT_BYTES +
+                                task.group_j * Fold::J * Tile::MATRIX_BYTES + task.n * 16 + task.quarter * 4;
 #pragma unroll
-      for (int j = 0; j < Fold::J; ++j)
+      for (int s = 0; s < Fold::STEPS; ++s)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = (s * Tile::JC + group_j * Fold::J + j) * Tile::MATRIX_BYTES + half * Tile::HALF_BYTES;
-          const int pair = 2 * s + half;
-          *reinterpret_cast<uint4*>(weights + unit * Tile::UNIT_BYTES + at + n * 16) =
-              make_uint4(pair_of<Fold>(words[0], j, pair), pair_of<Fold>(words[1], j, pair),
-                         pair_of<Fold>(words[2], j, pair), pair_of<Fold>(words[3], j, pair));
-        }
+        for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int at = (s * Tile::JC + j) * Tile::MATRIX_BYTES + half * Tile::HALF_BYTES;
+            *reinterpret_cast<uint32*>(to + at) = pair_of<Fold>(words[t], j, 2 * s + half);
+          }
+    }
   }
 }
 
-// Tells the compiler that registers are in use until here: products read them behind its back, and
-// where regrouping changes nothing they are the very registers that are loaded next.
-template <int J, int STEPS> __device__ __forceinline__ void keep(const uint32 (&a)[J][STEPS][4]) {
+// Tells the compiler that registers have their values here, and are in use until here: products read
+// them behind its back, and where regrouping changes nothing they are those that are loaded next.
+template <int J, int STEPS> __device__ __forceinline__ void keep(uint32 (&a)[J][STEPS][4]) {
 #pragma unroll
   for (int j = 0; j < J; ++j)
 #pragma unroll
     for (int s = 0; s < STEPS; ++s)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        asm volatile("" ::"r"(a[j][s][e]) : "memory");
+        asm volatile("" : "+r"(a[j][s][e])::"memory");
       }
 }
 
@@ -304,13 +339,16 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
   const GroupPlace<Tile> place(thread);
   const int row = place.group_m * 64 + place.warp * 16 + place.row_in_eight;
   const int swap = row % 2 * Tile::SWAP;
-  const uint32 matrices = shared_address(weights) + place.group_j * Fold::J * Tile::MATRIX_BYTES +
-                          place.group_n * Tile::N * 16;
+  // The description of the warpgroup's first matrix, the same for all its threads. Others by addition:
+  // its address, in 16 bytes, has room for all of the shared memory.
+  const uint32 first_matrix = shared_address(weights) + place.group_j * Fold::J * Tile::MATRIX_BYTES +
+                              place.group_n * Tile::N * 16;
+  const uint64 first_matrices = describe_plain(__shfl_sync(~0u, first_matrix, 0), Tile::HALF_BYTES, 128);
   int slot = 0, parity = 0, group = -1;
   for (TeamWalk<P, Tile> walk(arguments); walk.inside(); walk.next()) {
     const int64 weight_group = int64(walk.i()) * P::B * P::D;
-    if (walk.group != group) {
-      group = walk.group;
+    if (walk.group() != group) {
+      group = walk.group();
       wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);  // the weights before are no longer in use
       write_weights<P, Tile>(weights,
                              static_cast<const uint16*>(arguments.weight) +
@@ -354,14 +392,14 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
         for (int s = 0; s < Fold::STEPS; ++s)
 #pragma unroll
           for (int e = 0; e < 4; ++e) a[j][s][e] = pair_of<Fold>(words[e % 2], j, 2 * s + e / 2);
-      const uint32 unit_matrices = matrices + unit * Tile::UNIT_BYTES;
+      keep(a);  // before the first product: products between which registers change wait for each other
+      const uint64 unit_matrices = first_matrices + unit * (Tile::UNIT_BYTES / 16);
       begin_products();
 #pragma unroll
       for (int s = 0; s < Fold::STEPS; ++s)
 #pragma unroll
         for (int j = 0; j < Fold::J; ++j) {
-          const uint64 b =
-              describe_plain(unit_matrices + (s * Tile::JC + j) * Tile::MATRIX_BYTES, Tile::HALF_BYTES, 128);
+          const uint64 b = unit_matrices + (s * Tile::JC + j) * (Tile::MATRIX_BYTES / 16);
           multiply_warpgroup_16<T, Tile::N>(sums[j], a[j][s], b, unit + s);
         }
       commit_products();

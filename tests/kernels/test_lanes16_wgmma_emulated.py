@@ -95,7 +95,7 @@ def test_results(kernels, at):
 
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_teams_share_rows_and_groups_of_columns(kernels, at):
-    """One team does everything, and three divide it where no group of columns ends."""
+    """One team does everything, and three share the rows of groups that three do not divide."""
     problem, config = CASES[at]
     x, weight = operands(problem, 4 * config.rows + 3, seed=at)
     results = []

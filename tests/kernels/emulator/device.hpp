@@ -89,3 +89,21 @@ inline std::size_t __cvta_generic_to_shared(const void* address) {
 }
 
 #include "instructions.hpp"
+
+// What lane `from` of the warp says.
+struct Said {
+  unsigned value, heard;
+  int from;
+};
+INSTRUCTION void hear(void* const (&lanes)[32]) {
+  for (int lane = 0; lane < 32; ++lane) {
+    Said& hears = *static_cast<Said*>(lanes[lane]);
+    hears.heard = static_cast<const Said*>(lanes[hears.from & 31])->value;
+  }
+}
+INSTRUCTION unsigned __shfl_sync(unsigned mask, unsigned value, int from) {
+  if (mask != 0xffffffffu) emulate::fail("__shfl_sync of a part of a warp is not emulated");
+  Said own = {value, 0, from};
+  emulate::warp_collective("__shfl_sync", &own, hear);
+  return own.heard;
+}
