@@ -11,8 +11,7 @@
 //
 // Blocks that read the same bytes of x, for different outputs or neighbouring j, form a team: they
 // walk over the same rows at the same time, so that all but the first find x in the L2 cache. A
-// team takes a share of the rows of one group of columns after another, and loads weights anew for
-// each.
+// team takes its share of all rows of all groups of columns, and loads weights anew for each group.
 #pragma once
 
 #include "lanes16.cuh"
@@ -72,19 +71,41 @@ struct Lanes16WgmmaTile {
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLICES < ALL_MULTIPLIERS, "");
 };
 
-// What a block computes: items, each a share of the rows in one group of columns: every so manieth tile.
-// Teams take neighbouring groups of the same rows, one beside the other: what they read lies together.
-template <typename P, typename Tile> struct TeamWalk {
+// The groups of columns and tiles of rows that a team takes, one after another.
+template <typename Tile, bool WHOLE_J> struct TeamSteps;
+
+// Groups that have all j of an i share no bytes of x or y: a team takes an even share of all tiles of all
+// groups, group by group.
+template <typename Tile> struct TeamSteps<Tile, true> {
+  int64 row_tiles, tile, at, end;
+  int group;
+
+  __device__ __forceinline__ TeamSteps(const Arguments& arguments, int team, int teams) {
+    row_tiles = (arguments.batch + Tile::BM - 1) / Tile::BM;
+    const int64 all = row_tiles * Tile::COLUMN_GROUPS;
+    at = all * team / teams, end = all * (team + 1) / teams;
+    group = static_cast<int>(at / row_tiles), tile = at % row_tiles;
+  }
+  __device__ __forceinline__ bool inside() const { return at < end; }
+  __device__ __forceinline__ void next() {
+    ++at;
+    if (++tile == row_tiles) tile = 0, ++group;
+  }
+};
+
+// Else neighbouring groups share lines of memory, so teams take them at the same time: items, each every
+// so manieth tile of rows of one group, go to one team after another, first all groups of the same tiles.
+template <typename Tile> struct TeamSteps<Tile, false> {
   static constexpr int GROUPS = Tile::COLUMN_GROUPS;
-  static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of a team, where shares are more than one
+  static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of a team, where teams are enough
   static constexpr int BEGUN_TILES = 2;                   // that take as long as to begin an item
-  int row_tiles, teams, shares, item;
+  int row_tiles, teams, shares, item, group;
   int64 tile;
 
-  __device__ __forceinline__ explicit TeamWalk(const Arguments& arguments) {
+  __device__ __forceinline__ TeamSteps(const Arguments& arguments, int team, int all_teams) {
     row_tiles = static_cast<int>((arguments.batch + Tile::BM - 1) / Tile::BM);
-    teams = gridDim.x / Tile::TEAM;
-    // As many shares as let the team with the most to do have the least.
+    teams = all_teams;
+    // As many shares of the rows as let the team with the most to do have the least.
     int least = 0;
     shares = 1;
 #pragma unroll
@@ -95,18 +116,24 @@ template <typename P, typename Tile> struct TeamWalk {
       const int longest = (some * GROUPS + teams - 1) / teams * tiles;
       if (least == 0 || longest < least) least = longest, shares = some;
     }
-    item = blockIdx.x / Tile::TEAM;
-    tile = item / GROUPS;
+    item = team, group = item % GROUPS, tile = item / GROUPS;
   }
   __device__ __forceinline__ bool inside() const { return item < shares * GROUPS; }
   __device__ __forceinline__ void next() {
     tile += shares;
-    if (tile >= row_tiles) item += teams, tile = item / GROUPS;
+    if (tile >= row_tiles) item += teams, group = item % GROUPS, tile = item / GROUPS;
   }
-  __device__ __forceinline__ int group() const { return item % GROUPS; }
-  __device__ __forceinline__ int i() const { return group() / (P::D / (Tile::JC * Tile::TEAM_J)); }
+};
+
+// What a block of a team computes.
+template <typename P, typename Tile> struct TeamWalk : TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D> {
+  using Steps = TeamSteps<Tile, Tile::JC * Tile::TEAM_J == P::D>;
+  static constexpr int GROUPS_OF_I = P::D / (Tile::JC * Tile::TEAM_J);
+  __device__ __forceinline__ explicit TeamWalk(const Arguments& arguments)
+      : Steps(arguments, blockIdx.x / Tile::TEAM, gridDim.x / Tile::TEAM) {}
+  __device__ __forceinline__ int i() const { return this->group / GROUPS_OF_I; }
   __device__ __forceinline__ int j0() const {
-    const int first = group() % (P::D / (Tile::JC * Tile::TEAM_J)) * Tile::TEAM_J;
+    const int first = this->group % GROUPS_OF_I * Tile::TEAM_J;
     return (first + blockIdx.x % Tile::TEAM / Tile::OUTPUT_TILES) * Tile::JC;
   }
   __device__ __forceinline__ int n0() const { return blockIdx.x % Tile::OUTPUT_TILES * Tile::NB; }
@@ -347,8 +374,8 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
   int slot = 0, parity = 0, group = -1;
   for (TeamWalk<P, Tile> walk(arguments); walk.inside(); walk.next()) {
     const int64 weight_group = int64(walk.i()) * P::B * P::D;
-    if (walk.group() != group) {
-      group = walk.group();
+    if (walk.group != group) {
+      group = walk.group;
       wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);  // the weights before are no longer in use
       write_weights<P, Tile>(weights,
                              static_cast<const uint16*>(arguments.weight) +

@@ -18,6 +18,7 @@ _OUTPUT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # for which wgmma16.cuh has an i
 _BARRIER_BYTES = 128
 _MOST_NEIGHBOURS = 8  # of j, in a team
 _MOST_STAGES = 8
+_FEW_IDLE = 0.96  # of the teams are at work
 _LOADER_REGISTERS = 24
 _REGISTERS = 65536  # of a multiprocessor
 _RESERVED_SHARED = 1024  # bytes of shared memory that each block costs beyond its own
@@ -159,8 +160,18 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
                 config = replace(config, stages=_stages(p, config))
                 if config.stages < 2 or config.registers(p) > config.register_limit:
                     continue
-                team = config.team(p)
-                yield replace(config, max_blocks=max(1, multiprocessors * blocks // team) * team)
+                yield replace(config, max_blocks=_max_blocks(p, config, multiprocessors))
+
+
+def _max_blocks(p: Pattern, config: Config, multiprocessors: int) -> int:
+    """Whole teams, and where that leaves few idle, as many for each group of columns.
+
+    No team then passes from one group to the next (docs/performance/16-bit.md).
+    """
+    teams = max(1, multiprocessors * config.blocks // config.team(p))
+    groups = config.columns(p) // config.team(p)
+    even = teams // groups * groups
+    return (even if even >= _FEW_IDLE * teams else teams) * config.team(p)
 
 
 def _groups_j(d: int) -> tuple[int, ...]:

@@ -1,7 +1,9 @@
 """Runs every kernel family once on ten patterns, for compute-sanitizer.
 
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
-    compute-sanitizer --tool racecheck python tests/gpu/sanitize.py
+    compute-sanitizer --tool racecheck python tests/gpu/sanitize.py lanes16 lanes16_wgmma
+
+Names of families: only those, and the general kernel.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -9,6 +11,7 @@ left out because cuda-bindings asks the driver for functions that it may not hav
 """
 
 import itertools
+import sys
 
 import torch
 
@@ -49,6 +52,11 @@ def smallest(count: int) -> list[Pattern]:
 
 
 def main() -> None:
+    families = {module.__name__.rpartition(".")[2]: module for module in FAMILIES}
+    unknown = set(sys.argv[1:]) - set(families)
+    if unknown:
+        sys.exit(f"{', '.join(sorted(unknown))}: not one of {', '.join(families)}")
+    asked = [module for name, module in families.items() if name in (sys.argv[1:] or families)]
     ran = 0
     hopper = torch.cuda.get_device_capability(0) == (9, 0)
     dtypes = ("float32", "float16", "bfloat16")
@@ -58,7 +66,7 @@ def main() -> None:
         x = x.T.contiguous() if last else x
         weight = torch.randn(pattern.weight_shape, device="cuda").to(x.dtype)
         launchers = [general.launcher(problem, 0)]
-        for module in FAMILIES:
+        for module in asked:
             if module.supports(problem) is None and (hopper or module not in HOPPER_ALONE):
                 tiles = list(module.configs(problem, 132))
                 chosen = {tiles[len(tiles) // 3], tiles[-1]}

@@ -102,6 +102,24 @@ def test_every_tile_fits_and_covers_every_output_once(given):
             assert geometry.max_blocks <= MULTIPROCESSORS * tile.blocks
 
 
+@pytest.mark.parametrize(
+    ("text", "outputs", "teams"),
+    [
+        ("(16,128,128,4)", 128, 128),  # eight teams for each i, and four multiprocessors idle
+        ("(16,128,128,4)", 64, 64),
+        ("(64,64,64,8)", 64, 128),
+        ("(24,48,192,4)", 48, 132),  # 120 would leave too many idle
+        ("(96,48,48,16)", 48, 132),  # more groups than half of the teams
+        ("(1,64,64,4)", 64, 132),
+    ],
+)
+def test_teams_are_as_many_for_each_group_where_few_are_idle(text, outputs, teams):
+    p = Pattern.parse(text)
+    tiles = lanes16_wgmma.configs(Problem(p, "float16", False), MULTIPROCESSORS)
+    alike = [t for t in tiles if t.outputs == outputs and t.blocks == 1]
+    assert {t.max_blocks // t.team(p) for t in alike} == {teams}
+
+
 @pytest.mark.usefixtures("compiler")
 def test_the_template_agrees_on_every_number():
     """Python's formulas are the template's: a sample of tiles of every fold, by static_assert."""
