@@ -210,8 +210,17 @@ def test_the_flush_outgrows_the_cache() -> None:
 @pytest.mark.gpu
 def test_a_gpu_is_timed_by_its_own_clock() -> None:
     x = torch.randn(4096, 4096, device="cuda")
-    found = measure({"one": lambda: x @ x, "two": lambda: x @ x @ x}, "cuda", max_seconds=0.5)
-    assert found["two"].median_us / found["one"].median_us == pytest.approx(2, rel=0.25)
+    found = measure({"one": lambda: x @ x}, "cuda", max_seconds=0.5)["one"]
+    torch.cuda.synchronize()
+    launches_us = []
+    for _ in range(5):
+        began = time.perf_counter()
+        x @ x
+        launches_us.append((time.perf_counter() - began) * 1e6)
+    # The host would see no more than its launches, about 20 us; the device takes milliseconds, and
+    # longer where other processes use it too.
+    assert found.median_us > 10 * min(launches_us)
+    assert found.median_us > 2 * 4096**3 / 500e6  # more than any device's rate allows
 
 
 def test_auto_is_the_first_device() -> None:
