@@ -210,17 +210,11 @@ def test_the_flush_outgrows_the_cache() -> None:
 @pytest.mark.gpu
 def test_a_gpu_is_timed_by_its_own_clock() -> None:
     x = torch.randn(4096, 4096, device="cuda")
-    found = measure({"one": lambda: x @ x}, "cuda", max_seconds=0.5)["one"]
-    torch.cuda.synchronize()
-    launches_us = []
-    for _ in range(5):
-        began = time.perf_counter()
-        x @ x
-        launches_us.append((time.perf_counter() - began) * 1e6)
-    # The host would see no more than its launches, about 20 us; the device takes milliseconds, and
-    # longer where other processes use it too.
-    assert found.median_us > 10 * min(launches_us)
-    assert found.median_us > 2 * 4096**3 / 500e6  # more than any device's rate allows
+    found = measure({"one": lambda: x @ x, "two": lambda: x @ x @ x}, "cuda", max_seconds=0.5)
+    # The host would see its launches, some 20 us; no device reaches 500 TFLOP/s in FP32. Other
+    # processes may use the device too, and then both take longer.
+    assert found["one"].median_us > 2 * 4096**3 / 500e6
+    assert found["two"].median_us > 1.5 * found["one"].median_us
 
 
 def test_auto_is_the_first_device() -> None:
