@@ -11,6 +11,7 @@ from checks import assert_close_to_float64, operands
 from cuda_emulator import EmulationError, Instance
 
 from ksopt.kernels import lanes16_wgmma
+from ksopt.kernels.lanes16 import fold
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
@@ -105,6 +106,19 @@ def test_teams_share_rows_and_groups_of_columns(kernels, at):
         results.append(launched(x, weight, seed=teams))
         assert_close_to_float64(results[-1], x, weight, problem)
     assert torch.equal(results[0], results[1])
+
+
+@pytest.mark.parametrize(("at", "teams"), [(15, 2), (17, 3)])
+def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
+    """Thirteen tiles of rows, in two or three shares, for three groups of columns or two."""
+    problem, config = CASES[at]
+    width = config.groups_j * fold(problem.pattern.d).j * config.team_j
+    assert width < problem.pattern.d
+    x, weight = operands(problem, 13 * config.rows - 5, seed=at)
+    few = replace(config, max_blocks=teams * config.team(problem.pattern))
+    y = kernels[at].launched_as(lanes16_wgmma.geometry(problem, few))(x, weight)
+    assert_close_to_float64(y, x, weight, problem)
+    assert torch.equal(y, kernels[at](x, weight))
 
 
 @pytest.mark.parametrize(
