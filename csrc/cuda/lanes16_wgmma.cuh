@@ -93,8 +93,8 @@ template <typename Tile> struct TeamSteps<Tile, true> {
   }
 };
 
-// Else neighbouring groups share lines of memory, so teams take them at the same time: items, each every
-// so manieth tile of rows of one group, go to one team after another, first all groups of the same tiles.
+// Else neighbouring groups share lines of memory, so teams take them at the same time: the tiles of rows
+// are dealt out to shares in turns, and items, a share in one group each, to teams: first a share's groups.
 template <typename Tile> struct TeamSteps<Tile, false> {
   static constexpr int GROUPS = Tile::COLUMN_GROUPS;
   static constexpr int MOST_ITEMS = GROUPS == 1 ? 1 : 8;  // of a team, where teams are enough
