@@ -67,6 +67,7 @@ struct Lanes32Tile {
       (RESIDENT ? WEIGHT_BYTES : 0) + STAGES * STAGE_BYTES + WARPS_M * WARPS_N * SLICE_BYTES;
   static constexpr int OUTPUT_TILES = P::B / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
+  static constexpr int TOGETHER = RESIDENT ? COLUMNS : COLUMNS / P::A;  // whose tiles take turns
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
   static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");
@@ -83,6 +84,25 @@ template <typename P, typename Tile> __device__ __forceinline__ Column column_at
   return {index / OF_J / Tile::OUTPUT_TILES, index % OF_J * Tile::JC,
           index / OF_J % Tile::OUTPUT_TILES * Tile::NB};
 }
+
+// What a tile is of, and its first row. Tiles that follow each other are done at the same time: they have the
+// same rows of x, and where weights are streamed, those of one i, so that what several blocks read comes from
+// memory once.
+template <typename P, typename Tile> struct TilePlace {
+  int index;
+  int64 row0;
+  Column column;
+
+  __device__ __forceinline__ TilePlace(int64 tile, int64 batch) {
+    const int64 turn = tile / Tile::TOGETHER;
+    index = static_cast<int>(tile % Tile::TOGETHER), row0 = turn * Tile::BM;
+    if constexpr (Tile::TOGETHER != Tile::COLUMNS) {
+      const int64 row_tiles = (batch + Tile::BM - 1) / Tile::BM;
+      index += static_cast<int>(turn / row_tiles) * Tile::TOGETHER, row0 = turn % row_tiles * Tile::BM;
+    }
+    column = column_at<P, Tile>(index);
+  }
+};
 
 // The column of the tensor cores' operand that output k of a tile's 8 belongs to.
 template <typename Fold> __device__ __forceinline__ int column_of_output(int k) {
@@ -283,8 +303,9 @@ __device__ __forceinline__ void write_tile(const Arguments& arguments, int64 til
   constexpr int SLICES_N = Tile::NT / Tile::SLICE_N, CHUNKS = Tile::MT * SLICES_N * ROUNDS;
   static_assert(CHUNKS <= 64, "a thread writes too many chunks for one mask");
   const int lane = threadIdx.x % 32, sharer = warp_j * 32 + lane;
-  const Column column = column_at<P, Tile>(tile % Tile::COLUMNS);
-  const int64 row0 = tile / Tile::COLUMNS * Tile::BM;
+  const TilePlace<P, Tile> place(tile, arguments.batch);
+  const Column& column = place.column;
+  const int64 row0 = place.row0;
   const auto wait_for_slice = [&] {
     if (Tile::WARPS_J == 1) {
       __syncwarp();
@@ -364,8 +385,8 @@ template <typename P, typename Tile> struct Loader {
   }
 
   __device__ __forceinline__ void locate() {
-    row0 = tile / Tile::COLUMNS * Tile::BM;
-    column = column_at<P, Tile>(tile % Tile::COLUMNS);
+    const TilePlace<P, Tile> place(tile, arguments.batch);
+    row0 = place.row0, column = place.column;
   }
 
   // Starts the copies of the next stage, if there is one.

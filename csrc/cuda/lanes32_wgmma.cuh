@@ -157,12 +157,11 @@ __device__ __forceinline__ void load_stages(const Arguments& arguments, unsigned
   }
   int loaded = 0, team = 0;  // stages; whose tile
   for (int64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const Column column = column_at<P, Tile>(tile % Tile::COLUMNS);
-    const int64 row0 = tile / Tile::COLUMNS * Tile::BM;
-    const float* const x = static_cast<const float*>(arguments.x) + column.i * (P::C * P::D) + column.j0 +
-                           row0 * arguments.x_batch_stride;
-    const int rows = rows_inside<Tile::BM>(arguments.batch - row0);
-    const unsigned char* const weights = packed_column<P, Tile>(arguments, tile % Tile::COLUMNS);
+    const TilePlace<P, Tile> place(tile, arguments.batch);
+    const float* const x = static_cast<const float*>(arguments.x) + place.column.i * (P::C * P::D) +
+                           place.column.j0 + place.row0 * arguments.x_batch_stride;
+    const int rows = rows_inside<Tile::BM>(arguments.batch - place.row0);
+    const unsigned char* const weights = packed_column<P, Tile>(arguments, place.index);
     for (int part = 0; part < Tile::STAGES_PER_TILE; ++part, ++loaded) {
       if (loaded >= Tile::STAGES) wait_for_empty(loaded);
       PhaseBarrier& barrier = full[team * Tile::STAGES + loaded % Tile::STAGES];
@@ -206,8 +205,9 @@ __device__ __forceinline__ void write_tile_directly(const Arguments& arguments, 
                                                     Weights weights_of_column) {
   using Fold = typename Tile::Fold;
   const int lane = threadIdx.x % 32;
-  const Column column = column_at<P, Tile>(tile % Tile::COLUMNS);
-  const int64 row0 = tile / Tile::COLUMNS * Tile::BM + warp_m * 16 + lane / 4;
+  const TilePlace<P, Tile> place(tile, arguments.batch);
+  const Column& column = place.column;
+  const int64 row0 = place.row0 + warp_m * 16 + lane / 4;
   // Of row half * 8 of this lane's, and output tile n: its columns 2 q and 2 q + 1.
   const auto first_of = [&](int n, int c) {
     return (column.n0 + n * 8 + output_of_column<Fold>(lane % 4 * 2 + c)) * P::D + column.j0;
@@ -286,7 +286,8 @@ __device__ __forceinline__ void multiply_and_store(const Arguments& arguments, u
     }
     used += (Tile::TEAMS - 1) * Tile::STAGES_PER_TILE;
     const auto weights_of_column = [&](const Column& column) {
-      const unsigned char* const packed = packed_column<P, Tile>(arguments, tile % Tile::COLUMNS);
+      const int index = TilePlace<P, Tile>(tile, arguments.batch).index;
+      const unsigned char* const packed = packed_column<P, Tile>(arguments, index);
       return PackedWeights<P, Tile>{reinterpret_cast<const uint32*>(packed), column};
     };
     if constexpr (Tile::DIRECT) {
