@@ -62,6 +62,7 @@ struct Lanes16WgmmaTile {
   static constexpr int TEAM_J = TEAM_J_, TEAM = OUTPUT_TILES * TEAM_J;
   static constexpr int COLUMN_GROUPS = P::A * (P::D / (JC * TEAM_J));
   static constexpr int ALL_MULTIPLIERS = 15;  // a barrier's number; those of slices begin with 1
+  static constexpr bool STREAMED = false;     // weights stay, for all rows of a group of columns
   static_assert(Fold::WIDE || GROUPS_J == 1, "all j of a small d belong to one warpgroup");
   static_assert(P::D % (JC * TEAM_J) == 0 && P::B % NB == 0 && KL % Fold::UNIT == 0 && P::C * P::D % 8 == 0, "");
   static_assert(SPREAD <= 3 && (SWAP != 0 || (STAGE_CHUNKS % 8 == 4 && SPREAD != 2)), "rows meet in banks");
@@ -78,17 +79,18 @@ template <int ROWS, int CHUNKS, int THREADS> struct Steps : RowWalk<ROWS, CHUNKS
   }
 };
 
-// The job of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring.
-template <typename P, typename Tile>
+// The job of the first warpgroup. `full` and `empty` have a barrier for each stage of the ring. What else
+// a stage holds is asked for by `also(walk, part, slot)`.
+template <typename P, typename Tile, typename Walk, typename Also>
 __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned char* ring, PhaseBarrier* full,
-                                          PhaseBarrier* empty) {
+                                          PhaseBarrier* empty, Also also) {
   using Fold = typename Tile::Fold;
-  using Walk = Steps<Tile::BM, Tile::STAGE_CHUNKS, Tile::LOADERS>;
-  static_assert(Tile::SWAP == 0 || Walk::PASS_ROWS % 2 == 0, "a thread keeps to even or odd rows");
-  const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
-  const int64 pass_stride = Walk::PASS_ROWS * arguments.x_batch_stride;
+  using Rows = Steps<Tile::BM, Tile::STAGE_CHUNKS, Tile::LOADERS>;
+  static_assert(Tile::SWAP == 0 || Rows::PASS_ROWS % 2 == 0, "a thread keeps to even or odd rows");
+  const int m0 = threadIdx.x / Rows::WIDTH, first_chunk = threadIdx.x % Rows::WIDTH;
+  const int64 pass_stride = Rows::PASS_ROWS * arguments.x_batch_stride;
   int slot = 0, parity = 1;
-  for (TeamWalk<P, Tile> walk(arguments); walk.inside(); walk.next()) {
+  for (Walk walk(arguments); walk.inside(); walk.next()) {
     const int64 row0 = walk.tile * Tile::BM;
     const int rows = rows_inside<Tile::BM>(arguments.batch - row0) - m0;
     const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_batch_stride +
@@ -96,9 +98,10 @@ __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned c
     for (int part = 0; part < Tile::STAGES_PER_TILE; ++part) {
       unsigned char* const stage = ring + slot * Tile::STAGE_BYTES + m0 * Tile::ROW_BYTES;
       empty[slot].wait(parity);
+      also(walk, part, slot);
 #pragma unroll
-      for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
-        const int chunk = first_chunk + pass * Walk::WIDTH;
+      for (int pass = 0; pass < Rows::CHUNK_PASSES; ++pass) {
+        const int chunk = first_chunk + pass * Rows::WIDTH;
         const int offset = part * Tile::KL * P::D + (Fold::WIDE ? chunk / Tile::CHUNKS_OF_L * P::D +
                                                                       chunk % Tile::CHUNKS_OF_L * 8
                                                                 : chunk * 8);
@@ -106,10 +109,10 @@ __device__ __forceinline__ void load_rows(const Arguments& arguments, unsigned c
         const uint16* from = x + offset;
         unsigned char* const to = stage + (chunk ^ m0 % 2 * Tile::SWAP) * 16;
 #pragma unroll
-        for (int step = 0; step < Walk::COUNT; ++step) {
-          if (Walk::inside(m0, step)) {
-            copy_async_16(to + step * Walk::PASS_ROWS * Tile::ROW_BYTES, from,
-                          inside && step * Walk::PASS_ROWS < rows);
+        for (int step = 0; step < Rows::COUNT; ++step) {
+          if (Rows::inside(m0, step)) {
+            copy_async_16(to + step * Rows::PASS_ROWS * Tile::ROW_BYTES, from,
+                          inside && step * Rows::PASS_ROWS < rows);
           }
           from += pass_stride;
         }
@@ -286,7 +289,7 @@ __device__ __forceinline__ void store_group(const Arguments& arguments, uint16* 
   }
 }
 
-template <typename T, typename P, typename Tile>
+template <typename T, typename P, typename Tile, typename Walk>
 __device__ __forceinline__ void multiply_and_store_rows(const Arguments& arguments, unsigned char* weights,
                                                         unsigned char* ring, unsigned char* slices,
                                                         PhaseBarrier* full, PhaseBarrier* empty) {
@@ -301,9 +304,10 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
                               place.group_n * Tile::N * 16;
   const uint64 first_matrices = describe_plain(__shfl_sync(~0u, first_matrix, 0), Tile::HALF_BYTES, 128);
   int slot = 0, parity = 0, group = -1;
-  for (TeamWalk<P, Tile> walk(arguments); walk.inside(); walk.next()) {
+  [[maybe_unused]] int multiplied_slot = 0;
+  for (Walk walk(arguments); walk.inside(); walk.next()) {
     const int64 weight_group = int64(walk.i()) * P::B * P::D;
-    if (walk.group != group) {
+    if (!Tile::STREAMED && walk.group != group) {
       group = walk.group;
       wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);  // the weights before are no longer in use
       write_weights<P, Tile>(weights,
@@ -332,7 +336,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
                       *reinterpret_cast<const uint4*>(stage + half * 8 * Tile::ROW_BYTES + (chunk ^ swap) * 16));
           }
       if (last) {
-        empty[slot].arrive();
+        if (!Tile::STREAMED) empty[slot].arrive();
         if (++slot == Tile::STAGES) slot = 0, parity ^= 1;
       }
     };
@@ -349,7 +353,10 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 #pragma unroll
           for (int e = 0; e < 4; ++e) a[j][s][e] = pair_of<Fold>(words[e % 2], j, 2 * s + e / 2);
       keep(a);  // before the first product: products between which registers change wait for each other
-      const uint64 unit_matrices = first_matrices + unit * (Tile::UNIT_BYTES / 16);
+      const int unit_at =
+          Tile::STREAMED ? multiplied_slot * Tile::STAGE_BYTES + unit % Tile::STAGE_UNITS * Tile::UNIT_BYTES
+                         : unit * Tile::UNIT_BYTES;
+      const uint64 unit_matrices = first_matrices + unit_at / 16;
       begin_products();
 #pragma unroll
       for (int s = 0; s < Fold::STEPS; ++s)
@@ -362,6 +369,10 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
       if (Tile::AHEAD && unit + 1 < Tile::UNITS) load_unit((unit + 1) % Tile::STAGE_UNITS, ends_stage(unit + 1));
       wait_for_products<0>();
       keep(a);
+      if (Tile::STREAMED && ends_stage(unit)) {  // the products have read its weights
+        empty[multiplied_slot].arrive();
+        if (++multiplied_slot == Tile::STAGES) multiplied_slot = 0;
+      }
     }
 #pragma unroll
     for (int j = 0; j < Fold::J; ++j) appear(sums[j]);
@@ -374,6 +385,7 @@ __device__ __forceinline__ void multiply_and_store_rows(const Arguments& argumen
 
 template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void lanes16_wgmma_kernel(const Arguments& arguments) {
+  using Walk = TeamWalk<P, Tile>;
   extern __shared__ __align__(128) unsigned char shared[];
   PhaseBarrier* const full = reinterpret_cast<PhaseBarrier*>(shared);
   PhaseBarrier* const empty = full + Tile::STAGES;
@@ -389,9 +401,9 @@ __device__ __forceinline__ void lanes16_wgmma_kernel(const Arguments& arguments)
   __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {
     give_up_registers<Tile::LOADER_REGISTERS>();
-    load_rows<P, Tile>(arguments, ring, full, empty);
+    load_rows<P, Tile, Walk>(arguments, ring, full, empty, [](const Walk&, int, int) {});
   } else {
     take_registers<Tile::MULTIPLIER_REGISTERS>();
-    multiply_and_store_rows<T, P, Tile>(arguments, weights, ring, slices, full, empty);
+    multiply_and_store_rows<T, P, Tile, Walk>(arguments, weights, ring, slices, full, empty);
   }
 }

@@ -34,7 +34,7 @@ from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
 
 FAMILIES = (
-    *("lanes16", "lanes16_wgmma", "lanes32", "lanes32_wgmma"),
+    *("lanes16", "lanes16_wgmma", "lanes16_stream", "lanes32", "lanes32_wgmma"),
     *("batch_last16", "batch_last16_wgmma", "batch_last32", "batch_last32_wgmma"),
 )
 # One or two of every d and size of block that the paper has.

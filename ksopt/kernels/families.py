@@ -20,6 +20,7 @@ from ksopt.kernels import (
     batch_last32,
     batch_last32_wgmma,
     lanes16,
+    lanes16_stream,
     lanes16_wgmma,
     lanes32,
     lanes32_cost,
@@ -138,6 +139,7 @@ def _precision(problem: Problem) -> dict[str, bool]:
 FAMILIES: tuple[Family, ...] = (
     Family(lanes16, capability=(8, 0)),
     Family(lanes16_wgmma, capability=(9, 0), only=True),
+    Family(lanes16_stream, capability=(9, 0), only=True, packs_from_d=2),
     Family(small_batch, capability=(8, 0), most_rows=small_batch.MAX_BATCH),
     Family(small_batch_fma, capability=(8, 0), most_rows=small_batch_fma.MAX_BATCH),
     Family(lanes32, capability=(8, 0), splits=True, cost=lanes32_cost.predicted_us),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from typing import TypeVar
 
 from ksopt.kernels import general, generated
 from ksopt.kernels.costs import overlapped
@@ -97,9 +98,12 @@ class Config:
         chunks = tiles * width
         pitch = chunks + ((1 if spread == 2 else 4) - chunks) % 8
         slices = 4 * self.groups_m * self.groups_n * 16 * pitch * 16
-        stage = self.rows * self.kl * width * 2
         count = self.stages if stages is None else stages
-        return _BARRIER_BYTES + self.weight_bytes(p) + count * stage + slices
+        return _BARRIER_BYTES + self.weight_bytes(p) + count * self.stage_bytes(p) + slices
+
+    def stage_bytes(self, p: Pattern) -> int:
+        """Of one stage of the ring."""
+        return self.rows * self.kl * self.groups_j * fold(p.d).j * 2
 
     def registers(self, p: Pattern) -> int:
         """Registers of a thread that multiplies, at the least: sums, operands, and addresses.
@@ -122,8 +126,19 @@ class Config:
         return min(240, (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8)
 
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+
 def supports(problem: Problem) -> str | None:
     """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
+    reason = refusal(problem)
+    if reason is None and next(configs(problem, 132), None) is None:
+        return "no tile's weights fit in shared memory"
+    return reason
+
+
+def refusal(problem: Problem) -> str | None:
+    """Why no tile computes ``problem``, whatever fits in shared memory; None if some do."""
     p = problem.pattern
     if problem.dtype not in DTYPES:
         return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
@@ -135,13 +150,22 @@ def supports(problem: Problem) -> str | None:
         return f"b = {p.b} is not a multiple of 8"
     if p.c * p.d % 8 != 0:
         return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
-    if next(configs(problem, 132), None) is None:
-        return "no tile's weights fit in shared memory"
     return None
 
 
 def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
+    for config in tiles(problem, Config):
+        yield replace(config, max_blocks=most_blocks(problem.pattern, config, multiprocessors))
+
+
+def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
+    """All that fit, before it is known for how many multiprocessors.
+
+    Args:
+        problem: what is computed.
+        kind: this family's `Config`, or one derived from it.
+    """
     p = problem.pattern
     f = fold(p.d)
     for groups_j, groups_n, groups_m, nt in itertools.product(
@@ -156,14 +180,13 @@ def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
             if not _staged(f, kl, groups_j, p) or (blocks > 1 and groups > 1):
                 continue
             for team_j in _teams(p, groups_j * f.j):
-                config = Config(groups_j, groups_n, groups_m, nt, kl, 0, blocks, team_j, 0)
+                config = kind(groups_j, groups_n, groups_m, nt, kl, 0, blocks, team_j, 0)
                 config = replace(config, stages=_stages(p, config))
-                if config.stages < 2 or config.registers(p) > config.register_limit:
-                    continue
-                yield replace(config, max_blocks=_max_blocks(p, config, multiprocessors))
+                if config.stages >= 2 and config.registers(p) <= config.register_limit:
+                    yield config
 
 
-def _max_blocks(p: Pattern, config: Config, multiprocessors: int) -> int:
+def most_blocks(p: Pattern, config: Config, multiprocessors: int) -> int:
     """Whole teams, and where that leaves few idle, as many for each group of columns.
 
     No team then passes from one group to the next (docs/performance/16-bit.md).

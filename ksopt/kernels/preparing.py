@@ -67,10 +67,11 @@ class PackedLauncher(PreparingLauncher):
     def takes(self, x: Tensor) -> bool:
         """Whether rows of x begin at multiples of 16 bytes, as they are or made contiguous."""
         *outer, last = x.stride()
-        return last == 1 and x.data_ptr() % 16 == 0 and all(stride % 4 == 0 for stride in outer)
+        chunk = 16 // x.element_size()
+        return last == 1 and x.data_ptr() % 16 == 0 and all(stride % chunk == 0 for stride in outer)
 
     def pack(self, weight: Tensor) -> Tensor:
-        """The weight (a, b, c, d), split and in the order in which this tile reads it."""
+        """The weight (a, b, c, d) as this tile reads it."""
         weight = weight.contiguous()
         if weight.data_ptr() % 16:
             weight = weight.clone()

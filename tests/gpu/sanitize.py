@@ -23,6 +23,7 @@ from ksopt.kernels import (
     batch_last32_wgmma,
     general,
     lanes16,
+    lanes16_stream,
     lanes16_wgmma,
     lanes32,
     lanes32_wgmma,
@@ -34,11 +35,14 @@ from ksopt.pattern import Pattern
 
 ROWS = 37
 FAMILIES = (
-    *(lanes16, lanes16_wgmma, lanes32, lanes32_wgmma),
+    *(lanes16, lanes16_wgmma, lanes16_stream, lanes32, lanes32_wgmma),
     *(batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma),
     *(small_batch, small_batch_fma),
 )
-HOPPER_ALONE = (lanes16_wgmma, lanes32_wgmma, batch_last16_wgmma, batch_last32_wgmma)
+HOPPER_ALONE = (
+    *(lanes16_wgmma, lanes16_stream, lanes32_wgmma),
+    *(batch_last16_wgmma, batch_last32_wgmma),
+)
 
 
 def smallest(count: int) -> list[Pattern]:

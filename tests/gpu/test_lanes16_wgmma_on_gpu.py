@@ -1,13 +1,14 @@
-"""The 16-bit family on warpgroup products, against float64 and against PyTorch."""
+"""The 16-bit families on warpgroup products, against float64 and against PyTorch."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
 
-from ksopt.kernels import cpu, lanes16_wgmma
+from ksopt.kernels import cpu, lanes16_stream, lanes16_wgmma
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 from ksopt.reference import ks_reference
@@ -28,15 +29,23 @@ SHAPES = [
 ]  # fmt: skip
 BATCHES = (1, 7, 63, 64, 1000, 4133)
 CONFIGS_EACH = 4
-JOBS = [(shape, dtype) for shape in SHAPES for dtype in ("float16", "bfloat16")]
+FAMILIES = (lanes16_wgmma, lanes16_stream)
+JOBS = [
+    (family, shape, dtype)
+    for family in FAMILIES
+    for shape in SHAPES
+    for dtype in ("float16", "bfloat16")
+]
 
 
 def problem_of(shape: tuple[int, int, int, int], dtype: str) -> Problem:
     return Problem(Pattern(*shape), dtype, batch_last=False)
 
 
-def chosen(shape: tuple[int, int, int, int], dtype: str) -> list[lanes16_wgmma.Config]:
-    candidates = list(lanes16_wgmma.configs(problem_of(shape, dtype), 132))
+def chosen(
+    family: ModuleType, shape: tuple[int, int, int, int], dtype: str
+) -> list[lanes16_wgmma.Config]:
+    candidates = list(family.configs(problem_of(shape, dtype), 132))
     return random.Random(f"{shape} {dtype}").sample(candidates, min(CONFIGS_EACH, len(candidates)))
 
 
@@ -44,8 +53,8 @@ def chosen(shape: tuple[int, int, int, int], dtype: str) -> list[lanes16_wgmma.C
 def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
     with ThreadPoolExecutor(16) as pool:
-        every = [(problem_of(*job), config) for job in JOBS for config in chosen(*job)]
-        list(pool.map(lambda one: lanes16_wgmma.launcher(*one, 0), every))
+        every = [(job[0], problem_of(*job[1:]), config) for job in JOBS for config in chosen(*job)]
+        list(pool.map(lambda one: one[0].launcher(*one[1:], 0), every))
 
 
 def operands(problem: Problem, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,14 +69,18 @@ def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     return float((result.double() - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize(("shape", "dtype"), JOBS, ids=str)
-def test_as_close_to_float64_as_pytorch(shape, dtype):
+def name(value: object) -> str:
+    return value.__name__.rpartition(".")[2] if isinstance(value, ModuleType) else str(value)
+
+
+@pytest.mark.parametrize(("family", "shape", "dtype"), JOBS, ids=name)
+def test_as_close_to_float64_as_pytorch(family, shape, dtype):
     problem = problem_of(shape, dtype)
     x, weight = operands(problem, max(BATCHES))
     truth = ks_reference(x.double(), weight.double())
     theirs = relative_error(cpu.multiply_by_bmm(x, weight, False), truth)
-    for config in chosen(shape, dtype):
-        launch = lanes16_wgmma.launcher(problem, config, 0)
+    for config in chosen(family, shape, dtype):
+        launch = family.launcher(problem, config, 0)
         for batch in BATCHES:
             torch.full((batch, truth.shape[1]), torch.nan, device="cuda").to(x.dtype)  # freed: y's
             error = relative_error(launch(x[:batch], weight), truth[:batch])
@@ -76,34 +89,39 @@ def test_as_close_to_float64_as_pytorch(shape, dtype):
             assert error <= slack * theirs, (config, batch, error, theirs)
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=name)
 @pytest.mark.parametrize("shape", [(1, 64, 64, 16), (3, 96, 96, 16), (3, 128, 128, 4)], ids=str)
-def test_repeated_launches_agree(shape):
+def test_repeated_launches_agree(family, shape):
     """Stages, weights and slices change hands without a race that the emulator could not see."""
     problem = problem_of(shape, "float16")
     x, weight = operands(problem, 25_088)
-    for config in chosen(shape, "float16"):
-        launch = lanes16_wgmma.launcher(problem, config, 0)
+    for config in chosen(family, shape, "float16"):
+        launch = family.launcher(problem, config, 0)
         first = launch(x, weight)
         for _ in range(20):
             assert torch.equal(launch(x, weight), first), config
 
 
-def test_few_blocks_change_their_weights_on_the_way():
+@pytest.mark.parametrize("family", FAMILIES, ids=name)
+def test_few_blocks_change_their_weights_on_the_way(family):
     problem = problem_of((3, 96, 96, 16), "float16")
     x, weight = operands(problem, 2000)
     truth = ks_reference(x.double(), weight.double())
-    config = chosen((3, 96, 96, 16), "float16")[0]
+    config = chosen(family, (3, 96, 96, 16), "float16")[0]
     for teams in (1, 2, 7):
         few = replace(config, max_blocks=teams * config.team(problem.pattern))
-        assert relative_error(lanes16_wgmma.launcher(problem, few, 0)(x, weight), truth) < 4e-4
+        assert relative_error(family.launcher(problem, few, 0)(x, weight), truth) < 4e-4
 
 
-def test_operands_unfit_for_vectors_take_the_general_kernel():
+@pytest.mark.parametrize("family", FAMILIES, ids=name)
+def test_operands_unfit_for_vectors_take_another_way(family):
     problem = problem_of((1, 64, 64, 16), "float16")
     x, weight = operands(problem, 65)
-    launch = lanes16_wgmma.launcher(problem, chosen((1, 64, 64, 16), "float16")[0], 0)
+    launch = family.launcher(problem, chosen(family, (1, 64, 64, 16), "float16")[0], 0)
     truth = ks_reference(x.double(), weight.double())
     shifted = torch.empty(x.numel() + 1, device="cuda", dtype=x.dtype)[1:].view(x.shape).copy_(x)
     assert relative_error(launch(shifted, weight), truth) < 4e-4
+    wider = torch.empty(x.shape[0], x.shape[1] + 4, device="cuda", dtype=x.dtype)[:, :-4].copy_(x)
+    assert relative_error(launch(wider, weight), truth) < 4e-4
     apart = weight.transpose(1, 2).contiguous().transpose(1, 2)
     assert relative_error(launch(x, apart), truth) < 4e-4

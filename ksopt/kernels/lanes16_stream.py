@@ -1,0 +1,183 @@
+"""The 16-bit family for batch first whose weights are streamed (csrc/cuda/lanes16_stream.cuh)."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from ksopt.kernels import general, generated, lanes16_wgmma, preparing
+from ksopt.kernels.costs import overlapped
+from ksopt.kernels.lanes16 import DTYPES, fold
+from ksopt.kernels.launch import prepare
+from ksopt.kernels.preparing import PackedLauncher
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.pattern import Pattern
+
+# The cost model's constants: fitted to 306 tiles of 45 patterns with large b*c (fp16, batch 25,088,
+# one H200; docs/performance/16-bit.md). Where nothing else is said, of one multiprocessor.
+_DRAM_BYTES_US = 32_300.0
+_FETCHED_BYTES_US = 108_000.0
+_SHARED_BYTES_US = 205_600.0
+_L2_REQUESTS_US = 157_000.0  # of the device
+_LATENCY_US = 1.28  # in which what a block's ring holds arrives
+_OUTPUT_US = 0.00058  # a warpgroup product of 64 rows, 16 l and one j, for each output
+_STORED_BYTES_US = 100_000.0  # at the end of a tile, while nothing is multiplied
+_LAUNCH_US = 7.0
+_OVERLAP = 4.1
+
+
+@dataclass(frozen=True)
+class Config(lanes16_wgmma.Config):
+    """Template arguments of ``Lanes16StreamTile``, in its order; ``blocks`` and ``team_j`` are 1.
+
+    There are no teams: any block takes any outputs and j.
+    """
+
+    def weight_bytes(self, p: Pattern) -> int:
+        """None stay: see `stage_bytes`."""
+        return 0
+
+    def stage_weight_bytes(self, p: Pattern) -> int:
+        """Bytes of the weights that a stage holds."""
+        return self.kl * self.groups_j * fold(p.d).j * self.outputs * 2
+
+    def stage_bytes(self, p: Pattern) -> int:
+        return super().stage_bytes(p) + self.stage_weight_bytes(p)
+
+    def packed_elements(self, p: Pattern) -> int:
+        """Elements of the packed weight."""
+        return self.columns(p) * lanes16_wgmma.Config.weight_bytes(self, p) // 2
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
+    return lanes16_wgmma.refusal(problem) or (
+        None if next(configs(problem, 132), None) else "no tile fits in shared memory"
+    )
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """All tiles worth considering, without order."""
+    for config in lanes16_wgmma.tiles(problem, Config):
+        if config.blocks == config.team_j == 1 and config.loads_ahead(problem.pattern):
+            yield replace(config, max_blocks=multiprocessors)
+
+
+def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
+    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+
+    Args:
+        p: the pattern.
+        config: the tile.
+        batch: rows of x.
+        multiprocessors: of the device.
+
+    Returns:
+        Microseconds.
+    """
+    f = fold(p.d)
+    width = config.groups_j * f.j
+    tiles = -(-batch // config.rows) * config.columns(p)
+    turns = -(-tiles // min(config.max_blocks, multiprocessors))  # of the busiest multiprocessor
+    # What one of the 16-bit numbers of every row, or of every output, weighs in a turn.
+    bytes_each = -(-p.c // f.unit) * f.unit * width * 2
+    fetched = turns * (config.rows + config.outputs) * bytes_each
+    # Rows go into shared memory once and out of it once for each warpgroup that needs them; so do
+    # outputs' weights.
+    rows, outputs = config.rows * (1 + config.groups_n), config.outputs * (1 + config.groups_m)
+    x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
+    piece = 128.0 if width == p.d else 2.0 * width
+    requests = (x_bytes * p.b / config.outputs + y_bytes) / piece
+    requests += tiles * config.outputs * bytes_each / 128
+    products = turns * config.rows / 64 * config.outputs * bytes_each / 32 / config.groups
+    times = (
+        (x_bytes + y_bytes) / (_DRAM_BYTES_US * multiprocessors),
+        fetched / _FETCHED_BYTES_US,
+        turns * (rows + outputs) * bytes_each / _SHARED_BYTES_US,
+        fetched / (config.stages * config.stage_bytes(p)) * _LATENCY_US,
+        requests / _L2_REQUESTS_US,
+        products * _OUTPUT_US,
+    )
+    stored = turns * config.rows * config.outputs * width * 2
+    return overlapped(times, _OVERLAP) + stored / _STORED_BYTES_US + _LAUNCH_US
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel is launched."""
+    return lanes16_wgmma.geometry(problem, config)
+
+
+def kernel_name(problem: Problem) -> str:
+    """The kernel's name, as profilers show it."""
+    return generated.kernel_name("lanes16_stream", problem.dtype, problem.pattern)
+
+
+def source(problem: Problem, config: Config) -> str:
+    """The generated file: one instance of the template."""
+    call = f"lanes16_stream_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    return _tile(problem, config) + generated.kernel(kernel_name(problem), call)
+
+
+def pack_problem(problem: Problem, config: Config) -> Problem:
+    """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
+    return preparing.problem_of(problem, config.packed_elements(problem.pattern))
+
+
+def pack_geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel that packs weights is launched: a block for a column."""
+    columns = config.columns(problem.pattern)
+    return Geometry(128 * config.groups, 0, 1, columns, columns)
+
+
+def pack_name(problem: Problem) -> str:
+    """The name of the kernel that packs weights, as profilers show it."""
+    return generated.kernel_name("lanes16_pack", problem.dtype, problem.pattern)
+
+
+def pack_source(problem: Problem, config: Config) -> str:
+    """The generated file of the kernel that packs weights for the tile."""
+    call = "lanes16_stream_pack_kernel<Support, Tile>"
+    kernel = generated.kernel(pack_name(problem), call, bounds="Tile::MULTIPLIERS")
+    return _tile(problem, config) + kernel
+
+
+def sources(problem: Problem, config: Config) -> list[str]:
+    """The generated files of all that `launcher` compiles at once."""
+    return [pack_source(problem, config), source(problem, config)]
+
+
+def launcher(problem: Problem, config: Config, device: int) -> PackedLauncher:
+    """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
+    # Tiles with the same order of packed weights can share them.
+    form = f"lanes16_stream {config.groups_j} {config.outputs}"
+    return PackedLauncher(
+        form,
+        prepare(
+            pack_problem(problem, config),
+            pack_name(problem),
+            pack_source(problem, config),
+            pack_geometry(problem, config),
+            device,
+        ),
+        prepare(
+            problem,
+            kernel_name(problem),
+            source(problem, config),
+            geometry(problem, config),
+            device,
+        ),
+        functools.partial(general.launcher, problem, device),
+    )
+
+
+def _tile(problem: Problem, config: Config) -> str:
+    p = problem.pattern
+    values = astuple(config)[:6]
+    facts = {
+        "Tile::SHARED_BYTES": config.shared_bytes(p),
+        "Tile::COLUMNS * Tile::COLUMN_BYTES": 2 * config.packed_elements(p),
+    }
+    instance = f"Lanes16StreamTile<Support, {', '.join(map(str, values))}>"
+    return generated.tile("lanes16_stream", p, instance, facts, "lanes16_stream")
