@@ -35,6 +35,9 @@ template <int D> struct Lanes {
   static_assert(RUN * 4 % J == 0, "d must be 1, 2, 3, 6 or a multiple of 4");
 };
 
+// Bytes of weights, split, that stay in the L2 cache beside the rows that pass through it.
+constexpr int64 CACHED_WEIGHTS = 32 << 20;
+
 template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int MT_, int NT_, int KL_, int STAGES_,
           int BLOCKS_, bool RESIDENT_, int PRODUCTS_>
 struct Lanes32Tile {
@@ -67,7 +70,12 @@ struct Lanes32Tile {
       (RESIDENT ? WEIGHT_BYTES : 0) + STAGES * STAGE_BYTES + WARPS_M * WARPS_N * SLICE_BYTES;
   static constexpr int OUTPUT_TILES = P::B / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
-  static constexpr int TOGETHER = RESIDENT ? COLUMNS : COLUMNS / P::A;  // whose tiles take turns
+  // Columns whose tiles take turns. Streamed: those of one i, or if the cache has no room for their weights,
+  // those that share lines of memory (32 j).
+  static constexpr int OF_J = P::D / JC;
+  static constexpr bool FIT_IN_CACHE = int64(P::B) * P::C * P::D * 8 <= CACHED_WEIGHTS;
+  static constexpr int LINE_J = RESIDENT || FIT_IN_CACHE ? OF_J : largest_divisor(OF_J, 32 / JC);
+  static constexpr int TOGETHER = RESIDENT ? COLUMNS : OUTPUT_TILES * LINE_J;
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
   static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");
@@ -78,16 +86,17 @@ struct Column {
   int i, j0, n0;
 };
 
-// Neighbouring columns share bytes of x.
+// Neighbouring columns share bytes of x, or lines of memory at least.
 template <typename P, typename Tile> __device__ __forceinline__ Column column_at(int index) {
-  constexpr int OF_J = P::D / Tile::JC;
-  return {index / OF_J / Tile::OUTPUT_TILES, index % OF_J * Tile::JC,
-          index / OF_J % Tile::OUTPUT_TILES * Tile::NB};
+  constexpr int LINES = Tile::OF_J / Tile::LINE_J;
+  const int others = index / Tile::LINE_J, line = others / Tile::OUTPUT_TILES;
+  return {line / LINES, (line % LINES * Tile::LINE_J + index % Tile::LINE_J) * Tile::JC,
+          others % Tile::OUTPUT_TILES * Tile::NB};
 }
 
 // What a tile is of, and its first row. Tiles that follow each other are done at the same time: they have the
-// same rows of x, and where weights are streamed, those of one i, so that what several blocks read comes from
-// memory once.
+// same rows, and where weights are streamed, weights that all blocks need then, so that what several blocks
+// read comes from memory once.
 template <typename P, typename Tile> struct TilePlace {
   int index;
   int64 row0;

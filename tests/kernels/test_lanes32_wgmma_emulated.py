@@ -137,6 +137,26 @@ def test_results(kernels, at):
         assert torch.equal(y, kernels[at](x, weight, seed=1))
 
 
+def test_weights_that_no_cache_holds_are_taken_line_by_line(emulator):
+    """Columns of 32 j each, two of them, instead of all 64: as if the cache held nothing."""
+    problem = Problem(Pattern(2, 16, 20, 64), "float32", batch_last=False)
+    tiles = lanes32_wgmma.configs(problem, multiprocessors=4)
+    config = next(tile for tile in tiles if not tile.resident and tile.outputs == 8)
+
+    def edit(header: str, text: str) -> str:
+        if header == "lanes32.cuh":
+            text, found = re.subn(r"(CACHED_WEIGHTS = )32 << 20", r"\g<1>0", text)
+            assert found == 1
+        return without_predicates(header, text)
+
+    (kernel,) = build(emulator, [(problem, config)], edit)
+    x, weight = operands(problem, 2 * config.rows + 3, seed=0)
+    for blocks in (3, 7):
+        geometry = lanes32_wgmma.geometry(problem, replace(config, max_blocks=blocks))
+        y = kernel.launched_as(geometry)(x, weight)
+        assert_close_to_float64(y, x, weight, problem)
+
+
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_blocks_walk_over_many_tiles(kernels, at):
     problem, config = CASES[at]
