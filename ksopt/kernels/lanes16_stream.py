@@ -22,6 +22,7 @@ _SHARED_BYTES_US = 205_600.0
 _L2_REQUESTS_US = 157_000.0  # of the device
 _LATENCY_US = 1.28  # in which what a block's ring holds arrives
 _OUTPUT_US = 0.00058  # a warpgroup product of 64 rows, 16 l and one j, for each output
+_NOT_AHEAD = 1.75  # times slower, where registers do not allow to load during products
 _STORED_BYTES_US = 100_000.0  # at the end of a tile, while nothing is multiplied
 _LAUNCH_US = 7.0
 _OVERLAP = 4.1
@@ -60,8 +61,22 @@ def supports(problem: Problem) -> str | None:
 def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     for config in lanes16_wgmma.tiles(problem, Config):
-        if config.blocks == config.team_j == 1 and config.loads_ahead(problem.pattern):
+        if config.blocks == config.team_j == 1 and _pays(config, problem.pattern):
             yield replace(config, max_blocks=multiprocessors)
+
+
+def _pays(config: Config, p: Pattern) -> bool:
+    """Whether the tile is worth considering.
+
+    Where x comes in pieces, their number is what bounds it, and more outputs a block are worth
+    more than loads that overlap with products.
+    """
+    return config.loads_ahead(p) or _width(config, p) < p.d
+
+
+def _width(config: Config, p: Pattern) -> int:
+    """Values of j that a block takes."""
+    return config.groups_j * fold(p.d).j
 
 
 def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
@@ -77,7 +92,7 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
         Microseconds.
     """
     f = fold(p.d)
-    width = config.groups_j * f.j
+    width = _width(config, p)
     tiles = -(-batch // config.rows) * config.columns(p)
     turns = -(-tiles // min(config.max_blocks, multiprocessors))  # of the busiest multiprocessor
     # What one of the 16-bit numbers of every row, or of every output, weighs in a turn.
@@ -97,7 +112,7 @@ def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -
         turns * (rows + outputs) * bytes_each / _SHARED_BYTES_US,
         fetched / (config.stages * config.stage_bytes(p)) * _LATENCY_US,
         requests / _L2_REQUESTS_US,
-        products * _OUTPUT_US,
+        products * _OUTPUT_US * (1.0 if config.loads_ahead(p) else _NOT_AHEAD),
     )
     stored = turns * config.rows * config.outputs * width * 2
     return overlapped(times, _OVERLAP) + stored / _STORED_BYTES_US + _LAUNCH_US
