@@ -110,7 +110,7 @@ def choice_report(
         >>> h200 = Machine((9, 0), 132, 228 * 1024)
         >>> found = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, machine=h200)
         >>> found.way, found.measured_us
-        ('lanes16_wgmma', None)
+        ('lanes16_stream', None)
     """
     mode = settings.tuning()
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
