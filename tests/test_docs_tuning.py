@@ -55,8 +55,8 @@ def test_the_options_are_the_command_lines():
 
 
 def test_the_numbers_are_the_codes():
-    assert families.TILES == 8
-    assert "at\nmost 8, side by side" in TEXT
+    assert families.TILES == 10
+    assert "at\nmost 10, side by side" in TEXT
     assert measure.BUDGET_S == 0.5
     assert "about half\na second" in TEXT
     assert (measure._TIE, measure._TIE_US, measure._NOISY_TIE) == (1.01, 0.2, 1.05)

@@ -32,7 +32,7 @@ from ksopt.kernels import (
 from ksopt.kernels.problem import Problem
 from ksopt.pattern import Pattern
 
-TILES = 8
+TILES = 10
 """How many tiles, of all families together, are compiled and timed for a problem."""
 
 _TILES_OF_ONE = 4
