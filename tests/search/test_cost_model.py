@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.kernels.families import Machine
+from ksopt.kernels import families
+from ksopt.kernels.families import FAMILIES, Machine
 from ksopt.pattern import Chain, Pattern
 from ksopt.search.cost import CostModel
 from ksopt.search.regret.tables import spearman
@@ -20,8 +21,13 @@ ROWS = [
 
 
 @pytest.mark.parametrize("dims", sorted({dims for dims, *_ in ROWS}))
-def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(dims: str) -> None:
+def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
+    dims: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spearman's coefficient is 0.9 or more for the size and in each of its budgets."""
+    # They were measured before there was lanes16_stream, which makes some up to twice as fast.
+    then = tuple(family for family in FAMILIES if family.name != "lanes16_stream")
+    monkeypatch.setattr(families, "FAMILIES", then)
     model = CostModel(H200, "bfloat16", 8192, False)
     times: dict[Pattern, float | None] = {}
 
