@@ -71,11 +71,15 @@ struct Lanes32Tile {
   static constexpr int OUTPUT_TILES = P::B / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   // Columns whose tiles take turns. Streamed: those of one i, or if the cache has no room for their weights,
-  // those that share lines of memory (32 j).
+  // those that share lines of memory (32 j), with as many outputs as it has room for.
   static constexpr int OF_J = P::D / JC;
-  static constexpr bool FIT_IN_CACHE = int64(P::B) * P::C * P::D * 8 <= CACHED_WEIGHTS;
-  static constexpr int LINE_J = RESIDENT || FIT_IN_CACHE ? OF_J : largest_divisor(OF_J, 32 / JC);
-  static constexpr int TOGETHER = RESIDENT ? COLUMNS : OUTPUT_TILES * LINE_J;
+  static constexpr bool IN_PARTS = !RESIDENT && int64(P::B) * P::C * P::D * 8 > CACHED_WEIGHTS;
+  static constexpr int LINE_J = IN_PARTS && P::D % 32 == 0 ? largest_divisor(OF_J, 32 / JC) : OF_J;
+  static constexpr int64 LINE_WEIGHTS = int64(NB) * P::C * LINE_J * JC * 8;  // with the outputs of a tile
+  static constexpr int OUTPUTS_TOGETHER =
+      IN_PARTS ? largest_divisor(OUTPUT_TILES, between(1, CACHED_WEIGHTS / LINE_WEIGHTS, OUTPUT_TILES))
+               : OUTPUT_TILES;
+  static constexpr int TOGETHER = RESIDENT ? COLUMNS : OUTPUTS_TOGETHER * LINE_J;
   static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
   static_assert(P::D % JC == 0 && KL % Fold::UNIT == 0 && P::B % NB == 0 && P::C * P::D % 4 == 0, "");
   static_assert(WARPS_J <= 3 && (WARPS_J == 1 || WARPS_M * WARPS_N <= 14), "there are 16 barriers");

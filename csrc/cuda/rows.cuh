@@ -12,6 +12,11 @@ constexpr int row_pitch(int chunks, int spread) {
 // The largest divisor of a number that is not above a limit.
 constexpr int largest_divisor(int of, int limit) { return of % limit == 0 ? limit : largest_divisor(of, limit - 1); }
 
+// A value, or the end of a range that it is beyond.
+constexpr int between(int least, int64 value, int most) {
+  return value < least ? least : value > most ? most : static_cast<int>(value);
+}
+
 // How a block's threads walk over the 16-byte chunks of a tile's rows: WIDTH neighbouring threads
 // take neighbouring chunks of a row, and each thread keeps its chunks and steps from row to row, so
 // that an address costs an addition.

@@ -226,8 +226,9 @@ def _shapes(d: int) -> list[tuple[int, int, int]]:
     """
     if d % 8 == 0:
         return [(2, 1, 1)]
-    shapes = [(1, 2, 1), (1, 3, 1), (1, 1, 2), (1, 1, 3)]
-    return [(3, 1, 1), *shapes] if d % 12 == 0 else shapes
+    if d % 12 == 0:
+        return [(3, 1, 1)]
+    return [(1, 2, 1), (1, 3, 1), (1, 1, 2), (1, 1, 3)]
 
 
 def _tile(problem: Problem, config: Config, exact: bool) -> str:

@@ -137,15 +137,16 @@ def test_results(kernels, at):
         assert torch.equal(y, kernels[at](x, weight, seed=1))
 
 
-def test_weights_that_no_cache_holds_are_taken_line_by_line(emulator):
-    """Columns of 32 j each, two of them, instead of all 64: as if the cache held nothing."""
-    problem = Problem(Pattern(2, 16, 20, 64), "float32", batch_last=False)
+@pytest.mark.parametrize("cached", [0, 2 * 40_960 + 1])
+def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
+    """Columns of 32 j and one or two of four tiles of outputs at a time, instead of all 128."""
+    problem = Problem(Pattern(2, 32, 20, 64), "float32", batch_last=False)
     tiles = lanes32_wgmma.configs(problem, multiprocessors=4)
     config = next(tile for tile in tiles if not tile.resident and tile.outputs == 8)
 
     def edit(header: str, text: str) -> str:
         if header == "lanes32.cuh":
-            text, found = re.subn(r"(CACHED_WEIGHTS = )32 << 20", r"\g<1>0", text)
+            text, found = re.subn(r"(CACHED_WEIGHTS = )32 << 20", rf"\g<1>{cached}", text)
             assert found == 1
         return without_predicates(header, text)
 
