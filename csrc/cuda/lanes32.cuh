@@ -71,7 +71,8 @@ struct Lanes32Tile {
   static constexpr int OUTPUT_TILES = P::B / NB;
   static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
   // Columns whose tiles take turns. Streamed: those of one i, or if the cache has no room for their weights,
-  // those that share lines of memory (32 j), with as many outputs as it has room for.
+  // those that share lines of memory (32 j, or all j where d is no multiple), with as many outputs as it has
+  // room for.
   static constexpr int OF_J = P::D / JC;
   static constexpr bool IN_PARTS = !RESIDENT && int64(P::B) * P::C * P::D * 8 > CACHED_WEIGHTS;
   static constexpr int LINE_J = IN_PARTS && P::D % 32 == 0 ? largest_divisor(OF_J, 32 / JC) : OF_J;
