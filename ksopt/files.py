@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ksopt import leftovers
 from ksopt.errors import InvalidInputError
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write beside the file, then rename: a reader sees the old file or the new one."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    beside = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+    """Write beside the file, then rename: a reader sees the old file or the new one.
+
+    What a killed process left beside the file is removed.
+    """
+    with leftovers.new_file(path.parent, f".{path.name}-") as (descriptor, beside):
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
             file.write(text)
-        # mkstemp makes files private; what is written for a reader is as open as its folder.
+        # Temporary files are private; what is written for a reader is as open as its folder.
         beside.chmod(0o644)
         beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def check_new_folder(path: Path) -> None:
@@ -47,23 +44,22 @@ def check_new_folder(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """A folder to fill, which gets its name once it is full; on an error nothing is left of it.
 
+    What a killed process left beside it is removed.
+
     Raises:
         InvalidInputError: ``path`` is there already and not an empty folder, or cannot be made.
     """
     check_new_folder(path)
     path = path.absolute()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
-    except OSError as error:
-        raise InvalidInputError(f"the folder {path} cannot be made: {error.strerror}") from None
-    try:
+    with ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = stack.enter_context(leftovers.new_folder(path.parent, f".{path.name}-"))
+        except OSError as error:
+            raise InvalidInputError(f"the folder {path} cannot be made: {error.strerror}") from None
         yield beside
-        # As with files: mkdtemp, and some who write files, keep them from others.
+        # As with files: temporary folders, and some who write files, keep them from others.
         for file in beside.iterdir():
             file.chmod(0o644)
         beside.chmod(0o755)
         beside.replace(path)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise

@@ -1,0 +1,119 @@
+"""Temporary files and folders that a killed process leaves behind: known as such, and removed.
+
+A temporary file or folder is locked by the process that fills it, and the lock ends with the
+process, however it ends. Whoever makes another one of the same prefix in the same place removes
+those that nobody holds. Names end in random letters and ``.partial``: what a user has named so is
+not likely to be there, and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system: then nothing is removed but by who made it
+    fcntl = None  # type: ignore[assignment]
+
+_SUFFIX = ".partial"
+_LETTERS = "[a-z0-9_]{8}"  # those of tempfile
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@contextlib.contextmanager
+def new_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
+    """A new, empty file in a folder, private to the user; it is gone afterwards unless renamed.
+
+    Yields:
+        A descriptor, which is closed afterwards, and the file's path.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    sweep(folder, prefix)
+    while True:
+        descriptor, name = tempfile.mkstemp(_SUFFIX, prefix, folder)
+        if _hold(descriptor, name):
+            break
+        os.close(descriptor)
+    try:
+        yield descriptor, Path(name)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            Path(name).unlink()
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, prefix: str) -> Iterator[Path]:
+    """A new folder in a folder, private to the user; it is gone afterwards unless renamed.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    sweep(folder, prefix)
+    while True:
+        name = tempfile.mkdtemp(_SUFFIX, prefix, folder)
+        descriptor = os.open(name, _OPEN)
+        if _hold(descriptor, name):
+            break
+        os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        shutil.rmtree(name, ignore_errors=True)
+        os.close(descriptor)
+
+
+def sweep(folder: Path, prefix: str) -> None:
+    """Remove the files and folders of a prefix whose processes have ended.
+
+    Only what `new_file` and `new_folder` named, this user owns, and no process holds is removed. A
+    folder that cannot be read, and what cannot be removed, stay as they are.
+    """
+    pattern = re.compile(re.escape(prefix) + _LETTERS + re.escape(_SUFFIX))
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if pattern.fullmatch(entry.name):
+                with contextlib.suppress(OSError):  # held, gone, or not ours to remove
+                    _remove_if_left(entry.path)
+
+
+def _remove_if_left(path: str) -> None:
+    if fcntl is None:
+        return
+    descriptor = os.open(path, _OPEN)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISDIR(status.st_mode):
+            shutil.rmtree(path)
+        elif stat.S_ISREG(status.st_mode):
+            Path(path).unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _hold(descriptor: int, name: str) -> bool:
+    """Lock what was just made; False if another process took it for a leftover before."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:  # somebody is about to remove it
+        return False
+    except OSError:
+        return True  # a file system without locks: nobody can take it for a leftover
+    try:
+        return os.path.samestat(os.fstat(descriptor), Path(name).lstat())
+    except FileNotFoundError:
+        return False
