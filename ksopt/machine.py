@@ -10,7 +10,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import warnings
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ksopt
-from ksopt import settings
+from ksopt import settings, trust
 from ksopt.errors import KsoptError
 
 PACKAGES = {
@@ -233,10 +232,9 @@ def _cache(folder: Path) -> Cache:
         problem = f"{place} is not a folder"
     elif not os.access(place, os.W_OK | os.X_OK):
         problem = f"{place} is not writable"
-    elif exists and sys.platform != "win32":
-        status = folder.stat()
-        if status.st_uid != os.getuid():
-            problem = "it belongs to another user"
-        elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            problem = "it is writable by other users"
+    else:
+        try:
+            trust.check(folder)
+        except OSError as error:
+            problem = str(error)
     return Cache(str(folder), exists, problem)

@@ -1,15 +1,14 @@
-"""Locks that end with the process that holds them, even if it is killed.
+"""Whose turn it is on a device, and which processes of a search are alive: locks on files.
 
-They are locks of the operating system on files (flock): nothing has to be cleaned up after a
-process that ended in any way.
+They end with the process that holds them, even if it is killed (`ksopt.locks`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +16,9 @@ from types import TracebackType
 
 import torch
 
-from ksopt import settings
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """The lock of a file, waited for."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+from ksopt import settings, trust
+from ksopt.errors import UnavailableError
+from ksopt.locks import Lock, is_held
 
 
 @contextmanager
@@ -37,7 +30,7 @@ def device(place: torch.device) -> Iterator[None]:
     key = place.type
     if place.type == "cuda":
         key = f"cuda-{torch.cuda.get_device_properties(place).uuid}"
-    with held(_folder() / f"{_host()}-{key}"):
+    with Lock(_folder() / f"{_host()}-{key}"):
         yield
 
 
@@ -52,9 +45,8 @@ class Presence:
     def __init__(self) -> None:
         self.host = _host()
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._path = _path(self.token)
-        self._file = self._path.open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._lock = Lock(_path(self.token))
+        self._lock.acquire()
 
     def __enter__(self) -> Presence:
         return self
@@ -65,8 +57,7 @@ class Presence:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._path.unlink(missing_ok=True)
-        self._file.close()
+        self._lock.release(remove=True)
 
 
 def is_gone(host: str, token: str) -> bool | None:
@@ -74,13 +65,9 @@ def is_gone(host: str, token: str) -> bool | None:
     if host != _host():
         return None
     try:
-        with _path(token).open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return not is_held(_path(token))
     except FileNotFoundError:
         return None  # it ended well, or keeps its cache elsewhere
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _path(token: str) -> Path:
@@ -88,9 +75,25 @@ def _path(token: str) -> Path:
 
 
 def _folder() -> Path:
-    folder = settings.cache_dir() / "locks"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder
+    """Where the locks are: in the cache, or, where that cannot be used, with temporary files.
+
+    Raises:
+        UnavailableError: Neither can be written, or others could write there.
+    """
+    own = settings.cache_dir()
+    beside = Path(tempfile.gettempdir()) / f"ksopt-locks-{os.getuid()}"
+    problems = []
+    for folder, outermost in ((own / "locks", own), (beside, beside)):
+        try:
+            trust.make_folder(folder, outermost)
+        except OSError as error:
+            problems.append(str(error))
+        else:
+            return folder
+    raise UnavailableError(
+        f"there is no folder for the locks of a search ({'; '.join(problems)}): set "
+        "KSOPT_CACHE_DIR to a folder that only you can write to"
+    )
 
 
 def _host() -> str:

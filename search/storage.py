@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import optuna
 import sqlalchemy
@@ -18,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import locks
+from ksopt.locks import Lock
 from ksopt.search.request import without_password
 
 _JOURNAL = "journal:"
@@ -36,6 +34,8 @@ _SERVER_TURNS = {
     ),
 }
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
+# Locks of a storage: as open as the umask makes the storage itself, which a group may share.
+_SHARED = 0o666
 # SQLite lets one process write at a time; the others wait so long before they give up.
 _SQLITE_PATIENCE_S = 60.0
 
@@ -74,7 +74,7 @@ class Storage:
         Kept for milliseconds, and never while something is measured.
         """
         if self._server is None:
-            with locks.held(self._turn):
+            with Lock(self._turn, mode=_SHARED):
                 yield
             return
         assert self._engine is not None
@@ -169,20 +169,20 @@ class _JournalLock:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = f"{path}.lock"
+        self._lock = Lock(Path(f"{path}.lock"), mode=_SHARED)
         self._threads = threading.Lock()
-        self._file: IO[str] | None = None
 
     def acquire(self) -> bool:
         """Wait for it."""
         self._threads.acquire()
-        self._file = Path(self._path).open("w")  # noqa: SIM115
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self._lock.acquire()
+        except BaseException:
+            self._threads.release()
+            raise
         return True
 
     def release(self) -> None:
         """Give it back."""
-        assert self._file is not None
-        self._file.close()
-        self._file = None
+        self._lock.release()
         self._threads.release()

@@ -7,7 +7,6 @@ measured and on what; a folder refuses to take measurements of anything else.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.roofline import Roofline
 from ksopt.bench.rows import Row
 from ksopt.errors import InvalidInputError
+from ksopt.locks import Busy, lock_open_file
 
 ROWS = "rows.jsonl"
 SETTING = "setting.json"
@@ -78,7 +78,7 @@ def opened(folder: Path, request: BenchRequest, record: DeviceRecord) -> Iterato
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ROWS).open("ab")
+        file = _opened(folder / ROWS)
     except OSError as error:
         raise InvalidInputError(
             f"the output folder {folder} cannot be written ({error.strerror}): "
@@ -86,14 +86,20 @@ def opened(folder: Path, request: BenchRequest, record: DeviceRecord) -> Iterato
         ) from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            lock_open_file(file.fileno(), folder / ROWS)
+        except Busy:
             raise InvalidInputError(
                 f"another benchmark is at work in {folder}: wait for it, or choose another --out"
             ) from None
         setting = _setting(folder, identity(request, record))
         _cut_half_a_line(folder / ROWS)
         yield Journal(folder, file, setting)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to append to, itself: what a symbolic link in its place points to is another's."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o666), "ab")
 
 
 def identity(request: BenchRequest, record: DeviceRecord) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from ksopt.compile.clock import Question, Times, by_clock
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.files import write_whole
+from ksopt.jit import cache
 from ksopt.kernels import choices, lanes32, pytorch_ways
 from ksopt.kernels.report import ChoiceReport, choice_report
 from ksopt.kernels.situation import Situation, bits_of
@@ -228,11 +229,14 @@ def _code() -> str:
 
 def _read(path: Path) -> Times | None:
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = json.loads(cache.read_private(path))
         if values["code"] != _code():
             return None
         times = Times(float(values["ksopt_us"]), float(values["unfused_us"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except cache.CacheUnusable as reason:  # another user could have written it
+        cache.warn_once(str(reason))
+        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return times if times.ksopt_us > 0 and times.unfused_us > 0 else None
 
@@ -241,9 +245,9 @@ def _write(path: Path, question: Question, times: Times) -> None:
     about = {"chain": str(question.chain), "code": _code()}
     values = asdict(question) | asdict(times) | about
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache.make_private(path.parent)
         write_whole(path, json.dumps(values, indent=1) + "\n")
-    except OSError as error:
+    except (OSError, cache.CacheUnusable) as error:
         log.warning("a measurement could not be kept in %s: %s", path.parent, error)
 
 

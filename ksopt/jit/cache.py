@@ -2,9 +2,11 @@
 
 Layout: ``<cache>/<ksopt version>/<arch>/<digest>/{<artifact>, key.json}``, private to the user.
 ``key.json`` records everything the artifact was made from and its checksum, so that a person can
-see what a file is and a truncated or altered file is rebuilt instead of trusted. A lock per
-artifact lets ten processes that want one kernel compile it once. A cache that cannot be written
-(read-only, full) costs a rebuild per process and one warning, never a failure.
+see what a file is and a truncated or altered file is rebuilt instead of trusted. The checksum is no
+defence against another user, who could write one too: nothing is read from a place that others
+could have written to (`ksopt.trust`). A lock per artifact lets ten processes that want one kernel
+compile it once. A cache that cannot be used (others', read-only, full) costs a rebuild per process
+and one warning, never a failure.
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt import settings
+from ksopt import locks, settings, trust
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ def get(key: ArtifactKey, build: Callable[[], bytes]) -> Artifact:
         Whatever ``build`` raises. An unusable cache never raises: it warns once and builds.
     """
     folder = store_root() / key.arch / key.digest
-    found = _load(folder, key)
-    if found is not None:
-        return found
     try:
+        artifact = _load(folder, key)
+        if artifact is not None:
+            return artifact
         make_private(folder.parent)
         with _locked(folder.with_suffix(".lock")):
-            found = _load(folder, key)
-            if found is not None:
-                return found
+            artifact = _load(folder, key)
+            if artifact is not None:
+                return artifact
             data = build()
             return Artifact(data, _publish(folder, key, data))
     except CacheUnusable as reason:
@@ -107,54 +108,56 @@ def warn_once(reason: str) -> None:
         warnings.warn(
             f"ksopt: the cache {settings.cache_dir()} cannot be used ({reason}); compiled code and "
             "measured choices are not kept, so every process makes them again. Set KSOPT_CACHE_DIR "
-            "to a writable folder.",
+            "to a folder that only you can write to.",
             RuntimeWarning,
             stacklevel=3,
         )
 
 
 def make_private(folder: Path) -> None:
-    """Create ``folder``; refuse a cache that another user could write into."""
-    root = settings.cache_dir()
+    """Create a folder of the cache; refuse one that another user could write into.
+
+    Raises:
+        CacheUnusable: It cannot be made, or another user could.
+    """
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for place in (root, folder):
-            status = place.stat()
-            if hasattr(os, "getuid") and status.st_uid != os.getuid():
-                raise CacheUnusable(f"{place} belongs to another user")
-            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise CacheUnusable(f"{place} is writable by other users")
+        trust.make_folder(folder, own=settings.cache_dir())
     except OSError as error:
         raise CacheUnusable(in_words(error)) from error
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a file of the cache, which nobody but this user and root can have written.
+
+    Raises:
+        CacheUnusable: Somebody else could have.
+        OSError: It is not there, or cannot be read.
+    """
+    try:
+        return trust.read_bytes(path, own=settings.cache_dir())
+    except trust.Distrusted as error:
+        raise CacheUnusable(str(error)) from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the artifact's lock; the kernel releases it when its holder dies."""
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system: publishing is still one atomic step
+    """Hold the artifact's lock; without it, publishing is still one atomic step."""
+    with locks.held_if_possible(path) as problem:
+        if problem is not None and problem.errno not in locks.NO_LOCKS:
+            raise CacheUnusable(in_words(problem)) from problem
         yield
-        return
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise CacheUnusable(in_words(error)) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _load(folder: Path, key: ArtifactKey) -> Artifact | None:
-    """The artifact in ``folder`` if it is whole and is what ``key`` says; otherwise None."""
+    """The artifact in ``folder`` if it is whole and is what ``key`` says; otherwise None.
+
+    Raises:
+        CacheUnusable: Another user could have put it there.
+    """
     try:
-        record = json.loads((folder / "key.json").read_text(encoding="utf-8"))
-        data = (folder / key.filename).read_bytes()
-    except (OSError, ValueError):
+        record = json.loads(read_private(folder / "key.json"))
+        data = read_private(folder / key.filename)
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or record.get("parts") != [list(p) for p in key.parts]:
         return None

@@ -6,7 +6,6 @@ import functools
 import platform
 import shutil
 import subprocess
-import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ksopt import settings
+from ksopt import settings, trust
 from ksopt.errors import CompilationError, KsoptError, UnavailableError
 from ksopt.jit.cache import Artifact, ArtifactKey, get
 
@@ -146,7 +145,7 @@ def _flags() -> list[str]:
 
 
 def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="ksopt-build-") as name:
+    with trust.temporary_folder("ksopt-build-") as name:
         folder = Path(name)
         for file, text in sources.items():
             (folder / file).write_text(text, encoding="utf-8")
@@ -175,7 +174,7 @@ def _ninja_quote(word: str) -> str:
 
 def _load_from_memory(data: bytes) -> None:
     """Load a library that the cache could not keep, from a private temporary file."""
-    with tempfile.TemporaryDirectory(prefix="ksopt-host-") as name:
+    with trust.temporary_folder("ksopt-host-") as name:
         path = Path(name) / "ksopt_host.so"
         path.write_bytes(data)
         torch.ops.load_library(str(path))  # stays mapped after the file is gone

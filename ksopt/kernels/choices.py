@@ -7,7 +7,8 @@ for; one that does not parse or is for something else counts as missing and is w
 
 A file is written aside and renamed into place in one step, so a process that is killed leaves the
 old file or the new one. A lock per situation makes the processes that meet it at once wait for
-the first of them, for timings disturb each other. A cache that cannot be written costs one warning.
+the first of them, for timings disturb each other. A cache that cannot be written, or that others
+can write to, costs one warning; what stands in it is not read then.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, Literal
 
 import torch
 
+from ksopt import locks
 from ksopt.jit import cache, driver
 from ksopt.kernels.situation import Situation
 from ksopt.machine import cpu_name
@@ -270,40 +272,26 @@ def locked(measured: Path) -> Iterator[None]:
     path = measured.with_suffix(".lock")
     try:
         cache.make_private(path.parent)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except (OSError, cache.CacheUnusable) as error:
-        cache.warn_once(cache.in_words(error) if isinstance(error, OSError) else str(error))
+    except cache.CacheUnusable as reason:
+        cache.warn_once(str(reason))
         yield
         return
-    try:
-        _wait_for(handle)
+    with locks.held_if_possible(path, _LONGEST_WAIT_S) as problem:
+        busy = isinstance(problem, locks.Busy)
+        if problem is not None and not busy and problem.errno not in locks.NO_LOCKS:
+            cache.warn_once(cache.in_words(problem))
         yield
-    finally:
-        os.close(handle)
-
-
-def _wait_for(handle: int) -> None:
-    try:
-        import fcntl
-    except ImportError:  # no such lock on this system: files are still whole
-        return
-    end = time.monotonic() + _LONGEST_WAIT_S
-    while time.monotonic() < end:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(0.02)
-        except OSError:  # a file system without locks
-            return
 
 
 def _read(path: Path, machine: Machine) -> Record | None:
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(cache.read_private(path))
         if values["schema"] != _SCHEMA or values["machine"] != machine:
             return None
         return Record.from_json(values)
+    except cache.CacheUnusable as reason:  # another user could have written it
+        cache.warn_once(str(reason))
+        return None
     except (
         OSError,
         ValueError,

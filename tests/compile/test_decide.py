@@ -14,6 +14,7 @@ from ksopt.compile.decide import by_times, measured
 from ksopt.compile.options import read as options_read
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
+from ksopt.jit import cache
 from ksopt.pattern import Chain
 from ksopt.reference import ks_reference
 
@@ -216,6 +217,16 @@ def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):
         1.0, 2.0
     )
     assert "no space left" in caplog.text
+
+
+def test_what_others_could_have_written_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_warned", set())
+    question = Question(CHAIN, "float32", 5000)
+    measured(question, CPU, lambda *_: Times(1.0, 2.0))
+    decide._path(question, CPU).chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="writable by other users"):
+        assert measured(question, CPU, lambda *_: Times(4.0, 3.0)) == Times(4.0, 3.0)
 
 
 def test_on_a_cpu_the_model_lowers_and_the_clock_decides(monkeypatch):

@@ -132,7 +132,11 @@ def test_a_filled_read_only_cache_is_used_without_writing(own_cache, monkeypatch
     def refuse(*_args, **_kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    for name in ("open", "mkdir", "rename"):
+    def only_reading(path, flags, *others, opened=os.open, **named):
+        return refuse() if flags & (os.O_WRONLY | os.O_RDWR) else opened(path, flags, *others)
+
+    monkeypatch.setattr(cache.os, "open", only_reading)
+    for name in ("mkdir", "rename"):
         monkeypatch.setattr(cache.os, name, refuse)
     assert get(KEY, never).data == b"binary"
 
@@ -197,3 +201,120 @@ def test_a_killed_builder_does_not_block_the_next(own_cache):
     """
     assert in_new_process(code).wait() == -9
     assert get(KEY, lambda: b"binary").data == b"binary"
+
+
+OTHER = 54321  # a user's number that is not ours
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+def everything(folder: Path) -> list[Path]:
+    return [folder, *folder.rglob("*")]
+
+
+def give_away(*places: Path) -> None:
+    for place in places:
+        os.chown(place, OTHER, -1, follow_symlinks=False)
+
+
+def arrangement(kind: str, shared: Path) -> Path:
+    """Make a cache whose artifact another user planted; the path that is set as the cache."""
+    folder = shared / "cache"
+    if kind == "the folder is theirs":
+        give_away(folder)
+    elif kind == "all of it is theirs":
+        give_away(*everything(folder))
+    elif kind == "the folder is open to all":
+        folder.chmod(0o777)
+        give_away(*everything(folder)[1:])
+    elif kind == "the parent is theirs":
+        give_away(shared)
+    elif kind == "the parent is open to all":
+        shared.chmod(0o777)
+    elif kind == "a folder within is theirs":
+        give_away(next(folder.glob(f"*/{KEY.arch}")))
+    elif kind == "the artifact is theirs":
+        give_away(only_artifact(folder))
+    elif kind == "the artifact is open to all":
+        only_artifact(folder).chmod(0o666)
+    elif kind == "a link of theirs leads to it":
+        (shared / "link").symlink_to(folder)
+        give_away(shared / "link")
+        return shared / "link"
+    elif kind == "a link of ours leads to theirs":
+        (shared / "link").symlink_to(folder)
+        give_away(*everything(folder))
+        return shared / "link"
+    elif kind == "a link within is theirs":
+        version = next(folder.iterdir())
+        version.rename(shared / "elsewhere")
+        version.symlink_to(shared / "elsewhere")
+        give_away(version, *everything(shared / "elsewhere"))
+    return folder
+
+
+PLANTED = [
+    "the folder is theirs",
+    "all of it is theirs",
+    "the folder is open to all",
+    "the parent is theirs",
+    "the parent is open to all",
+    "a folder within is theirs",
+    "the artifact is theirs",
+    "the artifact is open to all",
+    "a link of theirs leads to it",
+    "a link of ours leads to theirs",
+    "a link within is theirs",
+]
+
+
+@as_root
+@pytest.mark.parametrize("variable", ["KSOPT_CACHE_DIR", "XDG_CACHE_HOME"])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_another_user_planted_is_not_read(kind, variable, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(shared / "cache"))
+    get(KEY, lambda: b"planted")  # with the right key and the right checksum
+    place = arrangement(kind, shared)
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(place))
+    if variable == "XDG_CACHE_HOME":
+        monkeypatch.delenv("KSOPT_CACHE_DIR")
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "ksopt").symlink_to(place)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    before = {path: path.lstat().st_mtime_ns for path in everything(shared)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        artifacts = [get(KEY, lambda: b"our own") for _ in range(3)]
+    assert {artifact.data for artifact in artifacts} == {b"our own"}
+    assert {artifact.path for artifact in artifacts} == {None}
+    (warning,) = caught
+    assert "another user" in str(warning.message) or "other users" in str(warning.message)
+    assert {path: path.lstat().st_mtime_ns for path in everything(shared)} == before
+    os.chown(shared, 0, -1)
+
+
+def test_a_cache_below_a_sticky_folder_is_used(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "tmp" / "cache"))
+    get(KEY, lambda: b"binary")
+    assert get(KEY, never).path is not None
+
+
+def test_a_link_of_ours_to_a_cache_of_ours_is_followed(own_cache, tmp_path, monkeypatch):
+    get(KEY, lambda: b"binary")
+    (tmp_path / "link").symlink_to(own_cache)
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "link"))
+    assert get(KEY, never).data == b"binary"
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(own_cache, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    folder = cache.store_root() / KEY.arch
+    cache.make_private(folder)
+    (folder / f"{KEY.digest}.lock").symlink_to(precious)
+    with pytest.warns(RuntimeWarning, match="symbolic links"):
+        assert get(KEY, lambda: b"binary").data == b"binary"
+    assert precious.read_text() == "years of work"

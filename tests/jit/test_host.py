@@ -1,9 +1,11 @@
 """The C++ host library: built, cached, and done without."""
 
+import os
 import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,3 +94,38 @@ def test_a_missing_ninja_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(host.shutil, "which", lambda _: None)
     with pytest.raises(UnavailableError, match="Install the Python package ninja"):
         host.ninja_program()
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("how", ["theirs", "open to all"])
+def test_a_library_that_another_user_planted_is_not_loaded(how, tmp_path, monkeypatch):
+    if how == "theirs" and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    with monkeypatch.context() as planting:
+        planting.setattr(host, "_compile", lambda *_: b"planted")
+        planted = host.build()  # with the right key and the right checksum
+    if how == "theirs":
+        os.chown(planted.path.parent, 54321, -1)
+    else:
+        planted.path.parent.chmod(0o777)
+    monkeypatch.setattr(host, "_compile", lambda *_: b"our own")
+    loaded = []
+    monkeypatch.setattr(
+        torch.ops, "load_library", lambda path: loaded.append((path, Path(path).read_bytes()))
+    )
+    with pytest.warns(RuntimeWarning, match=r"another user|other users"):
+        assert host.load() is None
+    ((path, data),) = loaded
+    assert data == b"our own"
+    assert not Path(path).is_relative_to(tmp_path / "cache")
+
+
+def test_where_temporary_files_are_in_others_hands_nothing_is_loaded(tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setattr(torch.ops, "load_library", lambda path: pytest.fail(f"loaded {path}"))
+    with pytest.warns(RuntimeWarning, match="shared is writable by other users"):
+        reason = host.load()
+    assert "shared is writable by other users" in reason

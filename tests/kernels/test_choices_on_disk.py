@@ -402,6 +402,39 @@ def test_how_rows_lie(x, last, expected):
     assert rows_of(x, last, rows) == expected
 
 
+@pytest.mark.parametrize("how", ["theirs", "open to all", "a link"])
+def test_what_another_user_planted_is_not_believed(how, own_cache, monkeypatch):
+    if how != "open to all" and os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    choices.save(MACHINE, a_record())
+    path = choices.path_of(MACHINE, SITUATION)
+    if how == "theirs":
+        os.chown(path.parent, 54321, -1)
+    elif how == "open to all":
+        path.chmod(0o666)
+    else:
+        link = own_cache.with_name("link")
+        link.symlink_to(own_cache)
+        os.chown(link, 54321, -1, follow_symlinks=False)
+        monkeypatch.setenv("KSOPT_CACHE_DIR", str(link))
+    with pytest.warns(RuntimeWarning, match=r"another user|other users"):
+        assert choices.load(MACHINE, SITUATION) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one warning is enough
+        assert choices.load(MACHINE, SITUATION) is None
+        assert choices.load_all(MACHINE) == []
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    choices.save(MACHINE, a_record())
+    choices.path_of(MACHINE, SITUATION).with_suffix(".lock").symlink_to(precious)
+    with pytest.warns(RuntimeWarning, match="symbolic links"), choices.alone(MACHINE, SITUATION):
+        pass
+    assert precious.read_text() == "years of work"
+
+
 def test_nothing_here_warns_by_itself():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
