@@ -16,9 +16,12 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from ksopt import leftovers
 
 _MOST_LINKS = 40  # as many as Linux follows in a path
 _STICKY = stat.S_ISVTX
@@ -155,17 +158,16 @@ def read_bytes(path: Path, own: Path) -> bytes:
         return file.read()
 
 
-def temporary_folder(prefix: str) -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[str]:
     """A new folder for temporary files that no other user can put anything into.
+
+    Those that killed processes left are removed.
 
     Raises:
         Distrusted: The system's folder for temporary files is in the hands of another user.
         OSError: It cannot be made.
     """
-    made = tempfile.TemporaryDirectory(prefix=prefix)
-    try:
-        check(Path(made.name))
-    except OSError:
-        made.cleanup()
-        raise
-    return made
+    with leftovers.new_folder(Path(tempfile.gettempdir()), prefix) as made:
+        check(made)
+        yield str(made)

@@ -9,8 +9,9 @@ import os
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +20,11 @@ import torch
 from ksopt import settings, trust
 from ksopt.errors import UnavailableError
 from ksopt.locks import Lock, is_held
+from ksopt.search import lifetimes
+
+_WORKER = "worker-"
+# The file of a process of another container, or boot, is all that tells that it has ended.
+_KEPT_S = 86400.0
 
 
 @contextmanager
@@ -44,7 +50,8 @@ class Presence:
 
     def __init__(self) -> None:
         self.host = _host()
-        self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.token = lifetimes.name(secrets.token_hex(4))
+        _remove_ended()
         self._lock = Lock(_path(self.token))
         self._lock.acquire()
 
@@ -64,6 +71,9 @@ def is_gone(host: str, token: str) -> bool | None:
     """Whether the process of a `Presence` has ended; None if that cannot be seen from here."""
     if host != _host():
         return None
+    ended = lifetimes.has_ended(token)
+    if ended is not None:
+        return ended
     try:
         return not is_held(_path(token))
     except FileNotFoundError:
@@ -71,7 +81,17 @@ def is_gone(host: str, token: str) -> bool | None:
 
 
 def _path(token: str) -> Path:
-    return _folder() / f"worker-{token}"
+    return _folder() / f"{_WORKER}{token}"
+
+
+def _remove_ended() -> None:
+    """Remove the files of processes that were killed, unless somebody may learn it from them."""
+    for path in _folder().glob(f"{_WORKER}*"):
+        with suppress(OSError):  # another process is about to remove it, too
+            ended = lifetimes.has_ended(path.name.removeprefix(_WORKER))
+            old = time.time() - path.stat().st_mtime > _KEPT_S
+            if ended or (old and not is_held(path)):
+                path.unlink()
 
 
 def _folder() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -77,7 +78,8 @@ class Worker:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._hear(json.loads(line))
+            with contextlib.suppress(ValueError):  # it was killed in the midst of an answer
+                self._hear(json.loads(line))
         self._hear({"ended": self._process.wait()})
 
 

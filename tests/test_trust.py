@@ -183,6 +183,7 @@ def test_temporary_files_are_not_put_into_others_hands(
     with trust.temporary_folder("x-") as name:
         assert Path(name).parent == tmp_path
     tmp_path.chmod(0o777)  # everybody may replace what is in it
-    with pytest.raises(trust.Distrusted, match="writable by other users"):
-        trust.temporary_folder("x-")
+    refused = pytest.raises(trust.Distrusted, match="writable by other users")
+    with refused, trust.temporary_folder("x-"):
+        pass
     assert not list(tmp_path.iterdir())

@@ -16,13 +16,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt import locks, settings, trust
+from ksopt import leftovers, locks, settings, trust
 
 
 @dataclass(frozen=True)
@@ -174,20 +173,16 @@ def _publish(folder: Path, key: ArtifactKey, data: bytes) -> Path | None:
         "sha256": hashlib.sha256(data).hexdigest(),
         "bytes": len(data),
     }
-    aside: Path | None = None
     try:
-        aside = Path(tempfile.mkdtemp(prefix=".aside-", dir=folder.parent))
-        _write(aside / key.filename, data)
-        _write(aside / "key.json", json.dumps(record, indent=1).encode())
-        if folder.exists():  # what is there failed verification: replace it
-            shutil.rmtree(folder)
-        aside.rename(folder)
+        with leftovers.new_folder(folder.parent, ".aside-") as aside:
+            _write(aside / key.filename, data)
+            _write(aside / "key.json", json.dumps(record, indent=1).encode())
+            if folder.exists():  # what is there failed verification: replace it
+                shutil.rmtree(folder)
+            aside.rename(folder)
     except OSError as error:
         warn_once(in_words(error))
         return None
-    finally:
-        if aside is not None and aside.exists():
-            shutil.rmtree(aside, ignore_errors=True)
     return folder / key.filename
 
 

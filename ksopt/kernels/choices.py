@@ -19,8 +19,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -29,7 +27,7 @@ from typing import Any, Literal
 
 import torch
 
-from ksopt import locks
+from ksopt import leftovers, locks
 from ksopt.jit import cache, driver
 from ksopt.kernels.situation import Situation
 from ksopt.machine import cpu_name
@@ -42,7 +40,6 @@ Weight = Literal["any", "kept", "fresh"]
 
 _SCHEMA = 2
 _LONGEST_WAIT_S = 60.0
-_ASIDE_S = 3600.0  # a file aside that is older belongs to a process that was killed
 
 
 @dataclass(frozen=True)
@@ -229,30 +226,18 @@ def save(machine: Machine, record: Record) -> bool:
     """Write a record into place in one step; whether it was possible. Never raises for the disk."""
     path = path_of(machine, record.situation)
     values = {"schema": _SCHEMA, "machine": machine, **record.to_json()}
-    aside: str | None = None
     try:
         cache.make_private(path.parent)
-        handle, aside = tempfile.mkstemp(prefix=".aside-", dir=path.parent)  # mode 0600
-        with os.fdopen(handle, "wb") as file:
-            file.write(json.dumps(values, indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).replace(path)
-        _remove_leftovers(path.parent)
+        with leftovers.new_file(path.parent, ".aside-") as (handle, aside):  # mode 0600
+            with os.fdopen(handle, "wb", closefd=False) as file:
+                file.write(json.dumps(values, indent=1).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
         return True
     except (OSError, cache.CacheUnusable) as error:
         cache.warn_once(cache.in_words(error) if isinstance(error, OSError) else str(error))
-        if aside is not None:
-            with contextlib.suppress(OSError):
-                Path(aside).unlink()
         return False
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for left in folder.glob(".aside-*"):
-        with contextlib.suppress(OSError):  # its writer may be about to rename it
-            if time.time() - left.stat().st_mtime > _ASIDE_S:
-                left.unlink()
 
 
 @contextlib.contextmanager

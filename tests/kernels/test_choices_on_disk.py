@@ -16,6 +16,7 @@ import pytest
 import stand_ins
 import torch
 
+from ksopt import leftovers
 from ksopt.jit import cache
 from ksopt.kernels import choices, cuda
 from ksopt.kernels.choices import Record, Timed
@@ -121,16 +122,15 @@ def test_files_are_private(own_cache):
     assert not list(own_cache.rglob(".aside-*"))
 
 
-def test_what_a_killed_process_left_is_removed_an_hour_later():
+def test_what_a_killed_process_left_is_removed_by_the_next():
     choices.save(MACHINE, a_record())
     folder = choices.folder_of(MACHINE)
-    old, new = folder / ".aside-old", folder / ".aside-new"
-    for path in (old, new):
-        path.write_text("half a record")
-    os.utime(old, (time.time() - 7200, time.time() - 7200))
-    choices.save(MACHINE, a_record())
-    assert not old.exists()
-    assert new.exists()
+    left = folder / ".aside-abcdefgh.partial"
+    left.write_text("half a record")
+    with leftovers.new_file(folder, ".aside-") as (_, held):
+        assert not left.exists()
+        choices.save(MACHINE, a_record())
+        assert held.exists()
 
 
 def damaged(values: dict, how: str) -> bytes:
