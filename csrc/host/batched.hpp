@@ -18,13 +18,11 @@
 namespace {
 
 // y = x K^T for the weights (a, b, c, d). Where b and d have to change places, kernels of these plans
-// do it; torch's own copies, if there are none. Filled: these weights are blocks of zeros into which those
-// of the call are written, so their d is 1 and nothing changes places.
+// do it; torch's own copies, if there are none.
 struct Batched {
   int64_t a, b, c, d;
   bool batch_last;
   int64_t before = NONE, after = NONE;
-  bool filled = false;
 
   int64_t groups() const { return a * d; }
   // Whether x, and y, can be seen as matrices in their own memory.
@@ -105,22 +103,13 @@ Matrices matrices_of_prepared(const Batched& p, const Tensor& prepared) {
   return {prepared, {p.groups(), p.c, p.b}, {p.b * p.c, 1, p.c}};
 }
 
-// A weight (a, b, c, d) as the product wants it: [a, d, b, c]; for one that is filled its blocks [b, c] with
-// zeros between the values, a of them or one.
-Tensor prepare_matrices(const Batched& p, const Tensor& weight) {
+// A weight (a, b, c, d) as the product wants it: [a, d, b, c].
+Tensor prepare_matrices(const Tensor& weight) {
   const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
   const Sizes<4> sizes = {a, d, b, c};
   const Sizes<4> strides = {weight.stride(0), weight.stride(3), weight.stride(1), weight.stride(2)};
-  if (!p.filled) {
-    Tensor made = empty_like_in(weight, {a, d, b, c});
-    copy(made, {d * b * c, b * c, c, 1}, weight, strides, sizes);
-    return made;
-  }
-  Tensor made = empty_like_in(weight, {p.a, p.b, p.c});
-  torch::stable::fill_(made, 0);
-  // From one i to the next it is a block further, or further along the diagonal of the only block.
-  const int64_t next = p.a == a ? p.b * p.c : b * d * p.c + c * d;
-  copy(made, {next, p.c + 1, d * p.c, d}, weight, strides, sizes);
+  Tensor made = empty_like_in(weight, {a, d, b, c});
+  copy(made, {d * b * c, b * c, c, 1}, weight, strides, sizes);
   return made;
 }
 

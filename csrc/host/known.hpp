@@ -107,11 +107,10 @@ std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, cons
   const bool copies = product.before == NONE && !(product.sees_x() && product.sees_y());
   if (copies && x.numel() == product.groups() * product.c) return std::nullopt;
   std::optional<Tensor> made;  // which `matrices` may refer to
-  std::optional<Matrices> matrices;
-  if (!product.filled) matrices = matrices_in(weight);
+  std::optional<Matrices> matrices = matrices_in(weight);
   if (!matrices && prepared) matrices = matrices_of_prepared(product, *prepared);
   if (!matrices && choice.anew) {
-    made = prepare_matrices(product, weight);
+    made = prepare_matrices(weight);
     matrices = matrices_of_prepared(product, *made);
   }
   return matrices ? multiply_batched(product, x, *matrices, weight, out) : std::nullopt;

@@ -37,10 +37,10 @@ void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exac
 }
 
 // Registers a product and returns its index; before, after: plans of transposes, or NONE.
-int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before, int64_t after,
-                    bool filled) {
+int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before,
+                    int64_t after) {
   const std::unique_lock lock(plans_mutex);
-  batched_products.push_back({a, b, c, d, batch_last, before, after, filled});
+  batched_products.push_back({a, b, c, d, batch_last, before, after});
   return static_cast<int64_t>(batched_products.size()) - 1;
 }
 
@@ -80,7 +80,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
-      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after, bool filled) -> int");
+      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {

@@ -18,8 +18,9 @@ has no other model) and while another thread is timing, nothing is timed and a f
 expand for d > 1 with blocks of at most 32 rows and columns (b*d and c*d), where d times the flops
 cost less than the copies; bmm for all else.
 
-The expanded and dense candidates multiply by zeros too, so a NaN or an infinity in a sample may
-reach outputs of that sample which do not depend on it.
+The expanded and dense candidates multiply by stored zeros too, and zero times infinity is NaN: what
+is not finite in one feature would reach outputs which do not depend on it. So their sum is looked at
+(and timed with them): where it is not finite, the product is computed once more by bmm.
 """
 
 from __future__ import annotations
@@ -61,7 +62,21 @@ class _Choice:
         self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
     ) -> Tensor:
         prepared = self.baseline.prepare(weight, batch_last)
-        return self.baseline.multiply(x, prepared, self.pattern, batch_last, out)
+        y = self.baseline.multiply(x, prepared, self.pattern, batch_last, out)
+        if self.baseline.name in pytorch_ways.FILLED and not _is_finite(y):
+            exact = BASELINES["bmm"]
+            prepared = exact.prepare(weight, batch_last)
+            y = exact.multiply(x, prepared, self.pattern, batch_last, out)
+        return y
+
+
+def _is_finite(y: Tensor) -> bool:
+    """Whether all numbers are: the sum is what tells it soonest.
+
+    A sum of finite numbers may overflow, which costs a product more.
+    """
+    wide = torch.float32 if y.dtype.itemsize < 4 else y.dtype
+    return math.isfinite(y.sum(dtype=wide).item())
 
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, int, int]

@@ -142,7 +142,6 @@ def batched_entry(
     form: int,
     before: Launcher | None = None,
     after: Launcher | None = None,
-    filled: bool = False,
 ) -> Entry | None:
     """The entry of PyTorch's batched product, between two transposes.
 
@@ -151,8 +150,6 @@ def batched_entry(
         batch_last: the layout.
         form: the number of the weight as [a, d, b, c].
         before, after: kernels for the transposes; None for torch's copies.
-        filled: whether the weight is of another pattern, and is written into zeros to become one
-            of this, of d = 1: either a stays, or one block holds all.
 
     Returns:
         None where there is no host library, and where nothing may be compiled.
@@ -164,7 +161,7 @@ def batched_entry(
         if transpose is not None and not isinstance(transpose, HostLauncher):
             return None
         plans.append(_NONE if transpose is None else transpose.plan)
-    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans, filled)
+    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans)
     return Entry(plan, form, batched=True)
 
 

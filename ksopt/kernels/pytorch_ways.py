@@ -1,6 +1,13 @@
 """PyTorch's own ways to multiply, as rivals of the kernels: which make sense, and what they cost.
 
 The predicted times are made of `pytorch_cost`'s. They decide only where nothing may be timed.
+
+On CUDA all of them multiply the pattern's own blocks, and nothing else. Ways that write the weight
+into zeros and multiply these too (`FILLED`) would be wrong there in two things. Zero times infinity
+is NaN: what is not finite would reach outputs that it never met, and to look whether some is would
+wait for the device. And cuBLAS may add 16-bit partial sums of such products in 16 bit
+(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction), where it rounds those of the
+author's shapes once: errors were up to 3e-3 of sum |x||w|.
 """
 
 from __future__ import annotations
@@ -20,6 +27,8 @@ from ksopt.pattern import Pattern
 # An expanded product costs d times the flops: past this no saved copy pays for it.
 _MAX_EXTRA_FLOPS = 16
 _MAX_LOOP = 64
+FILLED = ("expand", "dense")
+"""The ways that multiply stored zeros: on CPU alone, where cpu.py looks at what comes out."""
 _PERMUTED = ("bmm", "bmm_paper", "bmm_loop")  # one form of the weight, [a*d, b, c]
 _EINSUM = 1.12  # what it takes, beside its product and its copies
 
@@ -30,10 +39,11 @@ def names(problem: Problem, device_type: str) -> list[str]:
     found = ["bmm", "bmm_paper", "einsum"]
     if min(p.a, p.d) <= _MAX_LOOP:
         found.append("bmm_loop")
-    if 1 < p.d <= _MAX_EXTRA_FLOPS:
-        found.append("expand")
-    if p.a * p.d <= _MAX_EXTRA_FLOPS and (device_type != "cpu" or p.a > 1 or p.d == 1):
-        found.append("dense")
+    if device_type == "cpu":
+        if 1 < p.d <= _MAX_EXTRA_FLOPS:
+            found.append("expand")
+        if p.a > 1 and p.a * p.d <= _MAX_EXTRA_FLOPS:  # for a = 1 they are the same
+            found.append("dense")
     product = Product(p, getattr(torch, problem.dtype), device_type, problem.batch_last)
     return [name for name in found if BASELINES[name].supports(product).ok]
 
@@ -54,7 +64,7 @@ class Multiplier:
     """(x, weight, out=None) -> y by one of PyTorch's ways, its weight prepared once a version.
 
     Attributes:
-        name: one of `names`.
+        name: one of `names` on a CUDA device.
         problem: what is computed.
     """
 
@@ -69,10 +79,6 @@ class Multiplier:
         """What the host library needs to do the same; None where it is no batched product."""
         p, last = self.problem.pattern, self.problem.batch_last
         form = at_hand.number_of(_form(self.name), p.weight_shape, self.problem.dtype)
-        if self.name in ("expand", "dense") and _prepares(self.name, p):
-            a = p.a if self.name == "expand" else 1
-            blocks = Pattern(a, p.out_features // a, p.in_features // a, 1)
-            return batched_entry(blocks, last, form, filled=True)
         if self.name in ("bmm", "bmm_paper") and p.c > 1:
             return batched_entry(p, last, form)
         return None
@@ -106,19 +112,13 @@ def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) 
     """Predicted time of one of PyTorch's ways on a CUDA device, its weight prepared.
 
     Args:
-        name: one of `names`.
+        name: one of `names` on such a device.
         problem: what is computed.
         batch: rows of x.
         multiprocessors: of the device.
     """
     p = problem.pattern
     kind = problem.dtype if problem.exact else "tf32"
-    if name == "dense":
-        us = cost.product_us(1, batch, p.out_features, p.in_features, kind, multiprocessors)
-        return us + cost.LAUNCH_US
-    if name == "expand":
-        us = cost.product_us(p.a, batch, p.b * p.d, p.c * p.d, kind, multiprocessors)
-        return us + cost.LAUNCH_US
     size = getattr(torch, problem.dtype).itemsize
     x, y = size * batch * p.in_features, size * batch * p.out_features
     if p.c == 1 and name == "bmm" and p.a * p.d > 1:

@@ -27,12 +27,7 @@ PATTERNS = [
     Pattern(1, 5, 2, 8),
 ]
 # bmm has no product for c = 1, expand is bmm for d = 1: the library leaves both to others.
-WAYS = [
-    *(("bmm", pattern) for pattern in PATTERNS),
-    *((way, Pattern(1, 3, 1, 4)) for way in ("expand", "dense")),
-    *(("expand", pattern) for pattern in PATTERNS if pattern.d > 1),
-    *(("dense", pattern) for pattern in PATTERNS),
-]
+WAYS = [(way, pattern) for way in ("bmm", "bmm_paper") for pattern in PATTERNS]
 ROWS = 8  # a multiple of 16 bytes: batch last, rows of features begin aligned
 
 
@@ -156,26 +151,6 @@ def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, way, sma
     check(cuda.run_known(x, weight, last), x, weight, last)
     with scopes.changing():
         check(cuda.run_known(x, weight, last), x, weight, last)
-
-
-@pytest.mark.parametrize("way", ["expand", "dense"])
-@pytest.mark.parametrize("a", [1, 3])
-def test_one_row_and_given_memory_by_blocks_that_hold_zeros(ops_of, way, a):
-    pattern = Pattern(a, 6, 5, 4)
-    weight = by_groups(torch.randn(pattern.weight_shape))
-    for rows in (1, 3):
-        x = torch.randn(rows, pattern.in_features)
-        decide(pattern, x, weight, False, changing_name=way, kept_name=way)
-        for _ in range(2):
-            out = results(x, pattern, last=False)
-            ops.ks_mm_inner_out(x, weight, out=out)
-            check(out, x, weight, False)
-            ops.ks_mm_changing_out(x, weight, out=out.fill_(torch.nan))
-            check(out, x, weight, False)
-        ops.ks_mm(x, weight)  # which the changing product has made Python forget
-        assert cuda.run_known(x, weight, False) is not None
-        with scopes.changing():
-            assert cuda.run_known(x, weight, False) is not None
 
 
 def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(ops_of):

@@ -59,7 +59,7 @@ class Device:
             "permuted": [7.0],
             "general": 9.0,
             "bmm": 3.0,
-            "expand": 8.0,
+            "bmm_paper": 8.0,
             "bmm_loop": 8.0,
         }
         self.preparing_ms: dict[str, float] = {}

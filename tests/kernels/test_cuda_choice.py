@@ -168,13 +168,13 @@ def _noop(x, weight):
 
 def test_the_weight_is_kept_only_where_that_pays(device):
     """Preparing costs 0.3 ms in one way and 0.02 in another."""
-    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "expand": 0.7}
-    device.preparing_ms = {"bmm": 0.3, "expand": 0.02}
+    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "bmm_paper": 0.7}
+    device.preparing_ms = {"bmm": 0.3, "bmm_paper": 0.02}
     x, weight = operands(torch.float16)
     assert cuda.run(x, weight, False) == "bmm"
     with scopes.changing():
-        assert cuda.run(x, weight, False) == "expand"
-        assert cuda.choice_for(x, weight, False).name == "expand"
+        assert cuda.run(x, weight, False) == "bmm_paper"
+        assert cuda.choice_for(x, weight, False).name == "bmm_paper"
     decision = next(iter(cuda._decisions.values()))
     record = decision.kept.record
     assert record.timed[record.kept].weight == "kept"
@@ -197,7 +197,7 @@ def test_a_first_product_in_training_times_kept_weights_as_kept(device):
 
 
 def test_timing_leaves_no_prepared_weights_behind(monkeypatch):
-    prepare = pytorch_ways.BASELINES["expand"].prepare
+    prepare = pytorch_ways.BASELINES["bmm_paper"].prepare
 
     def multiplier(name, problem):
         def call(x, weight):
@@ -216,11 +216,11 @@ def test_timing_leaves_no_prepared_weights_behind(monkeypatch):
 
 
 def test_a_captured_graph_gets_the_choice_for_weights_that_change(device, monkeypatch):
-    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "expand": 0.7}
+    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "bmm_paper": 0.7}
     device.preparing_ms = {"bmm": 0.3}
     assert cuda.run(*operands(), False) == "bmm"
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert cuda.run(*operands(), False) == "expand"
+    assert cuda.run(*operands(), False) == "bmm_paper"
 
 
 @pytest.mark.parametrize("mode", ["off", "model"])
@@ -453,11 +453,11 @@ def test_a_way_that_runs_out_of_memory_is_left_out(device, monkeypatch):
     monkeypatch.setattr(
         pytorch_ways,
         "multiplier",
-        lambda name, _: too_big if name == "expand" else device.plain(name),
+        lambda name, _: too_big if name == "bmm_paper" else device.plain(name),
     )
     x, weight = operands()
     assert cuda.run(x, weight, False) == "lanes16 0"
-    assert "expand" not in dict(cuda.choice_for(x, weight, False).times_us)
+    assert "bmm_paper" not in dict(cuda.choice_for(x, weight, False).times_us)
 
 
 def test_a_way_that_cannot_run_is_left_out_with_a_warning(device, monkeypatch):
