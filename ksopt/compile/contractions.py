@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ksopt.compile.index import Atom, Atoms, IndexMap, NotNestedError, align, expand, regroup
 from ksopt.compile.recognition import NotKroneckerSparseError, places, recognise, y_shape
+from ksopt.compile.repeats import merged
 from ksopt.compile.sizes import Size, hint, plain, product
-from ksopt.compile.tracking import FixedSizeNeeded, Tracker
+from ksopt.compile.tracking import Tracker
 from ksopt.compile.values import Biased, Contraction, Kind, Root, Variable, View
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -56,8 +57,12 @@ def offered(
     dims: Dims,
     summed: Sequence[Variable],
     result: Tensor,
+    repeats: bool = False,
 ) -> View | None:
-    """A view of a product, whichever operand is the weight; None if it is not to be lowered."""
+    """A view of a product, whichever operand is the weight; None if it is not to be lowered.
+
+    With ``repeats`` digits of the weight may stand twice, see `ksopt.compile.repeats`.
+    """
     roles = right_is_weight(left, right)
     if roles is None:
         return None
@@ -67,9 +72,15 @@ def offered(
         turned = {v: Variable(v.size, v.right, v.left, v.summed) for v in everything}
         dims = [[turned[v] for v in dim] for dim in dims]
         summed = [turned[v] for v in summed]
+    if repeats:
+        try:
+            dims, summed = merged(dims, summed)
+        except NotKroneckerSparseError as error:
+            tracker.miss(str(error))
+            return None
     everything = [v for group in (*dims, summed) for v in group]
     features = [v.left for v in everything if v.left and v.right]
-    need_fixed(x, features, [v.left for v in everything if v.left and not v.right])
+    need_fixed(tracker, x, features, [v.left for v in everything if v.left and not v.right])
     count_flops(
         tracker,
         [v.size for v in everything if v.right is not None],
@@ -135,20 +146,21 @@ def biased(tracker: Tracker, whole: View, bias: View, tensor: Tensor | None) -> 
     return View(root, IndexMap(tuple(dims)))
 
 
-def need_fixed(x: Root, features: Sequence[Atom], batch: Sequence[Atom]) -> None:
+def need_fixed(tracker: Tracker, x: Root, features: Sequence[Atom], batch: Sequence[Atom]) -> None:
     """Have the axes of x that hold features alone fixed; ``dynamic=True`` makes them symbolic.
 
     An axis that holds a part of the batch too, as a flattened [batch * heads], stays dynamic.
 
     Raises:
         FixedSizeNeeded: one is not fixed.
+        NotNestedError: one cannot be fixed.
     """
     of_batch = {atom.axis for atom in batch}
     for atom in features:
         if atom.axis is None or atom.axis in of_batch:
             continue
         if not isinstance(x.shape[atom.axis], int):
-            raise FixedSizeNeeded(x.shape[atom.axis])
+            tracker.fix(x.shape[atom.axis])
 
 
 def right_is_weight(left: Root, right: Root) -> bool | None:

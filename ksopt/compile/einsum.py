@@ -10,8 +10,9 @@ from torch import Tensor
 from ksopt.compile.contractions import Dims, left_only, offered, right_only, tied
 from ksopt.compile.index import Atoms
 from ksopt.compile.sizes import same
+from ksopt.compile.structured import by_support
 from ksopt.compile.tracking import Tracker
-from ksopt.compile.values import Variable, View
+from ksopt.compile.values import Kind, Variable, View
 
 
 class Operand(NamedTuple):
@@ -42,19 +43,28 @@ def note_einsum(
             return False  # one of them is broadcast
     if any(letter not in out for letter in set(ours) ^ set(theirs)):
         return False  # one operand alone is summed first
-    a, b = Operand(tracker.view(left), ours), Operand(tracker.view(right), theirs)
-    view = einsum_product(tracker, a, b, out, result)
+    a, b = tracker.view(left), tracker.view(right)
+    if Kind.ACTIVATION not in (a.root.kind, b.root.kind):
+        return False  # of weights alone
+
+    def multiply(one: View, other: View, repeats: bool) -> View | None:
+        both = Operand(one, ours), Operand(other, theirs)
+        return einsum_product(tracker, *both, out, result, repeats)
+
+    view = by_support(tracker, a, b, multiply)
     if view is None:
-        tracker.fresh(result, a.view.root.kind | b.view.root.kind)
+        tracker.fresh(result, a.root.kind | b.root.kind)
     else:
         tracker.note(result, view)
     return True
 
 
 def einsum_product(
-    tracker: Tracker, left: Operand, right: Operand, out: str, result: Tensor
+    tracker: Tracker, left: Operand, right: Operand, out: str, result: Tensor, repeats: bool = False
 ) -> View | None:
     """The product of two operands summed over the letters not in ``out``; None if it is no site.
+
+    For ``repeats`` see `ksopt.compile.contractions.offered`.
 
     Raises:
         NotNestedError: the digits of the operands do not nest.
@@ -70,7 +80,7 @@ def einsum_product(
     dims: Dims = [variables(letter, summed=False) for letter in out]
     gone = [letter for letter in left.letters if letter not in out]
     summed = [v for letter in gone for v in variables(letter, summed=True)]
-    return offered(tracker, left.view.root, right.view.root, dims, summed, result)
+    return offered(tracker, left.view.root, right.view.root, dims, summed, result, repeats)
 
 
 def letters_of(equation: str, ranks: Sequence[int]) -> list[str] | None:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ksopt.kernels import packed
@@ -35,7 +38,7 @@ def pattern_of(matrix: Tensor, tolerance: float = 0.0) -> Pattern | None:
     """The smallest pattern (a, b, c, d) with a*d > 1 that holds all nonzeros of a matrix [M, N].
 
     Args:
-        matrix: floating point.
+        matrix: of numbers, or true and false.
         tolerance: entries of at most that many times the largest count as zero.
 
     Example:
@@ -100,6 +103,35 @@ class FrozenValues:
                     self.found[at] = pattern
         return self.found.get(at)
 
+    def has_zeros(self, at: int) -> bool:
+        """Whether an input that may not be trained has a zero: then it may be meant as a mask."""
+        value = self.inputs[at] if at < len(self.inputs) else None
+        if not isinstance(value, Tensor) or not _is_frozen(value):
+            return False
+        with _disable_current_modes():
+            return not bool(_nonzero(value.detach(), self.tolerance).all())
+
+
+class FrozenNodes:
+    """The same for the placeholders of a graph, see `ksopt.compile.tracking.FrozenPattern`.
+
+    Args:
+        values: looks at the inputs.
+        places: which input each weight's placeholder is.
+    """
+
+    def __init__(self, values: FrozenValues, places: Mapping[fx.Node, int]) -> None:
+        self._values = values
+        self._places = places
+
+    def __call__(self, node: fx.Node) -> Pattern | None:
+        """The pattern of a weight's values, if it has one."""
+        return self._values.pattern(self._places[node]) if node in self._places else None
+
+    def has_zeros(self, node: fx.Node) -> bool:
+        """Whether a frozen weight has a zero."""
+        return node in self._places and self._values.has_zeros(self._places[node])
+
 
 class Watched:
     """A compiled graph that is right only while some weights keep their support.
@@ -117,16 +149,17 @@ class Watched:
         self._original = original
         self._tolerance = values.tolerance
         self._patterns = tuple(sorted(values.found.items()))
-        self._stamps = tuple(self._stamp(values.inputs[at]) for at, _ in self._patterns)
+        self._stamps = tuple(_Stamp.of(values.inputs[at]) for at, _ in self._patterns)
         self._refreshes = packed.refreshes
         self._right = True
 
     def __call__(self, *args: Any) -> Any:
         """Run whichever graph is right for the weights as they are now."""
-        stamps = tuple(self._stamp(args[at]) for at, _ in self._patterns)
-        if stamps != self._stamps or self._refreshes != packed.refreshes:
+        weights = [args[at] for at, _ in self._patterns]
+        unchanged = all(map(_Stamp.is_of, self._stamps, weights))
+        if not unchanged or self._refreshes != packed.refreshes:
+            self._stamps, self._refreshes = tuple(map(_Stamp.of, weights)), packed.refreshes
             self._look(args)
-            self._stamps, self._refreshes = stamps, packed.refreshes
         return self._compiled(*args) if self._right else self._original(*args)
 
     def _look(self, args: Sequence[Any]) -> None:
@@ -140,16 +173,45 @@ class Watched:
                 "compiled: the graph runs uncompiled now. torch._dynamo.reset() compiles it anew."
             )
 
-    @staticmethod
-    def _stamp(weight: Tensor) -> tuple[int, int]:
-        return weight.data_ptr(), -1 if weight.is_inference() else weight._version
+
+@dataclass(frozen=True)
+class _Stamp:
+    """Which tensor a weight is, and how often it was written.
+
+    Addresses do not tell: the memory of a weight that was dropped is given to the next one. The
+    weak reference to the storage keeps its own address from being given away.
+    """
+
+    weight: weakref.ref[Tensor]
+    storage: StorageWeakRef
+    address: int
+    version: int | None
+
+    @classmethod
+    def of(cls, weight: Tensor) -> _Stamp:
+        return cls(
+            weakref.ref(weight),
+            StorageWeakRef(weight.untyped_storage()),
+            weight.data_ptr(),
+            None if weight.is_inference() else weight._version,
+        )
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether a weight is that one, unwritten. Writes to inference tensors leave no trace."""
+        return (
+            self.weight() is weight
+            and not weight.is_inference()
+            and self.version == weight._version
+            and self.storage.cdata == weight.untyped_storage()._cdata
+            and self.address == weight.data_ptr()
+        )
 
 
 def _is_frozen(value: Tensor) -> bool:
     return (
         not isinstance(value, FakeTensor)
         and value.dim() == 2
-        and value.is_floating_point()
+        and not value.is_complex()  # a mask may be of any other type
         and not value.requires_grad
         and not value.is_inference()  # its changes could not be noticed
         and value.layout is torch.strided
@@ -168,7 +230,7 @@ def _looks_dense(matrix: Tensor, tolerance: float) -> bool:
 
 
 def _nonzero(values: Tensor, tolerance: float) -> Tensor:
-    if tolerance == 0.0:
+    if tolerance == 0.0 or not values.is_floating_point():
         return values != 0
     sizes = values.abs()
     return sizes > tolerance * sizes.max()

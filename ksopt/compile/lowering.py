@@ -1,13 +1,15 @@
 """Rewrite recognised products as calls of ``torch.ops.ksopt.ks_mm``.
 
-Only what is still read is rewritten, where it is read. Walking the graph backwards from its ends,
-`uses` finds the nodes whose values must be computed from the new operators (*exits*), the products
-that these need, and the nodes that nobody reads any more. `lower` then inserts the new nodes.
+Only what is still read is rewritten, and it is computed where the author computed it: there its
+operands hold what the author's code read, and gradients are on or off as they were. Walking the
+graph backwards from its ends, `uses` finds the nodes whose values must be computed from the new
+operators (*exits*), the products that these need, and the nodes that nobody reads any more. `lower`
+then inserts the new nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from ksopt import ops
+from ksopt.compile.applied import emit_applied
 from ksopt.compile.emission import Emitter, fake_result, has_strides_of, is_torchs
 from ksopt.compile.index import Atoms, NotNestedError, identity
 from ksopt.compile.recognition import weight_dims, x_dims
@@ -22,18 +25,20 @@ from ksopt.compile.running import holds_all
 from ksopt.compile.sizes import plain
 from ksopt.compile.tracking import Tracker
 from ksopt.compile.values import (
+    Applied,
     Biased,
     Cast,
     Combined,
     Compact,
     Contraction,
+    Holder,
     Region,
     Root,
     Stacked,
     Trace,
     View,
 )
-from ksopt.compile.weights import Weights
+from ksopt.compile.weights import Weights, memory_of
 
 
 class CannotLowerError(Exception):
@@ -69,7 +74,7 @@ def operands(root: Root, chosen: Collection[Root]) -> list[Root]:
         return [origin.source]
     if isinstance(origin, Compact):
         return [origin.matrix]
-    if isinstance(origin, Stacked | Combined) and root.holder is None:
+    if isinstance(origin, Stacked | Combined | Applied) and root.holder is None:
         return [piece.root for piece in origin.pieces]
     return []
 
@@ -82,50 +87,119 @@ class Uses:
         exits: nodes to replace, and the view that each is; in the order of the graph.
         readers: for each product that is needed: the exits and roots that read it.
         dead: nodes that nobody reads any more, in the order of the graph.
+        fixed: see `_fixed_in_memory`.
     """
 
     exits: dict[fx.Node, View] = field(default_factory=dict)
     readers: dict[Root, list[fx.Node | Root]] = field(default_factory=dict)
     dead: list[fx.Node] = field(default_factory=list)
+    fixed: dict[Root, fx.Node] = field(default_factory=dict)
 
 
 def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
     """See `Uses`.
 
     Raises:
-        CannotLowerError: a chosen product reads what no node holds.
+        CannotLowerError: a chosen product reads what no node holds where the product is computed.
     """
-    found = Uses()
+    result = Uses(fixed=_fixed_in_memory(graph, trace, chosen))
     # A node without users is there for its effect, as are those that write in place.
     live = {node for node in graph.nodes if not node.users} | trace.writers
     needed: set[Root] = set()
 
-    def need(root: Root, reader: fx.Node | Root, product: Root) -> None:
-        found.readers.setdefault(root, []).append(reader)
-        if root in needed:
+    def need(root: Root, reader: fx.Node | Root, product: Root, at: fx.Node) -> None:
+        result.readers.setdefault(root, []).append(reader)
+        below = operands(root, chosen)
+        if not below:
+            live.add(held(trace, root, at, product).node)
+        if root in needed or not below:
             return
         needed.add(root)
-        below = operands(root, chosen)
         inside = root if isinstance(root.origin, Contraction) and root in chosen else product
+        here = at if isinstance(root.origin, Compact) else computed_at(root, trace, inside)
         for other in below:
-            need(other, root, inside)
-        if not below:
-            if root.holder is None:
-                raise CannotLowerError(product, _no_node(root))
-            live.add(root.holder[0])
+            need(other, root, inside, here)
 
     for node in reversed(graph.nodes):
         if node not in live:
             continue
         view = trace.views.get(node)
-        if view is not None and is_rewritten(view.root, chosen) and holds_all(view):
-            found.exits[node] = view
-            need(view.root, node, product_of(view.root))
+        if (
+            view is not None
+            and is_rewritten(view.root, chosen)
+            and holds_all(view)
+            and result.fixed.get(view.root, node) is node
+        ):
+            result.exits[node] = view
+            need(view.root, node, product_of(view.root), _insertion_point(node, trace))
         else:
             live.update(node.all_input_nodes)
-    found.exits = dict(reversed(found.exits.items()))
-    found.dead = [node for node in graph.nodes if node not in live or node in found.exits]
-    return found
+    result.exits = dict(reversed(result.exits.items()))
+    result.dead = [node for node in graph.nodes if node not in live or node in result.exits]
+    return result
+
+
+def _fixed_in_memory(
+    graph: fx.Graph, trace: Trace, chosen: Collection[Root]
+) -> dict[Root, fx.Node]:
+    """Results that are written in place, or returned under several names, and their first nodes.
+
+    Which of their views share memory shows then. So the node that made a result is replaced, and
+    all its views and copies are taken of the replacement as the author took them.
+
+    Raises:
+        CannotLowerError: no node's value is all of such a result when it is made.
+    """
+    names: dict[Root, list[fx.Node]] = {}
+    for node, view in trace.views.items():
+        if is_rewritten(view.root, chosen):
+            names.setdefault(view.root, []).append(node)
+    returned = [memory_of(one) for node in graph.nodes if node.op == "output"
+                for one in node.all_input_nodes]  # fmt: skip
+    fixed = {}
+    for root, nodes in names.items():
+        memories = {memory_of(node) for node in nodes} - {None}
+        written = not all(trace.is_intact(trace.memory[node]) for node in nodes)
+        if not written and sum(memory in memories for memory in returned) < 2:
+            continue
+        first = root.holder
+        if first is None or first.node is not root.made_at:
+            raise CannotLowerError(
+                product_of(root),
+                "its result is written in place, or returned under two names, and no node holds "
+                "it where it is made",
+            )
+        fixed[root] = first.node
+    return fixed
+
+
+def held(trace: Trace, root: Root, at: fx.Node, product: Root) -> Holder:
+    """The first node that still holds a root where it is read, before a node.
+
+    Raises:
+        CannotLowerError: none does; ``product`` is what would read it.
+    """
+    before = trace.order[at]
+    holders = [one for one in root.holders if trace.order[one.node] < before]
+    for holder in holders:
+        if trace.is_intact(holder.storage, before):
+            return holder
+    if holders:
+        raise CannotLowerError(product, "an operand is written in place before it is read")
+    raise CannotLowerError(product, _no_node(root))
+
+
+def computed_at(root: Root, trace: Trace, product: Root) -> fx.Node:
+    """Before which node a root is computed anew: where the author computed it.
+
+    There its operands have the values that the author's node read, whatever is written later.
+    """
+    if root.made_at is None:
+        raise CannotLowerError(product, _no_node(root))
+    node = root.made_at
+    while trace.regions[node].vmap_depth and node.next.op != "root":
+        node = node.next  # what runs inside a vmap is computed behind it
+    return node
 
 
 def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
@@ -135,38 +209,41 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         CannotLowerError: the first product that must stay as it is.
     """
     trace = tracker.trace
-    exits: dict[Root, list[fx.Node]] = {}
     for node, view in found.exits.items():
-        exits.setdefault(view.root, []).append(node)
-    for root in found.readers:
-        product = product_of(root) if is_rewritten(root, chosen) else None
-        if product is None:
-            continue
-        for below in operands(root, chosen):
-            if not is_rewritten(below, chosen) and tracker.is_written_after(below):
-                raise CannotLowerError(product, "an operand is written in place in the graph")
+        if trace.regions[_insertion_point(node, trace)].vmap_depth:
+            product = product_of(view.root)
+            raise CannotLowerError(product, "it is used inside the vmap that it is in")
+    for root, readers in found.readers.items():
+        if not operands(root, chosen) or isinstance(root.origin, Compact):
+            continue  # read where it is held
+        product = product_of(root)
         if root in trace.reshaped:  # the fake results of its nodes have the later shape
             raise CannotLowerError(product, "its result is given another shape in place")
-        if tracker.is_written_after(root) and len(found.readers[root]) != 1:
-            raise CannotLowerError(product, "its result is written in place and read elsewhere too")
-        made_in = trace.regions.get(root.made_at) if root.made_at is not None else None
-        for node in exits.get(root, ()):
-            _check_region(product, made_in, trace.regions[_insertion_point(node, trace)])
+        here = computed_at(root, trace, product)
+        _check_region(root, product, trace.regions[here], trace)
+        for reader in readers:
+            if not isinstance(reader, Root) or root.storage is None:
+                continue
+            there = computed_at(reader, trace, product)
+            if not trace.is_intact(root.storage, trace.order[there]):
+                raise CannotLowerError(
+                    product, "its result is written in place and read elsewhere too"
+                )
 
 
-def _check_region(product: Root, made_in: Region | None, read_in: Region) -> None:
-    if made_in is None:
+def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:
+    """Refuse a root that would be computed where something else is in force than at its node."""
+    if root.made_at is None:
         return
-    if made_in.grad != read_in.grad:
+    if not trace.regions[root.made_at].records_like(here):
         raise CannotLowerError(product, "gradients are switched on or off between it and its use")
-    if read_in.autocast is not None and product.dtype != read_in.autocast:
+    multiplies = isinstance(root.origin, Contraction | Combined)
+    if multiplies and here.autocast is not None and root.dtype != here.autocast:
         raise CannotLowerError(
             product,
-            f"it computes in {str(product.dtype).removeprefix('torch.')}, but autocast is on "
-            "where it is used",
+            f"it computes in {str(root.dtype).removeprefix('torch.')}, but autocast is on "
+            "where it is computed",
         )
-    if read_in.vmap_depth:
-        raise CannotLowerError(product, "it is used inside the vmap that it is in")
 
 
 def lower(
@@ -181,7 +258,7 @@ def lower(
         CannotLowerError: nothing has been changed then.
     """
     emitted: list[fx.Node] = []
-    lowering = _Lowering(tracker, chosen, emitted)
+    lowering = _Lowering(tracker, chosen, emitted, found.fixed)
     try:
         new = lowering.exits(found)
     except CannotLowerError:
@@ -199,125 +276,168 @@ def lower(
     return emitted
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where nodes are inserted, and for which product.
+
+    Attributes:
+        before: the node that they are inserted before.
+        emit: inserts them.
+        product: the product that they compute, or that reads them.
+    """
+
+    before: fx.Node
+    emit: Emitter
+    product: Root
+
+
+_Built = tuple[fx.Node, tuple[Atoms, ...]]
+
+
 class _Lowering:
-    def __init__(self, tracker: Tracker, chosen: Collection[Root], emitted: list[fx.Node]) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        chosen: Collection[Root],
+        emitted: list[fx.Node],
+        fixed: Mapping[Root, fx.Node],
+    ) -> None:
         self.tracker = tracker
         self.trace = tracker.trace
         self.weights = Weights(tracker.trace)
         self.strides_changed = False
         self.chosen = chosen
         self.emitted = emitted
+        self.fixed = fixed
         self.known: dict[Hashable, Any] = {}
-        self.built: dict[Root, tuple[fx.Node, tuple[Atoms, ...]]] = {}
+        self.built: dict[Root, _Built] = {}
 
     def exits(self, found: Uses) -> dict[fx.Node, fx.Node]:
-        """Build what each exit reads, where it reads it."""
+        """Build what each exit reads, and the exit's view of it where the exit is."""
         new = {}
         points = {node: _insertion_point(node, self.trace) for node in found.exits}
         for node in sorted(points, key=lambda exit_: self.trace.order[points[exit_]]):
-            view, point = found.exits[node], points[node]
-            product = product_of(view.root)
-            like = product.made_at or node
-            self.emit = Emitter(point, like, self.emitted, self.known)
-            self.point = self.trace.order[point]
-            self.product = product
+            view = found.exits[node]
+            at = self._place(points[node], product_of(view.root), node)
             try:
-                have, dims = self.build(view.root)
-                replacement = self.emit.move(have, dims, view.map.dims)
-                new[node] = self._fitting(node, view, replacement)
+                have, dims = self.build(view.root, at)
+                replacement = at.emit.move(have, dims, view.map.dims)
+                new[node] = self._fitting(at, node, view, replacement)
             except NotNestedError as error:
-                raise CannotLowerError(product, f"its digits do not nest: {error}") from error
+                raise CannotLowerError(at.product, f"its digits do not nest: {error}") from error
         return new
 
-    def _fitting(self, node: fx.Node, view: View, replacement: fx.Node) -> fx.Node:
+    def _place(self, before: fx.Node, product: Root, like: fx.Node | None = None) -> _Place:
+        like = product.made_at or like or before
+        return _Place(before, Emitter(before, like, self.emitted, self.known), product)
+
+    def _fitting(self, at: _Place, node: fx.Node, view: View, replacement: fx.Node) -> fx.Node:
         """The replacement with the strides that the readers of a node rely on."""
         wanted = fake_result(node)
         if not isinstance(wanted, Tensor) or has_strides_of(replacement, wanted):
             return replacement
-        must = self.tracker.is_written_after(view.root) or wanted.is_contiguous()
+        must = view.root in self.fixed or wanted.is_contiguous()
         if must or not all(is_torchs(user) for user in node.users):
-            return self.emit.laid_out_like(replacement, wanted)
+            return at.emit.laid_out_like(replacement, wanted)
         self.strides_changed = True
         return replacement
 
-    def build(self, root: Root) -> tuple[fx.Node, tuple[Atoms, ...]]:
-        """A node for a root, and the dims that it is of it."""
+    def build(self, root: Root, at: _Place) -> _Built:
+        """A node for a root that is read at a place, and the dims that it is of it.
+
+        What is computed is computed once, where the author did; what is only read, where it is
+        read.
+        """
+        if not operands(root, self.chosen):
+            holder = held(self.trace, root, at.before, at.product)
+            return holder.node, holder.map.dims
+        if isinstance(root.origin, Compact):
+            return self._compact(root.origin, at), identity(root.shape).dims
         if root not in self.built:
-            self.built[root] = self._build(root)
+            is_product = isinstance(root.origin, Contraction)
+            is_biased = isinstance(root.origin, Biased)
+            product = root if is_product else product_of(root) if is_biased else at.product
+            here = computed_at(root, self.trace, product)
+            self.built[root] = self._build(root, self._place(here, product))
         return self.built[root]
 
-    def _build(self, root: Root) -> tuple[fx.Node, tuple[Atoms, ...]]:
+    def _build(self, root: Root, at: _Place) -> _Built:
         origin, whole = root.origin, identity(root.shape).dims
-        below = operands(root, self.chosen)
-        if not below:
-            return self._held(root)
         if isinstance(origin, Contraction):
-            x = self._all_of(origin.x, x_dims(origin.factor))
-            return self._product(root, x), whole
+            dims, last = x_dims(origin.factor), origin.factor.batch_last
+            try:
+                x = self._all_of(origin.x, dims, at)
+            except NotNestedError:
+                # One dim may hold two sizes of the batch that are both dynamic: it stays one.
+                dims, whole = _with_one_batch_dim(dims, last), _with_one_batch_dim(whole, last)
+                x = self._all_of(origin.x, dims, at)
+            return self._product(root, x, at), whole
         if isinstance(origin, Biased):
-            product = self.moved(origin.product, origin.product.map.dims)
-            return self.emit.call(torch.add, product, self._bias(origin.bias)), whole
+            product = self.moved(origin.product, origin.product.map.dims, at)
+            return at.emit.call(torch.add, product, self._bias(origin.bias, at)), whole
         if isinstance(origin, Cast):
-            node, dims = self.build(origin.source)
-            return self.emit.method("to", node, root.dtype), dims
+            node, dims = self.build(origin.source, at)
+            return at.emit.method("to", node, root.dtype), dims
         if isinstance(origin, Stacked):
-            pieces = [self.moved(piece, piece.map.dims) for piece in origin.pieces]
-            return self.emit.call(torch.stack, pieces), whole
-        if isinstance(origin, Combined):
-            pieces = [self.moved(piece, piece.map.dims) for piece in origin.pieces]
-            return self.emit.call(torch.einsum, origin.equation, *pieces), whole
-        assert isinstance(origin, Compact)
-        return self._compact(origin), whole
+            pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
+            return at.emit.call(torch.stack, pieces), whole
+        assert isinstance(origin, Combined | Applied)
+        pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
+        if isinstance(origin, Applied):
+            return emit_applied(at.emit, origin, pieces), whole
+        return at.emit.call(torch.einsum, origin.equation, *pieces), whole
 
-    def _product(self, root: Root, x: fx.Node) -> fx.Node:
+    def _product(self, root: Root, x: fx.Node, at: _Place) -> fx.Node:
         """The operator, told whose memory its weight is."""
         assert isinstance(root.origin, Contraction)
         dims, last = weight_dims(root.origin.factor), root.origin.factor.batch_last
         stored = self.weights.stored(root)
         if stored is not None:
-            weight = self._all_of(stored.root, dims)
+            weight = self._all_of(stored.root, dims, at)
             if weight is stored.owner and stored.root is root.origin.weight:
-                return self.emit.call(ops.ks_mm, x, weight, last)
-            return self.emit.call(ops.ks_mm, x, weight, last, stored.owner)
-        weight = self._all_of(root.origin.weight, dims)
-        return self.emit.call(ops.ks_mm_once, x, weight, last)
+                return at.emit.call(ops.ks_mm, x, weight, last)
+            return at.emit.call(ops.ks_mm, x, weight, last, stored.owner)
+        weight = self._all_of(root.origin.weight, dims, at)
+        return at.emit.call(ops.ks_mm_once, x, weight, last)
 
-    def _all_of(self, root: Root, dims: Collection[Atoms]) -> fx.Node:
-        return self.moved(View(root, identity(root.shape)), dims)
+    def _all_of(self, root: Root, dims: Collection[Atoms], at: _Place) -> fx.Node:
+        return self.moved(View(root, identity(root.shape)), dims, at)
 
-    def moved(self, view: View, want: Collection[Atoms]) -> fx.Node:
+    def moved(self, view: View, want: Collection[Atoms], at: _Place) -> fx.Node:
         """A node for a root, with the dims that are wanted."""
-        node, dims = self.build(view.root)
-        return self.emit.move(node, dims, tuple(want))
+        node, dims = self.build(view.root, at)
+        return at.emit.move(node, dims, tuple(want))
 
-    def _held(self, root: Root) -> tuple[fx.Node, tuple[Atoms, ...]]:
-        if root.holder is None or self.trace.order[root.holder[0]] >= self.point:
-            raise CannotLowerError(self.product, _no_node(root))
-        return root.holder[0], root.holder[1].dims
-
-    def _bias(self, bias: View) -> fx.Node:
+    def _bias(self, bias: View, at: _Place) -> fx.Node:
         """A bias with dims of size 1 where it is repeated."""
         dims = tuple(
             () if all(atom.axis is None for atom in atoms) else atoms for atoms in bias.map.dims
         )
-        return self.moved(bias, dims)
+        return self.moved(bias, dims, at)
 
-    def _compact(self, origin: Compact) -> fx.Node:
+    def _compact(self, origin: Compact, at: _Place) -> fx.Node:
         """The canonical weight [a, b, c, d] as a view of the dense matrix [M, N]."""
         a, b, c, d = origin.pattern.weight_shape
-        node, dims = self.build(origin.matrix)
-        node = self.emit.move(node, dims, identity(origin.matrix.shape).dims)
+        node, dims = self.build(origin.matrix, at)
+        node = at.emit.move(node, dims, identity(origin.matrix.shape).dims)
         row, column = map(plain, fake_result(node).stride())
         if isinstance(row, int) and isinstance(column, int):
             # Row i*b*d + k*d + j, column i*c*d + l*d + j. Inductor copies diagonals.
             strides = [row * b * d + column * c * d, row * d, column * d, row + column]
-            return self.emit.call(torch.as_strided, node, [a, b, c, d], strides)
-        node = self.emit.call(torch.unflatten, node, 1, [a, c, d])
-        node = self.emit.call(torch.unflatten, node, 0, [a, b, d])
+            return at.emit.call(torch.as_strided, node, [a, b, c, d], strides)
+        node = at.emit.call(torch.unflatten, node, 1, [a, c, d])
+        node = at.emit.call(torch.unflatten, node, 0, [a, b, d])
         # [a, b, d, a, c, d] -> [b, d, c, d, a] -> [b, c, a, d] -> [a, b, c, d]
-        node = self.emit.call(torch.diagonal, node, 0, 0, 3)
-        node = self.emit.call(torch.diagonal, node, 0, 1, 3)
-        return self.emit.call(torch.permute, node, [2, 0, 1, 3])
+        node = at.emit.call(torch.diagonal, node, 0, 0, 3)
+        node = at.emit.call(torch.diagonal, node, 0, 1, 3)
+        return at.emit.call(torch.permute, node, [2, 0, 1, 3])
+
+
+def _with_one_batch_dim(dims: Sequence[Atoms], batch_last: bool) -> tuple[Atoms, ...]:
+    """The dims of an operand, [*batch, N] or [N, *batch], with all batch dims as one."""
+    batch, features = (dims[1:], dims[0]) if batch_last else (dims[:-1], dims[-1])
+    together = tuple(atom for atoms in batch for atom in atoms)
+    return (features, together) if batch_last else (together, features)
 
 
 def product_of(root: Root) -> Root:
@@ -326,7 +446,7 @@ def product_of(root: Root) -> Root:
 
 
 def _insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
-    """Where to compute what replaces a node: there, or behind the vmaps that it is in."""
+    """Where to put what replaces a node: there, or behind the vmaps that it is in."""
     users = set(node.users)
     while trace.regions[node].vmap_depth and node not in users and node.next.op != "root":
         node = node.next

@@ -18,8 +18,8 @@ from ksopt.compile.index import (
     reshape,
 )
 from ksopt.compile.sizes import Size, hint, plain, same_shape
-from ksopt.compile.tracking import FixedSizeNeeded, Tracker, rule
-from ksopt.compile.values import Cast, Kind, Piece, View
+from ksopt.compile.tracking import Tracker, rule
+from ksopt.compile.values import Kind, Piece, View
 
 aten = torch.ops.aten
 
@@ -52,7 +52,7 @@ def reshaped(tracker: Tracker, source: Tensor, asked: Sequence[Size], result: Te
         FixedSizeNeeded: a symbolic number of features is split into fixed ones.
     """
     if _splits_features(source, asked):
-        raise FixedSizeNeeded(source.shape[-1])
+        tracker.fix(source.shape[-1])
     shape = [plain(size) for size in result.shape]
     tracker.moved(result, source, reshape(tracker.view(source).map, shape))
 
@@ -99,6 +99,14 @@ def _same(
     tracker.moved(result, args[0], tracker.view(args[0]).map)
 
 
+@rule(aten.detach)
+def _detach(
+    tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> None:
+    if tracker.view(args[0]).root.kind is Kind.CONSTANT:  # no gradient ends here
+        tracker.moved(result, args[0], tracker.view(args[0]).map)
+
+
 @rule(aten.lift_fresh)
 def _lift_fresh(
     tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
@@ -126,13 +134,10 @@ def _to_copy(
     view = tracker.view(source)
     if source.dtype == result.dtype:
         tracker.moved(result, source, view.map)
-    elif source.dtype.is_floating_point and result.dtype.is_floating_point:
-        key = (view.root, result.dtype)
-        if key not in tracker.casts:
-            tracker.casts[key] = tracker.root(
-                view.root.shape, result.dtype, view.root.kind, Cast(view.root)
-            )
-        tracker.note(result, View(tracker.casts[key], view.map))
+    elif result.dtype.is_floating_point and (
+        source.dtype.is_floating_point or view.root.kind is not Kind.ACTIVATION
+    ):
+        tracker.note(result, View(tracker.cast(view.root, result.dtype), view.map))
 
 
 @rule(aten.select)
@@ -168,7 +173,9 @@ def sliced(
     if same_shape(source.shape, result.shape):
         tracker.moved(result, source, tracker.view(source).map)
     elif step != 1 and not isinstance(size, int) and dim % source.dim() == source.dim() - 1:
-        raise FixedSizeNeeded(size)  # every step-th feature
+        tracker.fix(size)  # every step-th feature
+    elif not isinstance(size, int) and isinstance(start or 0, int) and (start or 0) >= 0:
+        _narrowed(tracker, source, dim % source.dim(), start or 0, result, step)
     elif all(isinstance(known, int) for known in (size, step, start or 0)):
         first = 0 if start is None else max(0, start + size if start < 0 else min(start, size))
         _narrowed(tracker, source, dim % source.dim(), first, result, step)
@@ -186,7 +193,7 @@ def _split(
         length = 1 if dim_at == 1 else piece.shape[dim]
         if not isinstance(length, int):
             if dim == source.dim() - 1 and source.dtype.is_floating_point:
-                raise FixedSizeNeeded(source.shape[dim])  # features, not a batch
+                tracker.fix(source.shape[dim])  # features, not a batch
             return
         _narrowed(tracker, source, dim, start, piece)
         start += length
@@ -206,4 +213,5 @@ def _piece(tracker: Tracker, source: Tensor, part: IndexMap, result: Tensor) -> 
         part = reshape(part, result.shape)
     view = tracker.view(source)
     origin = Piece(View(view.root, compose(part, view.map)))
-    tracker.fresh(result, view.root.kind, origin)
+    alike = tracker.records_like_now(view.root)
+    tracker.fresh(result, view.root.kind, origin if alike else None)

@@ -61,10 +61,36 @@ def plan(have: Sequence[Atoms], want: Sequence[Atoms]) -> Move:
         order.append(hits[0])
     if len(order) != len(flat):
         raise NotNestedError("the result leaves out some elements")
-    splits = tuple(tuple(digit.size for digit in digits) for digits in fine)
-    if any(sum(not isinstance(size, int) for size in split) > 1 for split in splits):
+    splits = [[digit.size for digit in digits] for digits in fine]
+    move = _without_needless_splits(splits, order, [len(digits) for digits in wanted])
+    if any(sum(not isinstance(size, int) for size in split) > 1 for split in move.splits):
         raise NotNestedError("a dim would be split into two symbolic ones")
-    return Move(splits, tuple(order), tuple(len(digits) for digits in wanted))
+    return move
+
+
+def _without_needless_splits(splits: list[list[Size]], order: list[int], groups: list[int]) -> Move:
+    """A move in which digits stay one that are neighbours before and behind it."""
+    dims_after = [dim for dim, group in enumerate(groups) for _ in range(group)]
+    kept: list[list[Size]] = []
+    place = 0  # of a digit before the move
+    new_place: dict[int, int] = {}
+    groups = list(groups)
+    count = 0
+    for split in splits:
+        kept.append([])
+        for at, size in enumerate(split):
+            after = order.index(place)
+            follows = at > 0 and after > 0 and order[after - 1] == place - 1
+            if follows and dims_after[after] == dims_after[after - 1]:
+                kept[-1][-1] = plain(kept[-1][-1] * size)
+                groups[dims_after[after]] -= 1
+            else:
+                kept[-1].append(size)
+                new_place[place] = count
+                count += 1
+            place += 1
+    new_order = tuple(new_place[digit] for digit in order if digit in new_place)
+    return Move(tuple(map(tuple, kept)), new_order, tuple(groups))
 
 
 def keeps_memory(strides: Sequence[Size], move: Move) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 
 from ksopt import ops
-from ksopt.compile import frozen
+from ksopt.compile import frozen, slices
 from ksopt.compile.candidates import (
     Candidate,
     candidates,
@@ -25,7 +27,7 @@ from ksopt.compile.lowering import CannotLowerError, Uses, check, lower, product
 from ksopt.compile.running import CannotRunError, run
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.compile.tracking import Tracker
-from ksopt.compile.values import Contraction, Kind, Miss, Root, Trace
+from ksopt.compile.values import Contraction, Kind, Miss, Region, Root, Trace
 from ksopt.pattern import Chain, Pattern
 
 log = logging.getLogger("ksopt.compile")
@@ -89,14 +91,12 @@ def _rewrite(
     frozen_values: frozen.FrozenValues | None,
     report: Report,
 ) -> None:
+    gathered = slices.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     pattern_of = None
     if frozen_values is not None:
-        at = {node: index for index, node in enumerate(placeholders)}
-
-        def pattern_of(node: fx.Node) -> Any:
-            return frozen_values.pattern(at[node]) if at[node] in weights else None
-
+        places = {node: at for at, node in enumerate(placeholders) if at in weights}
+        pattern_of = frozen.FrozenNodes(frozen_values, places)
     trace, tracker = run(gm, inputs, weights, pattern_of)
     passes = report.passes
     passes["nodes_followed"] += len(trace.order)
@@ -104,7 +104,7 @@ def _rewrite(
     passes["frozen_patterns"] += 0 if frozen_values is None else len(frozen_values.found)
     _rewrite_bodies(gm, tracker, judge, report)
     report.linear_flops += sum(trace.flops.values())
-    misses = list(trace.misses)
+    misses = [*trace.misses, *slices.unfollowed(trace)]
     chosen = worth_a_look(trace)
     passes["products_checked"] += len(chosen)
     chosen, found = _possible(gm, tracker, chosen, misses)
@@ -133,7 +133,7 @@ def _rewrite(
             taken.add(miss.node.name)
     sites += native_sites(trace)
     report.sites += sorted(sites, key=lambda site: order.get(site.node, 0))
-    if chosen:
+    if chosen or gathered:
         gm.graph.lint()
         gm.recompile()
 
@@ -234,7 +234,21 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
             if view is not None and view.root.kind is Kind.WEIGHT
         )
         if isinstance(body, fx.GraphModule):
-            _rewrite(body, inputs, weights, judge, None, report)
+            with _inside(tracker.trace.regions[node], inputs):
+                _rewrite(body, inputs, weights, judge, None, report)
+
+
+@contextlib.contextmanager
+def _inside(region: Region, inputs: Sequence[Any]) -> Iterator[None]:
+    """Switch on what is in force where a graph is called with some inputs."""
+    device = next((one.device.type for one in inputs if isinstance(one, Tensor)), "cpu")
+    with contextlib.ExitStack() as opened:
+        if region.inference:  # switched off it would switch gradients on
+            opened.enter_context(torch.inference_mode())
+        opened.enter_context(torch.set_grad_enabled(region.grad))
+        enabled = region.autocast is not None
+        opened.enter_context(torch.autocast(device, region.autocast, enabled=enabled))
+        yield
 
 
 def _fake_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

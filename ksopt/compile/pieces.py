@@ -7,14 +7,14 @@ variable, which says which piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ksopt.compile.contractions import biased, contraction, digit_of, new_product
+from ksopt.compile.contractions import biased, contraction, digit_of, need_fixed, new_product
 from ksopt.compile.index import (
     Atom,
     Atoms,
@@ -35,6 +35,7 @@ from ksopt.compile.values import (
     Factor,
     Kind,
     Piece,
+    Root,
     Stacked,
     Variable,
     View,
@@ -81,19 +82,50 @@ def _note(
     views = [tracker.view(tensor) for tensor in tensors]
     if len(views) < 2 or any(contraction(view) is None for view in views):
         return
-    if not all(same_shape(tensor.shape, tensors[0].shape) for tensor in tensors):
-        return
-    try:
-        found = side_by_side(tracker, views)
-    except NotKroneckerSparseError:
-        return
+    found, reason = None, "they are of different forms"
+    if not all(tracker.records_like_now(root) for view in views for root in _taken_over(view)):
+        reason = "gradients are switched on or off between them"
+    elif all(same_shape(tensor.shape, tensors[0].shape) for tensor in tensors):
+        try:
+            found = side_by_side(tracker, views)
+        except NotKroneckerSparseError as error:
+            reason = str(error)
+    else:
+        reason = "they are of unequal sizes"
     if found is None:
+        if _are_of_pieces(views):
+            tracker.miss(f"the products of pieces of one input are not one product: {reason}")
         return
     tracker.note(result, View(found.root, replace(found.map, dims=placed(found.map.dims))))
     stamp = tracker.stamp(result)
     found.root.storage = stamp
     if isinstance(found.root.origin, Biased):
         found.root.origin.product.root.storage = stamp
+
+
+def _taken_over(view: View) -> Iterator[Root]:
+    """The roots that are not computed any more where pieces of one form become one product."""
+    root, origin = view.root, view.root.origin
+    if isinstance(origin, Contraction):
+        yield from (root, *_taken_over(_all_of(origin.x)), *_taken_over(_all_of(origin.weight)))
+    elif isinstance(origin, Biased):
+        yield from (root, *_taken_over(origin.product), *_taken_over(origin.bias))
+    elif isinstance(origin, Cast):
+        yield from (root, *_taken_over(_all_of(origin.source)))
+    elif isinstance(origin, Piece):
+        yield from (root, *_taken_over(origin.of))
+
+
+def _all_of(root: Root) -> View:
+    return View(root, identity(root.shape))
+
+
+def _are_of_pieces(views: Sequence[View]) -> bool:
+    """Whether views are of products of different pieces of one tensor."""
+    read = [product.x.origin for view in views if (product := contraction(view)) is not None]
+    pieces = [one.source.origin if isinstance(one, Cast) else one for one in read]
+    starts = {(p.of.root, p.of.map.offsets) for p in pieces if isinstance(p, Piece)}
+    return len(starts) == len(views) and len({root for root, _ in starts}) == 1
 
 
 def side_by_side(tracker: Tracker, views: Sequence[View]) -> View | None:
@@ -180,12 +212,7 @@ def _casts(tracker: Tracker, views: Sequence[View]) -> View | None:
     whole = side_by_side(tracker, sources)
     if whole is None:
         return None
-    root, dtype = whole.root, views[0].root.dtype
-    cast = tracker.casts.get((root, dtype)) or tracker.root(
-        root.shape, dtype, root.kind, Cast(root)
-    )
-    tracker.casts[root, dtype] = cast
-    return View(cast, whole.map)
+    return View(tracker.cast(whole.root, views[0].root.dtype), whole.map)
 
 
 def _contractions(tracker: Tracker, views: Sequence[View]) -> View | None:
@@ -201,6 +228,7 @@ def _contractions(tracker: Tracker, views: Sequence[View]) -> View | None:
     w = side_by_side(tracker, [View(one.weight, identity(one.weight.shape)) for one in found])
     if x is None or w is None or x.map.offsets or w.map.offsets:
         return None
+    need_fixed(tracker, x.root, [atom for atom in x.map.dims[0] if atom.axis is not None], ())
 
     def lifted(variable: Variable) -> list[Variable]:
         left, right = _over(variable.left, x), _over(variable.right, w)

@@ -29,8 +29,9 @@ from ksopt.compile.contractions import (
     tied,
 )
 from ksopt.compile.index import Atom, Atoms, IndexMap, compose, regroup
+from ksopt.compile.masks import note_applied
 from ksopt.compile.sizes import Size, plain, same, same_shape
-from ksopt.compile.structured import structured_product, structured_root
+from ksopt.compile.structured import by_support, has_support
 from ksopt.compile.tracking import Tracker, rule
 from ksopt.compile.values import Kind, Multiplied, Native, Variable, View
 from ksopt.pattern import Pattern
@@ -120,7 +121,8 @@ def _add(
         view = tracker.view(product)
         is_bias = tracker.view(bias).root.kind is not Kind.ACTIVATION
         is_whole = same_shape(product.shape, result.shape)
-        if is_bias and is_whole and contraction(view) is not None:
+        alike = tracker.records_like_now(view.root)
+        if is_bias and is_whole and alike and contraction(view) is not None:
             note_biased(tracker, view, bias, result)
             return
 
@@ -145,7 +147,8 @@ def multiplied(tracker: Tracker, left: Any, right: Any, result: Tensor) -> None:
         or result.dtype not in DTYPES
         or left.dtype != right.dtype
     ):
-        tracker.fresh(result, kind)
+        if len(both) < 2 or not note_applied(tracker, torch.mul, both, result):
+            tracker.fresh(result, kind)
         return
     variables: list[Variable] = []
     dims: list[tuple[int, ...]] = []
@@ -168,6 +171,10 @@ def _sum(
     view = tracker.view(args[0])
     origin = view.root.origin
     if not isinstance(origin, Multiplied) or len(args) < 2 or args[0].dtype != result.dtype:
+        return
+    if not tracker.records_like_now(view.root):
+        if any(v.left and v.right for v in origin.variables):
+            tracker.miss("gradients are switched on or off between the products and their sum")
         return
     rank = args[0].dim()
     over = {dim % rank for dim in (args[1] or range(rank))}
@@ -211,19 +218,16 @@ def _ks_mm(
 
 def matrix_product(tracker: Tracker, left: Tensor, right: Tensor, result: Tensor) -> View | None:
     """The result of mm or bmm as a view of a Kronecker-sparse product, or None."""
-    a, b = tracker.view(left), tracker.view(right)
-    roles = right_is_weight(a.root, b.root)
-    if roles is None:
-        return None
-    matrix = structured_root(tracker, b if roles else a)
-    if matrix is not None and left.dim() == 2:
-        return structured_product(tracker, a, b, matrix, right_is_weight=roles, result=result)
-    shared = tied(a.map.dims[0], b.map.dims[0]) if left.dim() == 3 else []
-    summed = tied(a.map.dims[-1], b.map.dims[-2], summed=True)
-    dims = [left_only(a.map.dims[-2]), right_only(b.map.dims[-1])]
-    if left.dim() == 3:
-        dims.insert(0, shared)
-    return offered(tracker, a.root, b.root, dims, summed, result)
+
+    def multiply(a: View, b: View, repeats: bool) -> View | None:
+        shared = tied(a.map.dims[0], b.map.dims[0]) if left.dim() == 3 else []
+        summed = tied(a.map.dims[-1], b.map.dims[-2], summed=True)
+        dims = [left_only(a.map.dims[-2]), right_only(b.map.dims[-1])]
+        if left.dim() == 3:
+            dims.insert(0, shared)
+        return offered(tracker, a.root, b.root, dims, summed, result, repeats)
+
+    return by_support(tracker, tracker.view(left), tracker.view(right), multiply)
 
 
 def dense_layer(
@@ -231,11 +235,7 @@ def dense_layer(
 ) -> bool:
     """Note F.linear of a weight that is as dense as it looks; False if it must be looked into."""
     a, w = tracker.view(x), tracker.view(weight)
-    if (
-        right_is_weight(a.root, w.root) is not True
-        or weight.dim() != 2
-        or structured_root(tracker, w)
-    ):
+    if right_is_weight(a.root, w.root) is not True or weight.dim() != 2 or has_support(tracker, w):
         return False
     dims = [*map(left_only, a.map.dims[:-1]), right_only(w.map.dims[0])]
     summed = tied(a.map.dims[-1], w.map.dims[1], summed=True)

@@ -19,17 +19,17 @@ from torch.amp import autocast_mode
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ksopt.compile import mapped, movements, pieces, products, structured
+from ksopt.compile import mapped, masks, movements, pieces, products, structured
 from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError, identity, is_identity
 from ksopt.compile.moves import plan
 from ksopt.compile.series import is_series, note_series
-from ksopt.compile.shortcuts import may_write, take, writes_in_place
-from ksopt.compile.sizes import plain
+from ksopt.compile.shortcuts import may_write, take, writes_in_place, writes_its_inputs
+from ksopt.compile.sizes import is_multiple_of_a_size, plain
 from ksopt.compile.tracking import FixedSizeNeeded, FrozenPattern, Tracker
-from ksopt.compile.values import Kind, Region, Trace, View
+from ksopt.compile.values import Holder, Kind, Region, Trace, View
 
-_RULES = (movements, products, pieces, structured)  # registered on import
+_RULES = (movements, products, pieces, structured, masks)  # registered on import
 
 
 class CannotRunError(Exception):
@@ -94,13 +94,15 @@ def run(
             raise CannotRunError(f"node {node.name} calls a module whole, whose weights are hidden")
         if getattr(node.target, "__name__", "") in _TRANSFORMS:
             raise CannotRunError(f"node {node.name} starts a torch.func transform other than vmap")
+    unfixable: set[Any] = set()
     for _ in range(_MOST_FIXED_SIZES):
         try:
-            return _run(gm, inputs, weights, frozen_pattern)
+            return _run(gm, inputs, weights, frozen_pattern, frozenset(unfixable))
         except FixedSizeNeeded as error:
-            int(error.size)  # adds a guard; each turn fixes one more size
+            if is_multiple_of_a_size(error.size):
+                int(error.size)  # adds a guard; each turn fixes one more size
             if not isinstance(plain(error.size), int):
-                raise CannotRunError(f"the size {error.size} cannot be fixed") from error
+                unfixable.add(error.size.node.expr)
     raise CannotRunError(f"more than {_MOST_FIXED_SIZES} sizes would have to be fixed")
 
 
@@ -109,8 +111,9 @@ def _run(
     inputs: Sequence[Any],
     weights: frozenset[int],
     frozen_pattern: FrozenPattern | None,
+    unfixable: frozenset[Any],
 ) -> tuple[Trace, Tracker]:
-    tracker = Tracker(frozen_pattern)
+    tracker = Tracker(frozen_pattern, unfixable)
     runner = _Runner(gm, tracker, weights)
     fake_mode = next((i.fake_mode for i in inputs if hasattr(i, "fake_mode")), None)
     modes = (_autocast_left_as_it_is(), torch.no_grad(), enable_python_dispatcher())
@@ -145,7 +148,9 @@ class _Runner(fx.Interpreter):
         self.tracker = tracker
         self.weights = weights
         self.device_type = "cpu"
-        self.grad = True
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.outside: list[tuple[bool, bool]] = []
         self.vmap_depth = 0
         self.placeholders = 0
         self.contexts: list[Any] = []
@@ -160,7 +165,7 @@ class _Runner(fx.Interpreter):
         tracker, trace = self.tracker, self.tracker.trace
         trace.order[n] = len(trace.order)
         tracker.node = n
-        trace.regions[n] = Region(self.grad, self._autocast(), self.vmap_depth)
+        trace.regions[n] = Region(self.grad, self.inference, self._autocast(), self.vmap_depth)
         result = self._result(n)
         if fake_result(n) is None and isinstance(result, Tensor) and not _is_wrapped(result):
             n.meta["example_value"] = result  # what is inserted later reads it
@@ -177,6 +182,14 @@ class _Runner(fx.Interpreter):
             if n.target is _SET_GRAD:
                 self.grad = bool(n.args[0])
                 return None
+            if name == "_enter_inference_mode":
+                self.outside.append((self.grad, self.inference))
+                self.inference = bool(n.args[0])
+                self.grad = not self.inference
+                return None
+            if name == "_exit_inference_mode":
+                self.grad, self.inference = self.outside.pop()
+                return None
             if name == "_vmap_increment_nesting":
                 self.vmap_depth += 1
             elif name == "_vmap_decrement_nesting":
@@ -187,9 +200,13 @@ class _Runner(fx.Interpreter):
                 return result
         known = n.meta.get("example_value")
         if known is not None and self.vmap_depth == 0:
+            if writes_its_inputs(n):
+                self._note_writes(n)
+                return self._known(n, known)
             if _is_opaque(n):
                 return self._known(n, known)
-            if self.may_shorten and _is_no_number(known) and n.op.startswith("call_"):
+            is_skipped = self.may_shorten and _is_no_number(known) and n.op.startswith("call_")
+            if is_skipped and not self._makes_a_mask(n):
                 return self._known(n, known)
             if self.may_shorten and n.op in ("call_function", "call_method"):
                 args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -208,6 +225,11 @@ class _Runner(fx.Interpreter):
         elif name == "_exit_autocast":
             self.contexts.pop()
         return result
+
+    def _makes_a_mask(self, n: fx.Node) -> bool:
+        """Whether a node computes a mask of weights: where one is zero, or is not."""
+        views = [self.tracker.trace.views.get(argument) for argument in n.all_input_nodes]
+        return masks.is_followed(n) and all(v and v.root.kind is Kind.WEIGHT for v in views)
 
     def _series(self, n: fx.Node) -> Any:
         """The result of an einsum of many operands, noted; None: follow torch's order instead."""
@@ -232,6 +254,14 @@ class _Runner(fx.Interpreter):
                 self.tracker.fresh(leaf, kind)
         return known
 
+    def _note_writes(self, n: fx.Node) -> None:
+        """Count every tensor that a node reads as written by it."""
+        self.tracker.trace.writers.add(n)
+        for argument in n.all_input_nodes:
+            for leaf in tree_leaves(self.env.get(argument)):
+                if isinstance(leaf, Tensor):
+                    self.tracker.note_write(self.tracker.stamp(leaf)[0])
+
     def _note_input(self, value: Any) -> None:
         at, self.placeholders = self.placeholders, self.placeholders + 1
         if isinstance(value, Tensor):
@@ -242,10 +272,9 @@ class _Runner(fx.Interpreter):
     def _note_view(self, n: fx.Node, value: Tensor) -> None:
         if n.op == "get_attr" and not self.tracker.knows(value):
             self.tracker.fresh(value, Kind.WEIGHT)
-        view = self.tracker.view(value)
-        self.tracker.trace.views[n] = view
-        if view.root.holder is None and holds_all(view):
-            view.root.holder = (n, view.map)
+        view = self.tracker.as_value_of(n, value)
+        if holds_all(view):
+            view.root.holders.append(Holder(n, view.map, self.tracker.trace.memory[n]))
 
     def _autocast(self) -> torch.dtype | None:
         if not torch.is_autocast_enabled(self.device_type):

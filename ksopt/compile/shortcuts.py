@@ -227,8 +227,16 @@ def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any, kn
         return False
 
 
+def writes_its_inputs(node: fx.Node) -> bool:
+    """Whether a node is a kernel of the author's own, which may write any tensor that it reads."""
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and name.startswith("triton_kernel_wrapper")
+
+
 def may_write(node: fx.Node) -> bool:
     """Whether a node may write in place, as far as its name and its arguments say."""
+    if writes_its_inputs(node):
+        return True
     if node.op == "call_method":
         name = str(node.target)
         return name.endswith("_") and not name.endswith("__")

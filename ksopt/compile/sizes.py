@@ -25,6 +25,16 @@ def plain(size: Size) -> Size:
     return size if known is None else known
 
 
+def is_multiple_of_a_size(size: Size) -> bool:
+    """Whether a symbolic size is an input's size times or plus numbers: one value fixes both.
+
+    Of ``s // 16`` no value would: a guard on it would hold for many batches, but not for others.
+    """
+    expression = size.node.expr
+    symbols = expression.free_symbols
+    return len(symbols) == 1 and bool(expression.is_polynomial(*symbols))
+
+
 def hint(size: Size) -> int | None:
     """The size in the call at hand; None if it depends on data."""
     if isinstance(size, int):

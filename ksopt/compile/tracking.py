@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ksopt.compile.emission import fake_result
 from ksopt.compile.index import IndexMap, NotNestedError, identity
 from ksopt.compile.sizes import Size, plain
-from ksopt.compile.values import Kind, Miss, Origin, Root, Trace, View
+from ksopt.compile.values import Cast, Kind, Miss, Origin, Root, Structured, Trace, View
 from ksopt.pattern import Pattern
 
 
 class FixedSizeNeeded(Exception):
-    """A symbolic number of features must be fixed at its present value, and the run begun anew."""
+    """A symbolic number of features must be fixed at its present value, and the run begun anew.
+
+    Raised by `Tracker.fix`.
+    """
 
     def __init__(self, size: Size) -> None:
         super().__init__(str(size))
@@ -48,8 +52,14 @@ def rule(*packets: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-FrozenPattern = Callable[[fx.Node], Pattern | None]
-"""The pattern of the values of the frozen weight that a placeholder is, if they have one."""
+class FrozenPattern(Protocol):
+    """The pattern of the values of the frozen weight that a placeholder is, if they have one."""
+
+    def __call__(self, node: fx.Node) -> Pattern | None: ...
+
+    def has_zeros(self, node: fx.Node) -> bool:
+        """Whether it is a frozen weight with zeros among its values."""
+        ...
 
 
 class Tracker(TorchDispatchMode):
@@ -58,21 +68,29 @@ class Tracker(TorchDispatchMode):
     Attributes:
         trace: what has been found so far.
         node: the graph's node that is running.
-        casts: roots that are another root in another dtype.
         frozen_pattern: see `FrozenPattern`.
         paused: whether operators run without being noted.
+        unfixable: expressions of sizes that cannot be fixed, see `fix`.
     """
 
-    def __init__(self, frozen_pattern: FrozenPattern | None = None) -> None:
+    def __init__(
+        self,
+        frozen_pattern: FrozenPattern | None = None,
+        unfixable: frozenset[Any] = frozenset(),
+    ) -> None:
         super().__init__()
+        self.unfixable = unfixable
         self.trace = Trace()
         self.node: fx.Node | None = None
-        self.casts: dict[tuple[Root, torch.dtype], Root] = {}
-        self.structured: dict[Root, Root | None] = {}
+        self.structured: dict[Root, Structured | None] = {}
+        self.lost: dict[Root, str | None] = {}
         self.frozen_pattern = frozen_pattern
         self.paused = False
         self._views: dict[int, tuple[View, tuple[int, int]]] = {}
+        self._casts: dict[tuple[Root, torch.dtype, Any], Root] = {}
+        self._values: set[int] = set()
         self._alive: list[Tensor] = []
+        self._written: dict[int, Kind] = {}
 
     def __torch_dispatch__(
         self,
@@ -113,7 +131,8 @@ class Tracker(TorchDispatchMode):
         if known is not None and known[1] == self.stamp(tensor):
             return known[0]
         kind = known[0].root.kind if known is not None else Kind.ACTIVATION
-        return self.fresh(tensor, kind)
+        # It may have been written through another view of its memory.
+        return self.fresh(tensor, kind | self._written.get(self.stamp(tensor)[0], Kind.CONSTANT))
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether anything has been noted of a tensor."""
@@ -129,6 +148,57 @@ class Tracker(TorchDispatchMode):
         """Remember a tensor as a root of its own."""
         root = self.root(tensor.shape, tensor.dtype, kind, origin, tensor)
         return self.note(tensor, View(root, identity(root.shape)))
+
+    def records_like_now(self, root: Root) -> bool:
+        """Whether gradients flow through the running node as through the one that made a root.
+
+        A product that is computed by several nodes may take over only such roots.
+        """
+        if self.node is None or root.made_at is None or root.made_at is self.node:
+            return True
+        regions = self.trace.regions
+        if regions[self.node].records_like(regions[root.made_at]):
+            return True
+        if root.kind is not Kind.WEIGHT or root.made_at.op != "placeholder":
+            return False
+        # No gradient ends at a frozen weight, wherever it is read.
+        value = fake_result(root.made_at)
+        return isinstance(value, Tensor) and not value.requires_grad
+
+    def as_value_of(self, node: fx.Node, value: Tensor) -> View:
+        """What a node's value is a view of.
+
+        A view that a node takes where gradients are off of what was made where they are on (or the
+        other way round) has the same elements and other gradients: it is a root of its own.
+        """
+        view = self.view(value)
+        if id(value) not in self._values and not self.records_like_now(view.root):
+            view = self.fresh(value, view.root.kind)
+        self._values.add(id(value))
+        self.trace.views[node] = view
+        self.trace.memory[node] = self.stamp(value)
+        return view
+
+    def cast(self, root: Root, dtype: torch.dtype) -> Root:
+        """A root in another dtype, one for all nodes through which gradients flow alike."""
+        region = None if self.node is None else self.trace.regions[self.node]
+        flags = None if region is None else (region.grad, region.inference)
+        key = (root, dtype, flags)
+        if key not in self._casts:
+            self._casts[key] = self.root(root.shape, dtype, root.kind, Cast(root))
+        return self._casts[key]
+
+    def fix(self, size: Size) -> None:
+        """Have a symbolic size fixed at its value in the call at hand.
+
+        Raises:
+            FixedSizeNeeded: it can be.
+            NotNestedError: it cannot: it is no multiple of one size of an input.
+        """
+        if size.node.expr in self.unfixable:
+            self.miss(f"its number of features, {size}, depends on the batch")
+            raise NotNestedError(f"the size {size} cannot be fixed")
+        raise FixedSizeNeeded(size)
 
     def root(
         self,
@@ -152,19 +222,12 @@ class Tracker(TorchDispatchMode):
         if self.node is not None:
             self.trace.misses.append(Miss(self.node, reason, pattern))
 
-    def is_written_after(self, root: Root) -> bool:
-        """Whether a root's memory was written since the root was made."""
-        return (
-            root.storage is not None
-            and self.trace.writes.get(root.storage[0], 0) != (root.storage[1])
-        )
-
     def stamp(self, tensor: Tensor) -> tuple[int, int]:
         try:
             storage = tensor.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError):  # sparse tensors have none
             storage = -id(tensor)
-        return storage, self.trace.writes.get(storage, 0)
+        return storage, len(self.trace.writes.get(storage, ()))
 
     def _only_views_anew(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether a tensor that no node's value can be gets another shape in place.
@@ -188,8 +251,14 @@ class Tracker(TorchDispatchMode):
                     kind = self._kind_of(args, kwargs)
                     if torch.Tag.inplace_view in func.tags:
                         self.trace.reshaped.add(self.view(tensor).root)
-                    self.trace.writes[storage] = self.trace.writes.get(storage, 0) + 1
+                    self.note_write(storage)
+                    self._written[storage] = self._written.get(storage, kind) | kind
                     self.fresh(tensor, kind)
+
+    def note_write(self, storage: int) -> None:
+        """Remember that the running node writes a storage."""
+        at = -1 if self.node is None else self.trace.order[self.node]
+        self.trace.writes.setdefault(storage, []).append(at)
 
     def _note_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         kind = None

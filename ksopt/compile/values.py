@@ -7,12 +7,14 @@ made by, if that is something a Kronecker-sparse product can be built from, is i
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
-from ksopt.compile.index import Atom, IndexMap
+from ksopt.compile.index import Atom, Atoms, IndexMap
 from ksopt.compile.sizes import Size
 from ksopt.pattern import Pattern
 
@@ -39,7 +41,7 @@ class Root:
         kind: what it depends on.
         origin: what it was made by, where that matters; None for all else.
         made_at: the graph's node that was running.
-        holder: the first node whose value is all of it, and as which view of it.
+        holders: the nodes whose values were all of it when they were made, in their order.
         storage: identity of its memory, and how often that had been written when it was made.
     """
 
@@ -48,8 +50,28 @@ class Root:
     kind: Kind
     made_at: fx.Node | None
     origin: Origin | None = None
-    holder: tuple[fx.Node, IndexMap] | None = None
+    holders: list[Holder] = field(default_factory=list)
     storage: tuple[int, int] | None = None
+
+    @property
+    def holder(self) -> Holder | None:
+        """The first node whose value was all of it."""
+        return self.holders[0] if self.holders else None
+
+
+@dataclass(frozen=True, eq=False)
+class Holder:
+    """A node whose value is all of a root, until its memory is written.
+
+    Attributes:
+        node: of the graph.
+        map: as which view of the root.
+        storage: as `Root.storage`, of the node's value.
+    """
+
+    node: fx.Node
+    map: IndexMap
+    storage: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +199,66 @@ class Combined:
 
 @dataclass(frozen=True, eq=False)
 class Structured:
-    """A matrix [M, N] that is Kronecker-sparse by the way it was made.
+    """A tensor that is zero but on a support: an element is not only where some digits agree.
 
     Attributes:
-        weight: its canonical weight [a, b, c, d].
+        weight: the elements on the support.
+        dims: the tensor's own dims as digits of the weight. Where one digit stands in two dims, an
+            element is zero unless both have the same value of it: a diagonal matrix of ``n``
+            elements has the dims ``[(0, n, 1)], [(0, n, 1)]``.
     """
 
     weight: Root
+    dims: tuple[Atoms, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Complement:
+    """A tensor of true and false that is true but on a support.
+
+    Attributes:
+        weight: what it is on the support.
+        dims: as those of `Structured`.
+    """
+
+    weight: Root
+    dims: tuple[Atoms, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """What is left of an elementwise function of weights on the support of one of them.
+
+    Attributes:
+        function: of torch; it is called with the pieces, then with ``more``.
+        pieces: the weights, in any order of their dims.
+        letters: for each piece, a letter for each of its dims; where one stands twice, the diagonal
+            is taken. A piece is repeated along the letters that it has not.
+        out: the letters of the result.
+        more: further arguments.
+    """
+
+    function: Callable[..., torch.Tensor]
+    pieces: tuple[View, ...]
+    letters: tuple[str, ...]
+    out: str
+    more: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Zero:
+    """Zeros alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unfollowed:
+    """A weight that is nearly known to be zero but on a support.
+
+    Attributes:
+        reason: what breaks the proof, a clause.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,6 +286,10 @@ Origin = (
     | Stacked
     | Combined
     | Structured
+    | Complement
+    | Applied
+    | Zero
+    | Unfollowed
     | Compact
     | Native
 )
@@ -236,14 +315,20 @@ class Region:
     """What is in force where a node runs.
 
     Attributes:
-        grad: whether gradients are recorded, as far as the graph itself decides.
+        grad: whether gradients are recorded.
+        inference: whether torch.inference_mode is on.
         autocast: the dtype of autocast on the graph's device, None where it is off.
         vmap_depth: how many vmaps the node runs inside.
     """
 
     grad: bool
+    inference: bool
     autocast: torch.dtype | None
     vmap_depth: int
+
+    def records_like(self, other: Region) -> bool:
+        """Whether gradients flow through both alike."""
+        return self.grad == other.grad and self.inference == other.inference
 
 
 @dataclass
@@ -256,8 +341,9 @@ class Trace:
         contractions: the roots made by products, in the order of the graph.
         natives: the roots made by ksopt's own operator.
         misses: products by weights that cannot be lowered.
-        writes: how often each storage is written in the graph.
+        writes: where each storage is written: positions of nodes, as in ``order``.
         writers: the nodes that write something in place.
+        memory: the storage of each node's value, and how often that had been written by then.
         reshaped: the roots of nodes' values that are given another shape in place.
         regions: what is in force at each node.
         flops: of the products by weights at each node, dense ones included; where the batch is
@@ -269,8 +355,20 @@ class Trace:
     contractions: list[Root] = field(default_factory=list)
     natives: list[Root] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)
-    writes: dict[int, int] = field(default_factory=dict)
+    writes: dict[int, list[int]] = field(default_factory=dict)
     writers: set[fx.Node] = field(default_factory=set)
+    memory: dict[fx.Node, tuple[int, int]] = field(default_factory=dict)
     reshaped: set[Root] = field(default_factory=set)
     regions: dict[fx.Node, Region] = field(default_factory=dict)
     flops: dict[fx.Node, int] = field(default_factory=dict)
+
+    def is_intact(self, memory: tuple[int, int], before: int | None = None) -> bool:
+        """Whether a memory still holds what it held.
+
+        Args:
+            memory: a storage, and how often it had been written.
+            before: position of the node before which it is read; None: at the end of the graph.
+        """
+        storage, version = memory
+        writes = self.writes.get(storage, [])
+        return version == sum(before is None or at < before for at in writes)

@@ -17,7 +17,17 @@ from ksopt.compile.emission import fake_result
 from ksopt.compile.index import NotNestedError
 from ksopt.compile.moves import keeps_memory, plan
 from ksopt.compile.recognition import weight_dims
-from ksopt.compile.values import Cast, Combined, Compact, Contraction, Kind, Root, Stacked, Trace
+from ksopt.compile.values import (
+    Applied,
+    Cast,
+    Combined,
+    Compact,
+    Contraction,
+    Kind,
+    Root,
+    Stacked,
+    Trace,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Weights:
         self._owners: dict[int, fx.Node] = {}
         for node, view in trace.views.items():
             if node.op in ("placeholder", "get_attr") and view.root.kind is Kind.WEIGHT:
-                memory = _memory(node)
+                memory = memory_of(node)
                 if memory is not None:
                     self._owners.setdefault(memory, node)
 
@@ -53,13 +63,17 @@ class Weights:
         """Where a product's weight is stored; None if it is computed at each call."""
         assert isinstance(product.origin, Contraction)
         root, factor = product.origin.weight, product.origin.factor
-        if isinstance(root.origin, Cast):
+        if (
+            isinstance(root.origin, Cast)
+            and root.origin.source.dtype.is_floating_point
+            and self._records_like(root, product)
+        ):
             root = root.origin.source
         matrix = root.origin.matrix if isinstance(root.origin, Compact) else root
         if matrix.holder is None:
             return None
-        node, index_map = matrix.holder
-        owner = self._owners.get(_memory(node) or 0)
+        node, index_map = matrix.holder.node, matrix.holder.map
+        owner = self._owners.get(memory_of(node) or 0)
         if owner is None or self._is_written(matrix):
             return None
         if matrix is root and not _is_view(node, index_map.dims, weight_dims(factor)):
@@ -87,11 +101,18 @@ class Weights:
         made_at = product.made_at
         return made_at is not None and self._trace.regions[made_at].grad and torch.is_grad_enabled()
 
+    def _records_like(self, one: Root, other: Root) -> bool:
+        """Whether gradients flow alike where two roots were made."""
+        regions = self._trace.regions
+        if one.made_at is None or other.made_at is None:
+            return False
+        return regions[one.made_at].records_like(regions[other.made_at])
+
     def _is_written(self, root: Root) -> bool:
         return root.storage is not None and root.storage[0] in self._trace.writes
 
 
-def _memory(node: fx.Node) -> int | None:
+def memory_of(node: fx.Node) -> int | None:
     """Identity of the memory of a node's fake result."""
     known = fake_result(node)
     try:
@@ -111,12 +132,12 @@ def _is_view(node: fx.Node, have: object, want: object) -> bool:
 def _held(root: Root) -> Iterator[fx.Node]:
     """The nodes that hold a weight, or what it is made of."""
     if root.holder is not None:
-        yield root.holder[0]
+        yield root.holder.node
     elif isinstance(root.origin, Cast):
         yield from _held(root.origin.source)
     elif isinstance(root.origin, Compact):
         yield from _held(root.origin.matrix)
-    elif isinstance(root.origin, Stacked | Combined):
+    elif isinstance(root.origin, Stacked | Combined | Applied):
         for piece in root.origin.pieces:
             yield from _held(piece.root)
 
