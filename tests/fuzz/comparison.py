@@ -1,0 +1,330 @@
+"""What a module does, written down; and whether two runs did the same.
+
+Values, gradients, what requires gradients, what shares memory with what, what was written, and
+errors. Where torch.compile without ksopt does not do as eager mode does, ksopt is to do as that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.utils._pytree import tree_leaves
+
+from ksopt.compile import backend, collected
+from ksopt.compile.sites import Report
+
+HAND_OVERS: dict[str, Callable[..., Any]] = {
+    "eager": lambda gm, inputs, config: gm.forward,
+    "aot_eager": lambda gm, inputs, config: aot_eager(gm, inputs),
+    "inductor": backend.hand_over,
+}
+"""What runs a graph that was rewritten."""
+
+
+@dataclass
+class Record:
+    """What one call did.
+
+    Attributes:
+        error: where it failed ("forward", "backward"), and how; None if it did not.
+        facts: name -> a value to be compared: a tensor, or anything with an equality.
+    """
+
+    error: tuple[str, str] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def observe(
+    namespace: dict[str, Any], compile_it: Callable[[nn.Module], Any] | None
+) -> list[Record]:
+    """Run a program's calls, in eager mode or compiled, and write down what they do.
+
+    Args:
+        namespace: of a program's source.
+        compile_it: returns what is called in place of the module; None for eager mode.
+    """
+    torch.manual_seed(0)
+    m = namespace["M"]().train(namespace["TRAINING"])
+    called = m if compile_it is None else compile_it(m)
+    records = []
+    for at, call in enumerate(namespace["CALLS"]):
+        torch.manual_seed(at + 1)
+        for text in call["before"]:
+            exec(text, {**namespace, "m": m})
+        inputs = namespace["inputs"](call["batch"])
+        with _mode(call["mode"]):
+            records.append(_one(namespace, m, called, call, inputs))
+        if records[-1].error is not None:
+            break
+    return records
+
+
+@contextlib.contextmanager
+def _mode(name: str) -> Iterator[None]:
+    modes = {
+        "grad": torch.enable_grad,
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+    }
+    grad = torch.is_grad_enabled()
+    try:
+        with modes[name]():
+            yield
+    finally:
+        torch.set_grad_enabled(grad)  # a module that failed may have left it otherwise
+
+
+def _one(
+    namespace: dict[str, Any], m: nn.Module, called: Any, call: dict[str, Any], inputs: list[Tensor]
+) -> Record:
+    record = Record()
+    for value, leaf in zip(inputs, namespace["LEAVES"], strict=True):
+        if leaf and call["mode"] == "grad" and value.is_floating_point():
+            value.requires_grad_()
+    if namespace["DYNAMIC"] == "mark":
+        for value in inputs:
+            torch._dynamo.mark_dynamic(value, 0)
+    state = {**dict(m.named_parameters()), **dict(m.named_buffers())}
+    for value in state.values():
+        value.grad = None
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=call["autocast"]):
+            result = called(*inputs)
+    except Exception as error:
+        record.error = ("forward", f"{type(error).__name__}: {error}")
+        return record
+    record.facts["modes"] = _modes()
+    outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+    inputs_by_name = {f"x{at}": value for at, value in enumerate(inputs)}
+    everything = {f"out{at}": value for at, value in enumerate(outputs)} | inputs_by_name | state
+    try:
+        _read(record.facts, everything, len(outputs))
+        loss = _loss(outputs)
+        if loss is not None:
+            loss.backward()
+    except Exception as error:
+        record.error = ("backward", f"{type(error).__name__}: {error}")
+        return record
+    if loss is not None:
+        for name, value in {**inputs_by_name, **state}.items():
+            with _quiet():
+                grad = value.grad
+            record.facts[f"grad {name}"] = None if grad is None else _copy(grad)
+    _write_through(record.facts, everything)
+    return record
+
+
+def _modes() -> tuple[Any, ...]:
+    """What is switched on: a call leaves it as it was."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch._C._functorch.maybe_current_level(),
+    )
+
+
+def _read(facts: dict[str, Any], everything: dict[str, Tensor], outputs: int) -> None:
+    for at, (name, value) in enumerate(everything.items()):
+        facts[f"value {name}"] = _copy(value)
+        if at < outputs:
+            facts[f"requires_grad {name}"] = value.requires_grad
+    facts["aliases"] = _partition(everything)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the gradient of what is no leaf
+        yield
+
+
+def _copy(value: Tensor) -> Tensor:
+    return value.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _partition(everything: dict[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+    """The names of tensors that share memory."""
+    groups: dict[int, list[str]] = {}
+    for name, value in everything.items():
+        if value.numel():
+            groups.setdefault(value.untyped_storage()._cdata, []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def _loss(outputs: list[Tensor]) -> Tensor | None:
+    """A number that every element of every output counts in differently."""
+    total = None
+    for at, value in enumerate(outputs):
+        if value.requires_grad:
+            own = torch.Generator().manual_seed(at)
+            part = (value.double() * torch.randn(value.shape, generator=own).double()).sum()
+            total = part if total is None else total + part
+    return total
+
+
+def _write_through(facts: dict[str, Any], everything: dict[str, Tensor]) -> None:
+    """Write outputs that share memory, one after the other, and look at the others."""
+    shared = {name for names in facts["aliases"] for name in names}
+    for written in sorted(shared):
+        value = everything[written]
+        if not written.startswith("out") or 0 in value.stride():
+            continue
+        try:
+            with torch.no_grad():
+                value.detach().mul_(-1.5)
+        except RuntimeError as error:  # inference tensors
+            facts[f"write {written}"] = type(error).__name__
+            continue
+        for name in sorted(shared):
+            facts[f"{name} after a write to {written}"] = _copy(everything[name])
+
+
+def differences(expected: list[Record], actual: list[Record], rough: bool) -> list[str]:
+    """What two runs of a program differ in; a sentence each.
+
+    Args:
+        expected: of eager mode.
+        actual: of the compiled module.
+        rough: whether tensors of 16 bits are involved.
+    """
+    found = []
+    for at, (one, other) in enumerate(zip(expected, actual, strict=False)):
+        found += [f"call {at}: {text}" for text in _between(one, other, rough)]
+        if one.error is not None or other.error is not None:
+            break
+    return found
+
+
+def _between(one: Record, other: Record, rough: bool) -> Iterator[str]:
+    if (one.error is None) != (other.error is None) or (
+        one.error and other.error and one.error[0] != other.error[0]
+    ):
+        yield f"error: expected {_short(one.error)}, got {_short(other.error)}"
+    for name in dict.fromkeys([*one.facts, *other.facts]):
+        if name not in one.facts or name not in other.facts:
+            if one.error is None and other.error is None:
+                yield f"{name}: only one run has it"
+            continue
+        text = _unequal(one.facts[name], other.facts[name], rough)
+        if text:
+            yield f"{name}: {text}"
+
+
+def _short(error: tuple[str, str] | None) -> str:
+    return "none" if error is None else f"{error[0]} {error[1][:600]}"
+
+
+def _unequal(one: Any, other: Any, rough: bool) -> str:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        if isinstance(one, Tensor) or isinstance(other, Tensor) or one != other:
+            return f"expected {_name(one)}, got {_name(other)}"
+        return ""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f"expected {one.dtype} {list(one.shape)}, got {other.dtype} {list(other.shape)}"
+    if not one.numel():
+        return ""
+    a, b = one.double(), other.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return "other elements are finite"
+    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+    # The same sums in another order; 16 bits are rounded at every factor.
+    allowed = (0.15 if rough else 1e-3) * float(a.abs().max()) + (1e-2 if rough else 1e-4)
+    far = float((a - b).abs().max())
+    return f"off by {far:.3g} of {float(a.abs().max()):.3g}" if far > allowed else ""
+
+
+def _name(value: Any) -> str:
+    return "a tensor" if isinstance(value, Tensor) else str(value)
+
+
+@dataclass
+class Outcome:
+    """What became of one program.
+
+    Attributes:
+        differences: of ksopt from what it should do; empty if there are none.
+        torchs: differences of torch.compile without ksopt from eager mode, where looked for.
+        lowered: lines of the products that were lowered.
+        spellings: what the author called at them.
+        notes: about graphs that could not be followed.
+        missed: reasons.
+    """
+
+    differences: list[str] = field(default_factory=list)
+    torchs: list[str] = field(default_factory=list)
+    lowered: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    missed: Counter[str] = field(default_factory=Counter)
+    failed: bool = False
+
+
+def compare(
+    run: Callable[[Callable[[], Any]], Any], namespace: dict[str, Any], rough: bool
+) -> Outcome:
+    """Run a program in eager mode and compiled by ksopt.
+
+    Args:
+        run: runs a function, perhaps elsewhere: one failure must not make the next.
+        namespace: of the program's source.
+        rough: whether tensors of 16 bits are involved.
+    """
+    expected = run(lambda: observe(namespace, None))
+    actual, outcome = run(lambda: _by_ksopt(namespace))
+    outcome.differences = differences(expected, actual, rough)
+    outcome.failed = any(record.error is not None for record in expected)
+    if outcome.differences:
+        plain = run(lambda: _observe_compiled(namespace, namespace["HANDOVER"]))
+        outcome.torchs = differences(expected, plain, rough)
+        if outcome.torchs:
+            outcome.differences = differences(plain, actual, rough)
+    return outcome
+
+
+def _by_ksopt(namespace: dict[str, Any]) -> tuple[list[Record], Outcome]:
+    outcome = Outcome()
+    with collected() as reports:
+        records = _observe_compiled(namespace, "ksopt")
+    _note_sites(outcome, reports)
+    return records, outcome
+
+
+def _observe_compiled(namespace: dict[str, Any], name: str) -> list[Record]:
+    torch._dynamo.reset()
+    dynamic = namespace["DYNAMIC"]
+
+    def compile_it(m: nn.Module) -> Any:
+        # Every site that can be lowered is.
+        options = {"tune": "off"} if name == "ksopt" else None
+        dynamic_ = None if dynamic == "mark" else dynamic
+        return torch.compile(m, backend=name, dynamic=dynamic_, options=options)
+
+    usual = backend.hand_over
+    backend.hand_over = HAND_OVERS[namespace["HANDOVER"]]
+    try:
+        with torch.backends.opt_einsum.flags(enabled=False):
+            return observe(namespace, compile_it)
+    finally:
+        backend.hand_over = usual
+        torch._dynamo.reset()
+
+
+def _note_sites(outcome: Outcome, reports: list[Report]) -> None:
+    from ksopt.compile.sites import Verdict
+
+    for report in reports:
+        outcome.notes += report.notes
+        for site in report.sites:
+            if site.verdict is Verdict.LOWERED:
+                outcome.lowered.append(site.place.line)
+            elif site.verdict is Verdict.MISSED:
+                outcome.missed[site.reason.partition(": ")[2]] += 1

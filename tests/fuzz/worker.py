@@ -1,0 +1,125 @@
+"""One of the processes of `tests.fuzz.capture`: makes modules, compares, makes failing ones small.
+
+Every comparison is made in a copy of this process (`tests.fuzz.isolation`).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import sys
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+from .comparison import Outcome, compare
+from .isolation import DiedError, apart
+from .modules import program
+from .program import Program, build
+from .shrinking import shrink
+
+_ROUGH = ("bfloat16", "float16", "autocast=True", '"cpu", torch')
+_SECONDS = 120.0
+"""For one comparison: no module takes a tenth of it, unless it hangs."""
+
+_FIRST = """
+import torch
+from torch import nn
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 6, 8))
+    def forward(self, x):
+        y = torch.einsum("bgi,goi->bgo", x.view(-1, 4, 8), self.w)
+        return torch.vmap(torch.nn.functional.linear, (1, 0), 1)(y, self.w.mT).flatten(1)
+def inputs(B):
+    return [torch.randn(B, 32)]
+LEAVES, CALLS = [True], [dict(batch=5, mode="grad", autocast=False, before=[])] * 2
+DYNAMIC, TRAINING = True, True
+"""
+
+
+def be_quiet() -> None:
+    """Whatever torch warns of is in the comparison, or nobody's concern."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+
+
+def compared(source: str, name: str) -> Outcome:
+    """The outcome of a program's source."""
+    namespace = build(source, name).namespace
+    try:
+        return compare(
+            lambda function: apart(function, _SECONDS),
+            namespace,
+            any(word in source for word in _ROUGH),
+        )
+    except DiedError as error:
+        return Outcome([f"call 0: died: {error}"])
+
+
+def _outcome(made: Program) -> Outcome:
+    try:
+        return compared(made.source(), f"<module of seed {made.seed}>")
+    except SyntaxError:  # it was cut too short
+        return Outcome()
+
+
+def result_of(made: Program, shrink_seconds: float) -> dict[str, Any]:
+    """What became of a program, as JSON takes it."""
+    outcome = _outcome(made)
+    names = made.spellings()
+    result: dict[str, Any] = {
+        "modules": 1,
+        "lowered": bool(outcome.lowered),
+        "torchs": bool(outcome.torchs),
+        "errors": outcome.failed,
+        "spellings": Counter(names.get(line, "elsewhere") for line in outcome.lowered),
+        "notes": Counter(note.partition(": ")[2][:120] for note in outcome.notes),
+        "missed": outcome.missed,
+    }
+    if outcome.differences:
+        result["failure"] = _described(made, outcome, shrink_seconds)
+    return result
+
+
+def _described(made: Program, outcome: Outcome, shrink_seconds: float) -> str:
+    """A failing program, made small, and what differs."""
+    kind = _kinds(outcome.differences)[0]
+    small = shrink(made, lambda p: kind in _kinds(_outcome(p).differences), shrink_seconds)
+    outcome = _outcome(small)
+    lines = [f"\n# Seed {made.seed}:"]
+    lines += [f"#   {text}".replace("\n", "\n#   ") for text in outcome.differences[:8]]
+    lines += [f"#   torch.compile itself: {text}" for text in outcome.torchs[:4]]
+    return "\n".join([*lines, small.source()])
+
+
+def _kinds(differences: list[str]) -> list[str]:
+    """What differs, without numbers: "call 0: value out1: off by ..." is "value"."""
+    return [text.split(": ")[1].split(" ")[0] for text in differences]
+
+
+def main() -> int:
+    """Go through the modules that the command wants, and write a line of JSON about each."""
+    wanted = json.loads(sys.argv[1])
+    end = time.monotonic() + 60 * wanted["minutes"]
+    be_quiet()
+    for handover in ("eager", "aot_eager"):  # what torch loads once need not be loaded by each copy
+        first = build(f"{_FIRST}\nHANDOVER = {handover!r}", "<first>")
+        compare(lambda function: function(), first.namespace, False)
+    gc.collect()
+    gc.freeze()
+    for seed in range(wanted["first"], wanted["last"], wanted["workers"]):
+        if time.monotonic() > end:
+            break
+        made = program(seed, wanted["handover"])
+        left = max(5.0, end + 20 - time.monotonic())
+        result = result_of(made, min(wanted["shrink_seconds"], left))
+        print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
