@@ -19,8 +19,8 @@ expand for d > 1 with blocks of at most 32 rows and columns (b*d and c*d), where
 cost less than the copies; bmm for all else.
 
 The expanded and dense candidates multiply by stored zeros too, and zero times infinity is NaN: what
-is not finite in one feature would reach outputs which do not depend on it. So their sum is looked at
-(and timed with them): where it is not finite, the product is computed once more by bmm.
+is not finite in one feature would reach outputs which do not depend on it. So the sum of what they
+return is looked at (and timed with them): where it is not finite, bmm computes the product again.
 """
 
 from __future__ import annotations

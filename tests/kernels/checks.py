@@ -1,4 +1,7 @@
-"""Operands for emulated kernels, and how far a result may be from float64."""
+"""Operands for emulated kernels, and what a result may be."""
+
+import random
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -37,3 +40,36 @@ def assert_close_to_float64(y: Tensor, x: Tensor, weight: Tensor, problem: Probl
         f"{problem}: {int(wrong.sum())} of {wrong.numel()} outputs are wrong, the first at "
         f"{wrong.nonzero()[0].tolist()}: {y[wrong][0].item()} instead of {truth[wrong][0].item()}"
     )
+
+
+def assert_not_finite_stays(
+    multiply: Callable[[Tensor, Tensor], Tensor], problem: Problem, batch: int, seed: int
+) -> None:
+    """What is not finite reaches the outputs whose sums it is in, as infinity or as NaN.
+
+    It stands where tiles end: in the first and the last l of a block, in any row, i and j. A kernel
+    that fills up its tiles with zeros would multiply them by what stands beyond an end.
+    """
+    p, last, chance = problem.pattern, problem.batch_last, random.Random(seed)
+    planted = [float("nan"), float("inf"), float("-inf")]
+    for hit in ("x", "weight"):
+        x, weight = operands(problem, batch, seed)
+        rows = (x.T if last else x).unflatten(1, (p.a, p.c, p.d))
+        for ends in ((0, p.c - 1), (0, p.c - 1), (chance.randrange(p.c),)):
+            i, k, j = chance.randrange(p.a), chance.randrange(p.b), chance.randrange(p.d)
+            place = (i, k, chance.choice(ends), j)
+            if hit == "weight":
+                weight[place] = chance.choice(planted)
+            else:
+                rows[chance.randrange(batch), i, place[2], j] = chance.choice(planted)
+        # [n, i, k, l, j], summed over l: no zero but the operands' own
+        truth = (rows[:, :, None].double() * weight[None].double()).sum(3)
+        y = multiply(x, weight)
+        y = (y.T if last else y).unflatten(1, (p.a, p.b, p.d)).double()
+        for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+            wrong = kind(y) != kind(truth)
+            assert not wrong.any(), (
+                f"{problem}, {hit} not finite: {int(wrong.sum())} outputs are wrong, the first at "
+                f"{wrong.nonzero()[0].tolist()}: {y[wrong][0].item()} instead of "
+                f"{truth[wrong][0].item()}"
+            )

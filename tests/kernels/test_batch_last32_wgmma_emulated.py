@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, operands
 from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
 from test_lanes32_wgmma_emulated import without_predicates
 from torch import Tensor
@@ -121,6 +121,11 @@ def test_results(kernels, at):
         y = kernels[at](x, weight)
         assert_close_to_float64(y, x, weight, problem)
         assert torch.equal(y, kernels[at](x, weight, seed=1))
+
+
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_what_is_not_finite_reaches_what_it_met(kernels, at):
+    assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-1], seed=at)
 
 
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)

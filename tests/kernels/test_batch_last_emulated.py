@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from checks import assert_close_to_float64, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, operands
 from cuda_emulator import Instance
 
 from ksopt.kernels import batch_last16, batch_last32
@@ -69,6 +69,13 @@ def test_against_float64(kernels, at):
             x = x.contiguous()  # rows start anywhere
         y = kernels[at](x, packed(weight), seed=batch)
         assert_close_to_float64(y, x, weight, problem)
+
+
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_what_is_not_finite_reaches_what_it_met(kernels, at):
+    assert_not_finite_stays(
+        lambda x, weight: kernels[at](x, packed(weight)), CASES[at][0], batch=ALIGNED[0], seed=at
+    )
 
 
 @pytest.mark.parametrize("at", [i for i, case in enumerate(CASES) if case[2]][::2], ids=name)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from checks import assert_close_to_float64, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, operands
 from cuda_emulator import Instance
 
 from ksopt.kernels import general
@@ -43,6 +43,11 @@ def test_results(kernels, problem):
         y = kernels[problem](x, weight)
         assert_close_to_float64(y, x, weight, problem)
     assert torch.equal(y, kernels[problem](x, weight, seed=1)), "it depends on the order of threads"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=name)
+def test_what_is_not_finite_reaches_what_it_met(kernels, problem):
+    assert_not_finite_stays(kernels[problem], problem, batch=BATCHES[-1], seed=0)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[::5], ids=name)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from checks import assert_close_to_float64, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, operands
 from cuda_emulator import EmulationError, Instance
 
 from ksopt.kernels import small_batch_fma
@@ -80,6 +80,11 @@ def test_results(kernels, at):
         y = kernels[at](x, weight)
         assert_close_to_float64(y, x, weight, problem)
     assert torch.equal(y, kernels[at](x, weight, seed=1)), "it depends on the order of threads"
+
+
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_what_is_not_finite_reaches_what_it_met(kernels, at):
+    assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-1], seed=at)
 
 
 def test_the_cases_differ_in_every_template_argument():
