@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ksopt import tables
+from ksopt.compile.breaks import GraphBreak, graph_breaks
 from ksopt.compile.clock import Times
 from ksopt.compile.sites import Report, Site, Verdict
 from ksopt.errors import KsoptError
@@ -44,10 +45,12 @@ class Explanation:
     Args:
         report: its sites.
         end_to_end: times of the whole model, if they were asked for.
+        graph_breaks: lines of the model that Dynamo could not follow.
     """
 
     report: Report
     end_to_end: EndToEnd | None = None
+    graph_breaks: tuple[GraphBreak, ...] = ()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -95,6 +98,7 @@ class Explanation:
             "pass_s": report.pass_s,
             "deciding_s": report.deciding_s,
             "notes": list(report.notes),
+            "graph_breaks": [one.to_json() for one in self.graph_breaks],
             "passes": dict(report.passes),
             "end_to_end": None if times is None else vars(times),
         }
@@ -154,10 +158,10 @@ def explain(
         total.add(rewrite_graph(gm, example_inputs, judge(example_inputs, mode), values))
         return original if values.found else gm.forward
 
-    with _undone(model):
+    with _undone(model), graph_breaks() as breaks:
         torch.compile(model, backend=collect, dynamic=dynamic)(*inputs, **named)
     times = _end_to_end(model, inputs, named, mode, dynamic) if timed else None
-    return Explanation(total, times)
+    return Explanation(total, times, tuple(breaks))
 
 
 def table_of(report: Report) -> Table:
@@ -229,6 +233,7 @@ def _summary(explanation: Explanation) -> str:
         f"The pass took {1e3 * report.pass_s:.0f} ms{_deciding(report)}."
     ]
     lines += [f"Note: {note}." for note in report.notes]
+    lines += [f"Note: {one}." for one in explanation.graph_breaks]
     if times is not None:
         lines.append(
             f"One call takes {times.inductor_us:.1f} us under Inductor alone and "

@@ -152,7 +152,7 @@ def note_applied(
     """
     views = [tracker.view(operand) for operand in operands]
     kind = functools.reduce(operator.or_, (view.root.kind for view in views))
-    if kind is Kind.ACTIVATION or not all(isinstance(size, int) for size in result.shape):
+    if kind is Kind.ACTIVATION or not all(isinstance(s, int) and s > 0 for s in result.shape):
         return False
     try:
         compact = [_on_support(tracker, view) for view in views]

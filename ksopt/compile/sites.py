@@ -182,6 +182,11 @@ class Report:
         return lowered / self.linear_flops if self.linear_flops else 0.0
 
 
+def is_the_authors(file: str) -> bool:
+    """Whether a file is of the model's author, and not of a library that computes for it."""
+    return not any(library in file for library in _NOT_THE_AUTHORS)
+
+
 def place_of(node: fx.Node) -> Place:
     """The innermost line of the author's code, torch's own files passed over."""
     lines = (node.meta.get("stack_trace") or "").splitlines()
@@ -192,7 +197,7 @@ def place_of(node: fx.Node) -> Place:
             continue
         file, _, rest = text.removeprefix('File "').partition('", line ')
         number = rest.partition(",")[0]
-        if any(library in file for library in _NOT_THE_AUTHORS) or not number.isdigit():
+        if not is_the_authors(file) or not number.isdigit():
             continue
         code = lines[at + 1].strip() if at + 1 < len(lines) else ""
         found = Place(file, int(number), code)

@@ -77,6 +77,7 @@ def gather(graph: fx.Graph) -> bool:
         order = {one: at for at, one in enumerate(graph.nodes)}
         writes = _writes(node, order)
         if not writes:
+            _note_seen_before(node, order)
             continue
         try:
             _gather(graph, node, writes, order)
@@ -93,7 +94,8 @@ def unfollowed(trace: Trace) -> list[Miss]:
     for node in trace.order:
         if UNFOLLOWED not in node.meta:
             continue
-        values = [write.value for write in _writes(node, trace.order)]
+        writes = [write for user in node.users if (write := _write(node, user)) is not None]
+        values = [write.value for write in writes]
         views = [trace.views.get(value) for value in values]
         if len(views) > 1 and all(view and contraction(view) is not None for view in views):
             misses.append(Miss(node, str(node.meta[UNFOLLOWED])))
@@ -111,6 +113,15 @@ def _is_made(node: fx.Node) -> bool:
         and value.is_contiguous()
         and not {"out", "requires_grad", "memory_format"} & set(node.kwargs)
     )
+
+
+def _note_seen_before(node: fx.Node, order: dict[fx.Node, int]) -> None:
+    users = sorted(node.users, key=order.__getitem__)
+    if any(_write(node, user) for user in users[1:]):
+        node.meta[UNFOLLOWED] = (
+            f"slices are written into {node.name}, and {users[0].name} sees it before they are "
+            "written"
+        )
 
 
 def _writes(node: fx.Node, order: dict[fx.Node, int]) -> list[_Write]:

@@ -52,7 +52,7 @@ def _block_diag(
     if not all(same_shape(block.shape, blocks[0].shape) for block in blocks):
         tracker.fresh(result, Kind.WEIGHT, Unfollowed(_unequal(tracker)))
         return
-    if blocks[0].dim() != 2:
+    if blocks[0].dim() != 2 or not blocks[0].numel():
         return
     b, c = (int(size) for size in blocks[0].shape)
     shape = (len(blocks), b, c)
@@ -84,7 +84,7 @@ def _diag_embed(
     view = tracker.view(args[0])
     if named.get("offset", 0) != 0 or view.root.kind is Kind.ACTIVATION or view.map.offsets:
         return
-    if not all(isinstance(size, int) for size in result.shape):
+    if not all(isinstance(size, int) and size > 0 for size in result.shape):
         return
     rank = result.dim()
     both = {named.get("dim1", -2) % rank, named.get("dim2", -1) % rank}
@@ -165,7 +165,7 @@ def by_support(tracker: Tracker, left: View, right: View, multiply: Multiply) ->
     if roles is None:
         return multiply(left, right, False)
     weight = right if roles else left
-    flops = _flops(tracker)
+    flops, missed = _flops(tracker), len(tracker.trace.misses)
     reason = None
     try:
         compact = on_support(tracker, weight)
@@ -179,10 +179,12 @@ def by_support(tracker: Tracker, left: View, right: View, multiply: Multiply) ->
     if tracker.node is not None and flops is not None:
         tracker.trace.flops[tracker.node] = flops
     view = multiply(left, right, False)
-    if view is None or not is_sparse(view):
-        reason = reason or _lost(tracker, weight.root)
-        if reason is not None:
-            tracker.miss(reason)
+    if view is not None and is_sparse(view):
+        del tracker.trace.misses[missed:]
+        return view
+    reason = reason or _lost(tracker, weight.root)
+    if reason is not None:
+        tracker.miss(reason)
     return view
 
 

@@ -1,0 +1,101 @@
+"""Graph breaks: where Dynamo gives up following a model, so that no backend sees what is there.
+
+Dynamo tells nobody but its log, so that is where they are read.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ksopt.compile.sites import Place, is_the_authors
+
+_LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
+_WHERE = re.compile(r"in user code at (.+):(\d+)$", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A line that Dynamo could not follow.
+
+    Args:
+        place: the line.
+        caller: the author's line that called the function it is in; empty where that is unknown.
+        reason: what Dynamo says.
+    """
+
+    place: Place
+    caller: Place
+    reason: str
+
+    def __str__(self) -> str:
+        code = f" (`{self.place.code}`)" if self.place.code else ""
+        called = f", called at {self.caller} (`{self.caller.code}`)" if self.caller.file else ""
+        return (
+            f"the graph breaks at {self.place}{code}{called}: {self.reason}. No product that is "
+            "computed there is seen. If a function there multiplies by weights, ksopt.patch puts "
+            'one that can be followed in its place: docs/backend.md, "Code that Dynamo refuses"'
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+@contextmanager
+def graph_breaks() -> Iterator[list[GraphBreak]]:
+    """The graph breaks of whatever is compiled inside the block, each line once."""
+    found: dict[tuple[str, int], GraphBreak] = {}
+
+    class Reader(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            graph_break = _read(record.getMessage())
+            if graph_break is not None:
+                found.setdefault((graph_break.place.file, graph_break.place.line), graph_break)
+                listed[:] = found.values()
+
+    listed: list[GraphBreak] = []
+    logger, reader = logging.getLogger(_LOGGER), Reader()
+    level, propagates = logger.level, logger.propagate
+    if not logger.isEnabledFor(logging.DEBUG):
+        logger.propagate = False  # nobody else asked for them
+        logger.setLevel(logging.DEBUG)
+    logger.addHandler(reader)
+    try:
+        yield listed
+    finally:
+        logger.removeHandler(reader)
+        logger.setLevel(level)
+        logger.propagate = propagates
+
+
+def _read(message: str) -> GraphBreak | None:
+    where = _WHERE.search(message)
+    if where is None:
+        return None
+    frames = [(file, int(line)) for file, line in _FRAME.findall(message)]
+    places = [_place(file, line) for file, line in frames if is_the_authors(file)]
+    broken = _place(where[1], int(where[2]))
+    if broken in places:
+        places = places[: places.index(broken)]
+    caller = places[-1] if places else Place()
+    return GraphBreak(broken, caller, _reason(message))
+
+
+def _place(file: str, line: int) -> Place:
+    return Place(file, line, linecache.getline(file, line).strip())
+
+
+def _reason(message: str) -> str:
+    """Dynamo's own words: the paragraph behind what it was about to do."""
+    text = message.partition("Reason: ")[2]
+    before, _, after = text.partition("\n\n")
+    is_preface = before.startswith(("Encountered graph break", "Failed to handle"))
+    lines = (after if is_preface and after else before).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else "it does not say why"
