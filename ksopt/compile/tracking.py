@@ -251,12 +251,12 @@ class Tracker(TorchDispatchMode):
                     kind = self._kind_of(args, kwargs)
                     if torch.Tag.inplace_view in func.tags:
                         self.trace.reshaped.add(self.view(tensor).root)
-                    self.note_write(storage)
-                    self._written[storage] = self._written.get(storage, kind) | kind
+                    self.note_write(storage, kind)
                     self.fresh(tensor, kind)
 
-    def note_write(self, storage: int) -> None:
-        """Remember that the running node writes a storage."""
+    def note_write(self, storage: int, kind: Kind = Kind.ACTIVATION) -> None:
+        """Remember that the running node writes a storage, and what it may depend on then."""
+        self._written[storage] = self._written.get(storage, kind) | kind
         at = -1 if self.node is None else self.trace.order[self.node]
         self.trace.writes.setdefault(storage, []).append(at)
 
