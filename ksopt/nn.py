@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
+from ksopt.kernels.inputs import DTYPES
 from ksopt.pattern import Chain
 from ksopt.projection import project
 from ksopt.reference import chain_to_dense, is_batch_last
@@ -90,6 +91,13 @@ class KSLinear(nn.Module):
                 f"in_features={in_features} and out_features={out_features}"
             )
         is_batch_last(layout)
+        kind = torch.get_default_dtype() if dtype is None else dtype
+        if kind not in DTYPES:
+            allowed = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
+            raise InvalidInputError(
+                f"KSLinear: dtype is {str(kind).removeprefix('torch.')}, but it must be one of "
+                f"{allowed}"
+            )
         self.in_features = in_features
         self.out_features = out_features
         self.chain = chain

@@ -54,12 +54,35 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ksopt import op_kernels
+from ksopt.errors import InvalidInputError
 from ksopt.kernels import packed, scopes
-from ksopt.kernels.inputs import check_ks_mm
+from ksopt.kernels.inputs import check_ks_mm, check_memory
 
 CONTRACT = 5
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
+
+
+# Tensors that are no array of numbers: without these torch would list all of its backends.
+_OTHER_KINDS = (
+    *("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "MkldnnCPU"),
+    *("QuantizedCPU", "QuantizedCUDA", "NestedTensorCPU", "NestedTensorCUDA"),
+    "AutogradNestedTensor",
+)
+
+
+def _refuse_other_kinds(name: str) -> None:
+    """Answer tensors of other kinds with a sentence."""
+    op = name.partition(".")[0]
+    first, second = ("grad", "x") if "weight_grad" in op else ("x", "weight")
+
+    def kernel(*args: Any, **others: Any) -> Any:
+        check_memory(op, **{first: args[0], second: args[1]})
+        names = ", ".join(others)
+        raise InvalidInputError(f"{op}: {names} must be ordinary tensors, as {first} is")
+
+    for key in _OTHER_KINDS:
+        _LIBRARY.impl(name, kernel, key)
 
 
 def _define(
@@ -71,6 +94,7 @@ def _define(
         for key in ("CPU", "CUDA"):
             _LIBRARY.impl(name, kernel, key)
         torch.library.register_fake(f"ksopt::{name}", fake, lib=_LIBRARY)
+        _refuse_other_kinds(name)
 
 
 _PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"

@@ -10,6 +10,30 @@ from ksopt.errors import InvalidInputError
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+def check_memory(op: str, **operands: Tensor) -> None:
+    """Refuse tensors that are no array of numbers in memory.
+
+    Args:
+        op: the operator's name.
+        operands: its tensors, by their names.
+
+    Raises:
+        InvalidInputError: a sparse, nested or quantized tensor, or one in a library's own layout.
+    """
+    for name, tensor in operands.items():
+        if tensor.is_nested:
+            raise InvalidInputError(
+                f"{op}: {name} is a nested tensor, but it must be an ordinary one (pad it, or "
+                "multiply its parts)"
+            )
+        if tensor.is_quantized or tensor.layout is not torch.strided:
+            kind = _dtype(tensor) if tensor.is_quantized else str(tensor.layout)
+            raise InvalidInputError(
+                f"{op}: {name} is stored as {kind.removeprefix('torch.')}, but it must be an "
+                "ordinary tensor (call its to_dense() or dequantize())"
+            )
+
+
 def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool = False) -> None:
     """Refuse what ks_mm cannot multiply, and say why.
 
@@ -18,8 +42,10 @@ def check_ks_mm(x: Tensor, weight: Tensor, batch_last: bool, *, any_dtype: bool 
         any_dtype: whether the weight may be of another dtype than x.
 
     Raises:
-        InvalidInputError: shapes, dtypes or devices that do not fit together.
+        InvalidInputError: shapes, dtypes or devices that do not fit together; tensors that are not
+            dense in memory.
     """
+    check_memory("ks_mm", x=x, weight=weight)
     if weight.dim() != 4:
         raise InvalidInputError(
             f"ks_mm: weight has shape {_shape(weight)}, but it must be [a, b, c, d]"
@@ -115,8 +141,10 @@ def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool)
     """Refuse what ks_mm_weight_grad cannot multiply.
 
     Raises:
-        InvalidInputError: shapes, dtypes or devices that do not fit together.
+        InvalidInputError: shapes, dtypes or devices that do not fit together; tensors that are not
+            dense in memory.
     """
+    check_memory("ks_mm_weight_grad", grad=grad, x=x)
     if grad.dim() == 0 or x.dim() != grad.dim():
         raise InvalidInputError(
             f"ks_mm_weight_grad: grad has shape {_shape(grad)} and x {_shape(x)}, but both must "

@@ -229,7 +229,7 @@ class _PythonLauncher(Launcher):
     """The same in Python, for machines without a C++ compiler."""
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        x, weight = x.resolve_neg(), weight.resolve_neg()  # torch does this for the host library
+        x, weight = _in_memory(x), _in_memory(weight)  # torch does this for the host library
         weight = self.in_order(weight)
         last = self.problem.batch_last
         sizes = x.shape[1:] if last else x.shape[:-1]
@@ -260,6 +260,11 @@ class _PythonLauncher(Launcher):
         device = x.get_device()
         driver.launch(self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
         return y
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """A tensor whose memory holds its values: not negated lazily, nor zeros without memory."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
 
 
 def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> bool:
