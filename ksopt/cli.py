@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ksopt
 from ksopt import tune_command
@@ -20,6 +20,7 @@ from ksopt.conversion import command as convert_command
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search import command as search_command
 from ksopt.search import listing_command as space_command
+from ksopt.search.storage_url import without_password
 
 _DOCTOR_EPILOG = """\
 exit codes: 0, or 1 when something keeps ksopt from working at all
@@ -77,7 +78,16 @@ def _doctor(given: argparse.Namespace) -> int:
 class _Parser(argparse.ArgumentParser):
     """Answers a misused argument with one line, not with the whole usage before it."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        # It may quote a storage's URL that it does not understand.
+        for word in self._words:
+            message = message.replace(word, without_password(word)) if word else message
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help says what is allowed)\n")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ksopt import leftovers
 from ksopt.errors import InvalidInputError
+from ksopt.reading import is_folder, reason
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -30,14 +31,20 @@ def check_new_folder(path: Path) -> None:
     Raises:
         InvalidInputError: It is there already and not an empty folder.
     """
-    if path.is_dir():
+    if is_folder(path):
         if any(path.iterdir()):
             raise InvalidInputError(
                 f"the folder {path} is not empty: give one that does not exist yet, so that "
                 "nothing is overwritten"
             )
-    elif path.exists() or path.is_symlink():
-        raise InvalidInputError(f"{path} is not a folder: give one that does not exist yet")
+        return
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"the folder {path} cannot be made: {reason(error)}") from None
+    raise InvalidInputError(f"{path} is not a folder: give one that does not exist yet")
 
 
 @contextmanager
@@ -51,15 +58,24 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     check_new_folder(path)
     path = path.absolute()
+    missing = [place for place in path.parents if not os.path.lexists(place)]
     with ExitStack() as stack:
+        stack.callback(remove_empty, missing)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = stack.enter_context(leftovers.new_folder(path.parent, f".{path.name}-"))
-        except OSError as error:
-            raise InvalidInputError(f"the folder {path} cannot be made: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(f"the folder {path} cannot be made: {reason(error)}") from None
         yield beside
         # As with files: temporary folders, and some who write files, keep them from others.
         for file in beside.iterdir():
             file.chmod(0o644)
         beside.chmod(0o755)
         beside.replace(path)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, innermost first, up to the first that holds something."""
+    with suppress(OSError):
+        for place in folders:
+            place.rmdir()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ksopt import reading
 from ksopt.conversion.weights import shapes, some
 from ksopt.errors import InvalidInputError
 from ksopt.pattern import Chain
@@ -106,7 +107,7 @@ def split(text: str) -> tuple[Path, tuple[str, ...]]:
         (PosixPath('model.safetensors'), ('*.query.weight', '*.key.weight'))
     """
     path = Path(text)
-    if path.exists() or ":" not in text:
+    if reading.is_file(path) or ":" not in text:
         return path, ()
     file, _, names = text.rpartition(":")
     return Path(file), tuple(name.strip() for name in names.split(",") if name.strip())

@@ -17,6 +17,7 @@ from ksopt.search.alignment import Alignment
 from ksopt.search.block_sizes import ANY_SIZE, BlockSizes
 from ksopt.search.constraints import Constraints
 from ksopt.search.members import names_of
+from ksopt.search.storage_url import without_password as without_password
 
 LADDER = ("10%", "25%", "50%")
 DTYPES = {
@@ -37,8 +38,6 @@ STUDY = "ksopt-search"
 
 _DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")
 _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([%kKmMgG]?)\s*")
-# The password of a URL that names a user.
-_PASSWORD = re.compile(r"(?<=://)([^:@/]*):[^@/]*@")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
@@ -85,16 +84,6 @@ such as 768x3072
 
     def __str__(self) -> str:
         return f"{self.in_features}x{self.out_features}"
-
-
-def without_password(url: str) -> str:
-    """A storage's URL as it may be shown.
-
-    Example:
-        >>> without_password("postgresql://ann:secret@host/layers")
-        'postgresql://ann:***@host/layers'
-    """
-    return _PASSWORD.sub(r"\1:***@", url)
 
 
 @dataclass(frozen=True)
@@ -224,7 +213,7 @@ class SearchRequest:
     trials: int = 72
     timeout_s: float | None = None
     seed: int = 0
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)  # it may hold a password
     study: str = STUDY
     workers: int = 1
     out: Path | str | None = None

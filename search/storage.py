@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import os
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import optuna
@@ -15,9 +15,10 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from sqlalchemy.exc import SQLAlchemyError
 
+from ksopt import reading
 from ksopt.errors import InvalidInputError
 from ksopt.locks import Lock
-from ksopt.search.request import without_password
+from ksopt.search.storage_url import without_password, without_secrets
 
 _JOURNAL = "journal:"
 _FORMS = (
@@ -33,6 +34,11 @@ _SERVER_TURNS = {
         "SELECT RELEASE_LOCK(CONCAT(DATABASE(), '-{key}'))",
     ),
 }
+# What Optuna, SQLAlchemy and their drivers raise for a storage that is none, or a malformed one.
+_UNUSABLE = (
+    *(SQLAlchemyError, ImportError, ValueError, OSError, RuntimeError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, RecursionError, AssertionError),
+)
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
 # Locks of a storage: as open as the umask makes the storage itself, which a group may share.
 _SHARED = 0o666
@@ -55,6 +61,7 @@ class Storage:
         self._engine: sqlalchemy.Engine | None = None
         self._server: tuple[str, str] | None = None
         self._journal: Path | None = None
+        self._made: list[Path] = []
         file: str | None = None
         if url.startswith(_JOURNAL):
             file = url.removeprefix(_JOURNAL)
@@ -65,7 +72,16 @@ class Storage:
             raise InvalidInputError(f"storage {without_password(url)!r}: give {_FORMS}")
         if self._server is None:
             path = Path(str(file))
+            if not path.name or "\0" in str(file):
+                raise InvalidInputError(f"storage {without_password(url)!r}: it names no file")
             self._turn = path.with_name(f".{path.name}.turn")
+
+    @property
+    def file(self) -> Path | None:
+        """Where the studies are; None on a server."""
+        if self._server is not None:
+            return None
+        return self._turn.with_name(self._turn.name.removeprefix(".").removesuffix(".turn"))
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -74,7 +90,7 @@ class Storage:
         Kept for milliseconds, and never while something is measured.
         """
         if self._server is None:
-            with Lock(self._turn, mode=_SHARED):
+            with self._file_turn():
                 yield
             return
         assert self._engine is not None
@@ -87,6 +103,13 @@ class Storage:
                 yield
             finally:
                 connection.execute(sqlalchemy.text(unlock))
+
+    @contextmanager
+    def _file_turn(self) -> Iterator[None]:
+        with Lock(self._turn, mode=_SHARED) as lock:
+            if lock.created:
+                self._made.append(self._turn)
+            yield
 
     def create(self, name: str, objectives: int = 2) -> optuna.Study:
         """The study of a name, made if it is not there, with so many objectives.
@@ -110,9 +133,10 @@ class Storage:
         """
         if self._server is None:
             path = self._turn.with_name(self._turn.name.removeprefix(".").removesuffix(".turn"))
-            if not path.is_file():
+            if not reading.is_file(path):
                 raise InvalidInputError(f"there is no study at {path}: the file is not there")
-        with self._refusing(), self.turn():  # another process may be about to make its tables
+        # Another process may be about to make its tables.
+        with self._refusing(), self.turn():
             try:
                 return optuna.load_study(study_name=name, storage=self._backend())
             except KeyError:
@@ -123,7 +147,8 @@ class Storage:
     def _backend(self) -> BaseStorage:
         if self._journal is not None:
             path = str(self._journal)
-            return JournalStorage(JournalFileBackend(path, lock_obj=_JournalLock(path)))  # type: ignore[arg-type]
+            lock = _JournalLock(path, self._made)
+            return JournalStorage(JournalFileBackend(path, lock_obj=lock))  # type: ignore[arg-type]
         options = {}
         if self._server is None:
             options = {"connect_args": {"timeout": _SQLITE_PATIENCE_S}}
@@ -146,20 +171,39 @@ class Storage:
         return None
 
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def leaving_nothing(self) -> Iterator[None]:
+        """Should what is inside be refused, the lock files that came with this object go."""
         try:
             yield
         except InvalidInputError:
+            self._remove_locks()
             raise
-        except (SQLAlchemyError, ImportError, ValueError, OSError, RuntimeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if isinstance(error, ImportError):
-                reason += (
-                    " (for PostgreSQL: pip install 'ksopt[postgresql]', for MySQL: ksopt[mysql])"
-                )
-            shown = without_password(self.url)
-            reason = re.sub(re.escape(self.url), shown, reason)
-            raise InvalidInputError(f"storage {shown!r} cannot be used: {reason}") from None
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What goes wrong with the storage is a sentence, without secrets."""
+        with self.leaving_nothing():
+            try:
+                yield
+            except InvalidInputError:
+                raise
+            except _UNUSABLE as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                if isinstance(error, ImportError):
+                    reason += " (for PostgreSQL: pip install 'ksopt[postgresql]', for MySQL: "
+                    reason += "ksopt[mysql])"
+                raise InvalidInputError(
+                    f"storage {without_password(self.url)!r} cannot be used: "
+                    f"{without_secrets(reason, self.url)}"
+                ) from None
+
+    def _remove_locks(self) -> None:
+        for path in self._made:
+            with suppress(OSError):
+                lock = Lock(path, wait_s=0)
+                lock.acquire()
+                lock.release(remove=True)
+        self._made.clear()
 
 
 class _JournalLock:
@@ -168,7 +212,9 @@ class _JournalLock:
     Optuna's own locks are files that a killed process leaves behind; writers then wait 30 s.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, made: list[Path]) -> None:
+        self._journal = Path(path)
+        self._made = made
         self._lock = Lock(Path(f"{path}.lock"), mode=_SHARED)
         self._threads = threading.Lock()
 
@@ -180,9 +226,28 @@ class _JournalLock:
         except BaseException:
             self._threads.release()
             raise
+        _cut_half_a_line(self._journal)
+        if self._lock.created and self._lock.path not in self._made:
+            self._made.append(self._lock.path)
         return True
 
     def release(self) -> None:
         """Give it back."""
         self._lock.release()
         self._threads.release()
+
+
+def _cut_half_a_line(journal: Path) -> None:
+    """Remove what a writer that was killed, or had no more room, left of its last line.
+
+    What is appended to it would be lost, and all that comes after cannot be read. The caller is the
+    only writer; readers leave half a line out.
+    """
+    with suppress(FileNotFoundError), journal.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        if end == 0:
+            return
+        file.seek(end - 1)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
+import os
+import sqlite3
 import statistics
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from ksopt import reading
 from ksopt.bench.device import DeviceRecord
 from ksopt.bench.roofline import Roofline
 from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
+from ksopt.files import remove_empty
+from ksopt.locks import Busy, Lock
 from ksopt.pattern import Chain
 from ksopt.search.priors import facts
 from ksopt.search.request import Dims, SearchRequest
@@ -38,26 +42,52 @@ _NEXT = "another --out folder, --storage or --study starts a new study"
 def folder(request: SearchRequest) -> Iterator[Path]:
     """The output folder, made if need be, and ours alone until the end.
 
+    Where the search is refused after all, nothing is left of it: neither the folders that were
+    made, nor the lock, nor a study without trials.
+
     Raises:
         InvalidInputError: It cannot be made or written, or another search is at work in it.
     """
     assert isinstance(request.out, Path)
+    out = request.out
+    missing = [place for place in (out, *out.parents) if not os.path.lexists(place)]
+    lock = Lock(out / ".lock", wait_s=0, mode=0o666)
     try:
-        request.out.mkdir(parents=True, exist_ok=True)
-        lock = (request.out / ".lock").open("w")
-    except OSError as error:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Busy:
         raise InvalidInputError(
-            f"the output folder {request.out} cannot be written ({error.strerror}): "
+            f"another search is at work in {out}: wait for it, or choose another --out"
+        ) from None
+    except (OSError, ValueError) as error:
+        remove_empty(missing)
+        raise InvalidInputError(
+            f"the output folder {out} cannot be written ({reading.reason(error)}): "
             "choose another with --out"
         ) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidInputError(
-                f"another search is at work in {request.out}: wait for it, or choose another --out"
-            ) from None
-        yield request.out
+    has_study = os.path.lexists(out / FILE)
+    try:
+        yield out
+    except InvalidInputError:
+        if not has_study and not _has_trials(out / FILE):
+            (out / FILE).unlink(missing_ok=True)
+            (out / f".{FILE}.turn").unlink(missing_ok=True)
+        lock.release(remove=lock.created)
+        remove_empty(missing)
+        raise
+    except BaseException:
+        lock.release()
+        raise
+    lock.release()
+
+
+def _has_trials(file: Path) -> bool:
+    """Whether a study has something to lose, as where its report cannot be written."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT 1 FROM trials").fetchone() is not None
+    except sqlite3.Error:
+        return False  # there is none, or one without tables
 
 
 def refuse_another_report(folder: Path, several: bool) -> None:
@@ -72,9 +102,9 @@ def refuse_another_report(folder: Path, several: bool) -> None:
             other way round.
     """
     try:
-        schema = json.loads((folder / "results.json").read_text(encoding="utf-8"))["schema"]
+        schema = reading.json_of(folder / "results.json", "the report")["schema"]
         is_several = schema.startswith("ksopt.shapes/")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (InvalidInputError, KeyError, TypeError, AttributeError):
         return  # there is none
     if is_several != several:
         there, here = ("several layer sizes", "one")[:: 1 if is_several else -1]
@@ -92,7 +122,7 @@ def storage_of(request: SearchRequest) -> Storage:
         InvalidInputError: It has no form that is known.
     """
     assert isinstance(request.out, Path)
-    return Storage(request.storage or f"sqlite:///{(request.out / FILE).resolve()}")
+    return Storage(request.storage or f"sqlite:///{(request.out / FILE).absolute()}")
 
 
 def open_study(
@@ -106,7 +136,7 @@ def open_study(
     """
     metrics = list(request.metrics)
     study = storage.create(request.study, len(metrics))
-    with storage.turn():
+    with storage.leaving_nothing(), storage.turn():
         _refuse_another_study(study, _identity(request, device) | {"weights": weights})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -126,7 +156,7 @@ def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -
         InvalidInputError: The storage cannot be used, or holds a study of something else.
     """
     study = storage.create(request.study, objectives=1)
-    with storage.turn():
+    with storage.leaving_nothing(), storage.turn():
         _refuse_another_study(study, _identity(request, device) | {"dims": SEVERAL})
     return study
 

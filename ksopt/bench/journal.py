@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ksopt import settings
+from ksopt import reading, settings
 from ksopt.bench.device import DeviceRecord
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.roofline import Roofline
@@ -79,9 +79,9 @@ def opened(folder: Path, request: BenchRequest, record: DeviceRecord) -> Iterato
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = _opened(folder / ROWS)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InvalidInputError(
-            f"the output folder {folder} cannot be written ({error.strerror}): "
+            f"the output folder {folder} cannot be written ({reading.reason(error)}): "
             "choose another with --out"
         ) from None
     with file:
@@ -139,13 +139,19 @@ def _files(package: str, folder: str) -> list[Any]:
 
 
 def read_rows(folder: Path) -> dict[Subject, tuple[Row, ...]]:
-    """The rows of a folder by subject, without a half-written last line."""
+    """The rows of a folder by subject, without a half-written last line.
+
+    Raises:
+        InvalidInputError: A line is not one of `ksopt bench kernels`.
+    """
     lines = (folder / ROWS).read_bytes().split(b"\n")[:-1]
-    found = {}
-    for line in lines:
-        rows = tuple(Row.from_json(value) for value in json.loads(line))
-        found[rows[0].subject] = rows
-    return found
+    measured = {}
+    for number, line in enumerate(lines, 1):
+        what = f"{folder / ROWS}, line {number}"
+        with reading.of_its_form(what, "it is not as `ksopt bench kernels` writes it"):
+            rows = tuple(Row.from_json(value) for value in json.loads(line))
+            measured[rows[0].subject] = rows
+    return measured
 
 
 def read_setting(folder: Path) -> dict[str, Any]:
@@ -155,8 +161,8 @@ def read_setting(folder: Path) -> dict[str, Any]:
         InvalidInputError: the folder has none, or it is not one of `ksopt bench kernels`.
     """
     try:
-        setting = json.loads((folder / SETTING).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        setting = reading.json_of(folder / SETTING, "the file")
+    except InvalidInputError:
         setting = None
     if not isinstance(setting, dict) or setting.get("schema") != SCHEMA:
         raise InvalidInputError(

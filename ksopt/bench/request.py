@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ksopt import reading
 from ksopt.baselines import BASELINES
 from ksopt.bench import device as devices
 from ksopt.bench import paper
@@ -209,8 +210,8 @@ def _chains_of(word: str, seed: int) -> list[Chain]:
         return [_pattern(word, "")]
     path = Path(word)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = reading.text(path, "the file").splitlines()
+    except InvalidInputError:
         raise InvalidInputError(
             f"patterns {word!r}: it must be paper, sample:N, a readable file with a pattern a "
             'line, or a pattern such as "(4,64,64,16)"'

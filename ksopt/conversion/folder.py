@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import ksopt
-from ksopt import tables
+from ksopt import reading, tables
+from ksopt.checks import checked_int
 from ksopt.conversion.apply import Conversion, ConvertedLayer, share_weights, swap
 from ksopt.conversion.layers import Place, find, replacement
 from ksopt.conversion.weights import check, read
@@ -91,9 +93,9 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
         True
     """
     folder = Path(folder)
-    config = _config(folder)
+    aliases, layers = _config(folder)
     state = read(folder / WEIGHTS)
-    for alias, name in config["aliases"].items():
+    for alias, name in aliases.items():
         if name not in state:
             raise InvalidInputError(f"{folder / WEIGHTS} lacks {name}, which {alias} shares")
         state[alias] = state[name]
@@ -102,8 +104,8 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
     reasons = {obstacle.name: obstacle.reason for obstacle in obstacles}
     swaps: list[tuple[Place, KSLinear | KSStacked]] = []
     known: dict[int, KSLinear | KSStacked] = {}
-    for layer in config["layers"]:
-        name, size = layer["names"][0], (layer["in_features"], layer["out_features"])
+    for layer in layers:
+        name, size = layer.name, (layer.in_features, layer.out_features)
         place = by_name.get(name)
         if place is None or (place.in_features, place.out_features) != size:
             reason = reasons.get(name, "it has no linear layer of that name and size")
@@ -111,7 +113,7 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
                 f"{folder} was converted from another model: its layer {name} has in_features="
                 f"{size[0]} and out_features={size[1]}, and in the model given {reason}"
             )
-        new = replacement(place, [Chain.parse(text) for text in layer["chains"]])
+        new = replacement(place, list(layer.chains))
         # Tied layers of the model go on sharing.
         tied = known.setdefault(id(place.parameter), new)
         if tied is not new:
@@ -128,21 +130,38 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
     return model
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInputError(
-            f"{folder} holds no converted model: there is no {CONFIG} in it"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InvalidInputError(f"{folder / CONFIG} cannot be read: {error}") from None
+@dataclass(frozen=True)
+class _Layer:
+    """What config.json says of a converted layer, as far as it is read back."""
+
+    name: str
+    in_features: int
+    out_features: int
+    chains: tuple[Chain, ...]
+
+
+def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
+    """The names that are other tensors', and the converted layers."""
+    if not reading.is_file(folder / CONFIG):
+        raise InvalidInputError(f"{folder} holds no converted model: there is no {CONFIG} in it")
+    config = reading.json_of(folder / CONFIG, "the file")
     if not isinstance(config, dict) or config.get("schema") != SCHEMA:
         found = config.get("schema") if isinstance(config, dict) else type(config).__name__
         raise InvalidInputError(
             f"{folder / CONFIG}: a converted model has the schema {SCHEMA!r}, got {found!r}"
         )
-    return config
+    with reading.of_its_form(f"{folder / CONFIG}", "it is not as ksopt writes it"):
+        aliases = {str(alias): str(name) for alias, name in config["aliases"].items()}
+        layers = [
+            _Layer(
+                str(layer["names"][0]),
+                checked_int(layer["in_features"], "in_features", CONFIG),
+                checked_int(layer["out_features"], "out_features", CONFIG),
+                tuple(Chain.parse(text) for text in layer["chains"]),
+            )
+            for layer in config["layers"]
+        ]
+    return aliases, layers
 
 
 def _distinct(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ksopt import reading
 from ksopt.errors import InvalidInputError
 from ksopt.files import write_whole
 from ksopt.pattern import Chain
@@ -174,10 +175,7 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """The plan in a file; raises InvalidInputError if it cannot be read or is not one."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInputError(f"the plan {path} cannot be read: {error}") from None
+        text = reading.text(Path(path), "the plan")
         try:
             return cls.from_json(text)
         except InvalidInputError as error:
@@ -201,10 +199,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of `to_json`; raises InvalidInputError if the text is not of that form."""
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise InvalidInputError(f"the plan is not JSON: {error}") from None
+        value = reading.parsed(text, "the plan")
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             found = value.get("schema") if isinstance(value, dict) else type(value).__name__
             raise InvalidInputError(f"a plan has the schema {SCHEMA!r}, got {found!r}")

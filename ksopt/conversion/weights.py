@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import pickle
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksopt import reading
 from ksopt.errors import InvalidInputError
 
 _SHOWN = 5
@@ -52,26 +52,56 @@ def _is_same(one: object, other: object) -> bool:
 
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, by name, on the CPU."""
-    if not path.is_file():
+    if not reading.is_file(path):
         raise InvalidInputError(f"there is no file {path}")
     if _is_safe(path):
         names = list(shapes(path))
         return dict(zip(names, some(path, names), strict=True))
+    _refuse_inflated(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0]
+    # A malformed file makes the reader raise nearly anything (KeyError, IndexError, AssertionError,
+    # struct.error, UnicodeDecodeError ...): all of it means that this is no such file.
+    except Exception as error:
+        words = str(error).strip().splitlines() or ["nothing more"]
         raise InvalidInputError(
-            f"{path} cannot be read as weights alone, and nothing else is read from files: {reason}"
+            f"{path} cannot be read as weights alone, and nothing else is read from files: "
+            f"{type(error).__name__}: {words[0]}"
         ) from None
-    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+    if not isinstance(state, Mapping) or not all(
+        isinstance(name, str) and _is_plain(value) for name, value in state.items()
+    ):
         raise InvalidInputError(f"{path} holds no state_dict: tensors by name are wanted")
     return dict(state)
 
 
+def _is_plain(value: object) -> bool:
+    """Whether it is a tensor with values of its own that take no more memory than the file."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+
+
+def _refuse_inflated(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it takes: torch.save never packs."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except Exception:  # no archive, or a malformed one: torch.load says so
+        return
+    if size > path.stat().st_size:
+        raise InvalidInputError(
+            f"{path} cannot be read: it says that it unpacks to {size:,} bytes, and files of "
+            "torch.save are not packed"
+        )
+
+
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a file's tensors, by name; of .safetensors files nothing else is read."""
-    if not path.is_file() or not _is_safe(path):
+    if not reading.is_file(path) or not _is_safe(path):
         return {name: tuple(tensor.shape) for name, tensor in read(path).items()}
     found = {}
     for part in _parts(path):
@@ -83,7 +113,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def some(path: Path, names: Sequence[str]) -> list[Tensor]:
     """Tensors of a file, on the CPU; of .safetensors files only these are read."""
-    if not path.is_file() or not _is_safe(path):
+    if not reading.is_file(path) or not _is_safe(path):
         tensors = read(path)
         return [tensors[name] for name in names]
     found = {}
@@ -102,31 +132,33 @@ def _parts(path: Path) -> list[Path]:
     """The .safetensors files of a path: itself, or those that an index lists."""
     if not path.name.endswith(_INDEX):
         return [path]
-    try:
-        listed = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
-        files = sorted({str(name) for name in listed})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    index = reading.json_of(path, "the index")
+    listed = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(listed, dict) or not listed:
         raise InvalidInputError(
             f"{path} is no index of .safetensors files: a JSON object with weight_map is wanted"
-        ) from None
+        )
+    files = sorted({str(name) for name in listed.values()})
     for name in files:
-        if Path(name).name != name or not name.endswith(".safetensors"):
+        if Path(name).name != name or not name.endswith(".safetensors") or "\0" in name:
             raise InvalidInputError(
                 f"{path} names {name!r}: the .safetensors files of an index lie beside it"
             )
-        if not (path.parent / name).is_file():
+        if not reading.is_file(path.parent / name):
             raise InvalidInputError(f"{path} names {name}, and there is no such file beside it")
     return [path.parent / name for name in files]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             yield file
-    except (SafetensorError, OSError) as error:
+    # Besides its own errors, those of what a malformed file makes it ask of torch: a dtype that
+    # torch does not have, a shape that is too large.
+    except Exception as error:
         raise InvalidInputError(f"{path} is not a safetensors file: {error}") from None
 
 

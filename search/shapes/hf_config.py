@@ -10,12 +10,12 @@ Source: the module names of transformers 5, which, but for ViT's, are those of 4
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ksopt import reading
 from ksopt.errors import InvalidInputError
 from ksopt.search.request import Dims
 from ksopt.search.shapes.layers import Group, Layer, Layers, chosen, grouped
@@ -205,7 +205,7 @@ def layers_of_config(
         1536x384 layer.*.output.dense 6 *encoder.layer.*.output.dense
     """
     file = Path(path)
-    file = file / "config.json" if file.is_dir() else file
+    file = file / "config.json" if reading.is_folder(file) else file
     config = _Config(_values(file), file)
     kind = config.values["model_type"]
     layers = [
@@ -241,15 +241,7 @@ def layers_of_config(
 
 
 def _values(file: Path) -> Mapping[str, Any]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidInputError(f"--hf-config {file} cannot be read: {reason}") from None
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError(f"--hf-config {file} is not JSON: {error}") from None
+    values = reading.json_of(file, "--hf-config")
     if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
         raise InvalidInputError(
             f"--hf-config {file}: a config of transformers is an object with a 'model_type'"

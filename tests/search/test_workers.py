@@ -288,7 +288,7 @@ def test_what_a_process_of_this_machine_left_is_taken_over_at_once(storage: Stor
     with Presence() as alive:
         rest = claims(storage, alive, limit=1)
         assert rest.next() is None  # it is at work
-        killed._file.close()  # as the system does when a process ends
+        killed._lock.release()  # as the system does when a process ends
         redone = rest.next()
         assert redone is not None
         assert redone.chain == left.chain
@@ -321,7 +321,7 @@ def test_a_chain_that_ends_its_process_again_and_again_is_given_up(storage: Stor
         assert claim is not None
         assert str(claim.chain) == CHAINS[0]
         claim.trial.set_user_attr("device", "cpu")  # it was being measured
-        killed._file.close()
+        killed._lock.release()
     with Presence() as alive:
         assert claims(storage, alive, limit=1).next() is None
         following = claims(storage, alive, limit=2).next()
@@ -335,7 +335,7 @@ def test_a_chain_that_was_only_drawn_is_not_to_blame(storage: Storage) -> None:
         claim = claims(storage, killed, limit=1).next()
         assert claim is not None
         assert str(claim.chain) == CHAINS[0]
-        killed._file.close()
+        killed._lock.release()
 
 
 def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_path: Path) -> None:
