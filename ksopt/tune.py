@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ksopt import limits
 from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import choices, cpu, cuda
@@ -80,6 +81,8 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
         A report for each of ``request.products()``, as soon as it is there.
 
     Raises:
+        InvalidInputError: a product that is not recorded does not fit the device's memory; then
+            none is measured.
         UnavailableError: the CUDA driver's bindings are missing.
 
     Example:
@@ -90,10 +93,19 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
         >>> [report.source for report in tune(request)]
         ['recorded']
     """
+    _check_memory(request)
     for pattern, batch in request.products():
         record = None if request.again else recorded(request, pattern, batch)
         source: Source = "measured" if record is None else "recorded"
         yield from_record(record or _measured(request, pattern, batch), source)
+
+
+def _check_memory(request: TuneRequest) -> None:
+    for pattern, batch in request.products():
+        features = (pattern.in_features, pattern.out_features)
+        sizes = (features, pattern.nnz, batch, request.dtype, request.device, f"factor {pattern}")
+        if request.again or recorded(request, pattern, batch) is None:
+            limits.check_product(*sizes)
 
 
 def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | None:

@@ -13,7 +13,17 @@ import torch
 
 from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
-from ksopt.search import energy, locks, recommend, report, retime, store, words
+from ksopt.search import (
+    energy,
+    fits,
+    locks,
+    recommend,
+    report,
+    retime,
+    store,
+    unwritable,
+    words,
+)
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
 from ksopt.search.given import GivenWeights
@@ -49,6 +59,7 @@ def run_search(request: SearchRequest, progress: Progress | None = None) -> Sear
         InvalidInputError: No such device, or no such function of a score; no chain within any
             budget; an output folder or storage that cannot be used, or that holds a study of
             something else.
+        KsoptError: The study cannot be written any more; a worker failed.
 
     Example:
         >>> import tempfile
@@ -77,6 +88,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
         batch=request.batch or DEFAULT_BATCH[device.type],
     )
     request = replace(request, out=request.out or _default_folder(request))
+    fits.check([request], device)  # refused before anything is listed
     storage = store.storage_of(request)
     meter = energy.meter_of(request, device)  # refused before anything is measured
     record = devices.record(device)
@@ -88,11 +100,11 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     target = Target.of(device) if request.workers == 1 else None
     with Compilers(target) as compilers, Spare.of(device) as spare:
         space = build(request)
-        with store.folder(request) as folder:
+        with store.folder(request) as folder, unwritable.in_words(storage.url, storage.file):
+            store.refuse_another_report(folder, several=False)
             study = store.open_study(
                 storage, request, record, None if given is None else given.digest
             )
-            store.refuse_another_report(folder, several=False)
             progress.note(f"measuring the roofline of {record.name}")
             with locks.device(device):
                 roofline = measure_roofline(device, request.dtype)

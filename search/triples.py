@@ -8,7 +8,7 @@ factor's; ``cuts`` are the constraints that triples keep to, None for none.
 from __future__ import annotations
 
 import functools
-from math import gcd
+from math import comb, gcd
 
 from ksopt.factor import Pattern
 from ksopt.search.constraints import Constraints
@@ -77,6 +77,27 @@ def columns_to_split(number: int, d: int, cuts: Constraints | None) -> tuple[Tri
         for a2, c2, d2 in triples(number)
         if cuts is None or (column_triples(c2, d2 * d, cuts) and (d2 == 1 or not cuts.chainable))
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def count(number: int) -> int:
+    """How many triples have a product, without listing them.
+
+    Example:
+        >>> count(12), len(triples(12))
+        (18, 18)
+    """
+    ways, rest, prime = 1, number, 2
+    while rest > 1:
+        if prime * prime > rest:
+            prime = rest
+        power = 0
+        while rest % prime == 0:
+            rest //= prime
+            power += 1
+        ways *= comb(power + 2, 2)  # the ways to share out a prime's powers
+        prime += 1
+    return ways
 
 
 @functools.lru_cache(maxsize=4096)

@@ -49,13 +49,19 @@ from collections.abc import Iterator, Sequence
 from math import gcd, isqrt, lcm
 from typing import TypeVar
 
+from ksopt.errors import InvalidInputError
 from ksopt.factor import Pattern
 from ksopt.pattern import Chain
 from ksopt.search.constraints import NONE, Constraints
 from ksopt.search.members import EVERY, FAMILIES, is_member
 from ksopt.search.request import Dims
 from ksopt.search.triples import Triple, pair, partners, row_triples, rows_to_split
+from ksopt.search.triples import count as count_triples
 from ksopt.support import pair_support
+
+# A walk makes up to some thousands of lists as long as this, before it has made as many choices as
+# it may. The largest of all sizes up to a million is 8,505, of 997,920.
+_MOST_TRIPLES = 10_000
 
 T = TypeVar("T")
 Factors = tuple[Pattern, ...]
@@ -111,6 +117,7 @@ class Walk:
 
     def _any(self, count: int) -> Iterator[Factors]:
         """Those of no particular family."""
+        check_listable(self._dims)
         rows, columns = self._dims.out_features, self._dims.in_features
         whole = Pattern(1, rows, columns, 1)
         if count == 1:
@@ -269,6 +276,28 @@ class Walk:
                 if self._visits < 0:
                     raise TooManyError
             yield options[(start + turn * stride) % count]
+
+
+def check_listable(dims: Dims) -> None:
+    """Refuse sizes of which not even the lists of a walk's choices are made in a moment.
+
+    Raises:
+        InvalidInputError: A size has too many divisors.
+
+    Example:
+        >>> check_listable(Dims(768, 735134400))
+        Traceback (most recent call last):
+        ksopt.errors.InvalidInputError: dims 768x735134400: 735,134,400 is a product of three \
+whole numbers in 136,080 ways, and chains are listed of sizes with at most 10,000, as every size \
+up to 1,000,000 has: give a size with fewer divisors, or name families
+    """
+    for size in (dims.in_features, dims.out_features):
+        if (ways := count_triples(size)) > _MOST_TRIPLES:
+            raise InvalidInputError(
+                f"dims {dims}: {size:,} is a product of three whole numbers in {ways:,} ways, and "
+                f"chains are listed of sizes with at most {_MOST_TRIPLES:,}, as every size up to "
+                "1,000,000 has: give a size with fewer divisors, or name families"
+            )
 
 
 def is_reducible(chain: Chain) -> bool:

@@ -24,7 +24,7 @@ import torch
 from ksopt.bench.roofline import Roofline
 from ksopt.errors import KsoptError
 from ksopt.pattern import Chain
-from ksopt.search import store
+from ksopt.search import store, unwritable
 from ksopt.search.ahead import Compilers, Target, affordable
 from ksopt.search.campaign import Campaign, take_turns
 from ksopt.search.claims import Claims
@@ -54,7 +54,9 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
     count = affordable(task["workers"])
-    with Presence() as presence, Compilers(Target.of(device), count) as compilers:
+    storage = store.storage_of(SearchRequest.from_json(task["shares"][0]["request"]))
+    in_words = unwritable.in_words(storage.url, storage.file)
+    with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
         # One for all shares: they are of one search.
         meter = meter_of(SearchRequest.from_json(task["shares"][0]["request"]), device)
         campaigns = [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ksopt import limits
 from ksopt.bench import ahead, journal, worker
 from ksopt.bench import device as devices
 from ksopt.bench.measuring import Bench, DeviceLost
@@ -60,11 +61,14 @@ def run_bench(
         What was done. Ctrl-C ends it early, and loses the subject under way only.
 
     Raises:
-        InvalidInputError: the folder holds something else, or there are fewer GPUs than workers.
+        InvalidInputError: the folder holds something else, there are fewer GPUs than workers, or
+            a product does not fit the memory.
         DeviceLost, KsoptError: a device or a worker no longer works.
     """
     began = time.monotonic()
+    limits.check_workers(workers)
     names = _devices(request, workers)
+    _check_memory(request)
     with journal.opened(out, request, devices.record(request.device)) as book:
         missing = [subject for subject in request.subjects if subject not in book.measured]
         measured, stopped = 0, ""
@@ -112,6 +116,17 @@ def _here(
             if is_over():
                 return
             yield bench.measure(subject)
+
+
+def _check_memory(request: BenchRequest) -> None:
+    """Refuse what would end the process: on a GPU a product that does not fit gets a row that says
+    so, and the next is measured."""
+    if torch.device(request.device).type != "cpu":
+        return
+    for one in request.subjects:
+        features = (one.chain.in_features, one.chain.out_features)
+        sizes = (features, one.chain.nnz, one.batch, request.dtype, request.device)
+        limits.check_product(*sizes, f"chain {one.chain}")
 
 
 def _devices(request: BenchRequest, workers: int) -> list[str]:

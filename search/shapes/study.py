@@ -16,7 +16,7 @@ import torch
 from ksopt.bench import device as devices
 from ksopt.bench.roofline import measure_roofline
 from ksopt.errors import InvalidInputError
-from ksopt.search import energy, locks, store, words
+from ksopt.search import energy, fits, locks, store, unwritable, words
 from ksopt.search.ahead import Compilers, Target
 from ksopt.search.crew import Crew, Share, sampler_name
 from ksopt.search.given import GivenWeights
@@ -101,6 +101,7 @@ def _run(
     each = replace(request.each, device=str(device), batch=batch)
     each = replace(each, out=each.out or _default_folder(request, each))
     request = replace(request, each=each)
+    fits.check(request.requests, device)  # refused before anything is listed
     storage = store.storage_of(each)
     meter = energy.meter_of(each, device)  # refused before anything is measured
     record = devices.record(device)
@@ -109,10 +110,11 @@ def _run(
         dtype = getattr(torch, each.dtype)
         whole.check(to_measure.model, to_measure.inputs, device, dtype)
     given = _given(request.requests, device, progress)
-    with store.folder(each) as folder, Compilers(target) as compilers:
+    in_words = unwritable.in_words(storage.url, storage.file)
+    with store.folder(each) as folder, Compilers(target) as compilers, in_words:
+        store.refuse_another_report(folder, several=True)
         spaces, unmet = _spaces(request, progress)
         index = store.open_index(storage, each, record)
-        store.refuse_another_report(folder, several=True)
         kept = ShapesRecord(request, unmet)
         kept.keep(index)
         progress.note(f"measuring the roofline of {record.name}")
