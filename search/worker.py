@@ -144,6 +144,16 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
+        return _done(task, answer)
+    except KeyboardInterrupt:  # also while it tells of an error
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is said: end at once
+
+
+def _done(task: Mapping[str, Any], answer: Answer) -> int:
+    """Do a task; the exit code."""
+    try:
         if task["device"].startswith("cuda"):
             torch.cuda.set_device(task["device"])  # memory and streams of no other device
         TASKS[task["task"]](task, answer)
@@ -156,10 +166,6 @@ def main() -> int:
     except Exception as error:
         answer({"error": f"{type(error).__name__}: {error}"})
         return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is said: end at once
     return 0
 
 

@@ -48,6 +48,7 @@ def complete(url: str) -> dict[int, str]:
     return {trial.number: trial.user_attrs["chain"] for trial in trials}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("workers", "journal"), [(1, False), (2, False), (1, True), (2, True)])
 def test_a_limit_of_file_sizes_ends_a_search_which_then_goes_on(
