@@ -30,7 +30,7 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import at_hand, choices, lanes32, measure, packed, situation, ways
-from ksopt.kernels.check import Check
+from ksopt.kernels.check import checking
 from ksopt.kernels.choices import Record
 from ksopt.kernels.decision import Choice, Decision, measured, rebuilt
 from ksopt.kernels.families import Machine
@@ -279,7 +279,7 @@ def _measured(
     previous: Record | None = None,
 ) -> Decision:
     with torch.no_grad():
-        check = Check(x.detach(), weight.detach(), found.problem.batch_last)
+        check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
     return measured(found, x, weight, machine_of(device), budget_s, check, previous)
 
 

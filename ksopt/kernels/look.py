@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.kernels import choices, cuda
-from ksopt.kernels.check import Check
+from ksopt.kernels.check import checking
 from ksopt.kernels.decision import measured
 
 BUDGET_S = 0.03
@@ -44,7 +44,7 @@ def first_look(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = BU
         return
     try:
         with torch.cuda.device(device), torch.no_grad():
-            check = Check(x, weight, batch_last)
+            check, x, weight = checking(x.detach(), weight.detach(), batch_last)
             machine = cuda.machine_of(device)
             decision = measured(found, x, weight, machine, budget_s, check)
     except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit

@@ -99,7 +99,9 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: A100))
     monkeypatch.setattr(choices, "cuda_machine", lambda _: dict(IDENTITY))
-    monkeypatch.setattr(cuda, "Check", lambda *_: lambda y: device.faults.get(y))
+    monkeypatch.setattr(
+        cuda, "checking", lambda x, weight, _: (lambda y: device.faults.get(y), x, weight)
+    )
     monkeypatch.setattr(
         measure, "_overwriter", lambda _: measure._Overwriter(lambda: None, 1.0, 0.0)
     )

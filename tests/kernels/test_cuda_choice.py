@@ -304,7 +304,7 @@ def test_without_memory_to_time_in_the_best_predicted_is_taken(device, monkeypat
     def too_big(*_):
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr(cuda, "Check", too_big)
+    monkeypatch.setattr(cuda, "checking", too_big)
     for _ in range(2):
         assert cuda.run(*operands(), False) == "lanes16 0"
     assert device.clock.calls == ["lanes16 0"] * 2
