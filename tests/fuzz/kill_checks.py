@@ -145,14 +145,15 @@ class Convert:
     name: str = "convert"
 
     def arguments(self, folder: Path, kill: int) -> Sequence[str]:
-        """The same each time."""
+        """Another folder each time: a full one is refused."""
         plan = folder / "plan.json"
         if not plan.exists():
             rule = {"match": "*", "chain": None}
             chains = [{"match": "0", "chain": "(1,16,4,4)*(4,4,8,1)"}, rule]
             text = json.dumps({"schema": "ksopt.plan/1", "layers": chains})
             plan.write_text(text, encoding="utf-8")
-        words = ["--model", "kill_program:build", "--plan", str(plan), "--out", str(folder / "c")]
+        out = folder / f"c{kill}"
+        words = ["--model", "kill_program:build", "--plan", str(plan), "--out", str(out)]
         return ["-m", "ksopt", "convert", *words]
 
     def environment(self, folder: Path) -> dict[str, str]:
@@ -160,26 +161,30 @@ class Convert:
         return environment(folder)
 
     def kept(self, folder: Path) -> Mapping[str, Any]:
-        """Checksums of the converted model's files."""
+        """Checksums of each converted model's files."""
+        return {place.name: self._digests(place) for place in sorted(folder.glob("c[0-9]"))}
+
+    def _digests(self, model: Path) -> list[str]:
         names = ("model.safetensors", "config.json", "report.md")
-        return {name: _digest(folder / "c" / name) for name in names if (folder / "c").is_dir()}
+        return [_digest(model / name) for name in names if (model / name).exists()]
 
     def check_killed(self, folder: Path) -> None:
-        """All of it is there, or none."""
-        if (folder / "c").exists():
-            _only(folder / "c", {"model.safetensors", "config.json", "report.md"}, all_of_them=True)
+        """All of a model is there, or none."""
+        for model in folder.glob("c[0-9]"):
+            _only(model, {"model.safetensors", "config.json", "report.md"}, all_of_them=True)
 
     def check_done(self, folder: Path, kept: Mapping[str, Any], code: int) -> None:
-        """It is there, and what was there is as it was."""
-        assert code == (2 if kept else 0), f"exit code {code}"  # a full folder is refused
+        """It is there, the same as ever, and what was there is as it was."""
         self.check_killed(folder)
-        assert (folder / "c").is_dir()
         now = self.kept(folder)
-        assert all(now[name] == digest for name, digest in kept.items()), "it was written again"
+        assert code == (0 if len(now) > len(kept) else 2), f"exit code {code}"
+        assert now, "there is no model"
+        assert all(now.get(name) == digests for name, digests in kept.items()), "one was changed"
         reference = folder.parent / "reference"
         if reference.is_dir():
-            assert now == self.kept(reference), "it differs from that of an undisturbed run"
-        _only(folder, {"c", "plan.json", "cache", "tmp", "log"})
+            whole = self._digests(reference / "c0")
+            assert all(digests == whole for digests in now.values()), "not as if undisturbed"
+        _only(folder, {*now, "plan.json", "cache", "tmp", "log"})
         _only(folder / "tmp", set())
 
 
