@@ -81,8 +81,7 @@ def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Cand
         reader = readers[0]
         if root not in chosen or len(readers) != 1 or not isinstance(reader, Root):
             continue
-        # A permutation in between would make it another matrix.
-        if reader in chosen and _origin(reader).x is root and _origin(reader).factor.direct:
+        if reader in chosen and _is_chain(reader, root):
             following[root] = reader
     weights = Weights(trace)
     found_chains = []
@@ -173,6 +172,20 @@ def _is_biased(found: Uses, root: Root) -> bool:
     return any(
         isinstance(reader, Root) and isinstance(reader.origin, Biased)
         for reader in found.readers.get(root, ())
+    )
+
+
+def _is_chain(left: Root, right: Root) -> bool:
+    """Whether a product reads all features of another one's rows, in their order.
+
+    A permutation in between would make it another matrix, and rows may become groups of features.
+    """
+    one, other = _origin(left), _origin(right)
+    return (
+        one.x is right
+        and one.factor.direct
+        and one.factor.batch_last == other.factor.batch_last
+        and one.factor.pattern.in_features == other.factor.pattern.out_features
     )
 
 

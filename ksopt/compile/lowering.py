@@ -237,6 +237,9 @@ def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None
         return
     if not trace.regions[root.made_at].records_like(here):
         raise CannotLowerError(product, "gradients are switched on or off between it and its use")
+    if here.inference and not next(iter(trace.regions.values())).inference:
+        # AOTAutograd refuses views of other tensors inside such a region.
+        raise CannotLowerError(product, "it is inside a torch.inference_mode of the model's own")
     multiplies = isinstance(root.origin, Contraction | Combined)
     if multiplies and here.autocast is not None and root.dtype != here.autocast:
         raise CannotLowerError(

@@ -44,6 +44,8 @@ def recognise(
         NotKroneckerSparseError: it is none.
     """
     variables = [variable for variable in variables if not same(variable.size, 1)]
+    if any(same(variable.size, 0) for variable in variables):
+        raise NotKroneckerSparseError("it has no elements")
     for variable in variables:
         if variable.summed and (variable.left is None or variable.right is None):
             raise NotKroneckerSparseError("one operand alone is summed over an index")

@@ -158,6 +158,9 @@ class _Runner(fx.Interpreter):
 
     def leave(self) -> None:
         """Undo what the graph switched on, where it did not run to its end."""
+        while self.vmap_depth > 0:
+            self.vmap_depth -= 1
+            torch._C._functorch._vmap_decrement_nesting()
         while self.contexts:
             autocast_mode._exit_autocast(self.contexts.pop())
 
