@@ -7,6 +7,7 @@ afterwards, and ksopt's own operator.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Any
 
@@ -31,7 +32,7 @@ from ksopt.compile.contractions import (
 from ksopt.compile.index import Atom, Atoms, IndexMap, compose, regroup
 from ksopt.compile.masks import note_applied
 from ksopt.compile.sizes import Size, plain, same, same_shape
-from ksopt.compile.structured import by_support, has_support
+from ksopt.compile.structured import by_support, has_support, miss_support
 from ksopt.compile.tracking import Tracker, rule
 from ksopt.compile.values import Kind, Multiplied, Native, Variable, View
 from ksopt.pattern import Pattern
@@ -147,7 +148,9 @@ def multiplied(tracker: Tracker, left: Any, right: Any, result: Tensor) -> None:
         or result.dtype not in DTYPES
         or left.dtype != right.dtype
     ):
-        if len(both) < 2 or not note_applied(tracker, torch.mul, both, result):
+        number = () if len(both) == 2 else (right if both[0] is left else left,)
+        is_scaled = all(isinstance(one, int | float) and math.isfinite(one) for one in number)
+        if not is_scaled or not note_applied(tracker, torch.mul, both, result, number):
             tracker.fresh(result, kind)
         return
     variables: list[Variable] = []
@@ -195,6 +198,8 @@ def _sum(
             if keep:
                 dims.append([])
     product_view = offered(tracker, origin.left, origin.right, dims, summed, result)
+    if product_view is None or not is_sparse(product_view):
+        miss_support(tracker, origin.left, origin.right)
     if product_view is not None:
         tracker.note(result, product_view)
 

@@ -198,6 +198,19 @@ def has_support(tracker: Tracker, view: View) -> bool:
     return support(tracker, root) is not None or _lost(tracker, root) is not None
 
 
+def miss_support(tracker: Tracker, left: Root, right: Root) -> None:
+    """Say of a sum of elementwise products that its weight has a support which is not followed."""
+    roles = right_is_weight(left, right)
+    if roles is None:
+        return
+    weight = right if roles else left
+    reason = _lost(tracker, weight)
+    if support(tracker, weight) is not None:
+        reason = "its weight is zero but on a support, which a sum of products is not followed for"
+    if reason is not None:
+        tracker.miss(reason)
+
+
 def _lost(tracker: Tracker, root: Root) -> str | None:
     """Why a weight is not known to be zero but on a support, if it nearly is; else None."""
     if isinstance(root.origin, Unfollowed):

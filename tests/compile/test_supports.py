@@ -142,7 +142,7 @@ def test_masks_of_any_type_and_values(mask, chain, compiled_by_eager):
 
 def test_several_masks_and_scales_are_one_factor(compiled_by_eager):
     def weight(layer):
-        return layer.w * layer.m * layer.scale * layer.other
+        return layer.w * layer.m * layer.scale * layer.other * -1.5
 
     layer, x = Layer(weight, (32, 16)), torch.randn(5, 16)
     layer.register_buffer("scale", torch.randn(32, 1))
@@ -274,6 +274,10 @@ def unequal_blocks(own, x):
     return F.linear(x, torch.block_diag(own.w[:8, :4], own.w[8:, 4:]))
 
 
+def by_sum(own, x):
+    return (x[:, None, :] * (own.w * own.m)).sum(-1)
+
+
 def not_an_identity(own, x):
     return F.linear(x, torch.kron(own.dense, own.w[:8, :4]))
 
@@ -316,6 +320,7 @@ class Refused(nn.Module):
         (unequal_blocks, "its weight is made at node block_diag of blocks of unequal sizes"),
         (sum_of_two, "its weight is computed at node add from a Kronecker-sparse matrix, mul"),
         (rotated, "its weight is computed at node bmm from a Kronecker-sparse matrix, blocks"),
+        (by_sum, "its weight is zero but on a support, which a sum of products is not followed"),
         (not_an_identity, None),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
