@@ -22,6 +22,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.nn import KSLinear, KSStacked
 from ksopt.pattern import Chain
 from ksopt.projection import project
+from ksopt.projection.scale import exponent_of, scaled
 from ksopt.tables import Table
 
 
@@ -271,7 +272,9 @@ def _projected(choice: Choice, refine: int) -> tuple[KSLinear | KSStacked, Conve
         )
     new = replacement(place, choice.chains)
     parts = [new] if isinstance(new, KSLinear) else list(new.parts)
-    whole = place.matrix.to(torch.float64).norm().item()
+    # Near 1, for squares of very large or very small entries are no numbers.
+    exponent = exponent_of(place.matrix)
+    whole = scaled(place.matrix.to(torch.float64), -exponent).norm().item()
     error = floor = 0.0
     first = 0
     for part in parts:
@@ -285,7 +288,8 @@ def _projected(choice: Choice, refine: int) -> tuple[KSLinear | KSStacked, Conve
         with torch.no_grad():
             for own, weight in zip(part.weights, found.weights, strict=True):
                 own.copy_(weight)
-        share = matrix.to(torch.float64).norm().item() / whole if whole > 0 else 0.0
+        part_of_it = scaled(matrix.to(torch.float64), -exponent).norm().item()
+        share = part_of_it / whole if whole > 0 else 0.0
         error += (found.relative_error * share) ** 2
         floor += (found.lower_bound * share) ** 2
     return new, _record(choice, math.sqrt(error), math.sqrt(floor), time.monotonic() - began)

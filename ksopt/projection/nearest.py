@@ -16,6 +16,7 @@ from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import keeps_the_best, left_to_right
 from ksopt.projection.products import balanced, product, relative_error
 from ksopt.projection.refine import refine as refined
+from ksopt.projection.scale import exponent_of, scaled, shares
 
 # A relative error that is rounding: nothing is left to gain.
 _EXACT = 1e-13
@@ -83,8 +84,9 @@ def project(
       even that a product is recovered; `Projection.lower_bound` tells how much better it could be
       at most.
 
-    Computed in float64 on the matrix's device. For a matrix of a narrower dtype the splits are
-    exact to about 1e-8 of the matrix's norm.
+    Computed in float64 on the matrix's device, its largest entry brought near 1 by a power of two:
+    squares of very large and very small entries neither overflow nor vanish. For a matrix of a
+    narrower dtype the splits are exact to about 1e-8 of the matrix's norm.
 
     Args:
         matrix: [out_features, in_features], floating point.
@@ -99,7 +101,8 @@ def project(
 
     Raises:
         InvalidInputError: the shapes differ, the matrix is not of floating point, is on the meta
-            device, or has NaN or infinity in it; or another argument is not allowed.
+            device, or has NaN or infinity in it; the weights are too large for their dtype; or
+            another argument is not allowed.
 
     Source: Le, Zheng, Riccietti, Gribonval, "Butterfly factorization with error guarantees", 2024
     (arXiv 2411.04506).
@@ -121,6 +124,8 @@ def project(
         target = matrix.detach().to(torch.float64)
         target = target if row_order is None else target[row_order]
         target = target if column_order is None else target[:, column_order]
+        exponent = exponent_of(target)
+        target = scaled(target, -exponent)
         weights, lost = _split(target, chain, double=matrix.dtype == torch.float64)
         guarantee = _guarantee(chain)
         method, made = "hierarchical", 0
@@ -131,8 +136,11 @@ def project(
         if refine and len(chain) > 2 and relative_error(target, weights) > _EXACT:
             weights, steps = refined(target, weights, refine)
             made += steps
-        kept = tuple(w.to(dtype or matrix.dtype).contiguous() for w in balanced(weights))
-        error = relative_error(target, [weight.to(torch.float64) for weight in kept])
+        kept = _kept(balanced(weights), exponent, dtype or matrix.dtype)
+        # Of these very weights, for a power of two changes none of their digits.
+        parts = shares(exponent, len(kept))
+        near_1 = [scaled(w.double(), -part) for w, part in zip(kept, parts, strict=True)]
+        error = relative_error(target, near_1)
         norm = target.norm().item()
     return Projection(
         chain=chain,
@@ -145,6 +153,21 @@ def project(
         rows=row_order,
         columns=column_order,
     )
+
+
+def _kept(weights: Sequence[Tensor], exponent: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The weights of a product that is 2**exponent times as large, the factor shared out evenly."""
+    kept = []
+    for weight in weights:
+        large = scaled(weight, exponent / len(weights))
+        kept.append(large.to(dtype).contiguous())
+        if not kept[-1].isfinite().all():
+            name = str(dtype).removeprefix("torch.")
+            raise InvalidInputError(
+                f"project: the weights reach {large.abs().max().item():.1e}, but {name} holds "
+                f"{torch.finfo(dtype).max:.1e} at most: give a wider dtype"
+            )
+    return tuple(kept)
 
 
 def _split(target: Tensor, chain: Chain, double: bool) -> tuple[list[Tensor], float]:
