@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -62,7 +63,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     with ExitStack() as stack:
         stack.callback(remove_empty, missing)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             beside = stack.enter_context(leftovers.new_folder(path.parent, f".{path.name}-"))
         except (OSError, ValueError) as error:
             raise InvalidInputError(f"the folder {path} cannot be made: {reason(error)}") from None
@@ -72,6 +73,19 @@ def new_folder(path: Path) -> Iterator[Path]:
             file.chmod(0o644)
         beside.chmod(0o755)
         beside.replace(path)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there yet.
+
+    Raises:
+        OSError: It cannot be made.
+        ValueError: No folder can have such a name.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except RecursionError:  # a thousand levels
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path)) from None
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

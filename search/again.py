@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ksopt import reading
 from ksopt.errors import InvalidInputError
+from ksopt.files import make_folder, remove_empty
 from ksopt.search import report, store
 from ksopt.search.record import RunRecord, result_of
 from ksopt.search.request import STUDY
@@ -15,7 +17,7 @@ from ksopt.search.result import SearchResult
 from ksopt.search.shapes import report as shapes_report
 from ksopt.search.shapes.record import ShapesRecord, replayed
 from ksopt.search.shapes.result import ShapesResult
-from ksopt.search.storage import Storage
+from ksopt.search.storage import UNUSABLE, Storage
 from ksopt.search.storage_url import without_password
 
 
@@ -56,20 +58,22 @@ def replay(
 
 def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult | ShapesResult:
     kept = storage.load(study)
-    several = ShapesRecord.kept(kept)
+    with _readable(study):
+        several = ShapesRecord.kept(kept)
     if several is not None:
         target = _checked(out or several.request.each.out, several=True)
         with _readable(study):
             together = replayed(several, storage, target)
-        _make(target)
-        shapes_report.write(together, target)
+        with _made(target), _readable(study):
+            shapes_report.write(together, target)
         return together
-    record = RunRecord.kept(kept)
+    with _readable(study):
+        record = RunRecord.kept(kept)
     target = _checked(out or record.request.out, several=False)
     with _readable(study):
         result = result_of(kept, record, target, replayed=True)
-    _make(target)
-    report.write(result, target)
+    with _made(target), _readable(study):
+        report.write(result, target)
     return result
 
 
@@ -78,14 +82,13 @@ def _readable(study: str) -> Iterator[None]:
     """What trials that ksopt did not write make its reader raise, in a sentence."""
     try:
         yield
-    except InvalidInputError as error:
+    except (InvalidInputError, OSError):
+        raise
+    except UNUSABLE as error:
+        words = next(iter(str(error).splitlines()), "nothing more")
         raise InvalidInputError(
-            f"the trials of the study {study!r} cannot be read: {error}"
-        ) from None
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise InvalidInputError(
-            f"the trials of the study {study!r} cannot be read ({type(error).__name__}: {error}): "
-            "they are not as ksopt writes them"
+            f"the study {study!r} cannot be read ({type(error).__name__}: {words}): it is not as "
+            "ksopt writes it"
         ) from None
 
 
@@ -95,11 +98,19 @@ def _checked(out: Path | str | None, several: bool) -> Path:
     return target
 
 
-def _make(target: Path) -> None:
+@contextmanager
+def _made(target: Path) -> Iterator[None]:
+    """The folder of the report; it goes again if it was not there and nothing is written to it."""
+    missing = [place for place in (target, *target.parents) if not os.path.lexists(place)]
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        make_folder(target)
+        yield
+    except InvalidInputError:
+        remove_empty(missing)
+        raise
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        remove_empty(missing)
         raise InvalidInputError(
-            f"the output folder {target} cannot be written ({reason}): choose another with --out"
+            f"the output folder {target} cannot be written ({reading.reason(error)}): choose "
+            "another with --out"
         ) from None

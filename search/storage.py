@@ -35,11 +35,12 @@ _SERVER_TURNS = {
     ),
 }
 # What Optuna, SQLAlchemy and their drivers raise for a storage that is none, or a malformed one.
-_UNUSABLE = (
+UNUSABLE = (
     *(SQLAlchemyError, ImportError, ValueError, OSError, RuntimeError, LookupError, TypeError),
     *(AttributeError, ArithmeticError, RecursionError, AssertionError),
 )
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
+_LONGEST_ENTRY = 2**20
 # Locks of a storage: as open as the umask makes the storage itself, which a group may share.
 _SHARED = 0o666
 # SQLite lets one process write at a time; the others wait so long before they give up.
@@ -74,6 +75,10 @@ class Storage:
             path = Path(str(file))
             if not path.name or "\0" in str(file):
                 raise InvalidInputError(f"storage {without_password(url)!r}: it names no file")
+            if os.path.lexists(path) and not reading.is_file(path):  # a FIFO would be waited for
+                raise InvalidInputError(
+                    f"storage {without_password(url)!r} cannot be used: {path} is not a file"
+                )
             self._turn = path.with_name(f".{path.name}.turn")
 
     @property
@@ -146,6 +151,7 @@ class Storage:
 
     def _backend(self) -> BaseStorage:
         if self._journal is not None:
+            _check_journal(self._journal)
             path = str(self._journal)
             lock = _JournalLock(path, self._made)
             return JournalStorage(JournalFileBackend(path, lock_obj=lock))  # type: ignore[arg-type]
@@ -187,7 +193,7 @@ class Storage:
                 yield
             except InvalidInputError:
                 raise
-            except _UNUSABLE as error:
+            except UNUSABLE as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 if isinstance(error, ImportError):
                     reason += " (for PostgreSQL: pip install 'ksopt[postgresql]', for MySQL: "
@@ -204,6 +210,22 @@ class Storage:
                 lock.acquire()
                 lock.release(remove=True)
         self._made.clear()
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a file that is no journal: Optuna would write behind what is in it.
+
+    Raises:
+        ValueError: It begins with something else than an entry of a journal.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_LONGEST_ENTRY)
+    except FileNotFoundError:
+        return
+    begin = b'{"op_code":'
+    if not (begin.startswith(line) or line.startswith(begin)):
+        raise ValueError(f"the file {path} is there, and is no journal of Optuna's")
 
 
 class _JournalLock:

@@ -22,7 +22,7 @@ from ksopt.bench.device import DeviceRecord
 from ksopt.bench.roofline import Roofline
 from ksopt.bench.timing import Measurement
 from ksopt.errors import InvalidInputError
-from ksopt.files import remove_empty
+from ksopt.files import make_folder, remove_empty
 from ksopt.locks import Busy, Lock
 from ksopt.pattern import Chain
 from ksopt.search.priors import facts
@@ -53,7 +53,7 @@ def folder(request: SearchRequest) -> Iterator[Path]:
     missing = [place for place in (out, *out.parents) if not os.path.lexists(place)]
     lock = Lock(out / ".lock", wait_s=0, mode=0o666)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         lock.acquire()
     except Busy:
         raise InvalidInputError(

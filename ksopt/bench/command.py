@@ -92,6 +92,7 @@ def run(given: argparse.Namespace) -> int:
     Raises:
         KsoptError: see `ksopt.bench.run.run_bench`.
     """
+    from ksopt import reading
     from ksopt.bench import report, summary
     from ksopt.bench.request import BenchRequest
     from ksopt.bench.run import run_bench
@@ -100,10 +101,13 @@ def run(given: argparse.Namespace) -> int:
     if given.report:
         if given.patterns or given.chain:
             raise InvalidInputError("--report measures nothing: leave out --patterns and --chain")
-        series = [summary.Series.read(folder) for folder in given.report]
-        report.write(series, given.out)
-        _show(given, series)
-        return 1 if summary.faults(series) else 0
+        named = " and ".join(map(str, given.report))
+        form = "what is in it is not as `ksopt bench kernels` writes it"
+        with reading.of_its_form(f"--report {named}", form):
+            series = [summary.Series.read(folder) for folder in given.report]
+            report.write(series, given.out)
+            _show(given, series)
+            return 1 if summary.faults(series) else 0
     if given.timeout is not None and not given.timeout > 0:
         raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
     request = BenchRequest.of(

@@ -23,6 +23,7 @@ from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.roofline import Roofline
 from ksopt.bench.rows import Row
 from ksopt.errors import InvalidInputError
+from ksopt.files import make_folder, remove_empty, write_whole
 from ksopt.locks import Busy, lock_open_file
 
 ROWS = "rows.jsonl"
@@ -76,10 +77,13 @@ def opened(folder: Path, request: BenchRequest, record: DeviceRecord) -> Iterato
         InvalidInputError: the folder cannot be written, another benchmark is at work in it, or it
             holds measurements of something else; the sentence names what differs.
     """
+    missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        is_new = not os.path.lexists(folder / ROWS)
         file = _opened(folder / ROWS)
     except (OSError, ValueError) as error:
+        remove_empty(missing)
         raise InvalidInputError(
             f"the output folder {folder} cannot be written ({reading.reason(error)}): "
             "choose another with --out"
@@ -91,7 +95,12 @@ def opened(folder: Path, request: BenchRequest, record: DeviceRecord) -> Iterato
             raise InvalidInputError(
                 f"another benchmark is at work in {folder}: wait for it, or choose another --out"
             ) from None
-        setting = _setting(folder, identity(request, record))
+        try:
+            setting = _setting(folder, identity(request, record))
+        except InvalidInputError:
+            if is_new:  # who is refused leaves nothing
+                (folder / ROWS).unlink()
+            raise
         _cut_half_a_line(folder / ROWS)
         yield Journal(folder, file, setting)
 
@@ -170,13 +179,6 @@ def read_setting(folder: Path) -> dict[str, Any]:
             f"{SCHEMA}"
         )
     return setting
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it, whenever, finds the old one or the new one whole."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def _setting(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:

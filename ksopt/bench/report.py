@@ -12,11 +12,12 @@ from ksopt import pages, tables
 from ksopt.bench import figures, rows, summary
 from ksopt.bench.device import DeviceRecord
 from ksopt.bench.figures import Group
-from ksopt.bench.journal import write_whole
 from ksopt.bench.rows import Line
 from ksopt.bench.summary import Grouping, Series
 from ksopt.errors import InvalidInputError
+from ksopt.files import make_folder, write_whole
 from ksopt.pages import Section
+from ksopt.reading import reason
 
 _SHOWN = 25
 SCHEMA = "ksopt.bench.summary/1"
@@ -41,12 +42,12 @@ def write(series: Sequence[Series], folder: Path) -> None:
         "bench.html": pages.html(_TITLE, _where(series), found),
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for name, text in texts.items():
             write_whole(folder / name, text)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InvalidInputError(
-            f"the report cannot be written to {folder} ({error.strerror}): the measurements are "
+            f"the report cannot be written to {folder} ({reason(error)}): the measurements are "
             "kept; choose another --out"
         ) from None
 

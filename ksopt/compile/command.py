@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import json
 import logging
+import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.files import write_whole
+from ksopt.reading import is_folder, reason
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     import torch
@@ -94,7 +97,10 @@ def run(given: argparse.Namespace) -> int:
             timed=given.time,
         )
     if out is not None:
-        write_whole(out, _text(found, out))
+        try:
+            write_whole(out, _text(found, out))
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(f"--out {out} cannot be written: {reason(error)}") from None
     if given.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
@@ -138,22 +144,32 @@ def _tensor(text: str, dtype: str, device: torch.device) -> Any:
     """The input that SHAPE or SHAPE:DTYPE names."""
     import torch
 
+    from ksopt import limits
+
     shape, colon, name = text.partition(":")
     name = name if colon else dtype
     sizes = shape.split("x")
-    if not all(size.isdecimal() for size in sizes) or name not in _DTYPES:
+    if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes) or name not in _DTYPES:
         raise InvalidInputError(
             f"--input {text!r}: write sizes with x between them, such as 128x197x384, and a dtype "
             f"of {', '.join(_DTYPES)} behind a colon if it is not the model's"
         )
     kind, numbers = getattr(torch, name), [int(size) for size in sizes]
-    if kind.is_floating_point:
-        return torch.randn(numbers, device=device).to(kind)
-    return torch.zeros(numbers, dtype=kind, device=device)
+    # Floating-point numbers are drawn in float32 first.
+    each = kind.itemsize if kind.itemsize == 4 or not kind.is_floating_point else kind.itemsize + 4
+    limits.check_bytes(each * math.prod(numbers), device, f"--input {text}", "give a smaller one")
+    try:
+        if kind.is_floating_point:
+            return torch.randn(numbers, device=device).to(kind)
+        return torch.zeros(numbers, dtype=kind, device=device)
+    except RuntimeError as error:  # sizes that no tensor has, though it would be empty
+        raise InvalidInputError(f"--input {text}: {reason(error).splitlines()[0]}") from None
 
 
 def _checked_device(text: str) -> torch.device:
     import torch
+
+    from ksopt.bench import device as devices
 
     try:
         device = torch.device(text)
@@ -161,7 +177,7 @@ def _checked_device(text: str) -> torch.device:
         raise InvalidInputError(f"--device {text!r}: write cpu, cuda, cuda:1, ...") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InvalidInputError(f"--device {text}: torch {torch.__version__} sees no CUDA device")
-    return device
+    return devices.resolve(text if device.type == "cuda" else device.type)
 
 
 def _checked_out(text: str | None) -> Path | None:
@@ -170,8 +186,10 @@ def _checked_out(text: str | None) -> Path | None:
     path = Path(text)
     if path.suffix not in (".md", ".json"):
         raise InvalidInputError(f"--out {text}: the file's name must end in .md or .json")
-    if not path.parent.is_dir():
+    if not is_folder(path.parent):
         raise InvalidInputError(f"--out {text}: there is no folder {path.parent}")
+    if is_folder(path):
+        raise InvalidInputError(f"--out {text}: there is a folder of that name")
     return path
 
 

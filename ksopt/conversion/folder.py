@@ -144,7 +144,10 @@ def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
     """The names that are other tensors', and the converted layers."""
     if not reading.is_file(folder / CONFIG):
         raise InvalidInputError(f"{folder} holds no converted model: there is no {CONFIG} in it")
-    config = reading.json_of(folder / CONFIG, "the file")
+    try:
+        config = reading.json_of(folder / CONFIG, "the file")
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{folder / CONFIG} cannot be read: {error}") from None
     if not isinstance(config, dict) or config.get("schema") != SCHEMA:
         found = config.get("schema") if isinstance(config, dict) else type(config).__name__
         raise InvalidInputError(

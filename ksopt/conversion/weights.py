@@ -132,7 +132,10 @@ def _parts(path: Path) -> list[Path]:
     """The .safetensors files of a path: itself, or those that an index lists."""
     if not path.name.endswith(_INDEX):
         return [path]
-    index = reading.json_of(path, "the index")
+    try:
+        index = reading.json_of(path, "the file")
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path} is no index of .safetensors files: {error}") from None
     listed = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(listed, dict) or not listed:
         raise InvalidInputError(

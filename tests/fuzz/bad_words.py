@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ksopt.cli import _parser
@@ -116,36 +116,39 @@ def draw(rng: random.Random, folder: Path, vast: bool) -> Case:
     return rng.choices(makers, weights)[0](rng, folder)
 
 
-def _options(command: list[str]) -> list[str]:
-    """The options of a command, from its own parser."""
+def _options(command: list[str]) -> dict[str, bool]:
+    """The options of a command, from its own parser, and whether each takes a value."""
     parser = _parser()
     for word in command:
         choices = next(one.choices for one in parser._actions if one.dest in ("command", "kind"))
         assert isinstance(choices, dict)
         parser = choices[word]
-    return sorted(
-        option
+    return {
+        option: action.nargs != 0
         for action in parser._actions
         for option in action.option_strings
         if option.startswith("--") and option not in ("--help", "--traceback")
-    )
+    }
 
 
 def _with_odd(rng: random.Random, words: list[str], depth: int = 1) -> list[str]:
-    """Words with one to three options that have odd values, lack them, or do not exist."""
+    """Words with one to three options that have odd values; now and then the words are odd."""
     words = list(words)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        option = rng.choice([*_options(words[:depth]), "--frobnicate", "-x", "--dims=", "--seed"])
-        odd = rng.choice([*ODD, *PLACES])
-        form = rng.randrange(5)
-        if form == 0:
-            words.append(f"{option}={odd}")
-        elif form == 1 and option in words:
-            words[words.index(option) + 1] = odd
+    options = _options(words[:depth])
+    valued = [option for option, has_value in options.items() if has_value]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        option, odd = rng.choice(valued), rng.choice([*ODD, *PLACES])
+        form = rng.randrange(12)
+        if form == 0:  # a value too many, or for what takes none, or for no option
+            words += [rng.choice([*options, "--frobnicate", "-x"]), odd, rng.choice(ODD)]
+        elif form == 1:
+            words += [option]
         elif form == 2:
-            words += [option, odd, rng.choice(ODD)]
+            words += [option, odd, rng.choice([*options])]
+        elif option in words[:-1]:
+            words[words.index(option) + 1] = odd
         else:
-            words += [option, odd]
+            words.append(f"{option}={odd}")
     return words
 
 
@@ -193,8 +196,8 @@ def _odd_environment(rng: random.Random, folder: Path) -> Case:
     names = ["KSOPT_CACHE_DIR", "XDG_CACHE_HOME", "KSOPT_TUNE", "CXX", "TMPDIR", "COLUMNS", "LANG"]
     odd = [value for value in [*ODD, *PLACES] if "\0" not in value and len(value) < 10_000]
     environment = {rng.choice(names): rng.choice(odd) for _ in range(rng.randrange(1, 3))}
-    words = rng.choice((_odd_search, _odd_tune, _odd_bench, _odd_convert))(rng, folder).words
-    return Case(words, environment=environment)
+    case = rng.choice((_odd_search, _odd_tune, _odd_bench, _odd_convert))(rng, folder)
+    return replace(case, environment=environment)
 
 
 def _bad_weights(rng: random.Random, folder: Path) -> Case:
@@ -253,7 +256,10 @@ def _bad_storage(rng: random.Random, folder: Path) -> Case:
 
 def _bad_replay(rng: random.Random, folder: Path) -> Case:
     if rng.random() < 0.3 or not (folder / "study.db").exists():
-        return Case(["search", "--replay", rng.choice([*PLACES, *ODD]), "--out", "new"])
+        where = rng.choice([*PLACES, *ODD])
+        done = where in (".", "") and (folder / "study.db").exists()  # it has a study
+        codes = REFUSED_OR_DONE if done else REFUSED
+        return Case(["search", "--replay", where, "--out", "new"], codes)
     (folder / "bad.db").write_bytes((folder / "study.db").read_bytes())
     if rng.random() < 0.7:
         mutate_study(folder / "bad.db", rng)

@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -153,6 +154,9 @@ def run(sandbox: Sandbox, case: Case, real: bool) -> Outcome:
     if "Traceback (most recent call last)" in output:
         faults.append("a traceback")
     errors = err.read_text(errors="replace").strip().splitlines()
+    unforeseen = [line for line in errors if re.match(r"ksopt: [A-Za-z_]+: ", line)]
+    if unforeseen and errors[-1].endswith("(--traceback shows where)"):
+        faults.append("an error that nobody foresaw")
     if code != 0 and not any(line.startswith("ksopt") for line in errors):
         faults.append("no sentence")
     if peak > MOST_BYTES:
@@ -264,9 +268,8 @@ def attack(
         sandbox = Sandbox(Path(name), heavy)
         numbers = range(count) if only is None else [only]
         for number in numbers:
-            with contextlib.suppress(OSError):
-                case = case_of(seed, number, sandbox, heavy)
-                outcome = run(sandbox, case, real=number % _REAL == _REAL - 1)
+            case = case_of(seed, number, sandbox, heavy)
+            outcome = run(sandbox, case, real=number % _REAL == _REAL - 1)
             codes[outcome.code] += 1
             slowest, largest = max(slowest, outcome.seconds), max(largest, outcome.peak_bytes)
             if outcome.faults:

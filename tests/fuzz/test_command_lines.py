@@ -40,7 +40,7 @@ def build():
     [
         ("os._exit(1)", "exit code 1"),
         ("os._exit(2)", "no sentence"),
-        ("print('ksopt: Traceback (most recent call last)'); os._exit(2)", "a traceback"),
+        ("print('Traceback (most recent call last)', flush=True); os._exit(2)", "a traceback"),
         ("open('new', 'w'); raise ValueError('x')", "left behind: new"),
         ("open('full/precious', 'w'); raise ValueError('x')", "a file that was there is changed"),
         ("x = bytearray(2**30 + 2**28); raise ValueError('x')", "GiB of memory"),
