@@ -57,6 +57,14 @@ class Victim:
             self.kill_all()
             raise AssertionError(f"it ran for more than {seconds:.0f} s: see {self._log}") from None
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it ends by itself in that time, for which this waits at most."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def kill(self, pid: int | None = None) -> None:
         """SIGKILL to the command, or to one of the processes that it started."""
         try:
