@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -25,9 +26,7 @@ def check(requests: Sequence[SearchRequest], device: torch.device) -> None:
     for request in requests:
         assert request.batch is not None
         what = f"{words.layer(request.size)} in {request.dtype}"
-        limits.check_batch(
-            request.batch, lambda rows, of=request: least_bytes(of, rows), device, what
-        )
+        limits.check_batch(request.batch, partial(least_bytes, request), device, what)
 
 
 def least_bytes(request: SearchRequest, rows: int) -> int:

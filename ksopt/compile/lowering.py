@@ -88,12 +88,14 @@ class Uses:
         readers: for each product that is needed: the exits and roots that read it.
         dead: nodes that nobody reads any more, in the order of the graph.
         fixed: see `_fixed_in_memory`.
+        products: for each root that is computed anew: the product that it is part of.
     """
 
     exits: dict[fx.Node, View] = field(default_factory=dict)
     readers: dict[Root, list[fx.Node | Root]] = field(default_factory=dict)
     dead: list[fx.Node] = field(default_factory=list)
     fixed: dict[Root, fx.Node] = field(default_factory=dict)
+    products: dict[Root, Root] = field(default_factory=dict)
 
 
 def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
@@ -116,6 +118,7 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
             return
         needed.add(root)
         inside = root if isinstance(root.origin, Contraction) and root in chosen else product
+        result.products[root] = inside
         here = at if isinstance(root.origin, Compact) else computed_at(root, trace, inside)
         for other in below:
             need(other, root, inside, here)
@@ -216,7 +219,7 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
     for root, readers in found.readers.items():
         if not operands(root, chosen) or isinstance(root.origin, Compact):
             continue  # read where it is held
-        product = product_of(root)
+        product = found.products[root]
         if root in trace.reshaped:  # the fake results of its nodes have the later shape
             raise CannotLowerError(product, "its result is given another shape in place")
         here = computed_at(root, trace, product)
@@ -240,8 +243,12 @@ def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None
     if here.inference and not next(iter(trace.regions.values())).inference:
         # AOTAutograd refuses views of other tensors inside such a region.
         raise CannotLowerError(product, "it is inside a torch.inference_mode of the model's own")
+    if here.autocast is None:
+        return
     multiplies = isinstance(root.origin, Contraction | Combined)
-    if multiplies and here.autocast is not None and root.dtype != here.autocast:
+    # Autocast lets torch.stack take float32 and its own type only.
+    stacks = isinstance(root.origin, Stacked) and root.dtype != torch.float32
+    if (multiplies or stacks) and root.dtype != here.autocast:
         raise CannotLowerError(
             product,
             f"it computes in {str(root.dtype).removeprefix('torch.')}, but autocast is on "
@@ -372,15 +379,15 @@ class _Lowering:
                 x = self._all_of(origin.x, dims, at)
             except NotNestedError:
                 # One dim may hold two sizes of the batch that are both dynamic: it stays one.
-                dims, whole = _with_one_batch_dim(dims, last), _with_one_batch_dim(whole, last)
-                x = self._all_of(origin.x, dims, at)
+                x = self._all_of(origin.x, _with_one_batch_dim(dims, last), at)
+                whole = _with_one_batch_dim(whole, last)
             return self._product(root, x, at), whole
         if isinstance(origin, Biased):
-            product = self.moved(origin.product, origin.product.map.dims, at)
-            return at.emit.call(torch.add, product, self._bias(origin.bias, at)), whole
+            summand = self.moved(origin.product, origin.product.map.dims, at)
+            return at.emit.call(torch.add, summand, self._bias(origin.bias, at)), whole
         if isinstance(origin, Cast):
-            node, dims = self.build(origin.source, at)
-            return at.emit.method("to", node, root.dtype), dims
+            node, whole = self.build(origin.source, at)
+            return at.emit.method("to", node, root.dtype), whole
         if isinstance(origin, Stacked):
             pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
             return at.emit.call(torch.stack, pieces), whole

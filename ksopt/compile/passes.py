@@ -147,7 +147,7 @@ def _possible(
             found = uses(gm.graph, tracker.trace, chosen)
             check(tracker, found, chosen)
         except CannotLowerError as error:
-            chosen = [root for root in chosen if root is not error.root]
+            chosen = _without(chosen, error)
             _add_miss(misses, error)
             continue
         alone = low_rank_but_shared(found, chosen)
@@ -188,11 +188,17 @@ def _lower(
         try:
             return lower(gm, tracker, found, chosen)
         except CannotLowerError as error:
-            chosen = [root for root in chosen if root is not error.root]
+            chosen = _without(chosen, error)
             _add_miss(misses, error)
             made_at = error.root.made_at
             sites[:] = [s for s in sites if made_at is None or s.node != made_at.name]
     return []
+
+
+def _without(chosen: list[Root], error: CannotLowerError) -> list[Root]:
+    """The products but the one that an error is of; none, if it is of no product."""
+    left = [root for root in chosen if root is not error.root]
+    return left if len(left) < len(chosen) else []
 
 
 def _add_miss(misses: list[Miss], error: CannotLowerError) -> None:

@@ -383,6 +383,21 @@ class AutocastBeginsBetweenFactors(Case):
             return self.second(middle)
 
 
+class OtherHalfUnderAutocast(Case):
+    """Autocast does not take float16 where it computes in bfloat16."""
+
+    trains = False
+    reasons = ("it computes in float16, but autocast is on where it is computed",)
+
+    def __init__(self):
+        super().__init__()
+        self.half()
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(x.half(), torch.block_diag(self.one, self.two))
+
+
 class CheckpointUnderAutocast(Case):
     def forward(self, x):
         with torch.autocast("cpu", torch.bfloat16):
