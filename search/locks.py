@@ -71,13 +71,11 @@ def is_gone(host: str, token: str) -> bool | None:
     """Whether the process of a `Presence` has ended; None if that cannot be seen from here."""
     if host != _host():
         return None
-    ended = lifetimes.has_ended(token)
-    if ended is not None:
-        return ended
     try:
         return not is_held(_path(token))
     except FileNotFoundError:
-        return None  # it ended well, or keeps its cache elsewhere
+        # It ended, or keeps its cache elsewhere; or it lives on, and only its search has ended.
+        return True if lifetimes.has_ended(token) else None
 
 
 def _path(token: str) -> Path:
