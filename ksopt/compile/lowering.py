@@ -224,6 +224,11 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
             raise CannotLowerError(product, "its result is given another shape in place")
         here = computed_at(root, trace, product)
         _check_region(root, product, trace.regions[here], trace)
+        if isinstance(root.origin, Combined) and trace.regions[here].grad:
+            # Joined first, weights need each other for their gradients; one by one, they do not.
+            pieces = [piece.root for piece in root.origin.pieces]
+            if not all(trace.is_intact(one.holder.storage) for one in pieces if one.holder):
+                raise CannotLowerError(product, "one of its weights is written behind it")
         for reader in readers:
             if not isinstance(reader, Root) or root.storage is None:
                 continue

@@ -141,6 +141,22 @@ class ThirdOperand(Written):
         return y.flatten(1)
 
 
+class ThirdOperandWithGradients(Case):
+    """Joined before the product, the weights would need each other for their gradients."""
+
+    reasons = ("one of its weights is written behind it",)
+
+    def forward(self, x):
+        rows = x.detach().unflatten(-1, (4, 8))
+        y = torch.einsum("pis,iws,ws->piw", rows, self.buffer, self.gain)
+        self.buffer[..., :1] += 1
+        return y.flatten(1)
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.randn(8, 8))
+
+
 class LoopWeight(Written):
     """The product is there when all pieces are; then one of the weights holds something else."""
 
