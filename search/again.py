@@ -52,8 +52,8 @@ def replay(
                 "output folder, or the storage of its study"
             )
     storage = Storage(url)
-    with storage.leaving_nothing():
-        return _replayed(storage, study, out)
+    with storage.leaving_nothing(), storage.only_read() as kept:
+        return _replayed(kept, study, out)
 
 
 def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult | ShapesResult:

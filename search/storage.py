@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import optuna
@@ -36,7 +38,16 @@ _SERVER_TURNS = {
 }
 # What Optuna, SQLAlchemy and their drivers raise for a storage that is none, or a malformed one.
 UNUSABLE = (
-    *(SQLAlchemyError, ImportError, ValueError, OSError, RuntimeError, LookupError, TypeError),
+    *(
+        SQLAlchemyError,
+        sqlite3.Error,
+        ImportError,
+        ValueError,
+        OSError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+    ),
     *(AttributeError, ArithmeticError, RecursionError, AssertionError),
 )
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
@@ -148,6 +159,29 @@ class Storage:
                 raise InvalidInputError(
                     f"the storage {without_password(self.url)} holds no study named {name!r}"
                 ) from None
+
+    @contextmanager
+    def only_read(self) -> Iterator[Storage]:
+        """The same studies, to read them: of a SQLite file, a copy.
+
+        Optuna adds the tables and rows that it misses to whatever file it opens.
+
+        Raises:
+            InvalidInputError: The file is not there, or is none of SQLite's.
+        """
+        file = self.file
+        if file is None or self._journal is not None or not reading.is_file(file):
+            yield self
+            return
+        with tempfile.TemporaryDirectory(prefix="ksopt-") as folder:
+            copy = Path(folder) / "study.db"
+            with (
+                self._refusing(),
+                closing(sqlite3.connect(file, timeout=_SQLITE_PATIENCE_S)) as source,
+                closing(sqlite3.connect(copy)) as target,
+            ):
+                source.backup(target)
+            yield Storage(f"sqlite:///{copy}")
 
     def _backend(self) -> BaseStorage:
         if self._journal is not None:

@@ -2,7 +2,9 @@
 
 import io
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +155,17 @@ def test_what_a_killed_search_left_can_be_reported(
     assert found.stopped == "interrupted"
     assert len(found.trials) == 3
     assert not any(finalist.retimed for finalist in found.finalists)
+
+
+def test_a_replayed_study_stays_as_it_is(search: Search, tmp_path: Path) -> None:
+    """Optuna would write its own version into a study of which that row is gone."""
+    result = search(trials=2)
+    file = result.folder / "study.db"
+    with closing(sqlite3.connect(file)) as study, study:
+        study.execute("DELETE FROM version_info")
+    before = file.read_bytes()
+    replay(str(result.folder), out=tmp_path / "again")
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("where", ["no/such/folder", "sqlite:////no/such/file.db", "."])
