@@ -26,6 +26,9 @@ from typing import Any
 os.environ.setdefault("KSOPT_TUNE", "off")  # the operator's ways have tests of their own
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+_PROGRESS = 300.0
+"""Seconds between lines that say how far it is."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; see the top of this file."""
@@ -36,8 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"Seed {seed}. Again: python -m tests.fuzz.capture --seed {seed} ...", flush=True)
     total = Totals()
     start = time.monotonic()
+    said = start
     for result in _results(seed, options):
         total.add(result)
+        if time.monotonic() > said + _PROGRESS:
+            said = time.monotonic()
+            print(f"... {total.modules} modules, {total.failures} differences", flush=True)
         if result.get("failure"):
             print(result["failure"], flush=True)
     print(total.text(time.monotonic() - start))
@@ -119,7 +126,8 @@ def _worker(
 ) -> None:
     """Every n-th module, in a process of its own; what it writes goes into the queue."""
     module = (__package__ or "tests.fuzz") + ".worker"
-    given = {**vars(options), "first": seed + at, "last": seed + options.count}
+    end = time.monotonic() + 60 * options.minutes  # the same clock in all processes
+    given = {**vars(options), "first": seed + at, "last": seed + options.count, "end": end}
     process = subprocess.Popen(
         [sys.executable, "-m", module, json.dumps(given)],
         stdout=subprocess.PIPE,

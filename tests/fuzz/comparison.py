@@ -7,8 +7,9 @@ errors. Where torch.compile without ksopt does not do as eager mode does, ksopt 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,11 @@ from torch.utils._pytree import tree_leaves
 from ksopt.compile import backend, collected
 from ksopt.compile.sites import Report
 
+from .records import Record, differences
+
+_NOISE = 2.0**-8
+"""What bfloat16 rounds by, relative to a number."""
+
 HAND_OVERS: dict[str, Callable[..., Any]] = {
     "eager": lambda gm, inputs, config: gm.forward,
     "aot_eager": lambda gm, inputs, config: aot_eager(gm, inputs),
@@ -28,42 +34,42 @@ HAND_OVERS: dict[str, Callable[..., Any]] = {
 """What runs a graph that was rewritten."""
 
 
-@dataclass
-class Record:
-    """What one call did.
-
-    Attributes:
-        error: where it failed ("forward", "backward"), and how; None if it did not.
-        facts: name -> a value to be compared: a tensor, or anything with an equality.
-    """
-
-    error: tuple[str, str] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-
-
 def observe(
-    namespace: dict[str, Any], compile_it: Callable[[nn.Module], Any] | None
+    namespace: dict[str, Any],
+    compile_it: Callable[[nn.Module], Any] | None,
+    noise: torch.Generator | None = None,
 ) -> list[Record]:
     """Run a program's calls, in eager mode or compiled, and write down what they do.
 
     Args:
         namespace: of a program's source.
         compile_it: returns what is called in place of the module; None for eager mode.
+        noise: draws what every weight and input is changed by, about as much as 16 bits round.
     """
     torch.manual_seed(0)
     m = namespace["M"]().train(namespace["TRAINING"])
     called = m if compile_it is None else compile_it(m)
+    if noise is not None:
+        _disturb([*m.parameters(), *m.buffers()], noise)
     records = []
     for at, call in enumerate(namespace["CALLS"]):
         torch.manual_seed(at + 1)
         for text in call["before"]:
             exec(text, {**namespace, "m": m})
         inputs = namespace["inputs"](call["batch"])
+        if noise is not None:
+            _disturb(inputs, noise)
         with _mode(call["mode"]):
             records.append(_one(namespace, m, called, call, inputs))
         if records[-1].error is not None:
             break
     return records
+
+
+def _disturb(tensors: Iterable[Tensor], noise: torch.Generator) -> None:
+    for tensor in tensors:
+        if tensor.is_floating_point() and 0 not in tensor.stride():
+            tensor.data.mul_(1 + _NOISE * torch.randn(tensor.shape, generator=noise))
 
 
 @contextlib.contextmanager
@@ -189,64 +195,6 @@ def _write_through(facts: dict[str, Any], everything: dict[str, Tensor]) -> None
             facts[f"{name} after a write to {written}"] = _copy(everything[name])
 
 
-def differences(expected: list[Record], actual: list[Record], rough: bool) -> list[str]:
-    """What two runs of a program differ in; a sentence each.
-
-    Args:
-        expected: of eager mode.
-        actual: of the compiled module.
-        rough: whether tensors of 16 bits are involved.
-    """
-    found = []
-    for at, (one, other) in enumerate(zip(expected, actual, strict=False)):
-        found += [f"call {at}: {text}" for text in _between(one, other, rough)]
-        if one.error is not None or other.error is not None:
-            break
-    return found
-
-
-def _between(one: Record, other: Record, rough: bool) -> Iterator[str]:
-    if (one.error is None) != (other.error is None) or (
-        one.error and other.error and one.error[0] != other.error[0]
-    ):
-        yield f"error: expected {_short(one.error)}, got {_short(other.error)}"
-    for name in dict.fromkeys([*one.facts, *other.facts]):
-        if name not in one.facts or name not in other.facts:
-            if one.error is None and other.error is None:
-                yield f"{name}: only one run has it"
-            continue
-        text = _unequal(one.facts[name], other.facts[name], rough)
-        if text:
-            yield f"{name}: {text}"
-
-
-def _short(error: tuple[str, str] | None) -> str:
-    return "none" if error is None else f"{error[0]} {error[1][:600]}"
-
-
-def _unequal(one: Any, other: Any, rough: bool) -> str:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        if isinstance(one, Tensor) or isinstance(other, Tensor) or one != other:
-            return f"expected {_name(one)}, got {_name(other)}"
-        return ""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return f"expected {one.dtype} {list(one.shape)}, got {other.dtype} {list(other.shape)}"
-    if not one.numel():
-        return ""
-    a, b = one.double(), other.double()
-    if not torch.equal(a.isfinite(), b.isfinite()):
-        return "other elements are finite"
-    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
-    # The same sums in another order; 16 bits are rounded at every factor.
-    allowed = (0.15 if rough else 1e-3) * float(a.abs().max()) + (1e-2 if rough else 1e-4)
-    far = float((a - b).abs().max())
-    return f"off by {far:.3g} of {float(a.abs().max()):.3g}" if far > allowed else ""
-
-
-def _name(value: Any) -> str:
-    return "a tensor" if isinstance(value, Tensor) else str(value)
-
-
 @dataclass
 class Outcome:
     """What became of one program.
@@ -281,6 +229,9 @@ def compare(
     expected = run(lambda: observe(namespace, None))
     actual, outcome = run(lambda: _by_ksopt(namespace))
     outcome.differences = differences(expected, actual, rough)
+    if outcome.differences and rough:
+        disturbed = [run(functools.partial(_disturbed, namespace, seed)) for seed in range(3)]
+        outcome.differences = differences(expected, actual, rough, disturbed)
     outcome.failed = any(record.error is not None for record in expected)
     if outcome.differences:
         plain = run(lambda: _observe_compiled(namespace, namespace["HANDOVER"]))
@@ -288,6 +239,10 @@ def compare(
         if outcome.torchs:
             outcome.differences = differences(plain, actual, rough)
     return outcome
+
+
+def _disturbed(namespace: dict[str, Any], seed: int) -> list[Record]:
+    return observe(namespace, None, torch.Generator().manual_seed(seed))
 
 
 def _by_ksopt(namespace: dict[str, Any]) -> tuple[list[Record], Outcome]:

@@ -36,6 +36,8 @@ class Sketch:
         steps: the statements.
         attributes: name -> statement that makes it.
         values: of the variables in scope.
+        weights: names of attributes that are weights: their sizes.
+        layers: names of modules: how many features they take.
         frozen: names of attributes that hold dense Kronecker-sparse matrices: their patterns.
     """
 
@@ -50,6 +52,7 @@ class Sketch:
         self.values: dict[str, Any] = {}
         self.frozen: dict[str, tuple[int, int, int, int]] = {}
         self.weights: dict[str, tuple[int, ...]] = {}
+        self.layers: dict[str, int] = {}
         self._names = 0
 
     def new(self, letter: str = "v") -> str:
@@ -100,13 +103,13 @@ class Sketch:
     def attempt(self) -> Iterator[None]:
         """What is refused inside leaves nothing behind."""
         steps, values = len(self.steps), dict(self.values)
-        attributes = dict(self.attributes), dict(self.frozen), dict(self.weights)
+        attributes = tuple(map(dict, (self.attributes, self.frozen, self.weights, self.layers)))
         try:
             yield
         except RefusedError:
             del self.steps[steps:]
             self.values = values
-            self.attributes, self.frozen, self.weights = attributes
+            self.attributes, self.frozen, self.weights, self.layers = attributes
 
     def attribute(self, name: str, text: str) -> None:
         """Write a statement of ``__init__`` that makes an attribute."""

@@ -87,7 +87,7 @@ def _made(g: Sketch, form: str, shape: list[int], scale: float) -> str:
         how = g.pick("view", "reshape")
         return f"self.{stored(g, [total])}.{how}({sizes})"
     if form == "aliased":
-        name = stored(g, shape, kind="buffer")
+        name = stored(g, shape, kind=g.pick("buffer", "buffer", "frozen"))
         other = g.new("w")
         view = g.pick("view(-1)", "detach()", "view(-1)[1:]", "transpose(0, -1)")
         g.attribute(other, f'self.register_buffer("{other}", self.{name}.{view})')
@@ -116,7 +116,7 @@ def _made(g: Sketch, form: str, shape: list[int], scale: float) -> str:
     if form == "copied":
         return f"self.{stored(g, shape)}.{g.pick('clone()', 'contiguous()', 'to(torch.float32)')}"
     if form == "detached":
-        return f"self.{stored(g, shape)}.{g.pick('detach()', 'data')}"
+        return f"self.{stored(g, shape)}.detach()"
     if form == "strided":
         value = f"(torch.randn({', '.join(map(str, turned))}) * 0.5).permute({back})"
         return f"self.{stored(g, shape, value)}"
@@ -137,6 +137,8 @@ def dense(g: Sketch, pattern: tuple[int, int, int, int]) -> str:
     name = g.new("f")
     shape = ", ".join(map(str, pattern))
     value = f"chain_to_dense([torch.randn({shape}) * 0.5])"
+    if g.chance(0.1):
+        value += ".T.contiguous().T"  # stored column by column
     g.attribute(name, _statement(name, value, g.pick("buffer", "frozen")))
     g.frozen[name] = pattern
     return name

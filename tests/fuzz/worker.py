@@ -1,6 +1,7 @@
 """One of the processes of `tests.fuzz.capture`: makes modules, compares, makes failing ones small.
 
-Every comparison is made in a copy of this process (`tests.fuzz.isolation`).
+Modules are compared in copies of this process (`tests.fuzz.isolation`), ten at a time; one that
+differs is compared again alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from .comparison import Outcome, compare
@@ -23,6 +25,9 @@ from .shrinking import shrink
 _ROUGH = ("bfloat16", "float16", "autocast=True", '"cpu", torch')
 _SECONDS = 120.0
 """For one comparison: no module takes a tenth of it, unless it hangs."""
+
+_TOGETHER = 10
+"""Modules that one process compares, where all goes well."""
 
 _FIRST = """
 import torch
@@ -54,10 +59,15 @@ def compared(source: str, name: str) -> Outcome:
         return compare(
             lambda function: apart(function, _SECONDS),
             namespace,
-            any(word in source for word in _ROUGH),
+            _is_rough(source),
         )
     except DiedError as error:
         return Outcome([f"call 0: died: {error}"])
+
+
+def _is_rough(source: str) -> bool:
+    """Whether 16 bits are involved."""
+    return any(word in source for word in _ROUGH)
 
 
 def _outcome(made: Program) -> Outcome:
@@ -67,11 +77,53 @@ def _outcome(made: Program) -> Outcome:
         return Outcome()
 
 
-def result_of(made: Program, shrink_seconds: float) -> dict[str, Any]:
-    """What became of a program, as JSON takes it."""
-    outcome = _outcome(made)
+def _batch(seeds: list[int], handover: str, end: float) -> list[tuple[int, Program, Outcome]]:
+    """The first modules of some, up to one that differs: each takes what the last one left."""
+    done: list[tuple[int, Program, Outcome]] = []
+    for seed in seeds:
+        if done and time.monotonic() > end:
+            break
+        made = program(seed, handover)
+        source = made.source()
+        namespace = build(source, f"<module of seed {seed}>").namespace
+        outcome = compare(lambda function: function(), namespace, _is_rough(source))
+        done.append((seed, made, outcome))
+        if outcome.differences:
+            break
+    return done
+
+
+def results(
+    seeds: list[int], handover: str, end: float, shrink_seconds: float
+) -> Iterator[dict[str, Any]]:
+    """What became of the programs of some seeds, as JSON takes it, until it is too late."""
+    while seeds and time.monotonic() < end:
+        now = seeds[:_TOGETHER]
+        try:
+            done = apart(lambda now=now: _batch(now, handover, end), _SECONDS)
+        except DiedError:
+            now = now[:1]
+            made = program(now[0], handover)
+            done = [(now[0], made, _outcome(made))]
+        for seed, made, outcome in done:
+            result = _counted(made, outcome)
+            if outcome.differences:
+                differing, outcome = outcome.differences, _outcome(made)  # alone
+                if outcome.differences:
+                    left = max(5.0, end + 20 - time.monotonic())
+                    result["failure"] = _described(made, outcome, min(shrink_seconds, left))
+                else:
+                    result["failure"] = (
+                        f"\n# Seed {seed}, after those from {now[0]} in one process:\n#   "
+                        + "\n#   ".join(differing)
+                    )
+            yield result
+            seeds = seeds[1:]
+
+
+def _counted(made: Program, outcome: Outcome) -> dict[str, Any]:
     names = made.spellings()
-    result: dict[str, Any] = {
+    return {
         "modules": 1,
         "lowered": bool(outcome.lowered),
         "torchs": bool(outcome.torchs),
@@ -80,9 +132,6 @@ def result_of(made: Program, shrink_seconds: float) -> dict[str, Any]:
         "notes": Counter(note.partition(": ")[2][:120] for note in outcome.notes),
         "missed": outcome.missed,
     }
-    if outcome.differences:
-        result["failure"] = _described(made, outcome, shrink_seconds)
-    return result
 
 
 def _described(made: Program, outcome: Outcome, shrink_seconds: float) -> str:
@@ -104,19 +153,15 @@ def _kinds(differences: list[str]) -> list[str]:
 def main() -> int:
     """Go through the modules that the command wants, and write a line of JSON about each."""
     wanted = json.loads(sys.argv[1])
-    end = time.monotonic() + 60 * wanted["minutes"]
     be_quiet()
+    program(0)
     for handover in ("eager", "aot_eager"):  # what torch loads once need not be loaded by each copy
         first = build(f"{_FIRST}\nHANDOVER = {handover!r}", "<first>")
         compare(lambda function: function(), first.namespace, False)
     gc.collect()
     gc.freeze()
-    for seed in range(wanted["first"], wanted["last"], wanted["workers"]):
-        if time.monotonic() > end:
-            break
-        made = program(seed, wanted["handover"])
-        left = max(5.0, end + 20 - time.monotonic())
-        result = result_of(made, min(wanted["shrink_seconds"], left))
+    seeds = list(range(wanted["first"], wanted["last"], wanted["workers"]))
+    for result in results(seeds, wanted["handover"], wanted["end"], wanted["shrink_seconds"]):
         print(json.dumps(result), flush=True)
     return 0
 

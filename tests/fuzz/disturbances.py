@@ -1,0 +1,153 @@
+"""What is put between the statements of a random module: writes, regions, checkpoints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+
+from .comparison import observe
+from .program import Block, Call, Line, Program, Step, build, texts
+from .sketch import Sketch
+from .statements import write
+
+REGIONS = {
+    "with torch.no_grad():": 5,
+    "with torch.enable_grad():": 1,
+    "with torch.set_grad_enabled(False):": 1,
+    "with torch.inference_mode():": 2,
+    'with torch.autocast("cpu", torch.bfloat16):': 4,
+    'with torch.autocast("cpu", enabled=False):': 1,
+}
+
+
+def runs(made: Program, calls: tuple[Call, ...] | None = None) -> bool:
+    """Whether all calls run without an error, with gradients too."""
+    tried = made if calls is None else replace(made, calls=calls)
+    try:
+        built = build(tried.source(), "<tried>")
+    except SyntaxError:
+        return False
+    return all(record.error is None for record in observe(built.namespace, None))
+
+
+def disturbed(g: Sketch, made: Program) -> Program:
+    """With writes, regions, checkpoints and graph breaks put in where the module still runs."""
+    quiet = g.chance(0.15)
+    for _ in range(0 if quiet else g.pick(0, 1, 1, 2, 3)):
+        made = _if_itruns(made, _with_write(g, made))
+    for _ in range(0 if quiet else g.pick(0, 0, 1, 1, 2)):
+        made = _if_itruns(made, _with_region(g, made))
+    if g.chance(0.05):
+        made = _if_itruns(made, _with_checkpoint(g, made))
+    if g.chance(0.03):
+        at = g.rng.randrange(len(made.body) + 1)
+        step = Line("torch._dynamo.graph_break()")
+        made = replace(made, body=(*made.body[:at], step, *made.body[at:]))
+    return made
+
+
+_TRIED = (Call(3), Call(5, "no_grad"))
+
+
+def _if_itruns(made: Program, changed: Program | None) -> Program:
+    """The changed program where it runs with gradients or without."""
+    if changed is None:
+        return made
+    if any(runs(changed, (call,)) for call in _TRIED):
+        return changed
+    without = replace(changed, leaves=tuple(False for _ in changed.leaves))
+    return without if any(runs(without, (call,)) for call in _TRIED) else made
+
+
+def _assigned(steps: tuple[Step, ...]) -> list[str]:
+    found = []
+    for text in texts(steps):
+        found += re.findall(r"^(\w+) = ", text, re.MULTILINE)
+    return found
+
+
+def _with_write(g: Sketch, made: Program) -> Program | None:
+    """A write behind some statement: to a weight that was read, a variable, an input."""
+    at = g.rng.randrange(len(made.body) + 1)
+    before = made.body[:at]
+    text = " ".join(texts(before))
+    weights = [name for name in g.weights if re.search(rf"self\.{name}\b", text)]
+    weights += [name for name in g.frozen if re.search(rf"self\.{name}\b", text)]
+    weights = weights[-4:]
+    variables = [one for one in _assigned(before) if isinstance(g.values.get(one), torch.Tensor)]
+    inputs = [f"x{at}" for at in range(len(made.inputs))]
+    kind = g.rng.choices(["weight", "variable", "input", "alias"], [5, 4, 1, 3])[0]
+    if kind == "alias":
+        # Buffers that share memory with a weight.
+        names = [name for name, text in made.attributes if re.search(r", self\.w", text)]
+        kind, weights = "weight", names or weights
+    if kind == "weight" and weights:
+        name = g.rng.choice(weights)
+        value = getattr(g.module, name)
+        others = [
+            f"self.{one}"
+            for one in g.weights
+            if one != name and tuple(g.weights[one]) == tuple(value.shape)
+        ]
+        text = write(g, f"self.{name}", value.shape, others)
+        text = text.replace(".data.", ".")  # such a write is not counted, by torch neither
+        if re.search(rf'register_buffer\("{name}"', dict(made.attributes)[name]) is None:
+            step: Step = Block("with torch.no_grad():", (Line(text),))
+        else:
+            step = Line(text)
+    else:
+        names = inputs if kind == "input" or not variables else variables
+        name = g.rng.choice(names)
+        shape = g.shape(name)
+        others = [
+            one
+            for one in [*variables, *inputs]
+            if one != name and one in g.values and g.shape(one) == shape
+        ]
+        text = write(g, name, shape, others)
+        step = Block("with torch.no_grad():", (Line(text),)) if g.chance(0.25) else Line(text)
+    return replace(made, body=(*before, step, *made.body[at:]))
+
+
+def _with_region(g: Sketch, made: Program) -> Program | None:
+    start = g.rng.randrange(len(made.body))
+    end = min(len(made.body), start + g.pick(1, 1, 2, 2, 3, 4, 6))
+    header = g.rng.choices(list(REGIONS), list(REGIONS.values()))[0]
+    inside = made.body[start:end]
+    if g.chance(0.15) and "no_grad" in header:
+        # The same by a switch, without a block.
+        switched = (
+            Line("torch.set_grad_enabled(False)"),
+            *inside,
+            Line("torch.set_grad_enabled(True)"),
+        )
+        return replace(made, body=(*made.body[:start], *switched, *made.body[end:]))
+    block = Block(header, inside)
+    return replace(made, body=(*made.body[:start], block, *made.body[end:]))
+
+
+def _with_checkpoint(g: Sketch, made: Program) -> Program | None:
+    """A few statements as a function that is run again for its gradient."""
+    start = g.rng.randrange(len(made.body))
+    end = min(len(made.body), start + g.pick(1, 2, 3))
+    inside = made.body[start:end]
+    results = _assigned(inside)
+    if not results:
+        return None
+    known = [one for one in _assigned(made.body[:start]) if g.values.get(one) is not None]
+    known += [f"x{at}" for at in range(len(made.inputs))]
+    text = " ".join(texts(inside))
+    read = [one for one in known if re.search(rf"\b{one}\b", text)]
+    read = [one for one in read if isinstance(g.values.get(one), torch.Tensor)]
+    later = " ".join([*texts(made.body[end:]), *made.returns])
+    names = [one for one in results if re.search(rf"\b{one}\b", later)] or results[-1:]
+    if not read:
+        return None
+    block = Block(
+        f"def again({', '.join(read)}):",
+        (*inside, Line(f"return {', '.join(names)}")),
+        f"{', '.join(names)} = checkpoint(again, {', '.join(read)}, use_reentrant=False)",
+    )
+    return replace(made, body=(*made.body[:start], block, *made.body[end:]))

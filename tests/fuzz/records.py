@@ -1,0 +1,102 @@
+"""What a call did, written down, and whether another one did the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Record:
+    """What one call did.
+
+    Attributes:
+        error: where it failed ("forward", "backward"), and how; None if it did not.
+        facts: name -> a value to be compared: a tensor, or anything with an equality.
+    """
+
+    error: tuple[str, str] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def differences(
+    expected: list[Record],
+    actual: list[Record],
+    rough: bool,
+    disturbed: Sequence[list[Record]] = (),
+) -> list[str]:
+    """What two runs of a program differ in; a sentence each.
+
+    Args:
+        expected: of eager mode.
+        actual: of the compiled module.
+        rough: whether tensors of 16 bits are involved.
+        disturbed: runs with noise; what these differ in as much is no difference.
+    """
+    found = []
+    for at, (one, other) in enumerate(zip(expected, actual, strict=False)):
+        noisy = [records[at] for records in disturbed if at < len(records)]
+        found += [f"call {at}: {text}" for text in _between(one, other, rough, noisy)]
+        if one.error is not None or other.error is not None:
+            break
+    return found
+
+
+def _between(one: Record, other: Record, rough: bool, noisy: list[Record]) -> Iterator[str]:
+    if (one.error is None) != (other.error is None) or (
+        one.error and other.error and one.error[0] != other.error[0]
+    ):
+        yield f"error: expected {_short(one.error)}, got {_short(other.error)}"
+    for name in dict.fromkeys([*one.facts, *other.facts]):
+        if name not in one.facts or name not in other.facts:
+            if one.error is None and other.error is None:
+                yield f"{name}: only one run has it"
+            continue
+        text = _unequal(one.facts[name], other.facts[name], rough)
+        if text and not (text.startswith("off") and _is_noise(name, one, other, noisy)):
+            yield f"{name}: {text}"
+
+
+def _is_noise(name: str, one: Record, other: Record, noisy: list[Record]) -> bool:
+    """Whether a fact is as far off where weights and inputs are changed a little."""
+    a = one.facts[name].double().nan_to_num(0, 0, 0)
+    far = float((a - other.facts[name].double().nan_to_num(0, 0, 0)).abs().max())
+    for record in noisy:
+        fact = record.facts.get(name)
+        if not isinstance(fact, Tensor) or fact.shape != a.shape:
+            continue
+        # Ten times: each factor and each sum rounds anew.
+        if far <= 10 * float((a - fact.double().nan_to_num(0, 0, 0)).abs().max()):
+            return True
+    return False
+
+
+def _short(error: tuple[str, str] | None) -> str:
+    return "none" if error is None else f"{error[0]} {error[1][:600]}"
+
+
+def _unequal(one: Any, other: Any, rough: bool) -> str:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        if isinstance(one, Tensor) or isinstance(other, Tensor) or one != other:
+            return f"expected {_name(one)}, got {_name(other)}"
+        return ""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return f"expected {one.dtype} {list(one.shape)}, got {other.dtype} {list(other.shape)}"
+    if not one.numel():
+        return ""
+    a, b = one.double(), other.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return "other elements are finite"
+    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+    # The same sums in another order; 16 bits are rounded at every factor.
+    allowed = (0.15 if rough else 1e-3) * float(a.abs().max()) + (1e-2 if rough else 1e-4)
+    far = float((a - b).abs().max())
+    return f"off by {far:.3g} of {float(a.abs().max()):.3g}" if far > allowed else ""
+
+
+def _name(value: Any) -> str:
+    return "a tensor" if isinstance(value, Tensor) else str(value)
