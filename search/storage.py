@@ -38,17 +38,8 @@ _SERVER_TURNS = {
 }
 # What Optuna, SQLAlchemy and their drivers raise for a storage that is none, or a malformed one.
 UNUSABLE = (
-    *(
-        SQLAlchemyError,
-        sqlite3.Error,
-        ImportError,
-        ValueError,
-        OSError,
-        RuntimeError,
-        LookupError,
-        TypeError,
-    ),
-    *(AttributeError, ArithmeticError, RecursionError, AssertionError),
+    *(SQLAlchemyError, sqlite3.Error, ImportError, ValueError, OSError, RuntimeError),
+    *(LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, AssertionError),
 )
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
 _LONGEST_ENTRY = 2**20
