@@ -89,6 +89,7 @@ class Uses:
         dead: nodes that nobody reads any more, in the order of the graph.
         fixed: see `_fixed_in_memory`.
         products: for each root that is computed anew: the product that it is part of.
+        held: what products read of the graph's own values: the product, where, and the value.
     """
 
     exits: dict[fx.Node, View] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class Uses:
     dead: list[fx.Node] = field(default_factory=list)
     fixed: dict[Root, fx.Node] = field(default_factory=dict)
     products: dict[Root, Root] = field(default_factory=dict)
+    held: list[tuple[Root, fx.Node, Holder]] = field(default_factory=list)
 
 
 def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
@@ -113,7 +115,9 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
         result.readers.setdefault(root, []).append(reader)
         below = operands(root, chosen)
         if not below:
-            live.add(held(trace, root, at, product).node)
+            holder = held(trace, root, at, product)
+            result.held.append((product, at, holder))
+            live.add(holder.node)
         if root in needed or not below:
             return
         needed.add(root)
@@ -212,6 +216,13 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         CannotLowerError: the first product that must stay as it is.
     """
     trace = tracker.trace
+    for product, at, holder in found.held:
+        if trace.regions[at].grad and not trace.is_intact(holder.storage):
+            # The operators may need it for gradients where the author's do not; and AOTAutograd
+            # computes activations again from inputs that were written since (seen in 2.13).
+            raise CannotLowerError(
+                product, "an operand is written in place behind it, and gradients are on"
+            )
     for node, view in found.exits.items():
         if trace.regions[_insertion_point(node, trace)].vmap_depth:
             product = product_of(view.root)
@@ -224,11 +235,6 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
             raise CannotLowerError(product, "its result is given another shape in place")
         here = computed_at(root, trace, product)
         _check_region(root, product, trace.regions[here], trace)
-        if isinstance(root.origin, Combined) and trace.regions[here].grad:
-            # Joined first, weights need each other for their gradients; one by one, they do not.
-            pieces = [piece.root for piece in root.origin.pieces]
-            if not all(trace.is_intact(one.holder.storage) for one in pieces if one.holder):
-                raise CannotLowerError(product, "one of its weights is written behind it")
         for reader in readers:
             if not isinstance(reader, Root) or root.storage is None:
                 continue

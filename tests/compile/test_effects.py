@@ -144,7 +144,7 @@ class ThirdOperand(Written):
 class ThirdOperandWithGradients(Case):
     """Joined before the product, the weights would need each other for their gradients."""
 
-    reasons = ("one of its weights is written behind it",)
+    reasons = ("an operand is written in place behind it, and gradients are on",)
 
     def forward(self, x):
         rows = x.detach().unflatten(-1, (4, 8))
@@ -155,6 +155,23 @@ class ThirdOperandWithGradients(Case):
     def __init__(self):
         super().__init__()
         self.gain = nn.Parameter(torch.randn(8, 8))
+
+
+class BiasWrittenBehindIt(Case):
+    """AOTAutograd computes the activation again from the bias as it is then."""
+
+    reasons = ("an operand is written in place behind it, and gradients are on",)
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(8))
+        self.register_buffer("matrix", torch.block_diag(*torch.randn(4, 2, 8)))
+
+    def forward(self, x):
+        y = torch.addmm(self.bias, x, self.matrix.T)
+        with torch.no_grad():
+            self.bias[0].zero_()
+        return F.silu(y)
 
 
 class LoopWeight(Written):
