@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from ksopt import children
 from ksopt.errors import KsoptError
 from ksopt.jit import nvrtc
 from ksopt.kernels import lanes32
@@ -164,7 +165,7 @@ def sources(problem: Problem, batch: int, machine: Machine) -> Sequence[str]:
 
 def _started(target: Target) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "ksopt.search.ahead"],
+        children.module("ksopt.search.ahead"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

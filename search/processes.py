@@ -6,7 +6,6 @@ import contextlib
 import json
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ksopt import children
 from ksopt.errors import KsoptError
 
 # Times that a killed process is replaced, in all: chains that kill are given up before.
@@ -34,7 +34,7 @@ class Worker:
         self, task: Mapping[str, Any] | None, hear: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ksopt.search.worker"],
+            children.module("ksopt.search.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

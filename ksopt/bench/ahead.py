@@ -20,6 +20,7 @@ from dataclasses import asdict
 
 import torch
 
+from ksopt import children
 from ksopt.bench.request import Subject
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
@@ -94,7 +95,7 @@ def compiling(
 
 def _start(job: dict[str, object]) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "ksopt.bench.ahead"],
+        children.module("ksopt.bench.ahead"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

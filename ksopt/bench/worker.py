@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from ksopt import children
 from ksopt.bench import ahead
 from ksopt.bench.measuring import Bench, DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
@@ -86,7 +87,7 @@ def _process(
 ) -> Iterator[subprocess.Popen[str]]:
     """A worker that is at work, its answers on the way to the queue; ended on the way out."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "ksopt.bench.worker"],
+        children.module("ksopt.bench.worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

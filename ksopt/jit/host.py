@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ksopt import settings, trust
+from ksopt import children, settings, trust
 from ksopt.errors import CompilationError, KsoptError, UnavailableError
 from ksopt.jit.cache import Artifact, ArtifactKey, get
 
@@ -157,7 +157,10 @@ def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> byt
             encoding="utf-8",
         )
         done = subprocess.run(
-            [ninja_program(), "-C", name], capture_output=True, text=True, check=False
+            children.program([ninja_program(), "-C", name]),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             raise CompilationError(
