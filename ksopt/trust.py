@@ -63,7 +63,7 @@ def check(
     links = 0
     here = Path("/")  # the root itself is whose the system is
     ahead = list(path.parts[1:])
-    within_own = 0  # parts that are left once `own` is entered; links above it do not count
+    # Parts that are left once `own` is entered; links above it do not count.
     within_own = len(path.parts) - len(own.parts)
     while ahead:
         here = here.parent if ahead[0] == ".." else here / ahead[0]

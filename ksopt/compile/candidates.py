@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from ksopt.compile.epilogue import epilogue
-from ksopt.compile.lowering import Uses
 from ksopt.compile.neighbours import is_made_elementwise, is_read_elementwise
 from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
 from ksopt.compile.sizes import Size, hint
+from ksopt.compile.uses import Uses
 from ksopt.compile.values import Biased, Contraction, Native, Root, Trace
 from ksopt.compile.weights import Weights
 from ksopt.pattern import Chain, Pattern

@@ -23,10 +23,11 @@ from ksopt.compile.candidates import (
     worth_a_look,
 )
 from ksopt.compile.emission import fake_result
-from ksopt.compile.lowering import CannotLowerError, Uses, check, lower, product_of, uses
+from ksopt.compile.lowering import lower
 from ksopt.compile.running import CannotRunError, run
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.compile.tracking import Tracker
+from ksopt.compile.uses import CannotLowerError, Uses, check, product_of, uses
 from ksopt.compile.values import Contraction, Kind, Miss, Region, Root, Trace
 from ksopt.pattern import Chain, Pattern
 
