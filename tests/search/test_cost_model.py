@@ -24,7 +24,11 @@ ROWS = [
 def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
     dims: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spearman's coefficient is 0.9 or more for the size and in each of its budgets."""
+    """Spearman's coefficient is 0.8 or more for the size and in each of its budgets.
+
+    It was 0.9 while the model knew two ways that multiply stored zeros. The chains were measured
+    when a GPU still chose from them; it does not any more.
+    """
     # They were measured before there was lanes16_stream, which makes some up to twice as fast.
     then = tuple(family for family in FAMILIES if family.name != "lanes16_stream")
     monkeypatch.setattr(families, "FAMILIES", then)
@@ -46,4 +50,4 @@ def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
     for chosen in ("10%", "25%", "50%", None):
         found = spearman([(us, ratio) for budget, us, ratio in pairs if chosen in (None, budget)])
         assert found is not None
-        assert found >= 0.9, (chosen, found)
+        assert found >= 0.8, (chosen, found)
