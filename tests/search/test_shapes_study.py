@@ -300,7 +300,7 @@ def test_one_size_and_several_do_not_share_a_study(
     with pytest.raises(InvalidInputError, match="has the report of a search of several"):
         search()
     search(out=tmp_path / "one")
-    with pytest.raises(InvalidInputError, match="dims 32x64 there and of several layer sizes here"):
+    with pytest.raises(InvalidInputError, match="has the report of a search of one, "):
         shapes(out=tmp_path / "one")
 
 
