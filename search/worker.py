@@ -145,10 +145,10 @@ def main() -> int:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         return _done(task, answer)
-    except KeyboardInterrupt:  # also while it tells of an error
+    except KeyboardInterrupt:  # also while it answers with an error
         return 130
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # all is said: end at once
+        _ended.append(True)
 
 
 def _done(task: Mapping[str, Any], answer: Answer) -> int:
@@ -169,7 +169,17 @@ def _done(task: Mapping[str, Any], answer: Answer) -> int:
     return 0
 
 
+_interrupted: list[bool] = []
+# No signal comes between the end of a task and this: Python looks for signals behind calls only.
+_ended: list[bool] = []
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    if _ended:  # an exception would print a traceback now
+        os._exit(130)
+    if _interrupted:
+        return
+    _interrupted.append(True)
     # What is raised in a destructor or a callback of C is lost: then this ends it.
     timer = threading.Timer(_LAST_WORDS_S, os._exit, [130])
     timer.daemon = True

@@ -46,6 +46,31 @@ def differences(
     return found
 
 
+def in_both(from_eager: list[str], from_plain: list[str], plain: list[Record]) -> list[str]:
+    """Of the differences from eager mode, those that are differences from another run too.
+
+    Args:
+        from_eager: differences of a run from eager mode.
+        from_plain: differences of the same run from the other one.
+        plain: the other run. A call that it did not reach says nothing.
+    """
+    both = {_subject(text) for text in from_plain}
+    reached = next((at for at, record in enumerate(plain) if record.error is not None), len(plain))
+
+    def remains(text: str) -> bool:
+        call, fact = _subject(text)
+        unknown = int(call.removeprefix("call ")) - reached
+        return (call, fact) in both or unknown > 0 or (unknown == 0 and fact != "error")
+
+    return [text for text in from_eager if remains(text)]
+
+
+def _subject(text: str) -> tuple[str, str]:
+    """The call and the fact that a sentence of `differences` is about."""
+    call, fact, _ = text.split(": ", 2)
+    return call, fact
+
+
 def _between(one: Record, other: Record, rough: bool, noisy: list[Record]) -> Iterator[str]:
     if (one.error is None) != (other.error is None) or (
         one.error and other.error and one.error[0] != other.error[0]

@@ -211,6 +211,41 @@ def test_a_spare_process_ends_unasked(capfd: pytest.CaptureFixture[str]) -> None
     assert "Traceback" not in capfd.readouterr().err
 
 
+TERMINATED_AT_ITS_END = """
+import os, signal, sys
+from ksopt.search import worker
+
+ended = False
+
+def profile(frame, event, argument):
+    global ended
+    if ended and event == "call":  # whatever is called first behind the task's end
+        os.kill(os.getpid(), signal.SIGTERM)
+    ended = ended or (event == "return" and frame.f_code is worker._done.__code__)
+
+worker.TASKS["nothing"] = lambda task, answer: answer({"done": True})
+sys.setprofile(profile)
+sys.exit(worker.main())
+"""
+
+
+def test_a_worker_that_is_terminated_as_it_ends_prints_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", TERMINATED_AT_ITS_END],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write('{"task": "nothing", "device": "cpu"}\n')
+    process.stdin.flush()  # and open: a worker ends when its stdin does
+    assert process.wait(timeout=100) == 130
+    out, err = process.communicate()
+    assert json.loads(out) == {"done": True}
+    assert err == ""
+
+
 def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> None:
     storage = Storage(f"sqlite:///{tmp_path / 's.db'}")
     with Presence() as presence:
