@@ -12,9 +12,9 @@ import argparse
 import torch
 from torch import nn
 
-from ksopt.bench.timing import measure
+from ksopt.measure.timing import measure
 from ksopt.nn import KSLinear
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 
 WIDTH, HIDDEN = 768, 3072
 

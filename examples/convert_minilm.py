@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import ksopt
 from ksopt import Conversion, KSLinear, Plan
-from ksopt.bench.timing import measure
+from ksopt.measure.timing import measure
 from ksopt.search import SearchRequest, run_search
 
 SIZES = ("384x384", "384x1536", "1536x384")

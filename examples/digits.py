@@ -26,7 +26,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 from ksopt.nn import KSLinear
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 
 PIXELS, HIDDEN, CLASSES = 64, 512, 10
 

@@ -10,17 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import CompilationError, InvalidInputError, KsoptError, UnavailableError
-from ksopt.pattern import Chain, Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 if TYPE_CHECKING:
     from ksopt.compile.explain import explain
+    from ksopt.compile.export import export_pass
     from ksopt.compile.patching import patch
-    from ksopt.compile.standalone import export_pass
     from ksopt.conversion.apply import Conversion, convert
     from ksopt.conversion.folder import load_converted, save_converted
     from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
-    from ksopt.kernels.packed import refresh
+    from ksopt.kernels.weight_cache import refresh
     from ksopt.nn import KSLinear, KSStacked
     from ksopt.projection import Projection, project
 
@@ -52,9 +52,9 @@ __all__ = [
 
 # Where the names that need torch are; a module's own name gives the module.
 _LAZY = {
-    "refresh": "kernels.packed",
+    "refresh": "kernels.weight_cache",
     "explain": "compile.explain",
-    "export_pass": "compile.standalone",
+    "export_pass": "compile.export",
     "patch": "compile.patching",
     "ks_linear": "functional",
     "KSLinear": "nn",

@@ -2,7 +2,7 @@
 
 import sys
 
-from ksopt.cli import main
+from ksopt.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ksopt.batched import bmm, bmm_loop, bmm_paper, bmm_prepare, einsum, merged
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import is_batch_last, to_dense
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 # Where a result goes. A product is written straight into out; where it has to be permuted, the
 # permuting copy is.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
-from ksopt.kernels.inputs import DTYPES
-from ksopt.pattern import Chain
+from ksopt.kernels.validation import DTYPES
+from ksopt.patterns.chain import Chain
 from ksopt.projection import project
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -54,7 +54,7 @@ class KSLinear(nn.Module):
     Raises:
         InvalidInputError: the chain's features are not those given, or the layout is unknown.
 
-    Source: the paper, section 1; the patterns of `ksopt.pattern.Chain`.
+    Source: the paper, section 1; the patterns of `ksopt.patterns.chain.Chain`.
 
     Example:
         >>> layer = KSLinear(384, 1536, "(1,768,192,2)*(2,192,192,1)")

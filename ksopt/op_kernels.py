@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ksopt.batched import bmm_weight_grad
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import dispatch, packed, scopes
-from ksopt.kernels.inputs import check_ks_mm, check_out, check_weight_grad, is_written_straight
+from ksopt.kernels import dispatch, weight_cache, weight_scopes
+from ksopt.kernels.validation import check_ks_mm, check_out, check_weight_grad, is_written_straight
 from ksopt.reference import ks_reference
 
 
@@ -27,19 +27,19 @@ def product(
     """y = x Kᵀ: see `ksopt.ops`."""
     if owner is None:
         return _multiplied(x, weight, batch_last, out)
-    root = scopes.root_of(owner)
+    root = weight_scopes.root_of(owner)
     y = dispatch.run_known(x, weight, batch_last, out, root)
     if y is not None:
         return y
     # `scopes.owned_by`, in a third of the time.
-    before, scopes.said.owner = scopes.said.owner, root
+    before, weight_scopes.said.owner = weight_scopes.said.owner, root
     try:
         if weight.dtype != x.dtype:
             check_ks_mm(x, weight, batch_last, any_dtype=True)
-            weight = packed.cast(weight, x.dtype)
+            weight = weight_cache.cast(weight, x.dtype)
         return _multiplied(x, weight, batch_last, out)
     finally:
-        scopes.said.owner = before
+        weight_scopes.said.owner = before
 
 
 def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None) -> Tensor:
@@ -65,11 +65,11 @@ def changing(
     out: Tensor | None = None,
 ) -> Tensor:
     """`product`, the weight prepared for it alone."""
-    packed.forget(weight if owner is None else owner)
+    weight_cache.forget(weight if owner is None else owner)
     y = dispatch.run_known_changing(x, weight, batch_last, out)
     if y is not None:
         return y
-    with scopes.changing():
+    with weight_scopes.changing():
         return product(x, weight, batch_last, owner, out)
 
 
@@ -77,7 +77,7 @@ def frozen(
     x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
 ) -> Tensor:
     """`product`, what is prepared of the weight kept over steps of an optimizer."""
-    with scopes.frozen():
+    with weight_scopes.frozen():
         return product(x, weight, batch_last, owner)
 
 

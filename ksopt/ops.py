@@ -7,7 +7,7 @@ Importing this module registers:
     dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
     owner is for compiled graphs: the parameter or buffer that weight is a view of, which Inductor
     does not tell. What is prepared of the weight is then kept with it (see
-    :mod:`ksopt.kernels.packed`). Beside an owner the weight may be of another dtype: it is
+    :mod:`ksopt.kernels.weight_cache`). Beside an owner the weight may be of another dtype: it is
     converted to x's, once a version. The owner's values are not read.
 
 ``ksopt::ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor``
@@ -55,8 +55,8 @@ from torch.autograd import forward_ad
 
 from ksopt import op_kernels
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import packed, scopes
-from ksopt.kernels.inputs import check_ks_mm, check_memory
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.validation import check_ks_mm, check_memory
 
 CONTRACT = 5
 
@@ -132,7 +132,7 @@ ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 
 
 def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
-    with scopes.changing():
+    with weight_scopes.changing():
         y: Tensor = ks_mm(x, weight, batch_last)
         return y
 
@@ -157,7 +157,7 @@ class _KsMm(torch.autograd.Function):
     ) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         # A frozen weight, through which gradients go on to x, is kept, there and back.
-        ctx.changing = needs_weight or packed.are_said_to_change()
+        ctx.changing = needs_weight or weight_cache.are_said_to_change()
         product = ks_mm_changing if ctx.changing else ks_mm_frozen
         y = product(x, weight, batch_last, owner)
         ctx.save_for_backward(
@@ -177,8 +177,8 @@ class _KsMm(torch.autograd.Function):
         if weight is not None:
             if owner is None and not ctx.changing:
                 owner = weight
-            changing = ctx.changing or packed.are_said_to_change()
-            with scopes.changing(changing), scopes.frozen(not changing):
+            changing = ctx.changing or weight_cache.are_said_to_change()
+            with weight_scopes.changing(changing), weight_scopes.frozen(not changing):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
@@ -215,7 +215,7 @@ class _KsMmWeightGrad(torch.autograd.Function):
         (grad_weight,) = grads
         grad, x = ctx.saved_tensors
         grad_grad = grad_x = None
-        with scopes.changing():  # what stands for the weight is a gradient
+        with weight_scopes.changing():  # what stands for the weight is a gradient
             if x is not None:
                 grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
             if grad is not None:
@@ -263,9 +263,9 @@ def _register_autograd(
 
 
 def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
-    """The twin that says in a compiled graph what `ksopt.kernels.scopes` says here."""
-    twin = ks_mm_frozen if scopes.said.frozen else ks_mm_inner
-    if packed.are_said_to_change():
+    """The twin that says in a compiled graph what `ksopt.kernels.weight_scopes` says here."""
+    twin = ks_mm_frozen if weight_scopes.said.frozen else ks_mm_inner
+    if weight_cache.are_said_to_change():
         twin = ks_mm_changing
     y: Tensor = twin(x, weight, batch_last, owner)
     return y

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt import limits
-from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import choices, cpu, cuda
-from ksopt.kernels.choices import Record
-from ksopt.kernels.decision import Source
-from ksopt.kernels.report import ChoiceReport, from_record
-from ksopt.kernels.situation import Situation
-from ksopt.pattern import Pattern
+from ksopt.kernels import tuning_cache
+from ksopt.kernels.autotuner import Source
+from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.explain import ChoiceReport, from_record
+from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.tuning_cache import Record
+from ksopt.patterns.chain import Pattern
+from ksopt.patterns.validate import checked_int
+from ksopt.system import limits
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | Non
     on_cpu = request.device.type == "cpu"
     exact = on_cpu or request.dtype != "float32" or not request.tf32
     situation = Situation.of(pattern, request.dtype, batch, request.batch_last, exact)
-    return choices.load(machine_of(request.device), situation)
+    return tuning_cache.load(machine_of(request.device), situation)
 
 
 def all_recorded(device: torch.device) -> list[Record]:
@@ -122,18 +123,18 @@ def all_recorded(device: torch.device) -> list[Record]:
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
     """
-    return choices.load_all(machine_of(device))
+    return tuning_cache.load_all(machine_of(device))
 
 
-def machine_of(device: torch.device) -> choices.Machine:
+def machine_of(device: torch.device) -> tuning_cache.Machine:
     """What choices on a device depend on.
 
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
     """
     if device.type == "cpu":
-        return choices.cpu_machine()
-    return choices.cuda_machine(_index(device))
+        return tuning_cache.cpu_machine()
+    return tuning_cache.cuda_machine(_index(device))
 
 
 def _index(device: torch.device) -> int:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ksopt.search.request import Budget, Dims, SearchRequest
 
 if TYPE_CHECKING:
-    from ksopt.search.again import replay
+    from ksopt.search.layers.hf_config import layers_of_config
+    from ksopt.search.layers.model import layers_of_model
+    from ksopt.search.layers.request import ShapesRequest
+    from ksopt.search.layers.results import ShapesResult
+    from ksopt.search.layers.study import ToMeasure, run_shapes
     from ksopt.search.progress import Progress, for_terminal
-    from ksopt.search.report import print_result, to_json
-    from ksopt.search.result import Finalist, Recommendation, SearchResult, TrialRecord
-    from ksopt.search.shapes.hf_config import layers_of_config
-    from ksopt.search.shapes.model import layers_of_model
-    from ksopt.search.shapes.request import ShapesRequest
-    from ksopt.search.shapes.result import ShapesResult
-    from ksopt.search.shapes.study import ToMeasure, run_shapes
+    from ksopt.search.replay import replay
+    from ksopt.search.report.export import print_result, to_json
+    from ksopt.search.results import Finalist, Recommendation, SearchResult, TrialRecord
     from ksopt.search.study import run_search
 
 __all__ = [
@@ -45,22 +45,22 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ShapesRequest": "shapes.request",
-    "ShapesResult": "shapes.result",
-    "ToMeasure": "shapes.study",
-    "layers_of_config": "shapes.hf_config",
-    "layers_of_model": "shapes.model",
-    "run_shapes": "shapes.study",
-    "replay": "again",
+    "ShapesRequest": "layers.request",
+    "ShapesResult": "layers.results",
+    "ToMeasure": "layers.study",
+    "layers_of_config": "layers.hf_config",
+    "layers_of_model": "layers.model",
+    "run_shapes": "layers.study",
+    "replay": "replay",
     "run_search": "study",
     "for_terminal": "progress",
     "Progress": "progress",
-    "print_result": "report",
-    "to_json": "report",
-    "Finalist": "result",
-    "Recommendation": "result",
-    "SearchResult": "result",
-    "TrialRecord": "result",
+    "print_result": "report.export",
+    "to_json": "report.export",
+    "Finalist": "results",
+    "Recommendation": "results",
+    "SearchResult": "results",
+    "TrialRecord": "results",
 }
 
 

@@ -19,11 +19,12 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ksopt.pattern import Chain
-from ksopt.search import estimate, locks, sampler, store
-from ksopt.search.estimate import Estimator
-from ksopt.search.locks import Presence
-from ksopt.search.sampler import ChainSampler
+from ksopt.patterns.chain import Chain
+from ksopt.search import device_locks, study_store
+from ksopt.search.device_locks import Presence
+from ksopt.search.samplers import chain_sampler, factor_times
+from ksopt.search.samplers.chain_sampler import ChainSampler
+from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.storage import Storage
 
 BEAT_S = 10.0
@@ -74,23 +75,26 @@ class Claims:
         with self.storage.turn():
             self._give_up_dead()
             trials = self.study.get_trials(deepcopy=False)
-            if store.begun(trials) >= self.limit:
+            if study_store.begun(trials) >= self.limit:
                 return None
-            known = store.tried(trials)
+            known = study_store.tried(trials)
             self.chains.close(known)
             waiting = any(trial.state == TrialState.WAITING for trial in trials)
-            first = [one for one in [*store.lost(trials), *self.priors] if one[1] not in known]
+            first = [
+                one for one in [*study_store.lost(trials), *self.priors] if one[1] not in known
+            ]
             if not (waiting or first or self.chains.remaining):
                 return None
             if not (first or waiting) and self.estimator is not None:
                 guess = self.estimator.next(trials, known)
-                first = [] if guess is None else [(estimate.ORIGIN, guess)]
+                first = [] if guess is None else [(factor_times.ORIGIN, guess)]
             if first and not waiting:
                 origin, chain = first[0]
                 self.study.enqueue_trial(
-                    sampler.coordinates(chain), user_attrs={"chain": str(chain), "origin": origin}
+                    chain_sampler.coordinates(chain),
+                    user_attrs={"chain": str(chain), "origin": origin},
                 )
-            trial = self.study.ask(sampler.distributions(self.chains.dims))
+            trial = self.study.ask(chain_sampler.distributions(self.chains.dims))
             drawn = self.chains.drawn(trial.number)
             if drawn is not None:
                 trial.set_user_attr("origin", drawn[1])
@@ -102,7 +106,7 @@ class Claims:
 
     def share_begun(self) -> float:
         """How many of the study's trials were begun, over its limit."""
-        return store.begun(self.study.get_trials(deepcopy=False)) / self.limit
+        return study_store.begun(self.study.get_trials(deepcopy=False)) / self.limit
 
     def others(self) -> bool:
         """Whether other processes are measuring: what they leave undone may be for this one."""
@@ -127,7 +131,7 @@ class Claims:
         attrs = trial.user_attrs
         if "worker" not in attrs:
             return True  # whoever began it was killed before its turn ended
-        gone = locks.is_gone(attrs["host"], attrs["worker"])
+        gone = device_locks.is_gone(attrs["host"], attrs["worker"])
         if gone is not None:
             return gone
         mark, now = attrs.get("heartbeat"), self.clock()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ksopt.conversion.plan import Plan, Rule
-from ksopt.pattern import Chain
-from ksopt.search.result import Recommendation, SearchResult, Verdict
+from ksopt.patterns.chain import Chain
+from ksopt.search.results import Recommendation, SearchResult, Verdict
 
 
 def plan(result: SearchResult) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol, TextIO
 
-from ksopt.search.result import TrialRecord
+from ksopt.search.results import TrialRecord
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from ksopt.pattern import Chain
-from ksopt.search.priors import HEURISTIC
+from ksopt.patterns.chain import Chain
 from ksopt.search.recommend import FINALISTS_PER_STEP
 from ksopt.search.request import SearchRequest
-from ksopt.search.space import Step
+from ksopt.search.samplers.priors import HEURISTIC
+from ksopt.search.space.space import Step
 
 MARGIN = 2.0
 """A chain is hopeless if it takes this many times as long as all that it would have to beat."""

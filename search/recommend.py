@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ksopt.bench.timing import Comparison, Measurement, compare
-from ksopt.search import doubt, front, words
-from ksopt.search.objective import DENSE
+from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.search import pareto, suspect_dense
+from ksopt.search.objectives import DENSE
+from ksopt.search.report import phrases
 from ksopt.search.request import Budget, SearchRequest
-from ksopt.search.result import Finalist, Recommendation, TrialRecord, Verdict
-from ksopt.search.space import Space, Step
+from ksopt.search.results import Finalist, Recommendation, TrialRecord, Verdict
+from ksopt.search.space.space import Space, Step
 
 FINALISTS_PER_STEP = 3
 """Chains of each step that are timed again at the end, besides the heuristic's."""
@@ -31,7 +32,7 @@ def front_of(trials: Sequence[TrialRecord], request: SearchRequest) -> list[Tria
         if (most is None or (trial.weight_error is not None and trial.weight_error <= most))
         and (times is None or (trial.ratio is not None and trial.ratio * times <= 1))
     ]
-    return front.pareto_front(within, request.metrics)
+    return pareto.pareto_front(within, request.metrics)
 
 
 def elect(
@@ -130,7 +131,7 @@ def _least(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Of each objective besides the latency, the trial where it is least."""
     found = []
     for name in ("weight_error", "energy_mj", "score"):
-        value = front.VALUES[name]
+        value = pareto.VALUES[name]
         known = [(known, trial) for trial in trials if (known := value(trial)) is not None]
         found += [min(known, key=lambda one: one[0])[1]] if known else []
     return found
@@ -182,7 +183,7 @@ def _for_step(
         verdict = Verdict.NOT_ENOUGH
     doubted_us = None
     if verdict is Verdict.USE and dense_in_trials_us is not None:
-        strange = doubt.is_suspect(chosen.dense.median_us, dense_in_trials_us)
+        strange = suspect_dense.is_suspect(chosen.dense.median_us, dense_in_trials_us)
         if strange and chosen.latency.median_us > dense_in_trials_us:
             verdict, doubted_us = Verdict.NO_DIFFERENCE, dense_in_trials_us
     ties = tuple(f for f in others if compare(f.latency, chosen.latency) is Comparison.WITHIN_NOISE)
@@ -207,15 +208,15 @@ def _sentence(
 ) -> str:
     budget = f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
     evidence = (
-        f"{words.timed(chosen.latency)} against {words.timed(chosen.dense)} for the dense layer"
+        f"{phrases.timed(chosen.latency)} against {phrases.timed(chosen.dense)} for the dense layer"
     )
-    named = f"{chosen.facts.chain} ({words.weights(chosen.facts)})"
+    named = f"{chosen.facts.chain} ({phrases.weights(chosen.facts)})"
     noise = max(chosen.latency.noise, chosen.dense.noise)
     if doubted_us is not None:
         text = (
             f"{budget}, the fastest chain, {named}, cannot be judged: {evidence}, which took "
-            f"{words.microseconds(doubted_us)} in the trials, less than the chain. Something held "
-            "the dense layer back in the final: measure again on an idle machine."
+            f"{phrases.microseconds(doubted_us)} in the trials, less than the chain. Something "
+            "held the dense layer back in the final: measure again on an idle machine."
         )
     elif verdict is Verdict.NO_DIFFERENCE and noise > _BUSY_NOISE:
         text = (
@@ -223,17 +224,17 @@ def _sentence(
             f"layer: {evidence}."
         )
     elif verdict is Verdict.USE:
-        text = f"{budget}, use {named}: {words.times(chosen.ratio)} the dense layer, {evidence}."
+        text = f"{budget}, use {named}: {phrases.times(chosen.ratio)} the dense layer, {evidence}."
     elif verdict is Verdict.NOT_ENOUGH:
         text = (
             f"{budget}, keep the dense layer: the fastest chain, {named}, is "
-            f"{words.times(chosen.ratio)} it, less than the {min_speedup:g} times that were asked "
-            f"for, {evidence}."
+            f"{phrases.times(chosen.ratio)} it, less than the {min_speedup:g} times that were "
+            f"asked for, {evidence}."
         )
     elif verdict is Verdict.KEEP_DENSE:
         text = (
             f"{budget}, keep the dense layer: the fastest chain, {named}, is "
-            f"{words.times(chosen.ratio)} it, {evidence}."
+            f"{phrases.times(chosen.ratio)} it, {evidence}."
         )
     else:
         text = (
@@ -247,9 +248,9 @@ def _sentence(
             "to the given weights."
         )
     if chosen.energy_mj is not None:
-        text += f" A call of it uses {words.millijoules(chosen.energy_mj)}"
+        text += f" A call of it uses {phrases.millijoules(chosen.energy_mj)}"
         if chosen.dense_energy_mj is not None:
-            text += f", one of the dense layer {words.millijoules(chosen.dense_energy_mj)}"
+            text += f", one of the dense layer {phrases.millijoules(chosen.dense_energy_mj)}"
         text += "."
     if step.least < step.asked:
         text += (

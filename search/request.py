@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
-from ksopt.search.alignment import Alignment
-from ksopt.search.block_sizes import ANY_SIZE, BlockSizes
-from ksopt.search.constraints import Constraints
-from ksopt.search.members import names_of
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.validate import checked_int
+from ksopt.search.space.alignment import Alignment
+from ksopt.search.space.block_sizes import ANY_SIZE, BlockSizes
+from ksopt.search.space.constraints import Constraints
+from ksopt.search.space.families import names_of
 from ksopt.search.storage_url import without_password as without_password
 
 LADDER = ("10%", "25%", "50%")
@@ -173,7 +173,7 @@ class SearchRequest:
         weights: A .safetensors file (or the index of several, or a file of torch.save) with the
             layer's trained weight, and after a colon the tensor's name if more than one has the
             layer's shape: how near each chain comes to it is then reported. Several names and
-            patterns, joined by commas, give one error of all (`ksopt.search.given`).
+            patterns, joined by commas, give one error of all (`ksopt.search.trained_weights`).
         max_error: Most relative error of those weights that a recommended chain may have.
         max_params: A count or share like a budget's that no step may exceed.
         min_speedup: How many times as fast as dense a recommended chain must be.
@@ -183,7 +183,7 @@ class SearchRequest:
         train: Time a step of training, forward and the gradients of input and weights, in place of
             the product alone.
         score: ``MODULE:FUNCTION`` of the user's: a number for each chain, low where it is good, as
-            one more objective (`ksopt.search.score`). Its code is run.
+            one more objective (`ksopt.search.user_score`). Its code is run.
         energy: Measure the energy of a call of every chain too, on an NVIDIA GPU, as one more
             objective; of the finalists again, for longer, beside the dense layer's.
         families: Only chains of these families of the paper's Table 1, named as the class methods
@@ -193,7 +193,7 @@ class SearchRequest:
             ``multiple:16``; None for any.
         chainable: Only chains for which factorization has guarantees (`Chain.is_chainable`).
         aligned: Only chains whose factors the fast kernels of the dtype and layout take
-            (`ksopt.search.alignment`); with ``train`` their transposes too.
+            (`ksopt.search.space.alignment`); with ``train`` their transposes too.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.

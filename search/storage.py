@@ -17,10 +17,10 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from sqlalchemy.exc import SQLAlchemyError
 
-from ksopt import reading
 from ksopt.errors import InvalidInputError
-from ksopt.locks import Lock
 from ksopt.search.storage_url import without_password, without_secrets
+from ksopt.system import untrusted
+from ksopt.system.locks import Lock
 
 _JOURNAL = "journal:"
 _FORMS = (
@@ -77,7 +77,7 @@ class Storage:
             path = Path(str(file))
             if not path.name or "\0" in str(file):
                 raise InvalidInputError(f"storage {without_password(url)!r}: it names no file")
-            if os.path.lexists(path) and not reading.is_file(path):  # a FIFO would be waited for
+            if os.path.lexists(path) and not untrusted.is_file(path):  # a FIFO would be waited for
                 raise InvalidInputError(
                     f"storage {without_password(url)!r} cannot be used: {path} is not a file"
                 )
@@ -140,7 +140,7 @@ class Storage:
         """
         if self._server is None:
             path = self._turn.with_name(self._turn.name.removeprefix(".").removesuffix(".turn"))
-            if not reading.is_file(path):
+            if not untrusted.is_file(path):
                 raise InvalidInputError(f"there is no study at {path}: the file is not there")
         # Another process may be about to make its tables.
         with self._refusing(), self.turn():
@@ -161,7 +161,7 @@ class Storage:
             InvalidInputError: The file is not there, or is none of SQLite's.
         """
         file = self.file
-        if file is None or self._journal is not None or not reading.is_file(file):
+        if file is None or self._journal is not None or not untrusted.is_file(file):
             yield self
             return
         with tempfile.TemporaryDirectory(prefix="ksopt-") as folder:

@@ -11,29 +11,21 @@ from pathlib import Path
 import optuna
 import torch
 
-from ksopt.bench import device as devices
-from ksopt.bench.roofline import measure_roofline
-from ksopt.search import (
-    energy,
-    fits,
-    locks,
-    recommend,
-    report,
-    retime,
-    store,
-    unwritable,
-    words,
-)
-from ksopt.search.ahead import Compilers, Target
-from ksopt.search.crew import Crew, Share, sampler_name
-from ksopt.search.given import GivenWeights
-from ksopt.search.processes import Spare
+from ksopt.measure import device as devices
+from ksopt.measure import energy
+from ksopt.measure.roofline import measure_roofline
+from ksopt.search import device_locks, feasibility, finals, recommend, study_store, write_errors
+from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.progress import Progress, Silent
-from ksopt.search.record import RunRecord, result_of
+from ksopt.search.report import export, phrases
 from ksopt.search.request import SearchRequest
-from ksopt.search.result import SearchResult
-from ksopt.search.score import Score
-from ksopt.search.space import build
+from ksopt.search.results import SearchResult
+from ksopt.search.run_record import RunRecord, result_of
+from ksopt.search.space.space import build
+from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.user_score import Score
+from ksopt.search.worker_pool import Crew, Share, sampler_name
+from ksopt.search.worker_processes import Spare
 
 # Large enough that a GPU is busy and a CPU answers in milliseconds.
 DEFAULT_BATCH = {"cpu": 256, "cuda": 8192}
@@ -88,27 +80,30 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
         batch=request.batch or DEFAULT_BATCH[device.type],
     )
     request = replace(request, out=request.out or _default_folder(request))
-    fits.check([request], device)  # refused before anything is listed
-    storage = store.storage_of(request)
+    feasibility.check([request], device)  # refused before anything is listed
+    storage = study_store.storage_of(request)
     meter = energy.meter_of(request, device)  # refused before anything is measured
     record = devices.record(device)
     given = GivenWeights.of(request, device)
     if given is not None and given.sentence:
         progress.note(given.sentence)
-    progress.note(f"listing the chains of {words.layer(request.size)} within the budget")
+    progress.note(f"listing the chains of {phrases.layer(request.size)} within the budget")
     # Several workers have compilers of their own.
     target = Target.of(device) if request.workers == 1 else None
     with Compilers(target) as compilers, Spare.of(device) as spare:
         space = build(request)
-        with store.folder(request) as folder, unwritable.in_words(storage.url, storage.file):
-            store.refuse_another_report(folder, several=False)
-            study = store.open_study(
+        with (
+            study_store.folder(request) as folder,
+            write_errors.in_words(storage.url, storage.file),
+        ):
+            study_store.refuse_another_report(folder, several=False)
+            study = study_store.open_study(
                 storage, request, record, None if given is None else given.digest
             )
             progress.note(f"measuring the roofline of {record.name}")
-            with locks.device(device):
+            with device_locks.device(device):
                 roofline = measure_roofline(device, request.dtype)
-            number = store.begin_run(storage, study, record)
+            number = study_store.begin_run(storage, study, record)
             sampler = sampler_name(space, request)
             kept = RunRecord.begin(request, number, record, roofline, space, sampler)
             kept.keep(study)
@@ -118,7 +113,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             )
             kept = concluded(share, kept, device, spare, stopped, progress, began)
             result = result_of(study, kept, folder)
-            report.write(result, folder)
+            export.write(result, folder)
             return result
 
 
@@ -134,7 +129,7 @@ def concluded(
     """A run at its end: its finalists timed in the spare process unless it was interrupted."""
     request, final, took, energy_mj = share.request, None, None, None
     assert request.batch is not None
-    trials = store.records(share.study, kept.roofline, request.batch)
+    trials = study_store.records(share.study, kept.roofline, request.batch)
     elected = recommend.elect(
         recommend.asked_for(trials, request), share.space.steps, request.max_error
     )
@@ -145,9 +140,9 @@ def concluded(
         try:
             chains = [trial.facts.chain for trial in elected]
             final_began = time.monotonic()
-            dense_us = store.dense_us(trials)
+            dense_us = study_store.dense_us(trials)
             assert dense_us is not None  # every elected trial has it
-            final = retime.trusted(request, device, chains, spare, dense_us, progress.note)
+            final = finals.trusted(request, device, chains, spare, dense_us, progress.note)
             took = time.monotonic() - final_began
             if request.energy:
                 # Should the counter fail now, the final is not lost.
@@ -156,7 +151,7 @@ def concluded(
                     kept, final=final, stopped=stopped, seconds=until_now, final_seconds=took
                 ).keep(share.study)
                 progress.note("measuring the energy of the finalists and of dense")
-                energy_mj = retime.energy(request, device, chains)
+                energy_mj = finals.energy(request, device, chains)
         except KeyboardInterrupt:
             stopped = "interrupted"
     seconds = time.monotonic() - began

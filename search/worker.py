@@ -21,24 +21,24 @@ from typing import Any
 import optuna
 import torch
 
-from ksopt.bench.roofline import Roofline
 from ksopt.errors import KsoptError
-from ksopt.pattern import Chain
-from ksopt.search import store, unwritable
-from ksopt.search.ahead import Compilers, Target, affordable
-from ksopt.search.campaign import Campaign, take_turns
+from ksopt.measure.device_health import DeviceLostError
+from ksopt.measure.energy import Meter, meter_of
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search import study_store, write_errors
 from ksopt.search.claims import Claims
-from ksopt.search.cost import CostModel
-from ksopt.search.energy import Meter, meter_of
-from ksopt.search.estimate import Estimator
-from ksopt.search.given import GivenWeights
-from ksopt.search.health import DeviceLostError
-from ksopt.search.locks import Presence
-from ksopt.search.objective import Objective
+from ksopt.search.compile_ahead import Compilers, Target, affordable
+from ksopt.search.device_locks import Presence
+from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
 from ksopt.search.request import Budget, SearchRequest
-from ksopt.search.sampler import ChainSampler, suited
-from ksopt.search.space import Step
+from ksopt.search.samplers.chain_sampler import ChainSampler, suited
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.samplers.factor_times import Estimator
+from ksopt.search.space.space import Step
+from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trial_loop import Campaign, take_turns
 
 # Time to note that a trial was interrupted.
 _LAST_WORDS_S = 3.0
@@ -54,8 +54,8 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
     count = affordable(task["workers"])
-    storage = store.storage_of(SearchRequest.from_json(task["shares"][0]["request"]))
-    in_words = unwritable.in_words(storage.url, storage.file)
+    storage = study_store.storage_of(SearchRequest.from_json(task["shares"][0]["request"]))
+    in_words = write_errors.in_words(storage.url, storage.file)
     with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
         # One for all shares: they are of one search.
         meter = meter_of(SearchRequest.from_json(task["shares"][0]["request"]), device)
@@ -78,7 +78,7 @@ def _campaign(
     meter: Meter | None,
 ) -> Campaign:
     request = SearchRequest.from_json(share["request"])
-    storage = store.storage_of(request)
+    storage = study_store.storage_of(request)
     candidates = [Chain.parse(text) for text in share["candidates"]]
     steps, model = [_step(step) for step in share["steps"]], CostModel.of(request, device)
     claims = Claims(

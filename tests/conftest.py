@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Measurements are short, here and in every Python that the test starts."""
-    from ksopt.bench import timing
+    from ksopt.measure import timing
 
     # Before what is there: ksopt itself may be found by it.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")), prepend=os.pathsep)

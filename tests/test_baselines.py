@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt.baselines import BASELINES, Product
 from ksopt.batched import bmm_weight_grad
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 PATTERNS = [

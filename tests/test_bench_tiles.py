@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ksopt.bench import tiles
-from ksopt.bench.roofline import Roofline, measure_roofline
 from ksopt.errors import KsoptError
-from ksopt.pattern import Pattern
+from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 PATTERN = Pattern(2, 8, 8, 4)
@@ -46,10 +46,10 @@ def family(wrong: int | None = None) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize("name", ["lanes32", "batch_last32"])
+@pytest.mark.parametrize("name", ["mma_tf32x3", "batch_last_mma_tf32x3"])
 def test_tiles_are_timed_and_written(name: str, roofline: Roofline, tmp_path: Path) -> None:
     problem = tiles.problem_of(name, PATTERN)
-    assert problem.batch_last == (name == "batch_last32")
+    assert problem.batch_last == (name == "batch_last_mma_tf32x3")
     rows = tiles.time_tiles(family(), problem, 1, 40, roofline)
     assert {row.config.rank for row in rows} >= {0, 1, 2}  # the best predicted are among them
     assert all(row.latency_us > 0 and row.bmm_us > 0 and row.floor_us > 0 for row in rows)
@@ -65,20 +65,20 @@ def test_tiles_are_timed_and_written(name: str, roofline: Roofline, tmp_path: Pa
 def test_a_family_without_a_model_is_drawn_at_random(roofline: Roofline, tmp_path: Path) -> None:
     plain = family()
     del plain.predicted_us
-    rows = tiles.time_tiles(plain, tiles.problem_of("lanes32", PATTERN), 2, 40, roofline)
+    rows = tiles.time_tiles(plain, tiles.problem_of("mma_tf32x3", PATTERN), 2, 40, roofline)
     assert len(rows) == 2
-    assert "%" not in tiles.summary("lanes32", {PATTERN: rows}).plain()
+    assert "%" not in tiles.summary("mma_tf32x3", {PATTERN: rows}).plain()
     tiles.write(tmp_path / "tiles.csv", {PATTERN: rows})
 
 
 def test_a_wrong_tile_gets_no_time(roofline: Roofline) -> None:
     with pytest.raises(KsoptError, match=r"Config\(rank=1\): error"):
-        tiles.time_tiles(family(wrong=1), tiles.problem_of("lanes32", PATTERN), 4, 40, roofline)
+        tiles.time_tiles(family(wrong=1), tiles.problem_of("mma_tf32x3", PATTERN), 4, 40, roofline)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to measure on")
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tiles.main(["lanes16"]) == 2
+    assert tiles.main(["mma16"]) == 2
     assert "device 'cuda' is not available" in capsys.readouterr().err
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ksopt import children
+from ksopt.system import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends that signal")
 
 PARENT = """
 import subprocess, sys
-from ksopt import children
+from ksopt.system import children
 words = {"module": children.module("slow"), "program": children.program(["sleep", "60"])}
 print(subprocess.Popen(words[sys.argv[1]]).pid, flush=True)
 sys.stdin.read()

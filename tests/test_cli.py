@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ksopt
-from ksopt.cli import main
+from ksopt.cli.main import main
 
 SMALL = ("search", "--dims", "32x64", "--batch", "16", "--device", "cpu", "--trials", "3")
 
@@ -140,7 +140,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_needs_no_heavy_package() -> None:
     script = (
-        "import sys; from ksopt.cli import main\n"
+        "import sys; from ksopt.cli.main import main\n"
         "try: main(['search', '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'optuna', 'pandas', 'numpy', 'rich'} & set(sys.modules)\n"
@@ -209,7 +209,7 @@ def test_a_failure_is_one_sentence_unless_the_traceback_is_asked_for(
     def broken() -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("ksopt.doctor.diagnose", broken)
+    monkeypatch.setattr("ksopt.doctor.advice.diagnose", broken)
     assert main(["doctor"]) == 1
     assert capsys.readouterr().err.startswith("ksopt: ZeroDivisionError: division by zero")
     with pytest.raises(ZeroDivisionError):
@@ -234,7 +234,7 @@ def test_each_error_has_its_exit_code(
     def broken() -> None:
         raise error
 
-    monkeypatch.setattr("ksopt.doctor.diagnose", broken)
+    monkeypatch.setattr("ksopt.doctor.advice.diagnose", broken)
     assert main(["doctor"]) == code
     assert capsys.readouterr().err in ("ksopt: no\n", "ksopt: stopped\n")
 

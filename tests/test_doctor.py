@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import ksopt
-from ksopt import machine, settings
-from ksopt.doctor import Advice, advise, diagnose
-from ksopt.machine import Cache, Compiler, Cuda, Device, Facts, HostLibrary, Package
+from ksopt import settings
+from ksopt.doctor import machine
+from ksopt.doctor.advice import Advice, advise, diagnose
+from ksopt.doctor.machine import Cache, Compiler, Cuda, Device, Facts, HostLibrary, Package
 
 HEALTHY = Facts(
     ksopt="0.1.0",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain, Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 sizes = st.integers(1, 6)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ksopt import leftovers
-from ksopt.files import new_folder, write_whole
+from ksopt.system import temporary_files
+from ksopt.system.atomic_files import new_folder, write_whole
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ksopt.files import new_folder
-from ksopt.leftovers import new_file
+from ksopt.system.atomic_files import new_folder
+from ksopt.system.temporary_files import new_file
 place = Path(sys.argv[1])
 with new_file(place, ".report.html-") as (descriptor, path), new_folder(place / "model") as folder:
     (folder / "part").write_text("half")
@@ -63,7 +63,7 @@ def test_what_another_process_is_writing_stays(
 ) -> None:
     before = names(tmp_path)
     write_whole(tmp_path / "report.html", "whole")
-    leftovers.sweep(tmp_path, ".model-")
+    temporary_files.sweep(tmp_path, ".model-")
     assert names(tmp_path) == before | {"report.html"}
     holder.communicate("")
     assert names(tmp_path) == {"report.html", "model"}
@@ -101,20 +101,20 @@ def test_a_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may see it between the moment it is made and the moment it is locked."""
-    hold, removed = leftovers._hold, []
+    hold, removed = temporary_files._hold, []
 
     def late(descriptor: int, name: str) -> bool:
         if not removed:
             removed.append(name)
-            leftovers.sweep(tmp_path, ".a-")
+            temporary_files.sweep(tmp_path, ".a-")
         return hold(descriptor, name)
 
-    monkeypatch.setattr(leftovers, "_hold", late)
-    with leftovers.new_file(tmp_path, ".a-") as (_, path):
+    monkeypatch.setattr(temporary_files, "_hold", late)
+    with temporary_files.new_file(tmp_path, ".a-") as (_, path):
         assert path.is_file()
         assert str(path) != removed[0]
     removed.clear()
-    with leftovers.new_folder(tmp_path, ".a-") as path:
+    with temporary_files.new_folder(tmp_path, ".a-") as path:
         assert path.is_dir()
         assert str(path) != removed[0]
     assert names(tmp_path) == set()

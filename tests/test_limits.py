@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ksopt import limits
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.search import SearchRequest, fits
+from ksopt.search import SearchRequest, feasibility
 from ksopt.search.request import Dims
-from ksopt.search.space import build
-from ksopt.search.triples import count, triples
-from ksopt.search.walk import check_listable
+from ksopt.search.space.enumerate import check_listable
+from ksopt.search.space.space import build
+from ksopt.search.space.triples import count, triples
+from ksopt.system import limits
 
 CPU = torch.device("cpu")
 MUCH = "99999999999999"
@@ -70,11 +70,13 @@ def test_what_a_search_needs_is_what_it_takes() -> None:
     """No more than the peak of the very tensors that a trial draws."""
     request = SearchRequest("64x96", batch=50, budgets=("50%",))
     x, y, weights = 50 * 64, 50 * 96, 64 * 96
-    assert fits.least_bytes(request, 50) == max(4 * x, 4 * x + 8 * weights, 4 * (x + y + weights))
+    assert feasibility.least_bytes(request, 50) == max(
+        4 * x, 4 * x + 8 * weights, 4 * (x + y + weights)
+    )
     half = SearchRequest("64x96", batch=10**6, budgets=("50%",), dtype="float16")
-    assert fits.least_bytes(half, 10**6) == 6 * 64 * 10**6
+    assert feasibility.least_bytes(half, 10**6) == 6 * 64 * 10**6
     training = SearchRequest("64x96", batch=10**6, budgets=("50%",), train=True)
-    assert fits.least_bytes(training, 10**6) == 4 * 2 * (160 * 10**6 + weights)
+    assert feasibility.least_bytes(training, 10**6) == 4 * 2 * (160 * 10**6 + weights)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.locks import Busy, Lock, held_if_possible, is_held
+from ksopt.system.locks import Busy, Lock, held_if_possible, is_held
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from ksopt import ops
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
 from ksopt.nn import KSLinear
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 from ksopt.projection import project
 from ksopt.reference import chain_reference, chain_to_dense
 

@@ -15,9 +15,10 @@ import torch
 
 from ksopt import ops
 from ksopt.baselines import BASELINES
-from ksopt.kernels import cpu, pytorch_ways
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 PLANTED = (math.nan, math.inf, -math.inf)
@@ -113,7 +114,7 @@ def test_every_way_on_cpu(seed):
     truth = by_definition(case.operands["x"], weight)
     problem = Problem(p, str(case.dtype).removeprefix("torch."), case.batch_last)
     shape = (p.out_features, case.batch) if case.batch_last else (case.batch, p.out_features)
-    for name in pytorch_ways.names(problem, "cpu"):
+    for name in pytorch_ops.names(problem, "cpu"):
         choice = cpu._Choice(p, BASELINES[name])
         out = torch.full(shape, math.nan, dtype=case.dtype)
         for y in (
@@ -134,6 +135,6 @@ def test_sums_that_overflow_cost_time_and_no_results():
 @pytest.mark.parametrize("pattern", [(3, 32, 5, 1), (1, 17, 192, 12), (8, 5, 512, 1), (2, 4, 4, 2)])
 def test_no_way_on_cuda_multiplies_stored_zeros(pattern, dtype):
     # Where y may not be looked at (that would wait for the device), no such way is offered.
-    names = pytorch_ways.names(Problem(Pattern(*pattern), dtype, False), "cuda")
+    names = pytorch_ops.names(Problem(Pattern(*pattern), dtype, False), "cuda")
     assert not set(names) & {"expand", "dense"}
     assert "bmm" in names

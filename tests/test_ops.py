@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ksopt import functional, ops
 from ksopt.baselines import BASELINES
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import cpu, dispatch
-from ksopt.pattern import Pattern
+from ksopt.kernels import dispatch
+from ksopt.kernels.backends import cpu
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 SHAPES = [(1, 1, 1, 1), (2, 3, 4, 5), (1, 7, 3, 2), (3, 4, 5, 1), (1, 3, 5, 6), (1, 9, 8, 1)]

@@ -10,9 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ksopt import ops
 from ksopt.baselines import BASELINES, Product
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import cpu, dispatch, pytorch_ways
+from ksopt.kernels import dispatch
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 OPS = [ops.ks_mm_inner_out, ops.ks_mm_changing_out]
@@ -58,7 +60,7 @@ def test_pytorchs_ways_write_into_it_and_copy_no_more_than_without(name, shape, 
     support = baseline.supports(Product(pattern, torch.float32, "cpu", last))
     if not support.ok:
         pytest.skip(support.reason)
-    timed = pytorch_ways.names(Problem(pattern, "float32", last), "cpu")
+    timed = pytorch_ops.names(Problem(pattern, "float32", last), "cpu")
     for batch in BATCHES:
         x, weight, out = operands(shape, layout, batch)
         prepared = baseline.prepare(weight, last)

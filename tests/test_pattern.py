@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksopt import support
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.pattern import Chain, Pattern
+from ksopt.patterns import support
+from ksopt.patterns.chain import Chain, Pattern
 
 
 def support_matrix(pattern: Pattern) -> np.ndarray:
@@ -490,11 +490,11 @@ def test_large_chains_without_a_closed_form() -> None:
     "name",
     [
         "ksopt.bench.paper",
-        "ksopt.checks",
-        "ksopt.factor",
-        "ksopt.families",
-        "ksopt.pattern",
-        "ksopt.support",
+        "ksopt.patterns.validate",
+        "ksopt.patterns.pattern",
+        "ksopt.patterns.named_chains",
+        "ksopt.patterns.chain",
+        "ksopt.patterns.support",
     ],
 )
 def test_examples_in_docstrings(name: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import ksopt
 from ksopt import Chain, InvalidInputError, Pattern
+from ksopt.patterns.support import product_support
 from ksopt.projection import least_squares, project
 from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import keeps_the_best, suffixes
@@ -22,7 +23,6 @@ from ksopt.projection.least_squares import Between, first_factor, solved
 from ksopt.projection.products import product
 from ksopt.projection.two_factors import blocks
 from ksopt.reference import chain_to_dense, to_dense
-from ksopt.support import product_support
 
 SMALL = st.integers(1, 4)
 SEEDS = st.integers(0, 2**16)

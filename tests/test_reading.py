@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 import ksopt
-from ksopt import reading
 from ksopt.bench.summary import Series
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.conversion import weights
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
-from ksopt.files import check_new_folder, new_folder
-from ksopt.search.shapes.hf_config import layers_of_config
+from ksopt.search.layers.hf_config import layers_of_config
+from ksopt.system import untrusted
+from ksopt.system.atomic_files import check_new_folder, new_folder
 
 DEEP = "[" * 100_000 + "]" * 100_000
 INDEX = "model.safetensors.index.json"
@@ -174,7 +174,7 @@ def test_a_converted_models_config_of_another_form(tmp_path: Path) -> None:
 
 
 def test_text_of_a_large_file_is_not_read_whole(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 10)
+    monkeypatch.setattr(untrusted, "MOST_BYTES", 10)
     (tmp_path / "plan.json").write_text("x" * 11)
     assert "larger" in refused(Plan.read, tmp_path / "plan.json")
 

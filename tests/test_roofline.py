@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ksopt.bench import roofline
-from ksopt.bench.roofline import Roofline, measure_roofline
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.measure import roofline
+from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.patterns.chain import Chain
 
 CPU = torch.device("cpu")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ksopt.bench import device, timing
-from ksopt.bench.timing import Comparison, Measurement, compare, measure
 from ksopt.errors import InvalidInputError
+from ksopt.measure import device, timing
+from ksopt.measure.timing import Comparison, Measurement, compare, measure
 
 
 def sleeper(seconds: float) -> Callable[[], None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ksopt import trust
+from ksopt.system import ownership
 
 ME, OTHER = 1000, 1001
 DIR, LINK, FILE = stat.S_IFDIR, stat.S_IFLNK, stat.S_IFREG
@@ -36,8 +36,10 @@ class Tree:
 
     def objection(self, path: str, own: str, user: int = ME) -> str | None:
         try:
-            trust.check(Path(path), Path(own), lstat=self.lstat, readlink=self.readlink, user=user)
-        except trust.Distrusted as error:
+            ownership.check(
+                Path(path), Path(own), lstat=self.lstat, readlink=self.readlink, user=user
+            )
+        except ownership.Distrusted as error:
             return str(error)
         return None
 
@@ -130,14 +132,14 @@ def test_a_group_of_ones_own_may_write() -> None:
         expected = entry.pw_gid == 0 or (
             group.gr_name == entry.pw_name and set(group.gr_mem) <= {entry.pw_name}
         )
-        assert trust._is_private_group(entry.pw_gid, entry.pw_uid) == expected
-    assert not trust._is_private_group(4711_000, 0)
+        assert ownership._is_private_group(entry.pw_gid, entry.pw_uid) == expected
+    assert not ownership._is_private_group(4711_000, 0)
 
 
 def test_folders_are_made_private_at_every_level(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        trust.make_folder(tmp_path / "a" / "cache" / "1.0" / "x", tmp_path / "a" / "cache")
+        ownership.make_folder(tmp_path / "a" / "cache" / "1.0" / "x", tmp_path / "a" / "cache")
     finally:
         os.umask(before)
     for part in ("a", "a/cache", "a/cache/1.0", "a/cache/1.0/x"):
@@ -146,24 +148,24 @@ def test_folders_are_made_private_at_every_level(tmp_path: Path) -> None:
 
 def test_what_is_read_is_a_file_and_no_link(tmp_path: Path) -> None:
     own = tmp_path / "cache"
-    trust.make_folder(own, own)
+    ownership.make_folder(own, own)
     (own / "file").write_bytes(b"text")
     (own / "link").symlink_to(own / "file")
     os.mkfifo(own / "fifo")
-    assert trust.read_bytes(own / "file", own) == b"text"
+    assert ownership.read_bytes(own / "file", own) == b"text"
     for name in ("link", "fifo", "nothing"):
         with pytest.raises(OSError, match=r"(?i)symbolic|regular|no such"):
-            trust.read_bytes(own / name, own)
+            ownership.read_bytes(own / name, own)
 
 
 @as_root
 def test_a_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     own = tmp_path / "cache"
-    trust.make_folder(own, own)
+    ownership.make_folder(own, own)
     (own / "file").write_bytes(b"planted")
     os.chown(own / "file", 54321, -1)
-    with pytest.raises(trust.Distrusted, match="belongs to another user"):
-        trust.read_bytes(own / "file", own)
+    with pytest.raises(ownership.Distrusted, match="belongs to another user"):
+        ownership.read_bytes(own / "file", own)
 
 
 @as_root
@@ -171,8 +173,8 @@ def test_nothing_is_made_in_a_folder_of_another_user(tmp_path: Path) -> None:
     own = tmp_path / "theirs" / "cache"
     own.parent.mkdir()
     os.chown(own.parent, 54321, -1)
-    with pytest.raises(trust.Distrusted, match="theirs belongs to another user"):
-        trust.make_folder(own / "1.0", own)
+    with pytest.raises(ownership.Distrusted, match="theirs belongs to another user"):
+        ownership.make_folder(own / "1.0", own)
     assert not own.exists()
 
 
@@ -180,10 +182,10 @@ def test_temporary_files_are_not_put_into_others_hands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with trust.temporary_folder("x-") as name:
+    with ownership.temporary_folder("x-") as name:
         assert Path(name).parent == tmp_path
     tmp_path.chmod(0o777)  # everybody may replace what is in it
-    refused = pytest.raises(trust.Distrusted, match="writable by other users")
-    with refused, trust.temporary_folder("x-"):
+    refused = pytest.raises(ownership.Distrusted, match="writable by other users")
+    with refused, ownership.temporary_folder("x-"):
         pass
     assert not list(tmp_path.iterdir())

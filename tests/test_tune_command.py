@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from ksopt import tune as tuning
-from ksopt.cli import main
-from ksopt.kernels import choices, cpu, packed
-from ksopt.kernels.situation import Situation
-from ksopt.pattern import Pattern
+from ksopt.cli.main import main
+from ksopt.kernels import tuning_cache, weight_cache
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.problem_key import Situation
+from ksopt.patterns.chain import Pattern
 
 QUICK = ["--seconds", "0.01", "--device", "cpu"]
 
@@ -37,7 +38,7 @@ def test_a_table_with_the_choice_its_rivals_and_the_reason(capsys):
     assert "einsum" in rows[0]
     assert "(2,8,8,2) float32 batch_first batch<=64: measured" in out
     assert "4 choices, 4 measured now: 0 of ksopt's kernels, 4 of PyTorch's ways." in out
-    assert str(choices.folder_of(choices.cpu_machine())) in out
+    assert str(tuning_cache.folder_of(tuning_cache.cpu_machine())) in out
     assert len(err.splitlines()) == 4  # one line each, as it goes
 
 
@@ -155,21 +156,21 @@ def _multiply(x, weight):
 
 
 def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
-    from ksopt.kernels.choices import Record, Timed
-    from ksopt.kernels.report import from_record
-    from ksopt.tune_command import table
+    from ksopt.cli.tune import table
+    from ksopt.kernels.explain import from_record
+    from ksopt.kernels.tuning_cache import Record, Timed
 
     situation = Situation.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
     timed = (
         Timed("bmm", None, "fresh", 500.0, 563.0, 560.0, 570.0),
         Timed("bmm", None, "kept", 500.0, 552.0, 550.0, 560.0),
-        Timed("lanes16", {"mt": 2}, "any", 156.0, 139.0, 138.0, 140.0),
-        Timed("lanes16", {"mt": 1}, "any", 157.0, 150.0, 149.0, 151.0),
+        Timed("mma16", {"mt": 2}, "any", 156.0, 139.0, 138.0, 140.0),
+        Timed("mma16", {"mt": 1}, "any", 157.0, 150.0, 149.0, 151.0),
     )
     found = from_record(Record(situation, 25_088, timed, kept=2, changing=2), "measured")
     (row,) = table([found]).rows
     assert row == (
-        *("(4,64,64,16)", "float16 batch_first", "25088", "lanes16", "156.0", "139.0", "3.97"),
+        *("(4,64,64,16)", "float16 batch_first", "25088", "mma16", "156.0", "139.0", "3.97"),
         "bmm 552.0",
     )
     assert tuning.summary([found]) == (
@@ -178,10 +179,10 @@ def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
 
 
 def test_nothing_is_kept_of_the_weights_that_were_tuned_with():
-    packed.refresh()
+    weight_cache.refresh()
     request = tuning.TuneRequest((Pattern(2, 8, 8, 2),), (8,), torch.device("cpu"), budget_s=0.01)
     list(tuning.tune(request))
-    assert packed.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
 
 
 @pytest.mark.parametrize("tf32", [False, True])
@@ -193,7 +194,7 @@ def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
         return cpu.tune(x, weight, batch_last, budget_s)
 
     monkeypatch.setattr(tuning.cuda, "tune", measured)
-    monkeypatch.setattr(tuning, "machine_of", lambda _: choices.cpu_machine())
+    monkeypatch.setattr(tuning, "machine_of", lambda _: tuning_cache.cpu_machine())
     monkeypatch.setattr(
         tuning, "_operands", lambda *_: (torch.randn(8, 4), torch.randn(1, 2, 2, 2))
     )

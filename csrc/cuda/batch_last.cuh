@@ -21,7 +21,7 @@
 // stride of x, and for weights at any address.
 #pragma once
 
-#include "problem.cuh"
+#include "kernel_params.cuh"
 #include "ptx.cuh"
 
 // An element as its bits.
@@ -223,7 +223,7 @@ __device__ __forceinline__ void batch_last_kernel(const Arguments& arguments) {
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) {
     if (to_load > 0) load_next_stage();
-    commit_copies();
+    cp_async_commit_group();
   }
 
   float sums[MT][NT][4];
@@ -241,10 +241,10 @@ __device__ __forceinline__ void batch_last_kernel(const Arguments& arguments) {
       column_of_weights = at.column;
       Math::template load_weights<P, Tile>(arguments, weights, at.column, share.n0);
     }
-    wait_for_copies<Tile::STAGES - 2>();
+    cp_async_wait_group<Tile::STAGES - 2>();
     __syncthreads();  // the stage is filled for all, and the one before it is free for all
     if (to_load > 0) load_next_stage();
-    commit_copies();
+    cp_async_commit_group();
 
     const unsigned char* stage = ring + slot * Tile::STAGE_BYTES;
     if (++slot == Tile::STAGES) slot = 0;

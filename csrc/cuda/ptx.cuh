@@ -1,7 +1,7 @@
 // The instructions that CUDA C++ has no name for.
 #pragma once
 
-#include "types.cuh"
+#include "numeric_types.cuh"
 
 __device__ __forceinline__ uint32 shared_address(const void* pointer) {
   return static_cast<uint32>(__cvta_generic_to_shared(pointer));
@@ -15,10 +15,10 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global, 
                : "memory");
 }
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Waits until at most `PENDING` of this thread's latest groups of copies are under way.
-template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+template <int PENDING> __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(PENDING) : "memory");
 }
 

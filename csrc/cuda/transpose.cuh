@@ -7,7 +7,7 @@
 // written straight from registers, where a thread turns V l of J j at a time.
 #pragma once
 
-#include "problem.cuh"
+#include "kernel_params.cuh"
 #include "ptx.cuh"
 
 template <int BYTES_, int L_, int D_, int PART_, int GROUP_, int THREADS_> struct TransposeTile {
@@ -105,8 +105,8 @@ template <int A, typename Tile> __device__ __forceinline__ void to_planar_kernel
     const int inside = place.inside();
     for (int at = threadIdx.x; at < inside; at += Tile::THREADS)
       copy_async_16(chunks + place_of<Tile>(at), from + at, true);
-    commit_copies();
-    wait_for_copies<0>();
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
     __syncthreads();
     for (int u = threadIdx.x; u < Tile::UNITS; u += Tile::THREADS) {
       const TransposeUnit<Tile> unit(u);

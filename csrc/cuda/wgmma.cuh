@@ -14,19 +14,19 @@ __device__ __forceinline__ void fence_for_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 
-__device__ __forceinline__ void commit_products() {
+__device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
 }
 
 // Waits until at most `PENDING` of this warpgroup's latest groups of products are under way.
-template <int PENDING> __device__ __forceinline__ void wait_for_products() {
+template <int PENDING> __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
 
 // Tells the compiler that values come from here: products write registers behind its back.
-template <int COUNT> __device__ __forceinline__ void appear(float (&values)[COUNT]) {
+template <int COUNT> __device__ __forceinline__ void wgmma_fence_operand(float (&values)[COUNT]) {
 #pragma unroll
   for (int v = 0; v < COUNT; ++v) {
     asm volatile("" : "+f"(values[v])::"memory");

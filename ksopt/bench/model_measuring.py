@@ -21,9 +21,9 @@ import torch._inductor.utils
 from torch import Tensor, nn
 
 from ksopt.bench.model_build import Built, loss
-from ksopt.bench.timing import Measurement, measure
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
+from ksopt.measure.timing import Measurement, measure
 
 EAGER, INDUCTOR = "uncompiled", "Inductor"
 _BACKEND = "inductor"

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ksopt import pages, tables
-from ksopt.bench.device import DeviceRecord
 from ksopt.bench.model_measuring import INDUCTOR, Way
-from ksopt.bench.timing import Comparison, Measurement, compare
 from ksopt.compile.sites import Report, Site, Verdict
-from ksopt.files import write_whole
-from ksopt.pages import Section
-from ksopt.tables import Table
+from ksopt.measure.device import DeviceRecord
+from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.report import document, tables
+from ksopt.report.document import Section
+from ksopt.report.tables import Table
+from ksopt.system.atomic_files import write_whole
 
 SCHEMA = "ksopt.bench.models/1"
 _TITLE = "Models with Kronecker-sparse layers under torch.compile"
@@ -163,7 +163,7 @@ def pass_shares(case: Case, way: Way) -> list[float]:
 def write(folder: Path, cases: Sequence[Case], record: DeviceRecord, command: str) -> None:
     """Write models.md, models.csv and models.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "models.md", pages.markdown(_TITLE, sections(cases, record, command)))
+    write_whole(folder / "models.md", document.markdown(_TITLE, sections(cases, record, command)))
     write_whole(folder / "models.csv", to_csv(cases))
     value = {
         "schema": SCHEMA,

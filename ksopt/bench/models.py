@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from ksopt import tables
-from ksopt.bench import device as devices
 from ksopt.bench import model_report as report
 from ksopt.bench.model_build import SIZES, SMALL, build
 from ksopt.bench.model_measuring import EAGER, INDUCTOR, Way, measure_model
 from ksopt.bench.model_report import Case
 from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.measure import device as devices
+from ksopt.report import tables
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _EPILOG = """\

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import product
 
-from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
+from ksopt.patterns.validate import checked_int
 
 BATCH = 25_088
 """The paper's batch: 128 sequences of 196 tokens."""

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ksopt import pages, tables
-from ksopt.bench import figures, rows, summary
-from ksopt.bench.device import DeviceRecord
-from ksopt.bench.figures import Group
+from ksopt.bench import plots, rows, summary
+from ksopt.bench.plots import Group
 from ksopt.bench.rows import Line
 from ksopt.bench.summary import Grouping, Series
 from ksopt.errors import InvalidInputError
-from ksopt.files import make_folder, write_whole
-from ksopt.pages import Section
-from ksopt.reading import reason
+from ksopt.measure.device import DeviceRecord
+from ksopt.report import document, tables
+from ksopt.report.document import Section
+from ksopt.system.atomic_files import make_folder, write_whole
+from ksopt.system.untrusted import reason
 
 _SHOWN = 25
 SCHEMA = "ksopt.bench.summary/1"
@@ -38,8 +38,8 @@ def write(series: Sequence[Series], folder: Path) -> None:
     texts = {
         "bench.csv": rows.rows_csv([row for one in series for row in one.rows]),
         "summary.csv": rows.lines_csv(lines),
-        "bench.md": pages.markdown(_TITLE, found),
-        "bench.html": pages.html(_TITLE, _where(series), found),
+        "bench.md": document.markdown(_TITLE, found),
+        "bench.html": document.html(_TITLE, _where(series), found),
     }
     try:
         make_folder(folder)
@@ -159,10 +159,10 @@ def _figures(series: Sequence[Series]) -> list[Section]:
     if not any(line.subject.is_pattern for one in series for line in one.lines):
         return []
     labels = [one.label for one in series]
-    shares = figures.figure_of_shares(
+    shares = plots.figure_of_shares(
         [(one.label, summary.efficiencies(one.lines)) for one in series], "efficiency"
     )
-    by_rho = figures.figure_of_boxes(
+    by_rho = plots.figure_of_boxes(
         [
             Group(name, tuple(summary.ratios(part, summary.best) for part in parts))
             for name, parts in _split(series, summary.RHO)
@@ -172,7 +172,7 @@ def _figures(series: Sequence[Series]) -> list[Section]:
         log=True,
         line=1.0,
     )
-    by_d = figures.figure_of_boxes(
+    by_d = plots.figure_of_boxes(
         [
             Group(name, tuple(summary.efficiencies(part) for part in parts))
             for name, parts in _split(series, summary.D)

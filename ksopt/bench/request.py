@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from ksopt import reading
 from ksopt.baselines import BASELINES
-from ksopt.bench import device as devices
 from ksopt.bench import paper
-from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.measure import device as devices
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.validate import checked_int
 from ksopt.reference import is_batch_last
+from ksopt.system import untrusted
 
 DTYPES = ("float16", "bfloat16", "float32")
 EAGER = ("bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "dense")
@@ -210,7 +210,7 @@ def _chains_of(word: str, seed: int) -> list[Chain]:
         return [_pattern(word, "")]
     path = Path(word)
     try:
-        lines = reading.text(path, "the file").splitlines()
+        lines = untrusted.text(path, "the file").splitlines()
     except InvalidInputError:
         raise InvalidInputError(
             f"patterns {word!r}: it must be paper, sample:N, a readable file with a pattern a "

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ksopt.bench.request import INDUCTOR, PAPER, Subject
-from ksopt.bench.timing import Comparison, Measurement, compare
-from ksopt.pattern import Chain
+from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.patterns.chain import Chain
 
 OURS = "ksopt"
 WRONG = "wrong: "

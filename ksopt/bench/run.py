@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from ksopt import limits
-from ksopt.bench import ahead, journal, worker
-from ksopt.bench import device as devices
-from ksopt.bench.measuring import Bench, DeviceLost
+from ksopt.bench import compile_ahead, results_folder, worker
+from ksopt.bench.benchmark import Bench, DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
-from ksopt.bench.roofline import Roofline
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError
+from ksopt.measure import device as devices
+from ksopt.measure.roofline import Roofline
 from ksopt.reference import is_batch_last
+from ksopt.system import limits
 
 Told = Callable[[int, int, Line], None]
 """(subjects done, subjects in all, the line just measured) -> nothing."""
@@ -69,7 +69,7 @@ def run_bench(
     limits.check_workers(workers)
     names = _devices(request, workers)
     _check_memory(request)
-    with journal.opened(out, request, devices.record(request.device)) as book:
+    with results_folder.opened(out, request, devices.record(request.device)) as book:
         missing = [subject for subject in request.subjects if subject not in book.measured]
         measured, stopped = 0, ""
         if not missing:
@@ -111,7 +111,7 @@ def _here(
     yield bench.roofline
     last = is_batch_last(request.layout)
     processes = (os.cpu_count() or 1) - 2
-    with ahead.compiling(subjects, request.dtype, last, bench.device, processes):
+    with compile_ahead.compiling(subjects, request.dtype, last, bench.device, processes):
         for subject in subjects:
             if is_over():
                 return

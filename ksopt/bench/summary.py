@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ksopt import tables
-from ksopt.bench import journal
+from ksopt.bench import results_folder
 from ksopt.bench.rows import Line, Row
-from ksopt.bench.timing import quantile
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Pattern
+from ksopt.measure.timing import quantile
+from ksopt.patterns.chain import Pattern
+from ksopt.report import tables
 
 # Upper ends of the classes of rho: those of the paper's patterns run from 0.002 to 0.042.
 _RHO_ENDS = (0.004, 0.007, 0.011, 0.016, 0.022, 0.032)
@@ -39,12 +39,12 @@ class Series:
         Raises:
             InvalidInputError: the folder holds no benchmark.
         """
-        setting = journal.read_setting(folder)
+        setting = results_folder.read_setting(folder)
         try:
-            measured = journal.read_rows(folder)
+            measured = results_folder.read_rows(folder)
         except OSError as error:
             raise InvalidInputError(
-                f"{folder} holds no {journal.ROWS} ({error.strerror})"
+                f"{folder} holds no {results_folder.ROWS} ({error.strerror})"
             ) from None
         return cls(folder, setting, tuple(Line.of(rows) for rows in measured.values()))
 

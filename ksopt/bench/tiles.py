@@ -21,21 +21,21 @@ from typing import Any
 
 import torch
 
-from ksopt import tables
-from ksopt.bench import device as devices
 from ksopt.bench import paper
-from ksopt.bench.roofline import Roofline, measure_roofline
-from ksopt.bench.timing import measure
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import cpu
+from ksopt.kernels.backends import cpu
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.measure import device as devices
+from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.measure.timing import measure
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+from ksopt.report import tables
 
 FAMILIES = (
-    *("lanes16", "lanes16_wgmma", "lanes16_stream", "lanes32", "lanes32_wgmma"),
-    *("batch_last16", "batch_last16_wgmma", "batch_last32", "batch_last32_wgmma"),
+    *("mma16", "wgmma16", "wgmma16_streamed", "mma_tf32x3", "wgmma_tf32x3"),
+    *("batch_last_mma16", "batch_last_wgmma16", "batch_last_mma_tf32x3", "batch_last_wgmma_tf32x3"),
 )
 # One or two of every d and size of block that the paper has.
 PATTERNS = (
@@ -73,7 +73,7 @@ def time_tiles(
     """Check and time ``count`` random tiles of a family, and the best predicted ones.
 
     Args:
-        module: the family, such as ksopt.kernels.lanes16.
+        module: the family, such as ksopt.kernels.families.mma16.
         problem: what is computed.
         count: how many random tiles.
         batch: rows of x.

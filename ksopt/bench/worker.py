@@ -19,14 +19,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from ksopt import children
-from ksopt.bench import ahead
-from ksopt.bench.measuring import Bench, DeviceLost
+from ksopt.bench import compile_ahead
+from ksopt.bench.benchmark import Bench, DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
-from ksopt.bench.roofline import Roofline
 from ksopt.bench.rows import Row
 from ksopt.errors import KsoptError
+from ksopt.measure.roofline import Roofline
 from ksopt.reference import is_batch_last
+from ksopt.system import children
 
 Told = Roofline | list[Row]
 
@@ -170,7 +170,7 @@ def main() -> int:
         bench = Bench(request, first["device"])
         answer({"roofline": asdict(bench.roofline)})
         last = is_batch_last(request.layout)
-        with ahead.compiling(coming, request.dtype, last, bench.device, first["processes"]):
+        with compile_ahead.compiling(coming, request.dtype, last, bench.device, first["processes"]):
             while True:
                 asked = json.loads(lines.get())
                 rows = bench.measure(by_name[f"{asked['chain']} batch {asked['batch']}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_HOMES = {"collected": "backend", "export_pass": "standalone", "rewrite": "standalone"}
+_HOMES = {"collected": "backend", "export_pass": "export", "rewrite": "export"}
 __all__ = ["collected", "export_pass", "rewrite"]
 
 

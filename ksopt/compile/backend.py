@@ -20,12 +20,12 @@ from torch import Tensor, fx
 
 import ksopt as package
 from ksopt import ops
-from ksopt.compile.decide import decide
+from ksopt.compile.capture.frozen_weight import FrozenValues, Watched
 from ksopt.compile.explain import check_requirement
-from ksopt.compile.frozen import FrozenValues, Watched
+from ksopt.compile.lowering.decide import decide
+from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.compile.options import OPTIONS, Options, inductor_config, read
 from ksopt.compile.passes import Judge, count, log, rewrite_graph
-from ksopt.compile.planned import plan_results
 from ksopt.compile.sites import Decision, Report, Site, Verdict
 
 

@@ -13,12 +13,12 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, fx, nn
 
-from ksopt import tables
-from ksopt.compile.breaks import GraphBreak, graph_breaks
-from ksopt.compile.clock import Times
+from ksopt.compile.graph_breaks import GraphBreak, graph_breaks
+from ksopt.compile.lowering.benchmark import Times
 from ksopt.compile.sites import Report, Site, Verdict
 from ksopt.errors import KsoptError
-from ksopt.tables import Table
+from ksopt.report import tables
+from ksopt.report.tables import Table
 
 
 class RequirementError(KsoptError, RuntimeError):
@@ -145,8 +145,8 @@ def explain(
         [('(2,4,4,1)', 'lowered')]
     """
     from ksopt.compile.backend import judge
-    from ksopt.compile.decide import checked_tune
-    from ksopt.compile.frozen import FrozenValues
+    from ksopt.compile.capture.frozen_weight import FrozenValues
+    from ksopt.compile.lowering.decide import checked_tune
     from ksopt.compile.passes import rewrite_graph
 
     total = Report()
@@ -271,7 +271,7 @@ def _end_to_end(
     tune: Any,
     dynamic: bool | None,
 ) -> EndToEnd:
-    from ksopt.compile.clock import medians_us
+    from ksopt.compile.lowering.benchmark import medians_us
 
     device = next((value.device for value in inputs if isinstance(value, Tensor)), None)
     ours = torch.compile(model, backend="ksopt", dynamic=dynamic, options={"tune": tune})

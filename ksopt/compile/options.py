@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ksopt.compile.decide import Tune, checked_tune
+from ksopt.compile.lowering.decide import Tune, checked_tune
 from ksopt.errors import InvalidInputError
 
 OPTIONS = {
@@ -28,9 +28,9 @@ class Options:
 
     Args:
         require: "all", "any" or None.
-        tune: see `ksopt.compile.decide`; None is the default.
+        tune: see `ksopt.compile.lowering.decide`; None is the default.
         frozen_values: whether the values of frozen weights are looked at.
-        frozen_tolerance: see `ksopt.compile.frozen.pattern_of`.
+        frozen_tolerance: see `ksopt.compile.capture.frozen_weight.pattern_of`.
         inductor: settings for Inductor.
     """
 

@@ -14,22 +14,23 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 
 from ksopt import ops
-from ksopt.compile import frozen, slices
-from ksopt.compile.candidates import (
+from ksopt.compile.capture import frozen_weight
+from ksopt.compile.capture.interpreter import CannotRunError, run
+from ksopt.compile.capture.rules import slice_writes
+from ksopt.compile.capture.tracker import Tracker
+from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
+from ksopt.compile.lowering.candidates import (
     Candidate,
     candidates,
     low_rank_but_shared,
     native_sites,
     worth_a_look,
 )
-from ksopt.compile.emission import fake_result
-from ksopt.compile.lowering import lower
-from ksopt.compile.running import CannotRunError, run
+from ksopt.compile.lowering.effects import CannotLowerError, Uses, check, product_of, uses
+from ksopt.compile.lowering.emit import fake_result
+from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
-from ksopt.compile.tracking import Tracker
-from ksopt.compile.uses import CannotLowerError, Uses, check, product_of, uses
-from ksopt.compile.values import Contraction, Kind, Miss, Region, Root, Trace
-from ksopt.pattern import Chain, Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 log = logging.getLogger("ksopt.compile")
 """The one logger of the backend: INFO says what was done to a graph, DEBUG what to each site."""
@@ -47,7 +48,7 @@ def rewrite_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     judge: Judge,
-    frozen_values: frozen.FrozenValues | None = None,
+    frozen_values: frozen_weight.FrozenValues | None = None,
     weights: frozenset[int] | None = None,
 ) -> Report:
     """Rewrite the Kronecker-sparse products of a graph, in place.
@@ -89,15 +90,15 @@ def _rewrite(
     inputs: list[Any],
     weights: frozenset[int],
     judge: Judge,
-    frozen_values: frozen.FrozenValues | None,
+    frozen_values: frozen_weight.FrozenValues | None,
     report: Report,
 ) -> None:
-    gathered = slices.gather(gm.graph)
+    gathered = slice_writes.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     pattern_of = None
     if frozen_values is not None:
         places = {node: at for at, node in enumerate(placeholders) if at in weights}
-        pattern_of = frozen.FrozenNodes(frozen_values, places)
+        pattern_of = frozen_weight.FrozenNodes(frozen_values, places)
     trace, tracker = run(gm, inputs, weights, pattern_of)
     passes = report.passes
     passes["nodes_followed"] += len(trace.order)
@@ -105,7 +106,7 @@ def _rewrite(
     passes["frozen_patterns"] += 0 if frozen_values is None else len(frozen_values.found)
     _rewrite_bodies(gm, tracker, judge, report)
     report.linear_flops += sum(trace.flops.values())
-    misses = [*trace.misses, *slices.unfollowed(trace)]
+    misses = [*trace.misses, *slice_writes.unfollowed(trace)]
     chosen = worth_a_look(trace)
     passes["products_checked"] += len(chosen)
     chosen, found = _possible(gm, tracker, chosen, misses)

@@ -17,10 +17,10 @@ import torch
 from torch import fx
 
 import ksopt as package
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 
 if TYPE_CHECKING:
-    from ksopt.compile.clock import Times
+    from ksopt.compile.lowering.benchmark import Times
 
 _NOT_THE_AUTHORS = (
     str(Path(torch.__file__).parent),

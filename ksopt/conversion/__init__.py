@@ -5,5 +5,5 @@
 - `ksopt.conversion.resolve`: a plan applied to the names of a model;
 - `ksopt.conversion.apply`: the conversion, and its way back;
 - `ksopt.conversion.folder`: a converted model on disk;
-- `ksopt.conversion.command`: ``ksopt convert``.
+- `ksopt.cli.convert`: ``ksopt convert``.
 """

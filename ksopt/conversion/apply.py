@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksopt import tables
 from ksopt.conversion.layers import Place, hooks, replacement, set_module, share_hooks
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import Choice, resolve
 from ksopt.conversion.weights import load_weights
 from ksopt.errors import InvalidInputError
 from ksopt.nn import KSLinear, KSStacked
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 from ksopt.projection import project
 from ksopt.projection.scale import exponent_of, scaled
-from ksopt.tables import Table
+from ksopt.report import tables
+from ksopt.report.tables import Table
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import ksopt
-from ksopt import reading, tables
-from ksopt.checks import checked_int
 from ksopt.conversion.apply import Conversion, ConvertedLayer, share_weights, swap
 from ksopt.conversion.layers import Place, find, replacement
 from ksopt.conversion.weights import check, read
 from ksopt.errors import InvalidInputError
-from ksopt.files import new_folder
 from ksopt.nn import KSLinear, KSStacked
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.validate import checked_int
+from ksopt.report import tables
+from ksopt.system import untrusted
+from ksopt.system.atomic_files import new_folder
 
 SCHEMA = "ksopt.model/1"
 WEIGHTS, CONFIG, REPORT = "model.safetensors", "config.json", "report.md"
@@ -142,10 +143,10 @@ class _Layer:
 
 def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
     """The names that are other tensors', and the converted layers."""
-    if not reading.is_file(folder / CONFIG):
+    if not untrusted.is_file(folder / CONFIG):
         raise InvalidInputError(f"{folder} holds no converted model: there is no {CONFIG} in it")
     try:
-        config = reading.json_of(folder / CONFIG, "the file")
+        config = untrusted.json_of(folder / CONFIG, "the file")
     except InvalidInputError as error:
         raise InvalidInputError(f"{folder / CONFIG} cannot be read: {error}") from None
     if not isinstance(config, dict) or config.get("schema") != SCHEMA:
@@ -153,7 +154,7 @@ def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
         raise InvalidInputError(
             f"{folder / CONFIG}: a converted model has the schema {SCHEMA!r}, got {found!r}"
         )
-    with reading.of_its_form(f"{folder / CONFIG}", "it is not as ksopt writes it"):
+    with untrusted.of_its_form(f"{folder / CONFIG}", "it is not as ksopt writes it"):
         aliases = {str(alias): str(name) for alias, name in config["aliases"].items()}
         layers = [
             _Layer(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ksopt.errors import InvalidInputError
 from ksopt.nn import KSLinear, KSStacked
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ksopt import reading
 from ksopt.errors import InvalidInputError
-from ksopt.files import write_whole
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
+from ksopt.system import untrusted
+from ksopt.system.atomic_files import write_whole
 
 SCHEMA = "ksopt.plan/1"
 
@@ -175,7 +175,7 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """The plan in a file; raises InvalidInputError if it cannot be read or is not one."""
-        text = reading.text(Path(path), "the plan")
+        text = untrusted.text(Path(path), "the plan")
         try:
             return cls.from_json(text)
         except InvalidInputError as error:
@@ -199,7 +199,7 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of `to_json`; raises InvalidInputError if the text is not of that form."""
-        value = reading.parsed(text, "the plan")
+        value = untrusted.parsed(text, "the plan")
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
             found = value.get("schema") if isinstance(value, dict) else type(value).__name__
             raise InvalidInputError(f"a plan has the schema {SCHEMA!r}, got {found!r}")

@@ -11,7 +11,7 @@ from torch import nn
 from ksopt.conversion.layers import Obstacle, Place, find
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 
 # Names that an error message lists.
 _SHOWN = 8

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksopt import reading
 from ksopt.errors import InvalidInputError
+from ksopt.system import untrusted
 
 _SHOWN = 5
 # How transformers calls the list of the files of a model that is too large for one.
@@ -52,7 +52,7 @@ def _is_same(one: object, other: object) -> bool:
 
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, by name, on the CPU."""
-    if not reading.is_file(path):
+    if not untrusted.is_file(path):
         raise InvalidInputError(f"there is no file {path}")
     if _is_safe(path):
         names = list(shapes(path))
@@ -101,7 +101,7 @@ def _refuse_inflated(path: Path) -> None:
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a file's tensors, by name; of .safetensors files nothing else is read."""
-    if not reading.is_file(path) or not _is_safe(path):
+    if not untrusted.is_file(path) or not _is_safe(path):
         return {name: tuple(tensor.shape) for name, tensor in read(path).items()}
     found = {}
     for part in _parts(path):
@@ -113,7 +113,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def some(path: Path, names: Sequence[str]) -> list[Tensor]:
     """Tensors of a file, on the CPU; of .safetensors files only these are read."""
-    if not reading.is_file(path) or not _is_safe(path):
+    if not untrusted.is_file(path) or not _is_safe(path):
         tensors = read(path)
         return [tensors[name] for name in names]
     found = {}
@@ -133,7 +133,7 @@ def _parts(path: Path) -> list[Path]:
     if not path.name.endswith(_INDEX):
         return [path]
     try:
-        index = reading.json_of(path, "the file")
+        index = untrusted.json_of(path, "the file")
     except InvalidInputError as error:
         raise InvalidInputError(f"{path} is no index of .safetensors files: {error}") from None
     listed = index.get("weight_map") if isinstance(index, dict) else None
@@ -147,7 +147,7 @@ def _parts(path: Path) -> list[Path]:
             raise InvalidInputError(
                 f"{path} names {name!r}: the .safetensors files of an index lie beside it"
             )
-        if not reading.is_file(path.parent / name):
+        if not untrusted.is_file(path.parent / name):
             raise InvalidInputError(f"{path} names {name}, and there is no such file beside it")
     return [path.parent / name for name in files]
 

@@ -4,9 +4,9 @@ Layout: ``<cache>/<ksopt version>/<arch>/<digest>/{<artifact>, key.json}``, priv
 ``key.json`` records everything the artifact was made from and its checksum, so that a person can
 see what a file is and a truncated or altered file is rebuilt instead of trusted. The checksum is no
 defence against another user, who could write one too: nothing is read from a place that others
-could have written to (`ksopt.trust`). A lock per artifact lets ten processes that want one kernel
-compile it once. A cache that cannot be used (others', read-only, full) costs a rebuild per process
-and one warning, never a failure.
+could have written to (`system.ownership`). A lock per artifact lets ten processes that want one
+kernel compile it once. A cache that cannot be used (others', read-only, full) costs a rebuild per
+process and one warning, never a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ksopt import leftovers, locks, settings, trust
+from ksopt import settings
+from ksopt.system import locks, ownership, temporary_files
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def make_private(folder: Path) -> None:
         CacheUnusable: It cannot be made, or another user could.
     """
     try:
-        trust.make_folder(folder, own=settings.cache_dir())
+        ownership.make_folder(folder, own=settings.cache_dir())
     except OSError as error:
         raise CacheUnusable(in_words(error)) from error
 
@@ -133,8 +134,8 @@ def read_private(path: Path) -> bytes:
         OSError: It is not there, or cannot be read.
     """
     try:
-        return trust.read_bytes(path, own=settings.cache_dir())
-    except trust.Distrusted as error:
+        return ownership.read_bytes(path, own=settings.cache_dir())
+    except ownership.Distrusted as error:
         raise CacheUnusable(str(error)) from error
 
 
@@ -174,7 +175,7 @@ def _publish(folder: Path, key: ArtifactKey, data: bytes) -> Path | None:
         "bytes": len(data),
     }
     try:
-        with leftovers.new_folder(folder.parent, ".aside-") as aside:
+        with temporary_files.new_folder(folder.parent, ".aside-") as aside:
             _write(aside / key.filename, data)
             _write(aside / "key.json", json.dumps(record, indent=1).encode())
             if folder.exists():  # what is there failed verification: replace it

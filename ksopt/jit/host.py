@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
-from ksopt import children, settings, trust
+from ksopt import settings
 from ksopt.errors import CompilationError, KsoptError, UnavailableError
 from ksopt.jit.cache import Artifact, ArtifactKey, get
+from ksopt.system import children, ownership
 
 # The oldest torch whose stable ABI the library may use: one binary then serves all later ones.
 _ABI_TARGET = "0x020b000000000000"  # 2.11
@@ -123,7 +124,7 @@ def ninja_program() -> str:
 
 
 def _sources() -> dict[str, str]:
-    """The files of csrc/host by name: launcher.cpp and what it includes."""
+    """The files of csrc/host by name: ops.cpp and what it includes."""
     folder = resources.files("ksopt.csrc") / "host"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith((".cpp", ".hpp")))
     return {name: (folder / name).read_text(encoding="utf-8") for name in names}
@@ -145,7 +146,7 @@ def _flags() -> list[str]:
 
 
 def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> bytes:
-    with trust.temporary_folder("ksopt-build-") as name:
+    with ownership.temporary_folder("ksopt-build-") as name:
         folder = Path(name)
         for file, text in sources.items():
             (folder / file).write_text(text, encoding="utf-8")
@@ -153,7 +154,7 @@ def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> byt
         (folder / "build.ninja").write_text(
             "rule library\n"
             f"  command = {_ninja_quote(compiler)} $in -o $out {quoted}\n"
-            "build ksopt_host.so: library launcher.cpp\n",
+            "build ksopt_host.so: library ops.cpp\n",
             encoding="utf-8",
         )
         done = subprocess.run(
@@ -177,7 +178,7 @@ def _ninja_quote(word: str) -> str:
 
 def _load_from_memory(data: bytes) -> None:
     """Load a library that the cache could not keep, from a private temporary file."""
-    with trust.temporary_folder("ksopt-host-") as name:
+    with ownership.temporary_folder("ksopt-host-") as name:
         path = Path(name) / "ksopt_host.so"
         path.write_bytes(data)
         torch.ops.load_library(str(path))  # stays mapped after the file is gone

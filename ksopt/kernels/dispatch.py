@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ksopt.kernels import cpu, cuda
+from ksopt.kernels.backends import cpu, cuda
 
 
 def run_known(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 SHARED_LIMIT = 227 * 1024
 """Dynamic shared memory of a block on sm_90, in bytes: the most that any tile may ask for."""

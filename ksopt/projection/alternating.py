@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 from ksopt.projection.hierarchical import suffixes
 from ksopt.projection.least_squares import Between, first_factor
 from ksopt.projection.products import product, times

@@ -23,11 +23,11 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from ksopt.factor import Pattern
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.pattern import Pattern
+from ksopt.patterns.support import product_support
 from ksopt.projection.products import on_support
 from ksopt.projection.two_factors import blocks, split
-from ksopt.support import product_support
 
 
 def suffixes(chain: Chain) -> list[Pattern]:

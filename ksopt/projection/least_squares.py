@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.factor import Pattern
+from ksopt.patterns.pattern import Pattern
 from ksopt.projection.products import on_support, times
 from ksopt.reference import ks_reference, to_dense
 

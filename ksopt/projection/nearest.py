@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.checks import checked_int
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.validate import checked_int
 from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import keeps_the_best, left_to_right
 from ksopt.projection.products import balanced, product, relative_error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ksopt.factor import Pattern
+from ksopt.patterns.pattern import Pattern
 from ksopt.reference import ks_reference, to_dense
 
 

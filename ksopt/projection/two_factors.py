@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.factor import Pattern
+from ksopt.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ksopt.bench import device as devices
+from ksopt.doctor.machine import cpus_allowed
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.kernels.families import Machine
-from ksopt.machine import cpus_allowed
+from ksopt.kernels.families.base import Machine
+from ksopt.measure import device as devices
 from ksopt.search.regret import tables
 from ksopt.search.regret.asked import Asked
 from ksopt.search.regret.predicting import processes
@@ -203,7 +203,7 @@ class _Listing(Mapping[str, Reference]):
 def _places(device: str, workers: int) -> list[str]:
     import torch
 
-    from ksopt.search.crew import workplaces
+    from ksopt.search.worker_pool import workplaces
 
     places = workplaces(torch.device(device), workers)
     if len(set(places)) < len(places) and device != "cpu":
@@ -222,7 +222,7 @@ def _cores(count: int) -> list[list[int]]:
 
 
 def _machine(target: Mapping[str, Any] | None) -> Machine | None:
-    from ksopt.search.ahead import Target
+    from ksopt.search.compile_ahead import Target
 
     return None if target is None else Target.from_json(target).machine
 

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from ksopt.kernels.families import Machine
-from ksopt.pattern import Chain, Pattern
-from ksopt.search.cost import CostModel
-from ksopt.search.estimate import estimates, factor_times, overlaps_us
+from ksopt.kernels.families.base import Machine
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.regret.rows import Measured
 from ksopt.search.request import SEEDS, SearchRequest
-from ksopt.search.space import Space, Step, build
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.samplers.factor_times import estimates, factor_times, overlaps_us
+from ksopt.search.space.space import Space, Step, build
 
 # Patterns that one process predicts at a time.
 _PREDICTED_TOGETHER = 200

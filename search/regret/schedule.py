@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Literal
 
-from ksopt.pattern import Chain
-from ksopt.search import priors
+from ksopt.patterns.chain import Chain
 from ksopt.search.regret.reference import Reference
 from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
 from ksopt.search.request import SearchRequest
+from ksopt.search.samplers import priors
 
 CHUNK = 24
 """Chains that a device measures between two answers."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ksopt import tables
-from ksopt.files import write_whole
-from ksopt.search import words
+from ksopt.report import tables
 from ksopt.search.regret.rows import Book, Measured, Stage
+from ksopt.search.report import phrases
 from ksopt.search.request import Budget, Dims, SearchRequest
+from ksopt.system.atomic_files import write_whole
 
 CLOSE = 0.03
 """A regret that counts as none: what the searches are held to."""
@@ -172,7 +172,7 @@ def _sum_of_factors(row: Measured) -> float | None:
 
 
 def _is_faster(this: Measured, other: Measured) -> bool:
-    """As `ksopt.bench.timing.compare` tells two measurements apart."""
+    """As `ksopt.measure.timing.compare` tells two measurements apart."""
     if this.latency_us is None or this.p80_us is None:
         return False
     if other.latency_us is None or other.p20_us is None:
@@ -274,7 +274,7 @@ def markdown(book: Book) -> str:
                 f"{cost.search_seconds:.1f}",
                 "" if cost.final_seconds is None else f"{cost.final_seconds:.1f}",
                 f"{cost.reference_seconds:.1f}",
-                "" if cost.share is None else words.percent(cost.share),
+                "" if cost.share is None else phrases.percent(cost.share),
                 "" if cost.until_report_s is None else f"{cost.until_report_s:.0f}",
                 *map(_rho, (ranking.predicted, ranking.factors, ranking.rho)),
             ]
@@ -313,7 +313,7 @@ def sentences(book: Book) -> list[str]:
         found.append(
             f"For {near} of {len(shares)} sizes the search held the device for at most "
             f"{100 * CHEAP:.0f}% of the time that the reference, chains and final, held it for; "
-            f"the largest share is {words.percent(share)}, for {dearest}."
+            f"the largest share is {phrases.percent(share)}, for {dearest}."
         )
     rankings = [(overall(book, dims), dims) for dims in book.searched]
     known_ranks = [(one.predicted, dims) for one, dims in rankings if one.predicted is not None]
@@ -360,7 +360,7 @@ def _joined(values: Sequence[float | None]) -> str:
 
 
 def _us(value: float | None) -> str:
-    return "" if value is None else words.microseconds(value).removesuffix(" us")
+    return "" if value is None else phrases.microseconds(value).removesuffix(" us")
 
 
 def _rho(value: float | None) -> str:

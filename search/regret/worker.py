@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from ksopt.bench import device as devices
 from ksopt.errors import KsoptError
-from ksopt.pattern import Chain, Pattern
-from ksopt.search import health, locks, retime
-from ksopt.search.ahead import Compilers, Target
-from ksopt.search.objective import Objective
-from ksopt.search.processes import Spare
+from ksopt.measure import device as devices
+from ksopt.measure import device_health
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.search import device_locks, finals
+from ksopt.search.compile_ahead import Compilers, Target
+from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import DEFAULT_BATCH, run_search
+from ksopt.search.worker_processes import Spare
 
 # A chain of the reference that is slower than this many times the dense layer gets two repeats.
 _HOPELESS = 3.0
@@ -97,13 +98,13 @@ class Bench:
             ways = self._ways(objective, [chain]) if row.get("reason") is None else []
             say({"row": row, "ways": ways})
             if row.get("reason") is not None:
-                health.check(self.device, chain)
+                device_health.check(self.device, chain)
         return {"measured": len(chains)}
 
     def final(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """Chains against each other and dense in turns, in a process that did nothing else."""
         chains = [Chain.parse(text) for text in task["chains"]]
-        found = retime.final(self._request(task), self.device, chains, self._spare)
+        found = finals.final(self._request(task), self.device, chains, self._spare)
         self._spare.close()
         self._spare = Spare.of(self.device)
         return {"times": {name: asdict(one) for name, one in found.items()}}
@@ -114,7 +115,7 @@ class Bench:
     def _measured(self, objective: Objective, chain: Chain) -> dict[str, Any]:
         row: dict[str, Any] = {"chain": str(chain), "device": str(self.device)}
         try:
-            with locks.device(self.device):
+            with device_locks.device(self.device):
                 found = objective.measure(chain, _HOPELESS)
         except (KsoptError, RuntimeError) as error:
             return {**row, "reason": f"{type(error).__name__}: {error}".splitlines()[0]}
@@ -201,7 +202,7 @@ def main() -> int:
         task = json.loads(asked.get())
         try:
             say(tasks[task["task"]](task))
-        except health.DeviceLostError as error:
+        except device_health.DeviceLostError as error:
             say({"lost": str(error)})
             os._exit(1)
         except Exception as error:

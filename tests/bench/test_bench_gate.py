@@ -8,12 +8,12 @@ import time
 import pytest
 import torch
 
-from ksopt.bench import ahead
-from ksopt.bench.gate import Gate, checked_rows
+from ksopt.bench import compile_ahead
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import Machine
+from ksopt.kernels.families.base import Machine
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.measure.output_check import Gate, checked_rows
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 H200 = Machine((9, 0), 132, 227 * 1024 + 1024)
@@ -88,12 +88,12 @@ def test_memory_that_a_way_is_given_holds_nan() -> None:
 def test_sources_for_a_machine_that_is_not_here(dtype: str, batch_last: bool) -> None:
     pytest.importorskip("cuda.bindings")
     problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
-    found = ahead.sources(problem, 25_088, H200)
+    found = compile_ahead.sources(problem, 25_088, H200)
     assert len(found) > 1
     assert len(set(found)) == len(found)
-    assert not any("general_kernel" in source for source in found)  # it would take far longer
+    assert not any("naive_kernel" in source for source in found)  # it would take far longer
     odd = Problem(Pattern(3, 5, 7, 11), dtype, batch_last)
-    assert "general_kernel" in ahead.sources(odd, 25_088, H200)[-1]
+    assert "naive_kernel" in compile_ahead.sources(odd, 25_088, H200)[-1]
 
 
 def test_a_process_compiles_ahead_into_the_cache(
@@ -102,7 +102,7 @@ def test_a_process_compiles_ahead_into_the_cache(
     pytest.importorskip("cuda.bindings")
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
     problem = Problem(Pattern(1, 16, 16, 3), "float64", False)
-    assert ahead.sources(problem, 64, H200) == []  # no kernel takes it: PyTorch's ways do
+    assert compile_ahead.sources(problem, 64, H200) == []  # no kernel takes it: PyTorch's ways do
     job = {
         "problems": [[[1, 16, 16, 3], 64]],
         "dtype": "bfloat16",
@@ -110,9 +110,9 @@ def test_a_process_compiles_ahead_into_the_cache(
         "machine": {"capability": [7, 5], "multiprocessors": 40, "shared_bytes": 65536},
         "target": "compute_75",
     }
-    process = ahead._start(job)
+    process = compile_ahead._start(job)
     assert process.wait(timeout=120) == 0
-    (general,) = ahead.sources(
+    (general,) = compile_ahead.sources(
         Problem(Pattern(1, 16, 16, 3), "bfloat16", True), 64, Machine((7, 5), 40, 65536)
     )
     monkeypatch.setattr(nvrtc, "_compile", lambda *given: pytest.fail("it was not compiled ahead"))
@@ -122,9 +122,9 @@ def test_a_process_compiles_ahead_into_the_cache(
 def test_it_ends_with_its_parent() -> None:
     parent = (
         "import json, sys, time\n"
-        "from ksopt.bench import ahead\n"
+        "from ksopt.bench import compile_ahead\n"
         f"job = json.loads({json.dumps(json.dumps(_long_job()))})\n"
-        "print(ahead._start(job).pid, flush=True)\n"
+        "print(compile_ahead._start(job).pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from ksopt import baselines, cli
-from ksopt.bench import journal, measuring, summary, ways, worker
-from ksopt.bench.measuring import Bench
+from ksopt import baselines
+from ksopt.bench import benchmark, entries, results_folder, summary, worker
+from ksopt.bench.benchmark import Bench
 from ksopt.bench.request import EAGER, BenchRequest, Subject
-from ksopt.bench.roofline import Roofline
 from ksopt.bench.rows import OURS, Line, Row
-from ksopt.bench.timing import Measurement
+from ksopt.cli import main
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.measure.roofline import Roofline
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
 
 TINY = ["(2,8,4,3)", "(1,4,4,1)", "(3,2,4,2)", "(1,4,8,8)"]
 WORDS = [
@@ -42,15 +43,15 @@ WORDS = [
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
     made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
-    monkeypatch.setattr(measuring, "measure_roofline", lambda device, dtype: made_up)
-    monkeypatch.setattr(measuring, "_SECONDS", 0.001)
-    monkeypatch.setattr(measuring, "_FEWEST", 3)
+    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
+    monkeypatch.setattr(benchmark, "_SECONDS", 0.001)
+    monkeypatch.setattr(benchmark, "_FEWEST", 3)
 
 
 def run(out: Path, *words: str, patterns: list[str] | None = None) -> int:
     chosen = TINY if patterns is None else patterns
     given = ["--patterns", *chosen] if chosen else []
-    return cli.main(["bench", "kernels", *given, *WORDS, "--out", str(out), *words])
+    return main.main(["bench", "kernels", *given, *WORDS, "--out", str(out), *words])
 
 
 def rows_of(out: Path, name: str = "bench.csv") -> list[dict[str, str]]:
@@ -116,7 +117,7 @@ def test_floor_bytes_and_flops_are_the_products(tmp_path: Path) -> None:
 def break_einsum(monkeypatch: pytest.MonkeyPatch, by: object) -> None:
     einsum = baselines.BASELINES["einsum"]
     wrong = dataclasses.replace(einsum, core=lambda *given: by(einsum.core(*given)))  # type: ignore[operator]
-    monkeypatch.setattr(ways, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
+    monkeypatch.setattr(entries, "BASELINES", {**baselines.BASELINES, "einsum": wrong})
 
 
 def last_row_lost(y: torch.Tensor) -> torch.Tensor:
@@ -140,8 +141,8 @@ def test_a_wrong_way_gets_no_time_and_fails_the_command(
 def test_a_wrong_operator_gets_no_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    right = ways.ks_linear
-    monkeypatch.setattr(ways, "ks_linear", lambda *given, **named: right(*given, **named) + 1)
+    right = entries.ks_linear
+    monkeypatch.setattr(entries, "ks_linear", lambda *given, **named: right(*given, **named) + 1)
     assert run(tmp_path, patterns=["(2,8,4,3)"]) == 1
     (row,) = (row for row in rows_of(tmp_path) if row["way"] == OURS)
     assert row["median_us"] == ""
@@ -162,7 +163,7 @@ def test_a_way_that_fails_leaves_its_words(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_way_that_only_multiplies_zeros_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_MOST_FLOORS", 1.0)
+    monkeypatch.setattr(benchmark, "_MOST_FLOORS", 1.0)
     rows = Bench(request(patterns=["(4,8,8,8)"], batch="4096")).measure(
         Subject(Chain.parse("(4,8,8,8)"), 4096)
     )
@@ -200,10 +201,10 @@ def test_the_same_command_goes_on(
     assert run(tmp_path) == 130
     assert len(rows_of(tmp_path, "summary.csv")) == 2
     assert "2 products are left" in capsys.readouterr().err
-    before = (tmp_path / journal.ROWS).read_bytes()
+    before = (tmp_path / results_folder.ROWS).read_bytes()
     assert run(tmp_path) == 0
     assert measured == [*TINY[:3], *TINY[2:]]
-    assert (tmp_path / journal.ROWS).read_bytes().startswith(before)
+    assert (tmp_path / results_folder.ROWS).read_bytes().startswith(before)
     assert run(tmp_path) == 0
     assert len(measured) == 5
     setting = json.loads((tmp_path / "setting.json").read_text("utf-8"))
@@ -221,7 +222,7 @@ def test_time_that_is_up_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_half_a_line_is_measured_again(tmp_path: Path) -> None:
     run(tmp_path)
-    file = tmp_path / journal.ROWS
+    file = tmp_path / results_folder.ROWS
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:2]) + lines[2][:50])
     assert run(tmp_path) == 0
@@ -240,8 +241,8 @@ def started(out: Path, *words: str) -> subprocess.Popen[bytes]:
 def wait_for_lines(out: Path, count: int) -> None:
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        if (out / journal.ROWS).exists() and (
-            (out / journal.ROWS).read_bytes().count(b"\n") >= count
+        if (out / results_folder.ROWS).exists() and (
+            (out / results_folder.ROWS).read_bytes().count(b"\n") >= count
         ):
             return
         time.sleep(0.02)
@@ -254,11 +255,15 @@ def test_what_a_killed_process_measured_is_kept(workers: str, tmp_path: Path) ->
     wait_for_lines(tmp_path, 3)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = journal.read_rows(tmp_path)
+    kept = results_folder.read_rows(tmp_path)
     assert len(kept) >= 3
     again = started(tmp_path, "--timeout", "0.000001")
     assert again.wait(timeout=120) == 0
-    assert len(rows_of(tmp_path, "summary.csv")) == len(kept) == len(journal.read_rows(tmp_path))
+    assert (
+        len(rows_of(tmp_path, "summary.csv"))
+        == len(kept)
+        == len(results_folder.read_rows(tmp_path))
+    )
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
@@ -286,12 +291,12 @@ def test_ctrl_c_reports_what_is_there(tmp_path: Path) -> None:
     wait_for_lines(tmp_path, 1)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
-    assert len(rows_of(tmp_path, "summary.csv")) == len(journal.read_rows(tmp_path)) >= 1
+    assert len(rows_of(tmp_path, "summary.csv")) == len(results_folder.read_rows(tmp_path)) >= 1
 
 
 def test_workers_share_the_patterns_and_one_file(tmp_path: Path) -> None:
     assert run(tmp_path, "--workers", "2") == 0
-    lines = (tmp_path / journal.ROWS).read_text("utf-8").splitlines()
+    lines = (tmp_path / results_folder.ROWS).read_text("utf-8").splitlines()
     measured = [json.loads(line)[0]["subject"]["chain"] for line in lines]
     assert sorted(measured) == sorted(TINY)
     assert {line["chain"] for line in rows_of(tmp_path, "summary.csv")} == set(TINY)
@@ -343,12 +348,12 @@ def test_a_changed_setting_is_refused(
     ],
 )
 def test_another_machine_is_refused(change: dict[str, Any], named: str, tmp_path: Path) -> None:
-    asked, here = request(), journal.DeviceRecord(**record())
-    with journal.opened(tmp_path, asked, here):
+    asked, here = request(), results_folder.DeviceRecord(**record())
+    with results_folder.opened(tmp_path, asked, here):
         pass
     with (
         pytest.raises(InvalidInputError, match=named),
-        journal.opened(tmp_path, asked, dataclasses.replace(here, **change)),
+        results_folder.opened(tmp_path, asked, dataclasses.replace(here, **change)),
     ):
         pass
 
@@ -369,7 +374,7 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
         raise RuntimeError("an illegal memory access was encountered")
 
     def lost(self: Bench, after: str) -> None:
-        raise measuring.DeviceLost(f"{after} broke it", [])
+        raise benchmark.DeviceLost(f"{after} broke it", [])
 
     break_einsum(monkeypatch, fail)
     monkeypatch.setattr(Bench, "_refuse_lost_device", lost)
@@ -387,22 +392,22 @@ def test_a_lost_device_leaves_what_it_was_lost_on(
 
 def test_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path, patterns=["(1,4,4,1)"])
-    monkeypatch.setattr(journal, "code_digest", lambda: "0" * 12)
+    monkeypatch.setattr(results_folder, "code_digest", lambda: "0" * 12)
     assert run(tmp_path, patterns=["(1,4,4,1)"]) == 2
 
 
 def record() -> dict[str, Any]:
-    from ksopt.bench import device
+    from ksopt.measure import device
 
     return dataclasses.asdict(device.record("cpu"))
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path: Path) -> None:
-    here = journal.DeviceRecord(**record())
+    here = results_folder.DeviceRecord(**record())
     with (
-        journal.opened(tmp_path, request(), here),
+        results_folder.opened(tmp_path, request(), here),
         pytest.raises(InvalidInputError, match="another benchmark is at work"),
-        journal.opened(tmp_path, request(), here),
+        results_folder.opened(tmp_path, request(), here),
     ):
         pass
 
@@ -433,7 +438,7 @@ def test_misuse_is_answered_with_a_sentence(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["bench", "kernels", *MISUSE[name]]) == 2
+    assert main.main(["bench", "kernels", *MISUSE[name]]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("ksopt: ")
@@ -476,7 +481,7 @@ def test_what_inductor_compiles_is_right(
     x = torch.randn((40, 6) if layout == "batch_last" else (6, 40))
     from ksopt.reference import ks_reference
 
-    found = ways.bind(name, [weight], layout)(x)
+    found = entries.bind(name, [weight], layout)(x)
     torch.testing.assert_close(found, ks_reference(x, weight, layout))
 
 
@@ -507,7 +512,7 @@ def test_one_report_of_several_folders(tmp_path: Path, capsys: pytest.CaptureFix
     run(last, "--layout", "batch_last", patterns=TINY[:2])
     capsys.readouterr()
     words = ["bench", "kernels", "--report", str(first), str(last), "--out", str(both)]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     printed = capsys.readouterr().out
     page = (both / "bench.html").read_text("utf-8")
     text = (both / "bench.md").read_text("utf-8")
@@ -571,7 +576,7 @@ def test_the_table_of_all_is_medians(tmp_path: Path) -> None:
 
 def test_rows_survive_the_journal(tmp_path: Path) -> None:
     rows = list(line(10.0, 8.0, 30.0).rows)
-    here = journal.DeviceRecord(**record())
-    with journal.opened(tmp_path, request(), here) as book:
+    here = results_folder.DeviceRecord(**record())
+    with results_folder.opened(tmp_path, request(), here) as book:
         book.add(rows)
-    assert journal.read_rows(tmp_path) == {rows[0].subject: tuple(rows)}
+    assert results_folder.read_rows(tmp_path) == {rows[0].subject: tuple(rows)}

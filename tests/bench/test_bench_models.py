@@ -13,10 +13,10 @@ from ksopt.bench import model_measuring, models
 from ksopt.bench.model_build import SIZES, SMALL, build
 from ksopt.bench.model_measuring import EAGER, INDUCTOR, Errors, Way
 from ksopt.bench.model_report import Case, sentences, times_table
-from ksopt.bench.timing import Measurement
 from ksopt.compile import backend
 from ksopt.compile.sites import Place, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
+from ksopt.measure.timing import Measurement
 
 transformers = pytest.importorskip("transformers", reason="the models come from transformers")
 CPU = torch.device("cpu")

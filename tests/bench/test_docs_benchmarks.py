@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ksopt import cli
-from ksopt.bench import measuring
-from ksopt.bench.roofline import Roofline
+from ksopt.bench import benchmark
+from ksopt.cli import main
+from ksopt.measure.roofline import Roofline
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -18,9 +18,9 @@ COMMANDS = [shlex.split(line) for line in re.findall(r"^(ksopt .*)$", TEXT, flag
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
-    monkeypatch.setattr(measuring, "measure_roofline", lambda device, dtype: made_up)
-    monkeypatch.setattr(measuring, "_SECONDS", 0.001)
-    monkeypatch.setattr(measuring, "_MOST_FLOORS", 4.0)
+    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
+    monkeypatch.setattr(benchmark, "_SECONDS", 0.001)
+    monkeypatch.setattr(benchmark, "_MOST_FLOORS", 4.0)
     monkeypatch.chdir(tmp_path)
 
 
@@ -37,27 +37,27 @@ def test_a_command_runs(words: list[str], capsys: pytest.CaptureFixture) -> None
         for name in ("fp16", "fp32"):
             tiny = ["--patterns", "(1,4,4,2)", "--batch", "4", "--device", "cpu"]
             dtype = {"fp16": "float16", "fp32": "float32"}[name]
-            cli.main(["bench", "kernels", *tiny, "--dtype", dtype, "--out", name])
+            main.main(["bench", "kernels", *tiny, "--dtype", dtype, "--out", name])
     elif "cpu" not in given:
         small = {"paper": "(1,4,4,2)", "(1,64,64,64)*(64,64,64,1)": "(1,4,4,4)*(4,4,4,1)"}
         given = [small.get(word, word) for word in given]
         given = [word.replace("eager,inductor", "eager") for word in given]
         given += ["--device", "cpu"] + ([] if "--batch" in given else ["--batch", "4"])
-    assert cli.main(given) == 0
+    assert main.main(given) == 0
     assert "median efficiency" in capsys.readouterr().out
 
 
 def test_the_files_are_those_it_leaves(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["--patterns", "(1,4,4,2)", "--batch", "4", "--device", "cpu", "--dtype", "float32"]
-    cli.main(["bench", "kernels", *words, "--out", str(out)])
+    main.main(["bench", "kernels", *words, "--out", str(out)])
     named = re.findall(r"`([a-z]+\.[a-z]+)`", TEXT.split("## What it leaves")[1])
     assert set(named) == {path.name for path in out.iterdir()}
 
 
 def test_the_options_exist(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["bench", "kernels", "--help"])
+        main.main(["bench", "kernels", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     assert set(re.findall(r"`(--[a-z-]+)", TEXT)) <= known
     undocumented = known - set(re.findall(r"--[a-z-]+", TEXT))

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from ksopt.bench import graphs
+from ksopt.measure import cuda_graphs
 
 MIB = 1 << 20
 
@@ -23,4 +23,4 @@ MIB = 1 << 20
 def test_the_copies_fill_l2_eight_times(monkeypatch, weights, copies):
     h200 = types.SimpleNamespace(L2_cache_size=60 * MIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
-    assert graphs.copies(weights, torch.device("cuda")) == copies
+    assert cuda_graphs.copies(weights, torch.device("cuda")) == copies

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ksopt.compile import backend, clock, decide
-from ksopt.compile.clock import Question, Times, by_clock
-from ksopt.compile.decide import by_times, measured
+from ksopt.compile import backend
+from ksopt.compile.lowering import benchmark, decide
+from ksopt.compile.lowering.benchmark import Question, Times, by_clock
+from ksopt.compile.lowering.decide import by_times, measured
 from ksopt.compile.options import read as options_read
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.jit import cache
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
 CPU = torch.device("cpu")
@@ -156,7 +157,7 @@ def only_the_first_ran(contenders):
     ("name", "stand_in"), [("medians_us", ran_out), ("_race_on_cpu", only_the_first_ran)]
 )
 def test_what_cannot_be_timed_does_not_end_the_compilation(name, stand_in, monkeypatch, caplog):
-    monkeypatch.setattr(clock, name, stand_in)
+    monkeypatch.setattr(benchmark, name, stand_in)
     chain = Chain.parse("(3,4,8,1)")
     decision = decide.decide(
         Site("n", Place(), "bmm", Verdict.KEPT, "", chain, 4, "float32"), CPU, "measure"
@@ -309,15 +310,15 @@ def test_both_ways_compute_the_same_step():
         truth = [y, *torch.autograd.grad(y, (*weights, x), grad)]
         with torch.no_grad():
             for multiply, weight_grad in (
-                (clock.batched_product, clock.batched_weight_grad),
-                (clock.by_changing, clock._weight_grad),
-                (clock.by_kept, clock._weight_grad),
+                (benchmark.batched_product, benchmark.batched_weight_grad),
+                (benchmark.by_changing, benchmark._weight_grad),
+                (benchmark.by_kept, benchmark._weight_grad),
             ):
-                found = clock.step(x, grad, weights, around, multiply, weight_grad)
+                found = benchmark.step(x, grad, weights, around, multiply, weight_grad)
                 torch.testing.assert_close(found, truth)
-                found = clock.step(x, grad, weights, around, multiply, None)
+                found = benchmark.step(x, grad, weights, around, multiply, None)
                 torch.testing.assert_close(found, [y, truth[-1]])
-                found = clock.step(x, None, weights, around, multiply, weight_grad)
+                found = benchmark.step(x, None, weights, around, multiply, weight_grad)
                 torch.testing.assert_close(found, [y])
 
 

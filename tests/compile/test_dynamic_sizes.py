@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ksopt.compile.index import Atom
-from ksopt.compile.moves import plan
+from ksopt.compile.capture.index_map import Atom
+from ksopt.compile.lowering.reshape_plan import plan
 from ksopt.compile.sites import Verdict
 
 

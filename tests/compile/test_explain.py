@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import ksopt
-from ksopt import cli
+from ksopt.cli import main
 from ksopt.compile import backend, collected
-from ksopt.compile.clock import Times
 from ksopt.compile.explain import Explanation
+from ksopt.compile.lowering.benchmark import Times
 from ksopt.compile.sites import Decision, Place, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 
 
 class Mixed(nn.Module):
@@ -151,12 +151,12 @@ def in_folder(tmp_path, monkeypatch):
 
 def test_the_command_prints_and_writes(in_folder, capsys):
     arguments = ["explain", "explained_model:build", "--input", "3x8x5"]
-    assert cli.main([*arguments, "--out", "e.md"]) == 0
+    assert main.main([*arguments, "--out", "e.md"]) == 0
     said = capsys.readouterr().out
     assert "(2,4,4,1)" in said
     assert "1 lowered" in said
     assert "| (2,4,4,1) |" in (in_folder / "e.md").read_text(encoding="utf-8")
-    assert cli.main([*arguments, "--json", "--train", "--dynamic", "--tune", "off"]) == 0
+    assert main.main([*arguments, "--json", "--train", "--dynamic", "--tune", "off"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["sites"][0]["chain"] == "(2,4,4,1)"
 
@@ -174,7 +174,7 @@ def test_the_command_prints_and_writes(in_folder, capsys):
     ],
 )
 def test_the_command_refuses_in_words(more, message, in_folder, capsys):
-    assert cli.main(["explain", "explained_model:build", *more]) == 2
+    assert main.main(["explain", "explained_model:build", *more]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -199,7 +199,7 @@ def of_two_inputs(in_folder):
     "inputs", [["--input", "5x32", "--input", "32x7"], ["--input", "5x32", "32x7"]]
 )
 def test_several_inputs_are_several_inputs(inputs, of_two_inputs, capsys):
-    assert cli.main(["explain", "explained_two:build", *inputs]) == 0
+    assert main.main(["explain", "explained_two:build", *inputs]) == 0
     assert "(4,8,8,1)" in capsys.readouterr().out
 
 
@@ -213,7 +213,7 @@ def test_several_inputs_are_several_inputs(inputs, of_two_inputs, capsys):
 )
 def test_a_wrong_input_is_told_in_a_sentence(inputs, said, of_two_inputs, capsys, caplog):
     arguments = ["explain", "explained_two:build", "--input", *inputs]
-    assert cli.main(arguments) == 2
+    assert main.main(arguments) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "its own code" not in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"ksopt: explained_two:build: the model, called with {inputs[0]}")
@@ -221,7 +221,7 @@ def test_a_wrong_input_is_told_in_a_sentence(inputs, said, of_two_inputs, capsys
     assert lines[0].endswith("(--traceback shows where)")
     assert "torch._subclasses.fake_tensor" not in {record.name for record in caplog.records}
     with pytest.raises(InvalidInputError) as caught:
-        cli.main([*arguments, "--traceback"])
+        main.main([*arguments, "--traceback"])
     assert caught.value.__cause__ is not None
 
 

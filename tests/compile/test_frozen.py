@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksopt.compile.frozen import FrozenValues, fits, pattern_of
-from ksopt.pattern import Pattern
+from ksopt.compile.capture.frozen_weight import FrozenValues, fits, pattern_of
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_to_dense
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksopt.compile.index import (
+from ksopt.compile.capture.index_map import (
     Atom,
     IndexMap,
     NotNestedError,

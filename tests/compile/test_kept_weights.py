@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import ksopt
-from ksopt.kernels import dispatch, packed
+from ksopt.kernels import dispatch, weight_cache
 from ksopt.reference import ks_reference
 
 
@@ -27,15 +27,15 @@ def kernels(monkeypatch):
 
     def run(x, weight, batch_last, out):
         seen.calls += 1
-        kept = packed.prepared(weight, "adbc", pack)
+        kept = weight_cache.prepared(weight, "adbc", pack)
         layout = "batch_last" if batch_last else "batch_first"
         y = ks_reference(x, kept.permute(0, 2, 3, 1), layout)
         return y if out is None else out.copy_(y)
 
     monkeypatch.setattr(dispatch, "run", run)
-    packed.refresh()
+    weight_cache.refresh()
     yield seen
-    packed.refresh()
+    weight_cache.refresh()
 
 
 class Layer(nn.Module):
@@ -237,13 +237,13 @@ def test_a_cast_by_the_author_is_kept_too(kernels):
             # bfloat16 sums in another order
             torch.testing.assert_close(compiled(x), model(x), rtol=5e-2, atol=2e-1)
     assert kernels.prepared == 1
-    assert packed.kept_bytes(torch.device("cpu")) == 4 * layer.weight.numel()
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 4 * layer.weight.numel()
     found, expected = (
         torch.autograd.grad(function(x).float().sum(), layer.weight)[0]
         for function in (compiled, model)
     )
     torch.testing.assert_close(found, expected, rtol=5e-2, atol=2e-1)
-    assert not packed._by_weight  # it is trained
+    assert not weight_cache._by_weight  # it is trained
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(ke
         for _ in range(3):
             check(compiled, masked, torch.randn(6, 40))
     assert kernels.prepared == 3
-    assert not packed._by_weight
+    assert not weight_cache._by_weight
     assert not counters["aot_autograd"]["autograd_cache_bypass"]
 
 
@@ -345,7 +345,7 @@ def test_autocast_casts_and_prepares_a_weight_once(name, mode, kernels):
         assert (kernels.calls, kernels.prepared) == (4 * weights, weights)
         # Two bytes an element for the cast, and two for what is prepared of it.
         elements = sum(p.numel() for p in model.parameters() if p.dim() > 1)
-        assert packed.kept_bytes(torch.device("cpu")) == 4 * elements
+        assert weight_cache.kept_bytes(torch.device("cpu")) == 4 * elements
         found, expected = compiled(xs[0]), model(xs[0])
         torch.testing.assert_close(found, expected, rtol=5e-2, atol=2e-1)  # bfloat16 rounds both
         assert found.dtype is torch.bfloat16

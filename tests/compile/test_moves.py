@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksopt.compile.index import IndexMap, NotNestedError, identity, permute, reshape
-from ksopt.compile.moves import plan
+from ksopt.compile.capture.index_map import IndexMap, NotNestedError, identity, permute, reshape
+from ksopt.compile.lowering.reshape_plan import plan
 
 
 def carried_out(move, tensor):
@@ -73,6 +73,6 @@ def test_parts_and_repetitions_are_refused():
 
 
 def repeated(size):
-    from ksopt.compile.index import expand
+    from ksopt.compile.capture.index_map import expand
 
     return expand(identity((1,)), (size,)).dims

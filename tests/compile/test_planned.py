@@ -9,8 +9,8 @@ from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
 
 import ksopt
 from ksopt import ops
-from ksopt.compile import planned
-from ksopt.compile.planned import plan_results
+from ksopt.compile.lowering import out_variants
+from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.nn import KSLinear
 
 TWINS = ("ks_mm_inner", "ks_mm_changing")
@@ -158,8 +158,8 @@ def test_an_inductor_that_is_not_known_gets_the_operator_as_it_is(monkeypatch, c
     def changed(*_):
         raise TypeError("process_kernel() takes other arguments now")
 
-    planned._say_once.cache_clear()
-    monkeypatch.setattr(planned, "_writing", changed)
+    out_variants._say_once.cache_clear()
+    monkeypatch.setattr(out_variants, "_writing", changed)
     model, x = Blocks(), torch.randn(30, 64)
     torch._dynamo.reset()
     with torch.no_grad(), caplog.at_level("INFO", "ksopt.compile"):

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ksopt.compile.index import Atom
-from ksopt.compile.recognition import (
+from ksopt.compile.capture.index_map import Atom
+from ksopt.compile.capture.recognize import (
     NotKroneckerSparseError,
     places,
     recognise,
@@ -16,7 +16,7 @@ from ksopt.compile.recognition import (
     x_dims,
     y_shape,
 )
-from ksopt.compile.values import Variable
+from ksopt.compile.capture.values import Variable
 
 
 def laid_out(order, sizes):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ksopt.compile.einsum import letters_of
+from ksopt.compile.capture.rules.einsum import letters_of
 from ksopt.compile.sites import Verdict
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ksopt
-from ksopt.compile import running, shortcuts
-from ksopt.compile.tracking import Tracker
+from ksopt.compile.capture import interpreter, shortcuts
+from ksopt.compile.capture.tracker import Tracker
 
 HERE = Path(__file__).parent
 LAYERS = sorted([*(HERE / "corpus").glob("*.py"), *(HERE / "models").glob("*.py")])
@@ -40,8 +40,8 @@ def test_the_same_sites_as_by_running_every_node(path, dynamic, monkeypatch):
     x = module.example() if hasattr(module, "example") else torch.randn(module.INPUT)
     model = module.build()
     found = told(model, x, dynamic)
-    monkeypatch.setattr(running, "writes_in_place", lambda graph: True)
-    monkeypatch.setattr(running, "_is_opaque", lambda node: False)
+    monkeypatch.setattr(interpreter, "writes_in_place", lambda graph: True)
+    monkeypatch.setattr(interpreter, "_is_opaque", lambda node: False)
     assert found == told(model, x, dynamic)
     assert found[1]
 

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import ksopt
-from ksopt.compile.index import Atom
-from ksopt.compile.recognition import NotKroneckerSparseError
-from ksopt.compile.repeats import merged
+from ksopt.compile.capture.index_map import Atom
+from ksopt.compile.capture.recognize import NotKroneckerSparseError
+from ksopt.compile.capture.repeated_digits import merged
+from ksopt.compile.capture.values import Variable
 from ksopt.compile.sites import Verdict
-from ksopt.compile.values import Variable
 
 BLOCKS = torch.block_diag(*torch.ones(4, 8, 4))  # [32, 16]
 STRIDED = torch.kron(torch.ones(8, 4), torch.eye(4))

@@ -8,7 +8,7 @@ from torch import nn
 
 import ksopt
 from ksopt.compile import backend
-from ksopt.kernels import dispatch, scopes
+from ksopt.kernels import dispatch, weight_scopes
 
 
 class Blocks(nn.Module):
@@ -74,7 +74,7 @@ def test_compiled_graphs_tell_the_kernels_that_weights_change(
     run = dispatch.run
 
     def seen(*args):
-        told.append(scopes.said.changing)
+        told.append(weight_scopes.said.changing)
         return run(*args)
 
     monkeypatch.setattr(dispatch, "run", seen)

@@ -14,7 +14,7 @@ import torch
 from conversion_models import DOWN, UP, Tiny, tiny
 
 import ksopt
-from ksopt.cli import main
+from ksopt.cli.main import main
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ksopt.cli import _parser
+from ksopt.cli.main import _parser
 
 from .bad_files import PLACES, mutate, mutate_folder, mutate_study
 

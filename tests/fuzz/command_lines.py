@@ -112,7 +112,7 @@ class Sandbox:
 
 def _measure(folder: Path) -> None:
     """A search and a benchmark, for their files to be mutated."""
-    from ksopt.cli import main
+    from ksopt.cli.main import main
 
     tiny = ["--device", "cpu", "--batch", "4"]
     search = ["search", "--dims", "8x16", "--budget", "50%", "--trials", "1", *tiny]
@@ -194,10 +194,11 @@ def _become(sandbox: Sandbox, case: Case, out: Path, err: Path, real: bool) -> N
         os.environ.clear()
         os.environ.update(environment)
         tempfile.tempdir = None
+        sys.dont_write_bytecode = True  # a folder of Python's own would look like one of ksopt's
         sys.argv = ["ksopt", *case.words]
         sys.stdout = os.fdopen(1, "w", errors="backslashreplace", closefd=False)
         sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
-        from ksopt.cli import main
+        from ksopt.cli.main import main
 
         try:
             code = main(case.words)
@@ -243,7 +244,12 @@ def preload() -> None:
     for name in (
         *("optuna.storages.journal", "safetensors.torch", "sqlalchemy.dialects.sqlite"),
         *("torch._dynamo", "ksopt.bench.run", "ksopt.compile.explain", "ksopt.conversion.folder"),
-        *("ksopt.search.again", "ksopt.search.listing", "ksopt.search.shapes.study", "ksopt.tune"),
+        *(
+            "ksopt.search.replay",
+            "ksopt.search.space.listing",
+            "ksopt.search.layers.study",
+            "ksopt.tune",
+        ),
     ):
         importlib.import_module(name)
 

@@ -88,7 +88,7 @@ if "$python" -c 'import pynvml' 2>/dev/null; then
 else
   echo "skipped energy: there is no nvidia-ml-py (pip install 'ksopt[energy]')"
 fi
-step tiles 150 "$python" -m ksopt.bench.tiles lanes16 --tiles 20 --out "$out/tiles.csv"
+step tiles 150 "$python" -m ksopt.bench.tiles mma16 --tiles 20 --out "$out/tiles.csv"
 for layout in batch_first batch_last; do
   step "bench-$layout" 150 "$python" -m ksopt bench kernels --patterns sample:12 --dtype float16 --layout "$layout" \
     --device cuda --out "$out/bench-$layout"

@@ -12,7 +12,7 @@ import time
 import torch
 
 from ksopt import ops
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 PATTERNS = ("(4,64,64,16)", "(1,1024,1024,4)", "(8,512,512,1)", "(1,192,192,16)", "(16,128,128,4)")
 BATCHES = (1, 64, 25_088)

@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ksopt import ops
-from ksopt.kernels import at_hand, cuda
-from ksopt.kernels.launch import HostLauncher, Launcher, _Arguments, _strides
-from ksopt.kernels.preparing import PreparingLauncher
+from ksopt.kernels import weight_table
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.launcher import HostLauncher, Launcher, _Arguments, _strides
+from ksopt.kernels.packing_launcher import PreparingLauncher
 from ksopt.nn import KSLinear
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 ROUNDS, CALLS = 10, 500
 ROWS = 16
@@ -75,7 +76,7 @@ def of_ksopt(p: Pattern, x: Tensor, weight: Tensor, last: bool) -> Calls:
     y_shape = (p.out_features, ROWS) if last else (ROWS, p.out_features)
     yield "torch.empty of y", lambda: torch.empty(y_shape, device="cuda", dtype=x.dtype)
     yield from of_the_kernel(x, weight, last)
-    yield "finding what is prepared", lambda: at_hand.of(weight)
+    yield "finding what is prepared", lambda: weight_table.of(weight)
     yield "what the host library knows", lambda: cuda.run_known(x, weight, last)
     yield "ks_mm_inner, which compiled graphs call", lambda: ops.ks_mm_inner(x, weight, last)
     out = torch.empty(y_shape, device="cuda", dtype=x.dtype)
@@ -127,7 +128,7 @@ def of_the_kernel(x: Tensor, weight: Tensor, last: bool) -> Calls:
 def launch_of(
     call: Launcher, x: Tensor, weight: Tensor, last: bool
 ) -> tuple[LaunchConfig, _Arguments]:
-    """As csrc/host/plans.hpp launches it, into memory that stays."""
+    """As csrc/host/kernel_table.hpp launches it, into memory that stays."""
     p, g = call.problem.pattern, call.geometry
     y = torch.empty(p.out_features * ROWS, device="cuda", dtype=x.dtype)
     arguments = _Arguments(

@@ -17,9 +17,9 @@ import time
 import torch
 
 from ksopt import ops
-from ksopt.bench.timing import quantile
-from ksopt.kernels import cuda
-from ksopt.pattern import Pattern
+from ksopt.kernels.backends import cuda
+from ksopt.measure.timing import quantile
+from ksopt.patterns.chain import Pattern
 
 _ASKED = "clocks.sm,power.draw,clocks_event_reasons.active"
 

@@ -17,7 +17,7 @@ import torch
 
 import ksopt
 from ksopt import Chain
-from ksopt.bench import device as devices
+from ksopt.measure import device as devices
 from ksopt.reference import chain_to_dense
 
 RUNS = 3

@@ -1,7 +1,7 @@
 """Runs every kernel family once on ten patterns, for compute-sanitizer.
 
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
-    compute-sanitizer --tool racecheck python tests/gpu/sanitize.py lanes16 lanes16_wgmma
+    compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
 Names of families: only those, and the general kernel.
 
@@ -16,32 +16,32 @@ import sys
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels import (
-    batch_last16,
-    batch_last16_wgmma,
-    batch_last32,
-    batch_last32_wgmma,
-    general,
-    lanes16,
-    lanes16_stream,
-    lanes16_wgmma,
-    lanes32,
-    lanes32_wgmma,
-    small_batch,
-    small_batch_fma,
+from ksopt.kernels.families import (
+    batch_last_mma16,
+    batch_last_mma_tf32x3,
+    batch_last_wgmma16,
+    batch_last_wgmma_tf32x3,
+    decode_fma,
+    decode_mma16,
+    mma16,
+    mma_tf32x3,
+    naive,
+    wgmma16,
+    wgmma16_streamed,
+    wgmma_tf32x3,
 )
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 ROWS = 37
 FAMILIES = (
-    *(lanes16, lanes16_wgmma, lanes16_stream, lanes32, lanes32_wgmma),
-    *(batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma),
-    *(small_batch, small_batch_fma),
+    *(mma16, wgmma16, wgmma16_streamed, mma_tf32x3, wgmma_tf32x3),
+    *(batch_last_mma16, batch_last_wgmma16, batch_last_mma_tf32x3, batch_last_wgmma_tf32x3),
+    *(decode_mma16, decode_fma),
 )
 HOPPER_ALONE = (
-    *(lanes16_wgmma, lanes16_stream, lanes32_wgmma),
-    *(batch_last16_wgmma, batch_last32_wgmma),
+    *(wgmma16, wgmma16_streamed, wgmma_tf32x3),
+    *(batch_last_wgmma16, batch_last_wgmma_tf32x3),
 )
 
 
@@ -69,7 +69,7 @@ def main() -> None:
         x = torch.randn(ROWS, pattern.in_features, device="cuda").to(getattr(torch, dtype))
         x = x.T.contiguous() if last else x
         weight = torch.randn(pattern.weight_shape, device="cuda").to(x.dtype)
-        launchers = [general.launcher(problem, 0)]
+        launchers = [naive.launcher(problem, 0)]
         for module in asked:
             if module.supports(problem) is None and (hopper or module not in HOPPER_ALONE):
                 tiles = list(module.configs(problem, 132))

@@ -8,28 +8,28 @@ import pytest
 import torch
 
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import (
-    batch_last16,
-    batch_last16_wgmma,
-    batch_last32,
-    batch_last32_wgmma,
-    cpu,
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.families import (
+    batch_last_mma16,
+    batch_last_mma_tf32x3,
+    batch_last_wgmma16,
+    batch_last_wgmma_tf32x3,
 )
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
 
 CASES = {
-    "float16": (batch_last16, "float16"),
-    "bfloat16": (batch_last16, "bfloat16"),
-    "float16, Hopper": (batch_last16_wgmma, "float16"),
-    "bfloat16, Hopper": (batch_last16_wgmma, "bfloat16"),
-    "float32": (batch_last32, "float32"),
-    "float32, Hopper": (batch_last32_wgmma, "float32"),
+    "float16": (batch_last_mma16, "float16"),
+    "bfloat16": (batch_last_mma16, "bfloat16"),
+    "float16, Hopper": (batch_last_wgmma16, "float16"),
+    "bfloat16, Hopper": (batch_last_wgmma16, "bfloat16"),
+    "float32": (batch_last_mma_tf32x3, "float32"),
+    "float32, Hopper": (batch_last_wgmma_tf32x3, "float32"),
 }
-HOPPER = (batch_last16_wgmma, batch_last32_wgmma)
+HOPPER = (batch_last_wgmma16, batch_last_wgmma_tf32x3)
 # Both are sums of the same products in fp32, rounded once to the storage type: only the order of
 # summation differs, so ours may be no further from float64 than twice what cuBLAS gives.
 ALLOWED_RATIO = 2.0
@@ -116,7 +116,7 @@ def compiled_ahead():
             sources.append(family.source(problem, config))
             if family not in HOPPER:
                 sources.append(family.source(problem, config, shifted=True))
-            if family is batch_last32_wgmma:
+            if family is batch_last_wgmma_tf32x3:
                 sources.append(family.pack_source(problem, config))
         if family not in HOPPER:
             default = family.default_config(problem, 132)
@@ -256,11 +256,13 @@ def test_tf32_is_as_exact_as_tf32(fp32_family):
 
 
 def test_a_weight_changed_in_place_is_packed_anew():
-    skip_unless_it_runs_here(batch_last32_wgmma)
+    skip_unless_it_runs_here(batch_last_wgmma_tf32x3)
     pattern = Pattern(2, 64, 64, 3)
     problem = Problem(pattern, "float32", batch_last=True)
     x, weight = draw((pattern.in_features, 328), "float32", 1), draw((2, 64, 64, 3), "float32", 2)
-    launch = batch_last32_wgmma.launcher(problem, tiles(batch_last32_wgmma, problem, 1)[0], 0)
+    launch = batch_last_wgmma_tf32x3.launcher(
+        problem, tiles(batch_last_wgmma_tf32x3, problem, 1)[0], 0
+    )
     for _ in range(2):
         assert_as_good_as_bmm(launch, x, weight, "as it is now")
         weight.mul_(-3.0)

@@ -5,12 +5,14 @@ import torch
 from torch import nn
 
 from ksopt import ops
-from ksopt.kernels import cuda, packed, permuted, scopes
-from ksopt.kernels.decision import Choice, Decision, _preparing
-from ksopt.kernels.permuted import Config
-from ksopt.kernels.pytorch_ways import multiplier
-from ksopt.kernels.ways import Way
-from ksopt.pattern import Pattern
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.autotuner import Choice, Decision, _preparing
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families import transpose_bmm
+from ksopt.kernels.families.pytorch_ops import multiplier
+from ksopt.kernels.families.transpose_bmm import Config
+from ksopt.kernels.registry import Way
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -34,11 +36,11 @@ STORED = {
 @pytest.fixture(autouse=True)
 def forget():
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     with torch.no_grad():
         yield
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
 
 
 class Case:
@@ -53,10 +55,10 @@ class Case:
         self.weight = nn.Parameter(STORED[stored](values.to(dtype)), requires_grad=False)
         found = cuda.situation_of(self.x, self.weight, last)
         if name == "permuted":
-            reason = permuted.supports(found.problem)
+            reason = transpose_bmm.supports(found.problem)
             if reason is not None:
                 pytest.skip(f"permuted: {reason}")
-            call = permuted.launcher(found.problem, Config(found.problem.dtype), 0)
+            call = transpose_bmm.launcher(found.problem, Config(found.problem.dtype), 0)
         else:
             call = multiplier(name, found.problem)
         if call.entry() is None:
@@ -90,7 +92,7 @@ def test_what_is_known_is_right_and_right_after_a_change(name, last, pattern, st
     case.check(ops.ks_mm(case.x, case.weight, last))
     out = torch.full_like(case.known(), torch.nan)
     for changing in (False, True):
-        with scopes.changing(changing):
+        with weight_scopes.changing(changing):
             case.check(case.known())
             assert case.known(out.fill_(torch.nan)).data_ptr() == out.data_ptr()
             case.check(out)
@@ -128,7 +130,7 @@ def test_the_current_stream_is_the_one_that_multiplies(name, last):
     with torch.cuda.stream(stream):
         torch.cuda._sleep(100_000_000)
         case.x.copy_(new)
-        with scopes.changing():
+        with weight_scopes.changing():
             y = case.known()
     stream.synchronize()
     case.check(y)

@@ -11,10 +11,12 @@ import torch
 from ksopt import ops
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import choices, cpu, cuda, dispatch, lanes16, packed, pytorch_ways, ways
-from ksopt.kernels.launch import HostLauncher
+from ksopt.kernels import dispatch, registry, tuning_cache, weight_cache
+from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.families import mma16, pytorch_ops
+from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -33,10 +35,10 @@ SUM_ROUNDING = 2.0**-24 / 2  # of each addition in fp32, about, at random
 @pytest.fixture(autouse=True)
 def forget():
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     yield
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -85,7 +87,7 @@ def test_sample_of_the_papers_patterns(pattern, monkeypatch):
             assert ours.is_contiguous()
             error, allowed = relative_error(ours, expected), relative_error(theirs, expected)
             name = cuda.choice_for(x, weight, last).name
-            if name in pytorch_ways.names(cuda.situation_of(x, weight, last).problem, "cuda"):
+            if name in pytorch_ops.names(cuda.situation_of(x, weight, last).problem, "cuda"):
                 # PyTorch's own result too, by another product, whose sums may be in order.
                 allowed = max(allowed, SUM_ROUNDING * pattern.c**0.5)
             assert error <= ALLOWED_RATIO * allowed, (
@@ -122,14 +124,14 @@ def test_the_next_process_takes_the_choice_from_disk(monkeypatch):
     second = cuda.choice_for(x, weight, False)
     assert (second.source, second.way.label) == ("recorded", first.way.label)
     assert torch.equal(dispatch.run(x, weight, False), y)
-    record = choices.load(choices.cuda_machine(0), cuda.situation_of(x, weight, False))
+    record = tuning_cache.load(tuning_cache.cuda_machine(0), cuda.situation_of(x, weight, False))
     assert record is not None
     assert second.record == record
 
 
-def one_of_each(candidates: list[ways.Way]) -> list[ways.Way]:
+def one_of_each(candidates: list[registry.Way]) -> list[registry.Way]:
     """The first way of each name: a family's tiles have tests of their own."""
-    first: dict[str, ways.Way] = {}
+    first: dict[str, registry.Way] = {}
     for way in candidates:
         first.setdefault(way.name, way)
     return list(first.values())
@@ -152,8 +154,8 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
             found = cuda.situation_of(x, weight, last)
             problem = found.problem
             assert problem.exact == (exact or dtype != torch.float32)
-            candidates = ways.candidates(problem, rows, cuda.machine_of(0))
-            built = ways.built(one_of_each(candidates), 0, found.rows)
+            candidates = registry.candidates(problem, rows, cuda.machine_of(0))
+            built = registry.built(one_of_each(candidates), 0, found.rows)
             truth = ks_reference(x.double(), weight.double(), layout)
             twice = ks_reference(x.double(), 2 * weight.double(), layout)
             theirs = relative_error(cpu.multiply_by_bmm(x, weight, last), truth)
@@ -180,7 +182,7 @@ def test_a_graph_prepares_its_weight_at_every_replay():
         layout = "batch_last" if last else "batch_first"
         machine = cuda.machine_of(0)
         problem = cuda.situation_of(x, weight, last).problem
-        for way, call in ways.built(one_of_each(ways.candidates(problem, 64, machine)), 0):
+        for way, call in registry.built(one_of_each(registry.candidates(problem, 64, machine)), 0):
             call(x, weight)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -207,9 +209,9 @@ def test_a_weight_prepared_on_one_stream_serves_another():
 
     torch.cuda.synchronize()
     with torch.cuda.stream(one):
-        packed.prepared(weight, "slowly", slowly)
+        weight_cache.prepared(weight, "slowly", slowly)
     with torch.cuda.stream(other):
-        found = packed.prepared(weight, "slowly", slowly) + 0
+        found = weight_cache.prepared(weight, "slowly", slowly) + 0
     torch.cuda.synchronize()
     assert torch.equal(found, weight.permute(0, 3, 1, 2))
 
@@ -270,7 +272,7 @@ def test_a_thread_may_begin_with_a_product():
     """Nothing of CUDA has run in it, so it has no context yet, which the default stream needs."""
     x, weight = (t.half() for t in draw(Pattern(4, 64, 64, 8), 64))
     problem = cuda.situation_of(x, weight, False).problem
-    tile = next(way for way in ways.best_predicted(problem, 64, cuda.machine_of(0)) if way.tile)
+    tile = next(way for way in registry.best_predicted(problem, 64, cuda.machine_of(0)) if way.tile)
     call = tile.build(0)
     expected = call(x, weight)
     torch.cuda.synchronize()
@@ -287,7 +289,7 @@ def test_nothing_is_timed_while_a_graph_is_captured(recorded, tmp_path, monkeypa
     dispatch.run(x, weight, False)
     cuda.forget()
     if not recorded:
-        monkeypatch.setattr(choices, "load", lambda *_: None)
+        monkeypatch.setattr(tuning_cache, "load", lambda *_: None)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -303,7 +305,7 @@ def test_unfit_operands_may_first_come_in_a_capture():
     """What takes them is compiled and loaded there, which is no work of the stream."""
     x, weight = (t.half() for t in draw(Pattern(4, 64, 64, 8), 64))
     problem = cuda.situation_of(x, weight, False).problem
-    call = lanes16.launcher(problem, next(lanes16.configs(problem, 132)), 0)
+    call = mma16.launcher(problem, next(mma16.configs(problem, 132)), 0)
     call(x, weight)
     unfit = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x)
     torch.cuda.synchronize()
@@ -321,18 +323,18 @@ FOLDS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 96]
 
 @pytest.mark.parametrize("d", FOLDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
-def test_tiles_of_the_lanes16_family(d, dtype):
+def test_tiles_of_the_mma16_family(d, dtype):
     """Random tiles, tails of the batch and of c, and operands unfit for 16-byte access."""
     generator = random.Random(d)
     for b, c in [(64, 48), (48, 72), (8, 8), (24, 16)]:
         pattern = Pattern(3, b, c, d)
         problem = Problem(pattern, name_of(dtype), False)
-        assert lanes16.supports(problem) is None
-        tiles = list(lanes16.configs(problem, 132))
+        assert mma16.supports(problem) is None
+        tiles = list(mma16.configs(problem, 132))
         tiles = generator.sample(tiles, min(4, len(tiles)))
         targets = [arch.of_device(0)] * len(tiles)
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(nvrtc.cubin, [lanes16.source(problem, t) for t in tiles], targets))
+            list(pool.map(nvrtc.cubin, [mma16.source(problem, t) for t in tiles], targets))
         exact_x, exact_w = draw(pattern, 1000)
         x, weight = exact_x.to(dtype), exact_w.to(dtype)
         truth = ks_reference(x.double(), weight.double())
@@ -340,7 +342,7 @@ def test_tiles_of_the_lanes16_family(d, dtype):
         padded = torch.empty(x.numel() + 1, dtype=dtype, device="cuda")[1:].view(x.shape)
         padded.copy_(x)
         for tile in tiles:
-            launch = lanes16.launcher(problem, tile, 0)
+            launch = mma16.launcher(problem, tile, 0)
             for rows in (1, 7, 63, 1000):
                 poison(rows * pattern.out_features, dtype)
                 assert relative_error(launch(x[:rows], weight), truth[:rows]) <= allowed, tile

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ksopt import cli
+from ksopt.cli import main
 from ksopt.errors import InvalidInputError
-from ksopt.search import energy
+from ksopt.measure import energy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,7 +61,7 @@ def test_a_search_has_energy_as_an_objective(
 ) -> None:
     words = ["search", "--dims", "768x3072", "--budget", "25%", "--dtype", "bf16", "--energy"]
     words += ["--trials", "4", "--batch", "4096", "--out", str(tmp_path), "--json"]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["request"]["energy"] is True
     assert found["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ksopt.kernels import dispatch, packed
+from ksopt.kernels import dispatch, weight_cache
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -20,16 +20,16 @@ def prepared(monkeypatch):
         return weight.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
 
     def run(x, weight, batch_last, out):
-        y = ks_reference(x, packed.prepared(weight, "adbc", pack).permute(0, 2, 3, 1))
+        y = ks_reference(x, weight_cache.prepared(weight, "adbc", pack).permute(0, 2, 3, 1))
         return y if out is None else out.copy_(y)
 
     monkeypatch.setattr(dispatch, "run", run)
     monkeypatch.setattr(dispatch, "run_known", lambda *_: None)
     monkeypatch.setattr(dispatch, "run_known_changing", lambda *_: None)
     torch._dynamo.reset()
-    packed.refresh()
+    weight_cache.refresh()
     yield weights
-    packed.refresh()
+    weight_cache.refresh()
 
 
 class Layer(nn.Module):
@@ -70,7 +70,7 @@ def test_a_weight_is_prepared_once(prepared, autocast):
                 model.weight.mul_(0.5)
     size = model.weight.nbytes
     # Under autocast the cast in two bytes an element, and two for what is prepared of it.
-    assert packed.kept_bytes(torch.device("cuda", 0)) == size
+    assert weight_cache.kept_bytes(torch.device("cuda", 0)) == size
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -13,12 +13,13 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import cuda, packed, scopes
-from ksopt.kernels.decision import Choice, Decision
-from ksopt.kernels.families import FAMILIES, ranked_tiles
-from ksopt.kernels.ways import Way
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families.base import FAMILIES, ranked_tiles
+from ksopt.kernels.registry import Way
 from ksopt.nn import KSLinear
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -27,11 +28,11 @@ ROWS = 64
 PATTERN = Pattern(4, 64, 64, 4)
 # Families that prepare the weight and launch one kernel -> dtype, batch_last
 CASES = {
-    "lanes32_wgmma": (torch.float32, False),
-    "batch_last32": (torch.float32, True),
-    "batch_last32_wgmma": (torch.float32, True),
-    "batch_last16": (torch.float16, True),
-    "batch_last16_wgmma": (torch.bfloat16, True),
+    "wgmma_tf32x3": (torch.float32, False),
+    "batch_last_mma_tf32x3": (torch.float32, True),
+    "batch_last_wgmma_tf32x3": (torch.float32, True),
+    "batch_last_mma16": (torch.float16, True),
+    "batch_last_wgmma16": (torch.bfloat16, True),
 }
 ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -39,10 +40,10 @@ ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 @pytest.fixture(autouse=True)
 def forget():
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     yield
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def new_weight(dtype, device="cuda"):
@@ -237,14 +238,14 @@ def test_evaluations_between_training_steps(case, fused):
 
 def test_nothing_is_known_where_weights_change(case):
     case.warm()
-    with scopes.changing():
+    with weight_scopes.changing():
         assert case.known() is None
         case.check()
     case.check_known()
 
 
 def test_nothing_is_known_where_nothing_may_be_kept(case, monkeypatch):
-    monkeypatch.setattr(packed, "limit_bytes", lambda _: 0)
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: 0)
     for _ in range(2):
         case.check()
         assert case.known() is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ksopt import ops
-from ksopt.kernels import packed
+from ksopt.kernels import weight_cache
 from ksopt.nn import KSLinear
 from ksopt.reference import chain_reference, ks_reference
 
@@ -78,7 +78,9 @@ class Preparing(torch.nn.Module):
 @pytest.fixture
 def preparing():
     def prepare_and_multiply(x, weight):
-        matrices = packed.prepared(weight, "adbc", lambda w: w.permute(0, 3, 1, 2).contiguous())
+        matrices = weight_cache.prepared(
+            weight, "adbc", lambda w: w.permute(0, 3, 1, 2).contiguous()
+        )
         return ks_reference(x, matrices.permute(0, 2, 3, 1))
 
     library = torch.library.Library("ksopt_test", "DEF")
@@ -86,9 +88,9 @@ def preparing():
     library.impl("prepare_and_multiply", prepare_and_multiply, "CUDA")
     fake = lambda x, _: torch.empty_like(x)  # noqa: E731
     torch.library.register_fake("ksopt_test::prepare_and_multiply", fake, lib=library)
-    packed.refresh()
+    weight_cache.refresh()
     yield Preparing()
-    packed.refresh()
+    weight_cache.refresh()
     library._destroy()
 
 
@@ -101,7 +103,7 @@ def test_what_is_kept_in_the_first_run_of_a_captured_graph_is_not_in_its_memory(
             found = compiled(x).clone()
             expected = ks_reference(x, preparing.weight)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
-    assert packed.kept_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
+    assert weight_cache.kept_bytes(torch.device("cuda", 0)) == preparing.weight.nbytes
 
 
 def test_compiled_trains_as_eager_does():

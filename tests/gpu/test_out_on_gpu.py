@@ -8,12 +8,14 @@ from torch import nn
 from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
 
 from ksopt import ops
-from ksopt.kernels import cpu, cuda, general, packed, ways
-from ksopt.kernels.families import FAMILIES, ranked_tiles
-from ksopt.kernels.launch import Launcher
-from ksopt.kernels.ways import Way
+from ksopt.kernels import registry, weight_cache
+from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import FAMILIES, ranked_tiles
+from ksopt.kernels.launcher import Launcher
+from ksopt.kernels.registry import Way
 from ksopt.nn import KSLinear
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -29,10 +31,10 @@ SUM_ROUNDING = 2.0**-24 / 2  # of each addition in fp32, about, at random
 @pytest.fixture(autouse=True)
 def forget():
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     yield
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def draw(shape, rows, dtype, last):
@@ -53,9 +55,9 @@ def error_of(y, truth):
 def every_way(problem, rows):
     """PyTorch's ways, the general kernel, and the best tile of every family that can run here."""
     machine = cuda.machine_of(0)
-    found = ways.pytorch(problem, rows, 1)
-    if general.supports(problem) is None:
-        found.append(Way(ways.GENERAL, problem, 1.0))
+    found = registry.pytorch(problem, rows, 1)
+    if naive.supports(problem) is None:
+        found.append(Way(registry.NAIVE, problem, 1.0))
     for family in FAMILIES:
         if family.refusal(problem, machine) is None:
             found += [
@@ -79,7 +81,7 @@ def test_every_way_writes_into_it_and_takes_no_memory_for_y(shape, last, dtype):
     for rows in ROWS:
         x, weight, truth, theirs = draw(shape, rows, dtype, last)
         found = cuda.situation_of(x, weight, last)
-        for way, call in ways.built(every_way(found.problem, rows), 0, found.rows):
+        for way, call in registry.built(every_way(found.problem, rows), 0, found.rows):
             for _ in range(2):  # prepares the weight, takes workspaces
                 call(x, weight)
             out = torch.empty(truth.shape, dtype=dtype, device="cuda")

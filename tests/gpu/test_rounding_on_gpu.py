@@ -11,10 +11,11 @@ import torch
 
 from ksopt import ops
 from ksopt.baselines import BASELINES
-from ksopt.kernels import cuda, pytorch_ways
-from ksopt.kernels.check import Check
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.measure.accuracy import Check
+from ksopt.patterns.chain import Pattern
 
 pytestmark = pytest.mark.gpu
 
@@ -53,7 +54,7 @@ def test_sums_are_rounded_once(pattern, batch, last, dtype):
     check = Check(x, weight, last)
     assert check(ops.ks_mm(x, weight, last)) is None, cuda.choice_for(x, weight, last).name
     problem = Problem(Pattern(*pattern), str(dtype).removeprefix("torch."), last)
-    for name in pytorch_ways.names(problem, "cuda"):
+    for name in pytorch_ops.names(problem, "cuda"):
         y = BASELINES[name].bind(weight, "batch_last" if last else "batch_first")(x)
         assert check(y) is None, name
 
@@ -64,7 +65,7 @@ def test_the_check_knows_sums_in_16_bit():
     for pattern, batch, last in SEEN:
         x, weight = operands(pattern, batch, last, torch.bfloat16)
         layout = "batch_last" if last else "batch_first"
-        for name in pytorch_ways.FILLED:
+        for name in pytorch_ops.FILLED:
             y = BASELINES[name].bind(weight, layout)(x)
             refused.append("more than once" in str(Check(x, weight, last)(y)))
     assert any(refused)

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from ksopt import ops
-from ksopt.kernels import cuda, packed, scopes
-from ksopt.kernels.decision import Choice, Decision
-from ksopt.kernels.families import FAMILIES, ranked_tiles
-from ksopt.kernels.ways import Way
-from ksopt.pattern import Pattern
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families.base import FAMILIES, ranked_tiles
+from ksopt.kernels.registry import Way
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 pytestmark = pytest.mark.gpu
@@ -16,11 +17,11 @@ pytestmark = pytest.mark.gpu
 PATTERN = Pattern(2, 64, 64, 8)
 ROWS = 64
 CASES = {
-    "lanes16": torch.float16,
-    "lanes16_wgmma": torch.bfloat16,
-    "small_batch": torch.bfloat16,
-    "small_batch_fma": torch.float32,
-    "lanes32": torch.float32,
+    "mma16": torch.float16,
+    "wgmma16": torch.bfloat16,
+    "decode_mma16": torch.bfloat16,
+    "decode_fma": torch.float32,
+    "mma_tf32x3": torch.float32,
 }
 ALLOWED = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # How the memory of a weight (a, b, c, d) is ordered, and the way back.
@@ -67,11 +68,11 @@ class Case:
 @pytest.fixture(params=[(name, stored) for name in CASES for stored in STORED], ids="-".join)
 def case(request):
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     with torch.no_grad():
         yield Case(*request.param)
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def test_a_kept_weight_is_put_in_order_once_a_version(case):
@@ -79,22 +80,22 @@ def test_a_kept_weight_is_put_in_order_once_a_version(case):
     for _ in range(2):
         case.check(ops.ks_mm(case.x, case.weight))
         case.check(case.known())
-        assert packed.kept_bytes(case.x.device) == case.memory.nbytes
+        assert weight_cache.kept_bytes(case.x.device) == case.memory.nbytes
         case.memory.mul_(-1.5)
         assert case.known() is None
 
 
 def test_a_changing_weight_is_put_in_order_at_each_call(case):
     case.check(ops.ks_mm(case.x, case.weight))
-    packed.refresh()
+    weight_cache.refresh()
     for _ in range(2):
         out = torch.full((ROWS, PATTERN.out_features), torch.nan, device="cuda", dtype=case.dtype)
         ops.ks_mm_changing_out(case.x, case.weight, case.memory, out=out)
         case.check(out)
-        with scopes.changing():
+        with weight_scopes.changing():
             case.check(case.known())
         case.memory.data.mul_(1.5)  # which torch does not count
-    assert packed.kept_bytes(case.x.device) == 0
+    assert weight_cache.kept_bytes(case.x.device) == 0
 
 
 def test_a_captured_graph_reads_the_weight_of_its_replay(case):

@@ -18,13 +18,14 @@ import played_driver
 import torch
 
 from ksopt import ops
-from ksopt.kernels import cuda, dispatch, packed
-from ksopt.kernels.decision import Choice, Decision, _preparing
-from ksopt.kernels.launch import HostLauncher
+from ksopt.kernels import dispatch, weight_cache
+from ksopt.kernels.autotuner import Choice, Decision, _preparing
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families.pytorch_ops import multiplier
+from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Geometry
-from ksopt.kernels.pytorch_ways import multiplier
-from ksopt.kernels.ways import Way
-from ksopt.pattern import Pattern
+from ksopt.kernels.registry import Way
+from ksopt.patterns.chain import Pattern
 
 ROUNDS, CALLS = 7, 430
 PATTERNS = (Pattern(8, 4, 4, 1), Pattern(1, 4, 4, 8))
@@ -48,7 +49,7 @@ def nothing_known(*_: object) -> None:
 def measure(pattern: Pattern, by_library: bool) -> None:
     """Print a line for one pattern."""
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     cuda._launch_known = cuda._launch_prepared = None
     x, weight = torch.randn(8, pattern.in_features), torch.randn(pattern.weight_shape)
     out = torch.empty(8, pattern.out_features)
@@ -77,7 +78,7 @@ def measure(pattern: Pattern, by_library: bool) -> None:
 def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
     """Print a line for a kernel that does nothing, by a weight stored as [a, b, c, d] or not."""
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     dispatch.run_known, dispatch.run_known_changing = cuda.run_known, cuda.run_known_changing
     x, out = torch.randn(1, pattern.in_features), torch.empty(1, pattern.out_features)
     owner = torch.randn(pattern.weight_shape)
@@ -101,7 +102,7 @@ def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     torch.ops.ksopt_host = played_driver.library(Path(tempfile.mkdtemp())).ops
-    packed.is_capturing = lambda _: False
+    weight_cache.is_capturing = lambda _: False
     dispatch.run = cuda.run
     with torch.no_grad():
         for pattern in PATTERNS:

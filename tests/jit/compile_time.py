@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ksopt.jit import nvrtc
-from ksopt.kernels import general
-from ksopt.kernels.families import FAMILIES, Machine, ranked_tiles
+from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import FAMILIES, Machine, ranked_tiles
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 H200 = Machine((9, 0), 132, 233_472)
 ARCH = "sm_90a"
@@ -41,7 +41,7 @@ TILES = 3
 def sources() -> Iterator[tuple[str, str]]:
     """(family, source) of every kernel, each once."""
     seen: set[str] = set()
-    for family in ("general", *FAMILIES):
+    for family in ("naive", *FAMILIES):
         for pattern in PATTERNS:
             for dtype in ("float16", "float32"):
                 for last in (False, True):
@@ -53,8 +53,8 @@ def sources() -> Iterator[tuple[str, str]]:
 
 
 def _of(family: object, problem: Problem) -> Iterator[str]:
-    if family == "general":
-        yield general.source(problem, general.default_config(problem))
+    if family == "naive":
+        yield naive.source(problem, naive.default_config(problem))
         return
     for batch in BATCHES:
         for tile in ranked_tiles(family, problem, batch, H200)[:TILES]:

@@ -4,7 +4,8 @@ import played_driver
 import pytest
 import torch
 
-from ksopt.kernels import cuda, dispatch, packed
+from ksopt.kernels import dispatch, weight_cache
+from ksopt.kernels.backends import cuda
 
 
 @pytest.fixture(scope="session")
@@ -19,12 +20,12 @@ def played(library, monkeypatch):
     monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
     monkeypatch.setattr(dispatch, "run_known_changing", cuda.run_known_changing)
     monkeypatch.setattr(dispatch, "run", cuda.run)
-    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
+    monkeypatch.setattr(weight_cache, "is_capturing", lambda _: False)
     monkeypatch.setattr(cuda, "_launch_known", None)
     monkeypatch.setattr(cuda, "_launch_prepared", None)
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()
     with torch.no_grad():
         yield library
     cuda.forget()
-    packed.refresh()
+    weight_cache.refresh()

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from ksopt.jit import host
-from ksopt.kernels import cuda
-from ksopt.kernels.decision import Choice, Decision
-from ksopt.kernels.ways import Way
+from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.registry import Way
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS = 2, 3, 4

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from ksopt import ops
-from ksopt.kernels import at_hand, cuda, packed, scopes
-from ksopt.kernels.decision import Choice, Decision, _preparing
-from ksopt.kernels.launch import batched_entry
-from ksopt.kernels.pytorch_ways import multiplier
-from ksopt.kernels.ways import Way
-from ksopt.pattern import Pattern
+from ksopt.kernels import weight_cache, weight_scopes, weight_table
+from ksopt.kernels.autotuner import Choice, Decision, _preparing
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families.pytorch_ops import multiplier
+from ksopt.kernels.launcher import batched_entry
+from ksopt.kernels.registry import Way
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 PATTERNS = [
@@ -149,7 +150,7 @@ def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, way, sma
     weight.mul_(-3)
     check(ops.ks_mm(x, weight, last), x, weight, last)
     check(cuda.run_known(x, weight, last), x, weight, last)
-    with scopes.changing():
+    with weight_scopes.changing():
         check(cuda.run_known(x, weight, last), x, weight, last)
 
 
@@ -159,7 +160,7 @@ def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(ops_of):
     decide(pattern, x, weight, False, changing_name="einsum")
     ops.ks_mm(x, weight)
     assert cuda.run_known(x, weight, False) is not None
-    with scopes.changing():
+    with weight_scopes.changing():
         assert cuda.run_known(x, weight, False) is None  # einsum, which the library cannot do
         check(ops.ks_mm(x, weight), x, weight, False)
 
@@ -171,7 +172,7 @@ def test_a_weight_that_is_better_prepared_anew_leaves_nothing(ops_of):
     for _ in range(2):
         check(ops.ks_mm(x, weight), x, weight, False)
         check(cuda.run_known(x, weight, False), x, weight, False)
-    assert at_hand.of(weight) == []
+    assert weight_table.of(weight) == []
 
 
 def test_what_is_only_a_view_of_the_weight_takes_no_thread(monkeypatch):
@@ -181,10 +182,12 @@ def test_what_is_only_a_view_of_the_weight_takes_no_thread(monkeypatch):
     def prepare(weight):
         return weight.permute(0, 3, 1, 2).contiguous()
 
-    first = packed.prepared(weight, "adbc", prepare)
+    first = weight_cache.prepared(weight, "adbc", prepare)
     assert first.data_ptr() == weight.data_ptr()
     with monkeypatch.context() as patch:
-        patch.setattr(packed, "_prepare", lambda *_: pytest.fail("it was prepared to be kept"))
-        again = packed.prepared(weight, "adbc", prepare)
+        patch.setattr(
+            weight_cache, "_prepare", lambda *_: pytest.fail("it was prepared to be kept")
+        )
+        again = weight_cache.prepared(weight, "adbc", prepare)
     assert again.data_ptr() == weight.data_ptr()
     torch.testing.assert_close(again, prepare(weight.detach()), rtol=0, atol=0)

@@ -82,7 +82,7 @@ def test_a_missing_compiler_is_one_warning_and_a_reason(monkeypatch):
 
 @pytest.mark.usefixtures("compiler")
 def test_a_failed_compile_carries_the_compilers_words():
-    broken = {"launcher.cpp": "int f() { return no_such_name; }"}
+    broken = {"ops.cpp": "int f() { return no_such_name; }"}
     with pytest.raises(CompilationError, match="no_such_name"):
         host._compile("c++", broken, ["-shared", "-fPIC"])
 

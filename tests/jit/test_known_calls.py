@@ -13,13 +13,14 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import cuda, packed, scopes
-from ksopt.kernels.decision import Choice, Decision
-from ksopt.kernels.launch import HostLauncher, _Arguments
-from ksopt.kernels.preparing import PackedLauncher, geometry_of, problem_of
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.launcher import HostLauncher, _Arguments
+from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of, problem_of
 from ksopt.kernels.problem import Geometry
-from ksopt.kernels.ways import Way
-from ksopt.pattern import Pattern
+from ksopt.kernels.registry import Way
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 PATTERN = Pattern(2, 4, 8, 4)
@@ -118,10 +119,10 @@ def a_write_behind_a_training_forward(device):
 
 
 def said_to_change(device):
-    with scopes.changing():
+    with weight_scopes.changing():
         device.weight.data.mul_(0.5)
         device.check(device.product())
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def a_state_dict(device):
@@ -189,7 +190,7 @@ def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(devic
     device.check(device.product())
     before = device.packs
     device.check(device.known())
-    with scopes.changing():
+    with weight_scopes.changing():
         assert device.known() is None
         device.check(device.product())
     assert device.packs == before

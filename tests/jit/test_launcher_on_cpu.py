@@ -12,9 +12,9 @@ from played_driver import variable
 
 from ksopt.errors import CompilationError
 from ksopt.jit import driver
-from ksopt.kernels.launch import HostLauncher, _Arguments, _PythonLauncher
+from ksopt.kernels.launcher import HostLauncher, _Arguments, _PythonLauncher
 from ksopt.kernels.problem import Geometry, Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 
 def plan(library, out_features=8, *, last=False, fallback=-1, kernel=1):

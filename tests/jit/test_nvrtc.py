@@ -4,9 +4,9 @@ import pytest
 
 from ksopt.errors import CompilationError
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels import general
+from ksopt.kernels.families import naive
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 
@@ -17,18 +17,18 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", list(general.DTYPES))
+@pytest.mark.parametrize("dtype", list(naive.DTYPES))
 @pytest.mark.parametrize("batch_last", [False, True])
 def test_the_general_kernel_compiles(target, dtype, batch_last):
     problem = Problem(Pattern(3, 48, 33, 6), dtype, batch_last)
-    code = nvrtc.cubin(general.source(problem, general.default_config(problem)), target).data
+    code = nvrtc.cubin(naive.source(problem, naive.default_config(problem)), target).data
     assert code.startswith(b"\x7fELF")
-    assert general.kernel_name(problem).encode() in code
+    assert naive.kernel_name(problem).encode() in code
 
 
 def test_a_new_device_gets_portable_code():
     problem = Problem(Pattern(1, 2, 2, 1), "float32", False)
-    source = general.source(problem, general.default_config(problem))
+    source = naive.source(problem, naive.default_config(problem))
     assert b".target sm_80" in nvrtc.cubin(source, "compute_80").data
 
 
@@ -39,8 +39,12 @@ def test_the_log_of_a_failed_compile_reaches_the_user():
 
 def test_an_edit_of_a_header_rebuilds_what_includes_it_and_nothing_else():
     reach = nvrtc._reachable_headers
-    assert set(reach('#include "general.cuh"\n')) == {"general.cuh", "problem.cuh", "types.cuh"}
-    assert set(reach('#include "types.cuh"\n')) == {"types.cuh"}
+    assert set(reach('#include "naive.cuh"\n')) == {
+        "naive.cuh",
+        "kernel_params.cuh",
+        "numeric_types.cuh",
+    }
+    assert set(reach('#include "numeric_types.cuh"\n')) == {"numeric_types.cuh"}
     assert reach("int x;") == {}
 
 

@@ -9,10 +9,11 @@ from played_driver import MULTIPLY_AS_IT_IS, Product, decide, multiplies_by, var
 
 import ksopt
 from ksopt import ops
-from ksopt.kernels import cuda, packed, scopes
-from ksopt.kernels.launch import HostLauncher, _Arguments
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.launcher import HostLauncher, _Arguments
 from ksopt.kernels.problem import Geometry
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 PATTERN = Pattern(2, 4, 8, 4)
@@ -70,7 +71,7 @@ def test_a_weight_that_is_in_order_is_taken_as_it_is(device):
     for _ in range(2):
         device.check(cuda.run_known(device.x, weight, False))
         assert device.read == weight.data_ptr()
-    assert packed.kept_bytes(device.x.device) == 0
+    assert weight_cache.kept_bytes(device.x.device) == 0
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_what_has_changed_is_put_in_order_anew(device, change):
 
 def test_the_library_puts_weights_that_change_in_order_by_itself(device):
     ops.ks_mm(device.x, device.weight)
-    packed.refresh()
+    weight_cache.refresh()
     for _ in range(3):
-        with scopes.changing():
+        with weight_scopes.changing():
             device.check(device.known())
         device.stored.data.mul_(1.5)  # which torch does not count
-    assert packed.kept_bytes(device.x.device) == 0
+    assert weight_cache.kept_bytes(device.x.device) == 0
 
 
 def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
@@ -113,7 +114,7 @@ def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
         ops.ks_mm_inner_out(device.x, view, device.stored, out=out)
         device.check(out)
         assert launches.value == before + 1
-    assert packed.kept_bytes(device.x.device) == device.stored.nbytes
+    assert weight_cache.kept_bytes(device.x.device) == device.stored.nbytes
 
 
 def test_a_gradient_takes_the_transposed_weight(device):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.jit import driver, nvrtc
-from ksopt.kernels.launch import _PythonLauncher
+from ksopt.kernels.launcher import _PythonLauncher
 from ksopt.kernels.problem import Geometry, Problem
 
 _HERE = Path(__file__).parent / "emulator"
@@ -110,7 +110,7 @@ class EmulatedKernel:
         self.instance = instance
 
     def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
-        """Compute y through ``ksopt.kernels.launch``.
+        """Compute y through ``ksopt.kernels.launcher``.
 
         Args:
             x: (*batch, N), or (N, *batch) for batch last; on the CPU.

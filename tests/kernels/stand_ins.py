@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from ksopt.kernels import choices, cuda, families, general, measure, packed, pytorch_ways, ways
-from ksopt.kernels.families import Machine
+from ksopt.kernels import registry, tuning_cache, weight_cache
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families import base, naive, pytorch_ops
+from ksopt.kernels.families.base import Machine
+from ksopt.measure import interleaved
 
 A100 = Machine((8, 0), 108, 164 * 1024)
 IDENTITY = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
@@ -35,7 +38,7 @@ class Clock:
         self.built.append(name)
 
         def call(x, weight):
-            self.now_ms += ms + (preparing_ms if packed.are_changing(0) else 0.0)
+            self.now_ms += ms + (preparing_ms if weight_cache.are_changing(0) else 0.0)
             self.calls.append(name)
             self.now_ms += self.hiccups.get((name, self.calls.count(name)), 0.0)
             return name
@@ -55,9 +58,9 @@ class Device:
     def __init__(self) -> None:
         self.clock = Clock()
         self.ms: dict[str, Any] = {
-            "lanes16": [1.0],
+            "mma16": [1.0],
             "permuted": [7.0],
-            "general": 9.0,
+            "naive": 9.0,
             "bmm": 3.0,
             "bmm_paper": 8.0,
             "bmm_loop": 8.0,
@@ -98,18 +101,18 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: A100))
-    monkeypatch.setattr(choices, "cuda_machine", lambda _: dict(IDENTITY))
+    monkeypatch.setattr(tuning_cache, "cuda_machine", lambda _: dict(IDENTITY))
     monkeypatch.setattr(
         cuda, "checking", lambda x, weight, _: (lambda y: device.faults.get(y), x, weight)
     )
     monkeypatch.setattr(
-        measure, "_overwriter", lambda _: measure._Overwriter(lambda: None, 1.0, 0.0)
+        interleaved, "_overwriter", lambda _: interleaved._Overwriter(lambda: None, 1.0, 0.0)
     )
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
-    monkeypatch.setattr(ways, "_COMPILERS", 1)
-    monkeypatch.setattr(ways, "_warned", set())
-    monkeypatch.setattr(families.Tile, "launcher", lambda tile, _: device.tile(tile))
-    monkeypatch.setattr(general, "launcher", lambda *_: device.plain("general"))
-    monkeypatch.setattr(pytorch_ways, "multiplier", lambda name, _: device.plain(name))
+    monkeypatch.setattr(registry, "_COMPILERS", 1)
+    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr(base.Tile, "launcher", lambda tile, _: device.tile(tile))
+    monkeypatch.setattr(naive, "launcher", lambda *_: device.plain("naive"))
+    monkeypatch.setattr(pytorch_ops, "multiplier", lambda name, _: device.plain(name))
     cuda.forget()
     return device

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ksopt import KSLinear
-from ksopt.kernels import at_hand, packed, scopes
+from ksopt.kernels import weight_cache, weight_scopes, weight_table
 
 SHAPE = (2, 3, 4, 5)
-FORM = at_hand.number_of("adbc", SHAPE, "float32")
+FORM = weight_table.number_of("adbc", SHAPE, "float32")
 
 
 def pack(weight):
@@ -20,9 +20,9 @@ def pack(weight):
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    packed.refresh()
+    weight_cache.refresh()
     yield
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def new_weight():
@@ -30,12 +30,12 @@ def new_weight():
 
 
 def ask(weight, form="adbc", number=FORM):
-    return at_hand.prepared(weight, form, number, pack)
+    return weight_table.prepared(weight, form, number, pack)
 
 
 def at_once(weight):
     """What is at hand of a weight: always what preparing it now would give."""
-    found = at_hand.of(weight)
+    found = weight_table.of(weight)
     for prepared, note in found:
         assert note.form == FORM
         assert note.address == weight.data_ptr()
@@ -86,12 +86,12 @@ def test_a_change_is_noticed_at_once(change):
 
 def test_what_packed_forgets_is_not_at_hand(monkeypatch):
     weight = new_weight()
-    for forgetting in (packed.refresh, lambda: packed.forget(weight)):
+    for forgetting in (weight_cache.refresh, lambda: weight_cache.forget(weight)):
         ask(weight)
         assert len(at_once(weight)) == 1
         forgetting()
         assert at_once(weight) == []
-    monkeypatch.setattr(packed, "limit_bytes", lambda _: 0)
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: 0)
     ask(weight)
     assert at_once(weight) == []
 
@@ -100,12 +100,12 @@ def test_a_written_weight_is_prepared_anew_after_a_refresh():
     """What torch does not count is the user's to tell."""
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)")
     weight = layer.weights[0]
-    number = at_hand.number_of("adbc", tuple(weight.shape), "float32")
-    before = at_hand.prepared(weight, "adbc", number, pack)
+    number = weight_table.number_of("adbc", tuple(weight.shape), "float32")
+    before = weight_table.prepared(weight, "adbc", number, pack)
     weight.data.mul_(2)
-    packed.refresh()
-    assert at_hand.of(weight) == []
-    after = at_hand.prepared(weight, "adbc", number, pack)
+    weight_cache.refresh()
+    assert weight_table.of(weight) == []
+    after = weight_table.prepared(weight, "adbc", number, pack)
     torch.testing.assert_close(after, 2 * before)
 
 
@@ -134,22 +134,22 @@ def test_notes_go_with_the_weight_and_keep_nothing_alive():
     weight = new_weight()
     ask(weight)
     place = id(weight)
-    assert place in at_hand._by_owner
+    assert place in weight_table._by_owner
     del weight
     gc.collect()
-    assert place not in at_hand._by_owner
-    assert packed.kept_bytes(torch.device("cpu")) == 0
+    assert place not in weight_table._by_owner
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
 
 
 def test_nothing_is_at_hand_where_weights_change():
     weight = new_weight()
     ask(weight)
-    with scopes.changing():
+    with weight_scopes.changing():
         assert at_once(weight) == []
         ask(weight)
     assert len(at_once(weight)) == 1
     told = []
-    with scopes.changing():  # of this thread only
+    with weight_scopes.changing():  # of this thread only
         thread = threading.Thread(target=lambda: told.append(len(at_once(weight))))
         thread.start()
         thread.join()
@@ -158,7 +158,7 @@ def test_nothing_is_at_hand_where_weights_change():
 
 def test_what_was_prepared_while_weights_change_is_not_noted():
     weight = new_weight()
-    with scopes.changing():
+    with weight_scopes.changing():
         held = ask(weight)
     assert at_once(weight) == []
     assert held.shape == (2, 5, 3, 4)
@@ -167,17 +167,17 @@ def test_what_was_prepared_while_weights_change_is_not_noted():
 def test_only_ordinary_weights_are_noted():
     weight = torch.randn(SHAPE).as_subclass(type("Other", (torch.Tensor,), {}))
     torch.testing.assert_close(ask(weight), pack(weight))
-    assert at_hand.of(weight) == []
+    assert weight_table.of(weight) == []
 
 
 def test_weights_in_one_place_are_told_apart_by_how_they_lie():
     """One matrix as it is and transposed: the same address, shape and version."""
     stored = nn.Parameter(torch.randn(2, 3, 3, 5))
     one, other = stored.view(2, 3, 3, 5), stored.transpose(1, 2)
-    number = at_hand.number_of("adbc", one.shape, "float32")
+    number = weight_table.number_of("adbc", one.shape, "float32")
     prepared = [ask(weight, number=number) for weight in (one, other)]
     for weight, expected in zip((one, other), prepared, strict=True):
-        ((found, note),) = at_hand.of(weight)
+        ((found, note),) = weight_table.of(weight)
         assert found is expected
         assert note.strides == weight.stride()
         torch.testing.assert_close(found, pack(weight.detach()), rtol=0, atol=0)
@@ -187,7 +187,7 @@ def test_inference_tensors_are_not_noted():
     with torch.inference_mode():
         weight = torch.randn(SHAPE)
         ask(weight)
-        assert at_hand.of(weight) == []
+        assert weight_table.of(weight) == []
 
 
 def test_parts_of_a_fused_weight_are_at_hand_by_their_place():
@@ -204,13 +204,13 @@ def test_parts_of_a_fused_weight_are_at_hand_by_their_place():
 def test_a_view_that_does_not_know_its_owner_counts_the_owners_versions():
     owner = new_weight()
     view = torch.empty(0).set_(owner.data)  # the same memory, versions of its own
-    with scopes.owned_by(owner):
+    with weight_scopes.owned_by(owner):
         ask(view)
         assert len(at_once(view)) == 1
     assert at_once(view) == []
     with torch.no_grad():
         owner.mul_(3)
-    with scopes.owned_by(owner):
+    with weight_scopes.owned_by(owner):
         assert at_once(view) == []
         ask(view)
         assert len(at_once(view)) == 1
@@ -219,20 +219,20 @@ def test_a_view_that_does_not_know_its_owner_counts_the_owners_versions():
 def test_forms_are_at_hand_side_by_side():
     weight = new_weight()
     ask(weight)
-    other = at_hand.number_of("another", SHAPE, "float32")
+    other = weight_table.number_of("another", SHAPE, "float32")
     ask(weight, "another", other)
-    assert [note.form for _, note in at_hand.of(weight)] == [other, FORM]
+    assert [note.form for _, note in weight_table.of(weight)] == [other, FORM]
     ask(weight)  # again: it takes the place of the note that was there
-    assert [note.form for _, note in at_hand.of(weight)] == [FORM, other]
-    many = [at_hand.number_of(str(i), SHAPE, "float32") for i in range(2 * at_hand._MOST)]
+    assert [note.form for _, note in weight_table.of(weight)] == [FORM, other]
+    many = [weight_table.number_of(str(i), SHAPE, "float32") for i in range(2 * weight_table._MOST)]
     for number in many:
         ask(weight, str(number), number)
-    assert len(at_hand.of(weight)) == at_hand._MOST
+    assert len(weight_table.of(weight)) == weight_table._MOST
 
 
 def test_numbers_tell_forms_shapes_and_dtypes_apart():
     numbers = {
-        at_hand.number_of(form, shape, dtype)
+        weight_table.number_of(form, shape, dtype)
         for form in ("a", "b")
         for shape in ((1, 2, 3, 4), (1, 2, 4, 3))
         for dtype in ("float32", "float16")

@@ -3,10 +3,15 @@
 import pytest
 
 from ksopt.jit import nvrtc
-from ksopt.kernels import batch_last16, batch_last16_wgmma, batch_last32, batch_last32_wgmma
-from ksopt.kernels.batch_last import output_tiles
+from ksopt.kernels.families import (
+    batch_last_mma16,
+    batch_last_mma_tf32x3,
+    batch_last_wgmma16,
+    batch_last_wgmma_tf32x3,
+)
+from ksopt.kernels.families.batch_last import output_tiles
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 SHAPES = [(4, 64, 64, 16), (1, 192, 48, 3), (2, 17, 33, 5), (1, 1024, 256, 1), (1, 1, 1, 1)]
 
@@ -21,10 +26,10 @@ def problem_of(shape, dtype="float16", batch_last=True):
 
 
 FAMILIES = {
-    "mma": (batch_last16, "bfloat16", "float32"),
-    "wgmma": (batch_last16_wgmma, "float16", "float32"),
-    "fp32": (batch_last32, "float32", "float16"),
-    "fp32, wgmma": (batch_last32_wgmma, "float32", "float16"),
+    "mma": (batch_last_mma16, "bfloat16", "float32"),
+    "wgmma": (batch_last_wgmma16, "float16", "float32"),
+    "fp32": (batch_last_mma_tf32x3, "float32", "float16"),
+    "fp32, wgmma": (batch_last_wgmma_tf32x3, "float32", "float16"),
 }
 
 
@@ -61,7 +66,7 @@ def test_every_tile_fits_and_covers_the_outputs(name, shape):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("shifted", [False, True], ids=["aligned", "shifted"])
 def test_it_compiles_for_every_target(target, dtype, shifted):
-    family = batch_last32 if dtype == "float32" else batch_last16
+    family = batch_last_mma_tf32x3 if dtype == "float32" else batch_last_mma16
     problem = problem_of((2, 48, 50, 6), dtype)
     config = family.default_config(problem, 132)
     code = nvrtc.cubin(family.source(problem, config, shifted=shifted), target).data
@@ -83,10 +88,10 @@ def test_hopper_s_own_kernel_compiles(name, shape):
 @pytest.mark.parametrize("exact", [True, False], ids=["fp32", "tf32"])
 def test_the_kernel_that_packs_weights_compiles(exact):
     problem = problem_of((2, 48, 50, 6), "float32")
-    config = next(batch_last32_wgmma.configs(problem, 132))
+    config = next(batch_last_wgmma_tf32x3.configs(problem, 132))
     for code, name in (
-        (batch_last32_wgmma.pack_source, batch_last32_wgmma.pack_name),
-        (batch_last32_wgmma.source, batch_last32_wgmma.kernel_name),
+        (batch_last_wgmma_tf32x3.pack_source, batch_last_wgmma_tf32x3.pack_name),
+        (batch_last_wgmma_tf32x3.source, batch_last_wgmma_tf32x3.kernel_name),
     ):
         made = nvrtc.cubin(code(problem, config, exact), "sm_90a").data
         assert name(problem, exact).encode() in made

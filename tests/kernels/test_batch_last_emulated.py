@@ -8,14 +8,18 @@ import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, operands
 from cuda_emulator import Instance
 
-from ksopt.kernels import batch_last16, batch_last32
-from ksopt.kernels.batch_last import Config
+from ksopt.kernels.families import batch_last_mma16, batch_last_mma_tf32x3
+from ksopt.kernels.families.batch_last import Config
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 SHAPES = [(2, 24, 40, 1), (1, 48, 33, 2), (2, 17, 50, 3), (1, 64, 16, 8)]
-FAMILIES = {"float16": batch_last16, "bfloat16": batch_last16, "float32": batch_last32}
+FAMILIES = {
+    "float16": batch_last_mma16,
+    "bfloat16": batch_last_mma16,
+    "float32": batch_last_mma_tf32x3,
+}
 # Rows of x and y start at multiples of 16 bytes in the first ones alone.
 ALIGNED = (8, 72, 200)
 SHIFTED = (1, 7, 63, 130)

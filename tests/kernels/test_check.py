@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ksopt.kernels import cpu
-from ksopt.kernels.check import Check, checking
+from ksopt.kernels.backends import cpu
+from ksopt.measure.accuracy import Check, checking
 from ksopt.reference import ks_reference
 
 

@@ -5,11 +5,13 @@ import stand_ins
 import torch
 from stand_ins import A100, OnDevice
 
-from ksopt.kernels import choices, cpu, cuda, lanes32
-from ksopt.kernels.families import Machine
-from ksopt.kernels.report import choice_report, from_record
-from ksopt.kernels.situation import Situation
-from ksopt.pattern import Pattern
+from ksopt.kernels import tuning_cache
+from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.explain import choice_report, from_record
+from ksopt.kernels.families import mma_tf32x3
+from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem_key import Situation
+from ksopt.patterns.chain import Pattern
 
 PATTERN = Pattern(4, 64, 64, 16)
 
@@ -41,7 +43,7 @@ def report(**options):
 
 def test_before_anything_was_measured_it_predicts_and_runs_nothing(device):
     found = report()
-    assert (found.source, found.way, found.measured_us) == ("model", "lanes16", None)
+    assert (found.source, found.way, found.measured_us) == ("model", "mma16", None)
     assert found.predicted_us is not None
     assert "nothing was measured yet" in found.reason
     assert device.clock.built == []
@@ -51,10 +53,10 @@ def test_what_was_measured_is_told(device):
     product()
     for source in ("measured", "recorded"):
         found = report()
-        assert (found.source, found.way, found.measured_us) == (source, "lanes16", 1000.0)
+        assert (found.source, found.way, found.measured_us) == (source, "mma16", 1000.0)
         assert found.best_pytorch_us == 3000.0
         assert "3.00 times as fast as the best of PyTorch, bmm (3000.0 us)" in found.reason
-        assert next(iter(found.rivals)) == "lanes16"
+        assert next(iter(found.rivals)) == "mma16"
         assert found.rivals["bmm_paper"] == 8000.0
         assert found.to_json()["situation"]["batch_up_to"] == 1024
         cuda.forget()
@@ -68,21 +70,21 @@ def test_where_pytorch_is_faster_it_says_what_the_kernels_take(device):
     product()
     found = report()
     assert found.is_pytorch
-    assert "the best of ksopt's kernels, lanes16, takes 1000.0 us" in found.reason
+    assert "the best of ksopt's kernels, mma16, takes 1000.0 us" in found.reason
 
 
 def test_a_tie_is_called_one(device):
     device.ms["bmm"] = 1.009
     product()
-    assert "not told apart from lanes16 (1000.0 us)" in report().reason
+    assert "not told apart from mma16 (1000.0 us)" in report().reason
 
 
 def test_weights_that_change_have_their_own_report(device):
-    device.ms |= {"bmm": 0.5, "lanes16": [0.9]}
+    device.ms |= {"bmm": 0.5, "mma16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
     product()
     kept, changing = report(), report(changing=True)
-    assert (kept.way, changing.way) == ("bmm", "lanes16")
+    assert (kept.way, changing.way) == ("bmm", "mma16")
     assert "its weight is prepared once a version" in kept.reason
     assert "1.67 times as fast as the best of PyTorch, bmm (1500.0 us)" in changing.reason
 
@@ -94,20 +96,20 @@ def test_the_model_decides_alone_if_it_is_told_to(device, monkeypatch):
     found = report()
     assert (found.source, found.measured_us) == ("model", None)
     assert "measured" not in found.reason
-    assert product() == "lanes16 0"  # and the product takes what the report says
+    assert product() == "mma16 0"  # and the product takes what the report says
     assert cuda.choice_for(*_operands(), False).way.config == found.config
 
 
 def test_deterministic_products_are_reported_as_they_are_taken(device, monkeypatch):
-    device.ms["lanes16"] = [2.0, 1.0]
-    assert product() == "lanes16 1"
+    device.ms["mma16"] = [2.0, 1.0]
+    assert product() == "mma16 1"
     pattern = Pattern(2, 8, 8, 2)
     cpu.tune(torch.randn(40, 32), torch.randn(pattern.weight_shape), False, 0.02)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     for _ in range(2):
         found = report()
         assert (found.source, found.measured_us) == ("model", None)
-        assert product() == "lanes16 0"
+        assert product() == "mma16 0"
     on_cpu = choice_report(pattern, "float32", 40, device="cpu")
     assert (on_cpu.source, on_cpu.way) == ("rule", cpu.rule(pattern))
     assert "torch.use_deterministic_algorithms" in on_cpu.reason
@@ -148,7 +150,7 @@ def test_predictions_grow_with_the_batch():
 
 
 def test_the_precision_is_torchs_unless_it_is_given(monkeypatch):
-    monkeypatch.setattr(lanes32, "precise", lambda: False)
+    monkeypatch.setattr(mma_tf32x3, "precise", lambda: False)
     for exact, expected in ((None, False), (True, True)):
         found = choice_report(PATTERN, "float32", 1000, exact=exact, machine=A100)
         assert found.situation.problem.exact is expected
@@ -184,10 +186,10 @@ def test_a_tuned_cpu_does_not_time_again(monkeypatch):
     # A way that is gone is not taken: the record is set aside, and the product is timed.
     cpu.forget()
     situation = Situation.of(pattern, "float32", 40, False, exact=True)
-    record = choices.load(choices.cpu_machine(), situation)
+    record = tuning_cache.load(tuning_cache.cpu_machine(), situation)
     assert record is not None
-    gone = choices.Timed("gone", None, "any", None, 1.0, 1.0, 1.0)
-    choices.save(choices.cpu_machine(), choices.Record(situation, 40, (gone,), 0, 0))
+    gone = tuning_cache.Timed("gone", None, "any", None, 1.0, 1.0, 1.0)
+    tuning_cache.save(tuning_cache.cpu_machine(), tuning_cache.Record(situation, 40, (gone,), 0, 0))
     with pytest.raises(AssertionError, match="timed again"):
         cpu.run(x, weight, False)
 
@@ -196,9 +198,9 @@ def test_a_tuned_cpu_does_not_time_again(monkeypatch):
 def test_the_hosts_time_is_named_where_it_decided_and_is_known(host_us, words):
     """A way that was given up before it was timed has none."""
     timed = (
-        choices.Timed("bmm", None, "any", None, 10.0, 10.0, 10.0, host_us=12.0),
-        choices.Timed("general", None, "any", None, 10.2, 10.0, 10.3, host_us=host_us),
+        tuning_cache.Timed("bmm", None, "any", None, 10.0, 10.0, 10.0, host_us=12.0),
+        tuning_cache.Timed("naive", None, "any", None, 10.2, 10.0, 10.3, host_us=host_us),
     )
     situation = Situation.of(PATTERN, "float16", 40, False)
-    record = choices.Record(situation, 40, timed, kept=1, changing=1)
+    record = tuning_cache.Record(situation, 40, timed, kept=1, changing=1)
     assert words in from_record(record, "recorded").reason

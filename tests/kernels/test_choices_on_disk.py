@@ -16,13 +16,14 @@ import pytest
 import stand_ins
 import torch
 
-from ksopt import leftovers
 from ksopt.jit import cache
-from ksopt.kernels import choices, cuda
-from ksopt.kernels.choices import Record, Timed
+from ksopt.kernels import tuning_cache
+from ksopt.kernels.backends import cuda
 from ksopt.kernels.problem import Problem
-from ksopt.kernels.situation import Situation, rows_of
-from ksopt.pattern import Pattern
+from ksopt.kernels.problem_key import Situation, rows_of
+from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.patterns.chain import Pattern
+from ksopt.system import sources, temporary_files
 
 MACHINE = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
 SITUATION = Situation(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
@@ -41,7 +42,7 @@ def own_cache(tmp_path, monkeypatch):
 def a_record(us: float = 10.0, situation: Situation = SITUATION) -> Record:
     timed = (
         Timed("bmm", None, "fresh", 30.5, 3 * us, 2.9 * us, 3.1 * us),
-        Timed("lanes16", {"mt": 1, "resident": True}, "any", 9.0, us, us, us),
+        Timed("mma16", {"mt": 1, "resident": True}, "any", 9.0, us, us, us),
     )
     return Record(situation, 1000, timed, kept=1, changing=0)
 
@@ -77,12 +78,12 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 
 def test_what_is_saved_is_loaded():
-    assert choices.load(MACHINE, SITUATION) is None
-    assert choices.save(MACHINE, a_record())
-    assert choices.load(MACHINE, SITUATION) == a_record()
-    assert choices.load_all(MACHINE) == [a_record()]
-    assert choices.save(MACHINE, a_record(5.0))
-    assert choices.load_all(MACHINE) == [a_record(5.0)]
+    assert tuning_cache.load(MACHINE, SITUATION) is None
+    assert tuning_cache.save(MACHINE, a_record())
+    assert tuning_cache.load(MACHINE, SITUATION) == a_record()
+    assert tuning_cache.load_all(MACHINE) == [a_record()]
+    assert tuning_cache.save(MACHINE, a_record(5.0))
+    assert tuning_cache.load_all(MACHINE) == [a_record(5.0)]
 
 
 def test_situations_are_apart():
@@ -97,25 +98,25 @@ def test_situations_are_apart():
         Situation(Problem(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
     ]
     for number, situation in enumerate([SITUATION, *others], start=1):
-        choices.save(MACHINE, a_record(float(number), situation))
-    assert len(choices.load_all(MACHINE)) == len(others) + 1
+        tuning_cache.save(MACHINE, a_record(float(number), situation))
+    assert len(tuning_cache.load_all(MACHINE)) == len(others) + 1
     for number, situation in enumerate([SITUATION, *others], start=1):
-        assert choices.load(MACHINE, situation) == a_record(float(number), situation)
+        assert tuning_cache.load(MACHINE, situation) == a_record(float(number), situation)
         assert Situation.from_json(situation.to_json()) == situation
 
 
 def test_machines_are_apart():
-    choices.save(MACHINE, a_record())
+    tuning_cache.save(MACHINE, a_record())
     for name in MACHINE:
-        assert choices.load({**MACHINE, name: "other"}, SITUATION) is None
-        assert choices.load_all({**MACHINE, name: "other"}) == []
+        assert tuning_cache.load({**MACHINE, name: "other"}, SITUATION) is None
+        assert tuning_cache.load_all({**MACHINE, name: "other"}) == []
 
 
 def test_files_are_private(own_cache):
-    choices.save(MACHINE, a_record())
-    with choices.alone(MACHINE, SITUATION):
+    tuning_cache.save(MACHINE, a_record())
+    with tuning_cache.alone(MACHINE, SITUATION):
         pass
-    folder = choices.folder_of(MACHINE)
+    folder = tuning_cache.folder_of(MACHINE)
     assert len(list(folder.iterdir())) == 2
     for path in (own_cache, folder, *folder.iterdir()):
         assert path.stat().st_mode & 0o077 == 0, path
@@ -123,13 +124,13 @@ def test_files_are_private(own_cache):
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next():
-    choices.save(MACHINE, a_record())
-    folder = choices.folder_of(MACHINE)
+    tuning_cache.save(MACHINE, a_record())
+    folder = tuning_cache.folder_of(MACHINE)
     left = folder / ".aside-abcdefgh.partial"
     left.write_text("half a record")
-    with leftovers.new_file(folder, ".aside-") as (_, held):
+    with temporary_files.new_file(folder, ".aside-") as (_, held):
         assert not left.exists()
-        choices.save(MACHINE, a_record())
+        tuning_cache.save(MACHINE, a_record())
         assert held.exists()
 
 
@@ -181,20 +182,20 @@ def damaged(values: dict, how: str) -> bytes:
     ],
 )
 def test_what_is_corrupt_or_foreign_counts_as_missing_and_is_written_again(how):
-    choices.save(MACHINE, a_record())
-    path = choices.path_of(MACHINE, SITUATION)
+    tuning_cache.save(MACHINE, a_record())
+    path = tuning_cache.path_of(MACHINE, SITUATION)
     path.write_bytes(damaged(json.loads(path.read_text()), how))
-    assert choices.load(MACHINE, SITUATION) is None
-    choices.save(MACHINE, a_record(2.0))
-    assert choices.load(MACHINE, SITUATION) == a_record(2.0)
+    assert tuning_cache.load(MACHINE, SITUATION) is None
+    tuning_cache.save(MACHINE, a_record(2.0))
+    assert tuning_cache.load(MACHINE, SITUATION) == a_record(2.0)
 
 
 def test_a_corrupt_file_does_not_hide_the_others():
     other = Situation(SITUATION.problem, "aligned", 3)
-    choices.save(MACHINE, a_record())
-    choices.save(MACHINE, a_record(1.0, other))
-    choices.path_of(MACHINE, other).write_bytes(b"{")
-    assert choices.load_all(MACHINE) == [a_record()]
+    tuning_cache.save(MACHINE, a_record())
+    tuning_cache.save(MACHINE, a_record(1.0, other))
+    tuning_cache.path_of(MACHINE, other).write_bytes(b"{")
+    assert tuning_cache.load_all(MACHINE) == [a_record()]
 
 
 @pytest.mark.parametrize("place", ["/proc/ksopt-cache", "{file}/cache"])
@@ -203,25 +204,25 @@ def test_a_place_that_cannot_be_written_costs_one_warning(place, tmp_path, monke
     file.touch()
     monkeypatch.setenv("KSOPT_CACHE_DIR", place.format(file=file))
     with pytest.warns(RuntimeWarning, match="KSOPT_CACHE_DIR"):
-        assert not choices.save(MACHINE, a_record())
+        assert not tuning_cache.save(MACHINE, a_record())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with choices.alone(MACHINE, SITUATION):
-            assert not choices.save(MACHINE, a_record())
-    assert choices.load(MACHINE, SITUATION) is None
-    assert choices.load_all(MACHINE) == []
+        with tuning_cache.alone(MACHINE, SITUATION):
+            assert not tuning_cache.save(MACHINE, a_record())
+    assert tuning_cache.load(MACHINE, SITUATION) is None
+    assert tuning_cache.load_all(MACHINE) == []
 
 
 def test_a_full_disk_leaves_the_old_choice(own_cache, monkeypatch):
-    choices.save(MACHINE, a_record())
+    tuning_cache.save(MACHINE, a_record())
 
     def full(_handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(choices.os, "fsync", full)
+    monkeypatch.setattr(tuning_cache.os, "fsync", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
-        assert not choices.save(MACHINE, a_record(2.0))
-    assert choices.load(MACHINE, SITUATION) == a_record()
+        assert not tuning_cache.save(MACHINE, a_record(2.0))
+    assert tuning_cache.load(MACHINE, SITUATION) == a_record()
     assert not list(own_cache.rglob(".aside-*"))
 
 
@@ -229,36 +230,36 @@ def test_a_place_that_others_may_write_is_not_written(own_cache):
     own_cache.mkdir()
     own_cache.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="writable by other users"):
-        assert not choices.save(MACHINE, a_record())
+        assert not tuning_cache.save(MACHINE, a_record())
     assert not list(own_cache.rglob("*.json"))
 
 
 def test_killed_while_writing_the_old_choice_or_the_new_one_is_there(own_cache):
     """A process writes without end and is killed at 25 moments; every time the file is whole."""
-    choices.save(MACHINE, a_record())
+    tuning_cache.save(MACHINE, a_record())
 
     def write_for_ever():
         for us in range(1, 10**9):
-            choices.save(MACHINE, a_record(float(us)))
+            tuning_cache.save(MACHINE, a_record(float(us)))
 
     rng = random.Random(0)
     seen = set()
     for _ in range(25):
         with a_process(write_for_ever):
             time.sleep(rng.uniform(0.0, 0.05))
-        found = choices.load(MACHINE, SITUATION)
+        found = tuning_cache.load(MACHINE, SITUATION)
         assert found is not None
         assert found == a_record(found.timed[1].median_us)
         seen.add(found.timed[1].median_us)
     assert len(seen) > 3  # it did get to write
-    assert choices.load_all(MACHINE) == [found]  # what was left half written is never read
+    assert tuning_cache.load_all(MACHINE) == [found]  # what was left half written is never read
 
 
 def test_only_one_process_at_a_time_measures_a_situation(tmp_path):
     log = tmp_path / "log"
 
     def measure():
-        with choices.alone(MACHINE, SITUATION):
+        with tuning_cache.alone(MACHINE, SITUATION):
             with log.open("a") as file:
                 file.write("in\n")
             time.sleep(0.02)
@@ -279,7 +280,7 @@ def operands(rows):
 
 def test_ten_processes_measure_once_and_all_take_the_choice(monkeypatch, tmp_path):
     device = stand_ins.install(monkeypatch)
-    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    device.ms["mma16"] = [2.0, 1.0, 1.5]
     folder = tmp_path / "said"
     folder.mkdir()
 
@@ -312,7 +313,7 @@ def test_killed_while_measuring_nothing_that_was_measured_is_lost(monkeypatch, t
 
     with a_process(tune):
         wait_for(began.exists)
-    records = choices.load_all(stand_ins.IDENTITY)
+    records = tuning_cache.load_all(stand_ins.IDENTITY)
     assert [record.batch for record in records] == [100, 200]
     for rows in (100, 200):
         assert cuda.choice_for(*operands(rows), False).source == "recorded"
@@ -323,24 +324,29 @@ def test_killed_while_measuring_nothing_that_was_measured_is_lost(monkeypatch, t
 
 
 def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path):
-    monkeypatch.setattr(choices, "_LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(tuning_cache, "_LONGEST_WAIT_S", 0.2)
     held = tmp_path / "held"
 
     def hold():
-        with choices.alone(MACHINE, SITUATION):
+        with tuning_cache.alone(MACHINE, SITUATION):
             held.touch()
             time.sleep(600)
 
     with a_process(hold):
         wait_for(held.exists)
-        with choices.alone(MACHINE, SITUATION):
-            assert choices.save(MACHINE, a_record())
+        with tuning_cache.alone(MACHINE, SITUATION):
+            assert tuning_cache.save(MACHINE, a_record())
 
 
 @pytest.mark.parametrize(
     "edited",
     [
-        *("csrc/cuda/lanes16.cuh", "csrc/host/plans.hpp", "kernels/measure.py", "jit/nvrtc.py"),
+        *(
+            "csrc/cuda/mma16.cuh",
+            "csrc/host/kernel_table.hpp",
+            "measure/interleaved.py",
+            "jit/nvrtc.py",
+        ),
         *("baselines.py", "batched.py"),
     ],
 )
@@ -351,30 +357,32 @@ def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, m
     places = {
         "ksopt": Path(ksopt.__file__).parent,
         "ksopt.csrc": Path(ksopt.csrc.__file__).parent,
-        "ksopt.kernels": Path(choices.__file__).parent,
-        "ksopt.jit": Path(choices.__file__).parents[1] / "jit",
+        "ksopt.kernels": Path(tuning_cache.__file__).parent,
+        "ksopt.jit": Path(tuning_cache.__file__).parents[1] / "jit",
+        "ksopt.measure": Path(tuning_cache.__file__).parents[1] / "measure",
     }
     copies = {
         "ksopt": tmp_path,
         "ksopt.csrc": tmp_path / "csrc",
         "ksopt.kernels": tmp_path / "kernels",
         "ksopt.jit": tmp_path / "jit",
+        "ksopt.measure": tmp_path / "measure",
     }
-    for name in ("ksopt.csrc", "ksopt.kernels", "ksopt.jit"):
+    for name in ("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"):
         shutil.copytree(places[name], copies[name])
     for name in ("baselines.py", "batched.py"):
         shutil.copy(places["ksopt"] / name, tmp_path)
-    before = choices.code_digest()
-    monkeypatch.setattr(choices.resources, "files", copies.__getitem__)
-    choices.code_digest.cache_clear()
+    before = tuning_cache.code_digest()
+    monkeypatch.setattr(sources.resources, "files", copies.__getitem__)
+    sources.digest.cache_clear()
     try:
-        assert choices.code_digest() == before
+        assert tuning_cache.code_digest() == before
         with (tmp_path / edited).open("a") as file:
             file.write(" ")
-        choices.code_digest.cache_clear()
-        assert choices.code_digest() != before
+        sources.digest.cache_clear()
+        assert tuning_cache.code_digest() != before
     finally:
-        choices.code_digest.cache_clear()
+        sources.digest.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -406,8 +414,8 @@ def test_how_rows_lie(x, last, expected):
 def test_what_another_user_planted_is_not_believed(how, own_cache, monkeypatch):
     if how != "open to all" and os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
-    choices.save(MACHINE, a_record())
-    path = choices.path_of(MACHINE, SITUATION)
+    tuning_cache.save(MACHINE, a_record())
+    path = tuning_cache.path_of(MACHINE, SITUATION)
     if how == "theirs":
         os.chown(path.parent, 54321, -1)
     elif how == "open to all":
@@ -418,19 +426,22 @@ def test_what_another_user_planted_is_not_believed(how, own_cache, monkeypatch):
         os.chown(link, 54321, -1, follow_symlinks=False)
         monkeypatch.setenv("KSOPT_CACHE_DIR", str(link))
     with pytest.warns(RuntimeWarning, match=r"another user|other users"):
-        assert choices.load(MACHINE, SITUATION) is None
+        assert tuning_cache.load(MACHINE, SITUATION) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one warning is enough
-        assert choices.load(MACHINE, SITUATION) is None
-        assert choices.load_all(MACHINE) == []
+        assert tuning_cache.load(MACHINE, SITUATION) is None
+        assert tuning_cache.load_all(MACHINE) == []
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("years of work")
-    choices.save(MACHINE, a_record())
-    choices.path_of(MACHINE, SITUATION).with_suffix(".lock").symlink_to(precious)
-    with pytest.warns(RuntimeWarning, match="symbolic links"), choices.alone(MACHINE, SITUATION):
+    tuning_cache.save(MACHINE, a_record())
+    tuning_cache.path_of(MACHINE, SITUATION).with_suffix(".lock").symlink_to(precious)
+    with (
+        pytest.warns(RuntimeWarning, match="symbolic links"),
+        tuning_cache.alone(MACHINE, SITUATION),
+    ):
         pass
     assert precious.read_text() == "years of work"
 
@@ -438,5 +449,5 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
 def test_nothing_here_warns_by_itself():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        choices.save(MACHINE, a_record())
-        assert choices.load(MACHINE, SITUATION) is not None
+        tuning_cache.save(MACHINE, a_record())
+        assert tuning_cache.load(MACHINE, SITUATION) is not None

@@ -8,20 +8,12 @@ import torch
 from stand_ins import OnDevice
 
 from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
-from ksopt.kernels import (
-    choices,
-    cuda,
-    decision,
-    families,
-    general,
-    lanes32,
-    measure,
-    packed,
-    pytorch_ways,
-    scopes,
-)
-from ksopt.kernels.families import Machine
-from ksopt.pattern import Pattern
+from ksopt.kernels import autotuner, tuning_cache, weight_cache, weight_scopes
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.families import base, mma_tf32x3, naive, pytorch_ops
+from ksopt.kernels.families.base import Machine
+from ksopt.measure import interleaved
+from ksopt.patterns.chain import Pattern
 
 PATTERN = Pattern(4, 64, 64, 16)
 
@@ -49,21 +41,21 @@ def in_a_new_process():
 
 
 def test_the_fastest_is_taken_and_kept(device):
-    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    device.ms["mma16"] = [2.0, 1.0, 1.5]
     x, weight = operands()
-    assert cuda.run(x, weight, False) == "lanes16 1"
+    assert cuda.run(x, weight, False) == "mma16 1"
     choice = cuda.choice_for(x, weight, False)
     assert choice is cuda.choice_for(x, weight, False)
-    taken = [us for name, us in choice.times_us if name == "lanes16"]
+    taken = [us for name, us in choice.times_us if name == "mma16"]
     assert taken[:3] == [2000.0, 1000.0, 1500.0]
     assert choice.source == "measured"
 
 
 def test_a_kernel_with_a_wrong_result_cannot_be_chosen(device):
-    device.ms["lanes16"] = [1.0, 2.0]
-    device.faults["lanes16 0"] = "its result is wrong (by a stand-in)"
+    device.ms["mma16"] = [1.0, 2.0]
+    device.faults["mma16 0"] = "its result is wrong (by a stand-in)"
     with pytest.warns(RuntimeWarning, match=r"is left out: its result is wrong \(by a stand-in\)"):
-        assert cuda.run(*operands(), False) == "lanes16 1"
+        assert cuda.run(*operands(), False) == "mma16 1"
 
 
 def test_pytorch_is_taken_where_it_is_faster(device):
@@ -88,7 +80,7 @@ def test_a_few_rows_are_timed_by_the_series(device, rows, pattern, products):
     choice = cuda.choice_for(x, weight, False)
     assert choice.name == "bmm"
     assert dict(choice.times_us)["bmm"] == pytest.approx(500.0)
-    assert decision._products(cuda.situation_of(x, weight, False), weight) == products
+    assert autotuner._products(cuda.situation_of(x, weight, False), weight) == products
     calls = device.clock.calls.count("bmm")
     assert calls % products == 0
     assert calls // products >= 3 + 2  # rounds, after the warm-up
@@ -99,7 +91,7 @@ def test_what_was_not_told_apart_goes_to_the_simpler_way(device):
     assert cuda.run(*operands(), False) == "bmm"
     cuda.forget()
     device.ms["bmm"] = 1.015
-    assert cuda.run(*operands(rows=3000), False).startswith("lanes16")
+    assert cuda.run(*operands(rows=3000), False).startswith("mma16")
 
 
 def test_what_is_hopeless_is_timed_no_longer(device):
@@ -108,22 +100,22 @@ def test_what_is_hopeless_is_timed_no_longer(device):
     assert device.clock.calls.count("permuted 0") == 3
     # Two to warm up and two rounds, for one alone may be a hiccup; its weight kept, and fresh.
     assert device.clock.calls.count("bmm") == 2 * (2 + 2)
-    assert device.clock.calls.count("lanes16 0") > 5
+    assert device.clock.calls.count("mma16 0") > 5
 
 
 def test_a_first_call_that_loads_for_long_drops_nothing(device, monkeypatch):
     """A library's first call takes the host long; its device waits, and the way is fast."""
-    device.clock.hiccups["lanes16 0", 2] = 500.0  # it was called once to be compared
+    device.clock.hiccups["mma16 0", 2] = 500.0  # it was called once to be compared
     now = iter(range(10**9))
     monkeypatch.setattr(
-        measure.time, "perf_counter", lambda: device.clock.now_ms / 1e3 + next(now) / 1e9
+        interleaved.time, "perf_counter", lambda: device.clock.now_ms / 1e3 + next(now) / 1e9
     )
-    assert cuda.run(*operands(), False) == "lanes16 0"
+    assert cuda.run(*operands(), False) == "mma16 0"
 
 
 def test_a_hiccup_of_one_round_drops_nothing(device):
-    device.clock.hiccups["lanes16 0", 4] = 100.0  # one is compared, two warm it up, one is timed
-    assert cuda.run(*operands(), False) == "lanes16 0"
+    device.clock.hiccups["mma16 0", 4] = 100.0  # one is compared, two warm it up, one is timed
+    assert cuda.run(*operands(), False) == "mma16 0"
 
 
 def test_a_situation_is_a_batch_up_to_the_next_power_of_two():
@@ -150,10 +142,10 @@ def test_rows_that_are_not_aligned_are_another_situation():
 def test_tf32_is_another_situation_and_another_kernel(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        families.Tile, "launcher", lambda tile, _: asked.append(tile.problem.exact) or _noop
+        base.Tile, "launcher", lambda tile, _: asked.append(tile.problem.exact) or _noop
     )
     for exact in (True, False):
-        monkeypatch.setattr(lanes32, "precise", lambda exact=exact: exact)
+        monkeypatch.setattr(mma_tf32x3, "precise", lambda exact=exact: exact)
         asked.clear()
         cuda.run(*operands(torch.float32), False)
         assert set(asked) == {exact}
@@ -168,11 +160,11 @@ def _noop(x, weight):
 
 def test_the_weight_is_kept_only_where_that_pays(device):
     """Preparing costs 0.3 ms in one way and 0.02 in another."""
-    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "bmm_paper": 0.7}
+    device.ms |= {"bmm": 0.5, "mma16": [0.9], "bmm_paper": 0.7}
     device.preparing_ms = {"bmm": 0.3, "bmm_paper": 0.02}
     x, weight = operands(torch.float16)
     assert cuda.run(x, weight, False) == "bmm"
-    with scopes.changing():
+    with weight_scopes.changing():
         assert cuda.run(x, weight, False) == "bmm_paper"
         assert cuda.choice_for(x, weight, False).name == "bmm_paper"
     decision = next(iter(cuda._decisions.values()))
@@ -189,34 +181,34 @@ def test_the_weight_is_kept_only_where_that_pays(device):
 
 
 def test_a_first_product_in_training_times_kept_weights_as_kept(device):
-    device.ms |= {"bmm": 0.5, "lanes16": [0.9]}
+    device.ms |= {"bmm": 0.5, "mma16": [0.9]}
     device.preparing_ms = {"bmm": 1.0}
-    with scopes.changing():
-        assert cuda.run(*operands(), False) == "lanes16 0"
+    with weight_scopes.changing():
+        assert cuda.run(*operands(), False) == "mma16 0"
     assert cuda.run(*operands(), False) == "bmm"
 
 
 def test_timing_leaves_no_prepared_weights_behind(monkeypatch):
-    prepare = pytorch_ways.BASELINES["bmm_paper"].prepare
+    prepare = pytorch_ops.BASELINES["bmm_paper"].prepare
 
     def multiplier(name, problem):
         def call(x, weight):
-            return packed.prepared(weight, name, lambda w: prepare(w, False))
+            return weight_cache.prepared(weight, name, lambda w: prepare(w, False))
 
         return call
 
-    monkeypatch.setattr(pytorch_ways, "multiplier", multiplier)
-    packed.refresh()
+    monkeypatch.setattr(pytorch_ops, "multiplier", multiplier)
+    weight_cache.refresh()
     pattern = Pattern(2, 4, 4, 2)
     x, weight = operands(pattern=pattern)
     cuda.choice_for(x, weight, False)
-    assert packed.kept_bytes(torch.device("cpu")) == 0
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
     with torch.inference_mode():  # a weight that counts no versions stands for one that does
         cuda.choice_for(*operands(pattern=Pattern(2, 4, 4, 4)), False)
 
 
 def test_a_captured_graph_gets_the_choice_for_weights_that_change(device, monkeypatch):
-    device.ms |= {"bmm": 0.5, "lanes16": [0.9], "bmm_paper": 0.7}
+    device.ms |= {"bmm": 0.5, "mma16": [0.9], "bmm_paper": 0.7}
     device.preparing_ms = {"bmm": 0.3}
     assert cuda.run(*operands(), False) == "bmm"
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -226,7 +218,7 @@ def test_a_captured_graph_gets_the_choice_for_weights_that_change(device, monkey
 @pytest.mark.parametrize("mode", ["off", "model"])
 def test_without_measuring(device, monkeypatch, mode):
     monkeypatch.setenv("KSOPT_TUNE", mode)
-    expected = {"off": "bmm", "model": "lanes16 0"}[mode]
+    expected = {"off": "bmm", "model": "mma16 0"}[mode]
     for _ in range(2):
         assert cuda.run(*operands(), False) == expected
     assert device.clock.calls == [expected] * 2
@@ -244,28 +236,28 @@ def test_nothing_is_timed_where_it_must_not_be(device, monkeypatch, why):
         cuda._timing.acquire()
     try:
         for _ in range(2):
-            assert cuda.run(*operands(), False) == "lanes16 0"
+            assert cuda.run(*operands(), False) == "mma16 0"
     finally:
         if why == "busy":
             cuda._timing.release()
-    assert device.clock.calls == ["lanes16 0"] * 2
-    assert device.clock.built == ["lanes16 0"]
+    assert device.clock.calls == ["mma16 0"] * 2
+    assert device.clock.built == ["mma16 0"]
     assert not cuda._decisions  # the next product may be timed
 
 
 def test_deterministic_products_are_those_predicted_whatever_was_measured(device, monkeypatch):
-    device.ms["lanes16"] = [2.0, 1.0]
+    device.ms["mma16"] = [2.0, 1.0]
     x, weight = operands()
     monkeypatch.setattr(cuda, "_launch_known", lambda *_: "what the host library knows")
     monkeypatch.setattr(torch.ops, "ksopt_host", HostLibrary(), raising=False)
-    assert cuda.run(x, weight, False) == "lanes16 1"
+    assert cuda.run(x, weight, False) == "mma16 1"
     assert cuda.run_known(x, weight, False) == "what the host library knows"
     with monkeypatch.context() as patch:
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert cuda.run_known(x, weight, False) is None
         for _ in range(2):
-            assert cuda.run(x, weight, False) == "lanes16 0"
-    assert cuda.run(x, weight, False) == "lanes16 1"
+            assert cuda.run(x, weight, False) == "mma16 0"
+    assert cuda.run(x, weight, False) == "mma16 1"
 
 
 class HostLibrary:
@@ -306,31 +298,31 @@ def test_without_memory_to_time_in_the_best_predicted_is_taken(device, monkeypat
 
     monkeypatch.setattr(cuda, "checking", too_big)
     for _ in range(2):
-        assert cuda.run(*operands(), False) == "lanes16 0"
-    assert device.clock.calls == ["lanes16 0"] * 2
-    assert choices.load_all(stand_ins.IDENTITY) == []
+        assert cuda.run(*operands(), False) == "mma16 0"
+    assert device.clock.calls == ["mma16 0"] * 2
+    assert tuning_cache.load_all(stand_ins.IDENTITY) == []
 
 
 def test_the_next_process_takes_the_choice_without_timing(device):
-    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    device.ms["mma16"] = [2.0, 1.0, 1.5]
     cuda.run(*operands(), False)
     in_a_new_process()
     device.clock.calls.clear()
     device.clock.built.clear()
-    assert cuda.run(*operands(), False) == "lanes16 1"
-    assert device.clock.calls == ["lanes16 1"]
-    assert device.clock.built == ["lanes16 1"]
+    assert cuda.run(*operands(), False) == "mma16 1"
+    assert device.clock.calls == ["mma16 1"]
+    assert device.clock.built == ["mma16 1"]
     choice = cuda.choice_for(*operands(), False)
     assert choice.source == "recorded"
     assert len(choice.times_us) > 5
 
 
 def test_what_is_recorded_serves_while_a_graph_is_captured(device, monkeypatch):
-    device.ms["lanes16"] = [2.0, 1.0, 1.5]
+    device.ms["mma16"] = [2.0, 1.0, 1.5]
     cuda.run(*operands(), False)
     in_a_new_process()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert cuda.run(*operands(), False) == "lanes16 1"
+    assert cuda.run(*operands(), False) == "mma16 1"
 
 
 @pytest.mark.parametrize("change", ["driver", "code", "device"])
@@ -339,7 +331,7 @@ def test_another_machine_or_another_kernel_measures_anew(device, monkeypatch, ch
     in_a_new_process()
     device.clock.calls.clear()
     monkeypatch.setattr(
-        choices, "cuda_machine", lambda _: {**stand_ins.IDENTITY, change: "another"}
+        tuning_cache, "cuda_machine", lambda _: {**stand_ins.IDENTITY, change: "another"}
     )
     cuda.run(*operands(), False)
     assert "bmm" in device.clock.calls
@@ -350,14 +342,14 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
     cuda.run(*operands(), False)
     in_a_new_process()
     device.clock.calls.clear()
-    built = families.Tile.launcher
+    built = base.Tile.launcher
     if what == "family":
         monkeypatch.setattr(cuda.ways, "FAMILIES", ())
     elif what == "config":
-        real = families.lanes16.configs
-        values = choices.load_all(stand_ins.IDENTITY)[0].chosen(changing=False).config
+        real = base.mma16.configs
+        values = tuning_cache.load_all(stand_ins.IDENTITY)[0].chosen(changing=False).config
         monkeypatch.setattr(
-            families.lanes16,
+            base.mma16,
             "configs",
             lambda *args: (c for c in real(*args) if vars(c) != values),
         )
@@ -370,7 +362,7 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
                 raise CompilationError("no")
             return built(tile, index)
 
-        monkeypatch.setattr(families.Tile, "launcher", once)
+        monkeypatch.setattr(base.Tile, "launcher", once)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         cuda.run(*operands(), False)
@@ -384,25 +376,25 @@ def tuned():
 
 
 def test_tune_does_not_time_what_is_wrong(device):
-    device.faults = {f"lanes16 {rank}": "it is wrong" for rank in range(8)}
+    device.faults = {f"mma16 {rank}": "it is wrong" for rank in range(8)}
     device.faults["bmm"] = "PyTorch is what the others are measured by"
-    with pytest.warns(RuntimeWarning, match=r"lanes16\(.* is left out: it is wrong"):
+    with pytest.warns(RuntimeWarning, match=r"mma16\(.* is left out: it is wrong"):
         assert tuned() == "bmm"
-    assert device.clock.calls.count("lanes16 0") == 1
+    assert device.clock.calls.count("mma16 0") == 1
 
 
 def test_tune_measures_again_and_keeps_what_is_not_beaten(device):
-    device.ms |= {"bmm": 0.5, "lanes16": [0.505]}
+    device.ms |= {"bmm": 0.5, "mma16": [0.505]}
     assert cuda.run(*operands(), False) == "bmm"
-    device.ms |= {"bmm": 0.505, "lanes16": [0.5]}
+    device.ms |= {"bmm": 0.505, "mma16": [0.5]}
     assert tuned() == "bmm"
-    device.ms |= {"bmm": 0.51, "lanes16": [0.3]}
-    assert tuned() == "lanes16"
-    assert cuda.run(*operands(), False) == "lanes16 0"
-    device.ms |= {"bmm": 0.298, "lanes16": [0.3]}
-    assert tuned() == "lanes16"
+    device.ms |= {"bmm": 0.51, "mma16": [0.3]}
+    assert tuned() == "mma16"
+    assert cuda.run(*operands(), False) == "mma16 0"
+    device.ms |= {"bmm": 0.298, "mma16": [0.3]}
+    assert tuned() == "mma16"
     in_a_new_process()
-    assert cuda.run(*operands(), False) == "lanes16 0"
+    assert cuda.run(*operands(), False) == "mma16 0"
 
 
 def test_an_empty_batch_is_not_timed(device):
@@ -422,8 +414,8 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
         raise UnavailableError("The package cuda-bindings is not installed.")
 
     monkeypatch.setattr(Machine, "of_device", missing)
-    monkeypatch.setattr(choices, "cuda_machine", missing)
-    monkeypatch.setattr(general, "launcher", missing)
+    monkeypatch.setattr(tuning_cache, "cuda_machine", missing)
+    monkeypatch.setattr(naive, "launcher", missing)
     with pytest.warns(RuntimeWarning, match="cuda-bindings") as caught:
         found = cuda.run(*operands(), False)
     assert found == "bmm"
@@ -434,15 +426,15 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
 
 
 def test_a_tile_that_does_not_compile_is_left_out_with_a_warning(device, monkeypatch):
-    built = families.Tile.launcher
+    built = base.Tile.launcher
 
     def fails(tile, index):
-        if tile.family.name == "lanes16":
+        if tile.family.name == "mma16":
             raise CompilationError("line 7")
         return built(tile, index)
 
-    monkeypatch.setattr(families.Tile, "launcher", fails)
-    with pytest.warns(RuntimeWarning, match=r"lanes16\(.* does not compile: line 7"):
+    monkeypatch.setattr(base.Tile, "launcher", fails)
+    with pytest.warns(RuntimeWarning, match=r"mma16\(.* does not compile: line 7"):
         assert cuda.run(*operands(), False) == "bmm"
 
 
@@ -451,12 +443,12 @@ def test_a_way_that_runs_out_of_memory_is_left_out(device, monkeypatch):
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr(
-        pytorch_ways,
+        pytorch_ops,
         "multiplier",
         lambda name, _: too_big if name == "bmm_paper" else device.plain(name),
     )
     x, weight = operands()
-    assert cuda.run(x, weight, False) == "lanes16 0"
+    assert cuda.run(x, weight, False) == "mma16 0"
     assert "bmm_paper" not in dict(cuda.choice_for(x, weight, False).times_us)
 
 
@@ -464,7 +456,7 @@ def test_a_way_that_cannot_run_is_left_out_with_a_warning(device, monkeypatch):
     def refuses(x, weight):
         raise RuntimeError("too many resources requested for launch")
 
-    monkeypatch.setattr(families.Tile, "launcher", lambda tile, _: refuses)
+    monkeypatch.setattr(base.Tile, "launcher", lambda tile, _: refuses)
     with pytest.warns(RuntimeWarning, match="cannot run on this device and is left out"):
         assert cuda.run(*operands(), False) == "bmm"
 

@@ -11,9 +11,9 @@ import torch
 from checks import assert_close_to_float64, operands
 from cuda_emulator import EmulationError, Instance, TranslationError, translate
 
-from ksopt.kernels import general, lanes16
+from ksopt.kernels.families import mma16, naive
 from ksopt.kernels.problem import Geometry, Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 THREADS = 64
 SCALAR = Pattern(1, 1, 1, 1)
@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)
 def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> Instance:
     """One block whose threads run ``body``; t is the thread, x, w and y are fp32."""
     source = (
-        '#include "problem.cuh"\n#include "ptx.cuh"\n'
+        '#include "kernel_params.cuh"\n#include "ptx.cuh"\n'
         'extern "C" __global__ void __launch_bounds__(1024) small(const Arguments arguments) {\n'
         "  const float* x = static_cast<const float*>(arguments.x);\n"
         "  const float* w = static_cast<const float*>(arguments.weight);\n"
@@ -35,7 +35,7 @@ def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> In
     return Instance(Problem(pattern, "float32", False), source, Geometry(threads, 0, 1, 1, 1))
 
 
-COPY = "copy_async_16(tile + 4 * t, x + t / 4 * 4, true); commit_copies();"
+COPY = "copy_async_16(tile + 4 * t, x + t / 4 * 4, true); cp_async_commit_group();"
 
 # Each kernel reads x[t] and writes y[t] for t below THREADS. The words are of the report.
 FAULTS = {
@@ -89,7 +89,7 @@ FAULTS = {
     "misaligned copy": ("copy_async_16(tile + 4 * t, x + 1, true);", "not a multiple of its size"),
     "a copy read too early": (COPY + "y[t] = tile[4 * t];", "copy to it is under way"),
     "a copy waited for by one": (
-        COPY + "wait_for_copies<0>(); y[t] = tile[t < 4 ? 0 : 4 * (t - 4)];",
+        COPY + "cp_async_wait_group<0>(); y[t] = tile[t < 4 ? 0 : 4 * (t - 4)];",
         "race: read|copy to it is under way",
     ),
     "a copy that nobody waits for": (COPY + "y[t] = x[t];", "ended before a copy it began"),
@@ -116,9 +116,10 @@ GOOD = {
         "tile[t] = v; y[t] = v;"
     ),
     "named": "tile[t] = x[t]; wait_at(1 + t / 32, 32); y[t] = tile[t ^ 31];",
-    "copy": COPY + "wait_for_copies<0>(); __syncthreads(); y[t] = tile[4 * (63 - t) + t % 4];",
+    "copy": COPY + "cp_async_wait_group<0>(); __syncthreads(); y[t] = tile[4 * (63 - t) + t % 4];",
     "no copy": (
-        "copy_async_16(tile + 4 * t, nullptr, false); commit_copies(); wait_for_copies<0>();"
+        "copy_async_16(tile + 4 * t, nullptr, false); "
+        "cp_async_commit_group(); cp_async_wait_group<0>();"
         "y[t] = tile[4 * t];"
     ),
 }  # fmt: skip
@@ -248,36 +249,40 @@ def without(pattern: str, which: int, replacement: str = ""):
     return edit
 
 
-GENERAL = Problem(Pattern(2, 17, 33, 3), "float16", True)
+NAIVE = Problem(Pattern(2, 17, 33, 3), "float16", True)
 WIDE = Problem(Pattern(1, 24, 40, 8), "float16", False)
 NARROW = Problem(Pattern(2, 24, 72, 3), "bfloat16", False)
-BARRIER, WAIT = r"__syncthreads\(\);", r"wait_for_copies<[^>]*>\(\);"
+BARRIER, WAIT = r"__syncthreads\(\);", r"cp_async_wait_group<[^>]*>\(\);"
 
 # What is taken from which header, and what the report then says.
 MUTATIONS = {
     "general: the barrier before the products": (
-        GENERAL, "general.cuh", without(BARRIER, 0), "race|nothing wrote"),
+        NAIVE, "naive.cuh", without(BARRIER, 0), "race|nothing wrote"),
     "general: the barrier after the products": (
-        GENERAL, "general.cuh", without(BARRIER, 1), "race"),
+        NAIVE, "naive.cuh", without(BARRIER, 1), "race"),
     "general: the tail of l": (
-        GENERAL, "general.cuh", without(r"&& l0 \+ l < P::C", 0), "outside x|are wrong"),
+        NAIVE, "naive.cuh", without(r"&& l0 \+ l < P::C", 0), "outside x|are wrong"),
     "general: the tail of k, of the result": (
-        GENERAL, "general.cuh", without(r"&& k < P::B", 0), "written twice|outside"),
+        NAIVE, "naive.cuh", without(r"&& k < P::B", 0), "written twice|outside"),
     "general: the last tile of k": (
-        GENERAL, "general.cuh", without(r"P::B \+ OUTPUTS - 1", 0, "P::B"), "never written"),
+        NAIVE, "naive.cuh", without(r"P::B \+ OUTPUTS - 1", 0, "P::B"), "never written"),
     "general: a column too few": (
-        GENERAL, "general.cuh", without(r"ROWS \+ 1\]", 0, "ROWS - 1]"), "beyond its array"),
-    "lanes16: the barrier before the products": (
-        NARROW, "lanes16.cuh", without(BARRIER, 0), "race|under way|nothing wrote"),
-    "lanes16: the barrier before the result": (
-        WIDE, "lanes16.cuh", without(BARRIER, 1), "race|nothing wrote"),
-    "lanes16: the wait": (WIDE, "lanes16.cuh", without(WAIT, 0), "under way"),
-    "lanes16: one stage less to wait for": (
-        WIDE, "lanes16.cuh", without(WAIT, 0, "wait_for_copies<Tile::STAGES - 1>();"), "under way"),
-    "lanes16: the tail of the batch": (
-        WIDE, "lanes16.cuh", without(r"arguments\.batch - row0", 1, "BM"), "outside"),
-    "lanes16: two outputs changed": (
-        WIDE, "rows.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
+        NAIVE, "naive.cuh", without(r"ROWS \+ 1\]", 0, "ROWS - 1]"), "beyond its array"),
+    "mma16: the barrier before the products": (
+        NARROW, "mma16.cuh", without(BARRIER, 0), "race|under way|nothing wrote"),
+    "mma16: the barrier before the result": (
+        WIDE, "mma16.cuh", without(BARRIER, 1), "race|nothing wrote"),
+    "mma16: the wait": (WIDE, "mma16.cuh", without(WAIT, 0), "under way"),
+    "mma16: one stage less to wait for": (
+        WIDE,
+        "mma16.cuh",
+        without(WAIT, 0, "cp_async_wait_group<Tile::STAGES - 1>();"),
+        "under way",
+    ),
+    "mma16: the tail of the batch": (
+        WIDE, "mma16.cuh", without(r"arguments\.batch - row0", 1, "BM"), "outside"),
+    "mma16: two outputs changed": (
+        WIDE, "smem_layout.cuh", without(r"column / 2 \+ column % 2 \* 4", 0, "column"),
         "are wrong|race"),
     "ptx: the halves of a pair": (
         WIDE, "ptx.cuh", without(r'"f"\(high\), "f"\(low\)', 0, '"f"(low), "f"(high)'),
@@ -289,16 +294,16 @@ MUTATIONS = {
 
 
 def real_kernel(emulator, problem, edit=lambda name, text: text):
-    if problem == GENERAL:
-        config = general.default_config(problem)
-        made = general.source(problem, config), general.geometry(problem, config)
+    if problem == NAIVE:
+        config = naive.default_config(problem)
+        made = naive.source(problem, config), naive.geometry(problem, config)
     else:
         tile = next(
             c
-            for c in lanes16.configs(problem, 1)
+            for c in mma16.configs(problem, 1)
             if c.stages == 3 and c.warps_n > 1 and c.warps_m > 1
         )
-        made = lanes16.source(problem, tile), lanes16.geometry(problem, tile)
+        made = mma16.source(problem, tile), mma16.geometry(problem, tile)
     (kernel,) = emulator.build([Instance(problem, *made)], edit)
     return kernel
 
@@ -308,7 +313,7 @@ def compute(kernel, problem):
     assert_close_to_float64(kernel(x, weight), x, weight, problem)
 
 
-@pytest.mark.parametrize("problem", [GENERAL, WIDE, NARROW], ids=["general", "wide", "narrow"])
+@pytest.mark.parametrize("problem", [NAIVE, WIDE, NARROW], ids=["naive", "wide", "narrow"])
 def test_the_real_kernels_pass(emulator, problem):
     compute(real_kernel(emulator, problem), problem)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels import launch, ways
-from ksopt.kernels.families import FAMILIES, TILES, Family, Machine, best_tiles, ranked_tiles
+from ksopt.kernels import launcher, registry
+from ksopt.kernels.families.base import FAMILIES, TILES, Family, Machine, best_tiles, ranked_tiles
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 H200 = Machine((9, 0), 132, 228 * 1024)
 A100 = Machine((8, 0), 108, 164 * 1024)
@@ -46,7 +46,7 @@ def test_tiles_fit_and_come_by_predicted_time(machine: Machine) -> None:
 
 def test_instructions_of_one_capability_stay_there() -> None:
     only = {family.name for family in FAMILIES if family.only}
-    assert only >= {"lanes32_wgmma", "batch_last16_wgmma"}
+    assert only >= {"wgmma_tf32x3", "batch_last_wgmma16"}
     for machine in (A100, RTX):
         for problem in PROBLEMS:
             names = {tile.family.name for tile in best_tiles(problem, 25_088, machine)}
@@ -83,13 +83,13 @@ def test_short_sums_of_split_products_are_left_to_pytorch(last: bool) -> None:
 def test_which_families_prepare_weights() -> None:
     d1, d4 = Pattern(4, 64, 64, 1), Pattern(4, 64, 64, 4)
     prepare = {f.name: (f.prepares(d1), f.prepares(d4)) for f in FAMILIES}
-    assert prepare["lanes16"] == prepare["lanes32"] == prepare["small_batch"] == (False, False)
-    assert prepare["batch_last16"] == prepare["permuted"] == (False, True)
-    assert prepare["lanes32_wgmma"] == (True, True)
+    assert prepare["mma16"] == prepare["mma_tf32x3"] == prepare["decode_mma16"] == (False, False)
+    assert prepare["batch_last_mma16"] == prepare["permuted"] == (False, True)
+    assert prepare["wgmma_tf32x3"] == (True, True)
 
 
 def test_one_product_takes_less_time_than_three() -> None:
-    for name in ("lanes32", "lanes32_wgmma", "batch_last32"):
+    for name in ("mma_tf32x3", "wgmma_tf32x3", "batch_last_mma_tf32x3"):
         family = next(family for family in FAMILIES if family.name == name)
         pattern = Pattern(1, 1024, 512, 1)  # bound by products, not by memory
         exact = Problem(pattern, "float32", name.startswith("batch_last"))
@@ -165,9 +165,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Device:
         multi_processor_count = H200.multiprocessors
 
-    monkeypatch.setattr(launch.nvrtc, "cubin", compiled)
-    monkeypatch.setattr(launch.arch, "of_device", lambda _: "sm_90a")
-    monkeypatch.setattr(launch.driver, "load_kernel", lambda *_: 1)
+    monkeypatch.setattr(launcher.nvrtc, "cubin", compiled)
+    monkeypatch.setattr(launcher.arch, "of_device", lambda _: "sm_90a")
+    monkeypatch.setattr(launcher.driver, "load_kernel", lambda *_: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device())
     return asked
@@ -194,15 +194,15 @@ def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come
 ):
     """So that the ways of a race are compiled side by side, and not each at its first call."""
     problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
-    tiles = [way for way in ways.candidates(problem, 1001, H200) if way.tile is not None]
+    tiles = [way for way in registry.candidates(problem, 1001, H200) if way.tile is not None]
     tiles = [way for way in tiles if way.name != "permuted"]  # copies unfit rows
     assert tiles
-    for way, call in ways.built(tiles, 0, "unaligned"):
+    for way, call in registry.built(tiles, 0, "unaligned"):
         asked.clear()
         built = way.build(0, "unaligned")
         assert asked[:-1] == way.tile.sources()
         asked.clear()
-        for launcher in (call, built):
-            launchers = [launcher, getattr(launcher, "multiply", launcher)]
+        for one in (call, built):
+            launchers = [one, getattr(one, "multiply", one)]
             assert [one.fallback for one in launchers if one.make_fallback is not None]
         assert not asked

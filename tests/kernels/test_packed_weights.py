@@ -14,7 +14,7 @@ from torch import nn
 
 import ksopt
 from ksopt import KSLinear
-from ksopt.kernels import dispatch, packed, scopes
+from ksopt.kernels import dispatch, weight_cache, weight_scopes
 from ksopt.reference import ks_reference
 
 
@@ -32,14 +32,14 @@ class Counting:
 
 @pytest.fixture
 def prepare():
-    packed.refresh()
+    weight_cache.refresh()
     yield Counting()
-    packed.refresh()
+    weight_cache.refresh()
 
 
 def ask(weight, prepare, form="adbc"):
     """What is prepared is always right, whether it was kept or not."""
-    found = packed.prepared(weight, form, prepare)
+    found = weight_cache.prepared(weight, form, prepare)
     torch.testing.assert_close(found, weight.detach().permute(0, 3, 1, 2), rtol=0, atol=0)
     return found
 
@@ -160,14 +160,14 @@ def test_views_that_torch_does_not_know_are_kept_with_their_owner(prepare, mode)
             with mode():
                 view = unknown_view(weight)
                 assert view._base is None
-                with scopes.owned_by(weight):
+                with weight_scopes.owned_by(weight):
                     ask(view, prepare)
         assert prepare.count == count
         with torch.no_grad():
             weight.add_(1)
-    assert list(packed._by_weight) == [id(weight)]
-    packed.forget(weight)
-    assert not packed._by_weight
+    assert list(weight_cache._by_weight) == [id(weight)]
+    weight_cache.forget(weight)
+    assert not weight_cache._by_weight
 
 
 def test_an_owner_may_be_a_view_itself(prepare):
@@ -175,29 +175,29 @@ def test_an_owner_may_be_a_view_itself(prepare):
     owner = base[1]
     for count in (1, 2):
         for _ in range(3):
-            with scopes.owned_by(owner):
+            with weight_scopes.owned_by(owner):
                 ask(unknown_view(owner), prepare)
         assert prepare.count == count
         base.mul_(2)
-    assert list(packed._by_weight) == [id(base)]
+    assert list(weight_cache._by_weight) == [id(base)]
 
 
 def test_other_memory_has_another_owner(prepare):
     weight, other = new_weight(), new_weight()
-    with scopes.owned_by(other):
+    with weight_scopes.owned_by(other):
         first = ask(weight, prepare)
         with torch.no_grad():
             other.add_(1)
         assert ask(weight, prepare) is first
-        assert list(packed._by_weight) == [id(weight)]
-    assert scopes.said.owner is None
+        assert list(weight_cache._by_weight) == [id(weight)]
+    assert weight_scopes.said.owner is None
 
 
 def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
     weight = new_weight()
     for count in (1, 2):
         for _ in range(3):
-            cast = packed.cast(weight, torch.bfloat16)
+            cast = weight_cache.cast(weight, torch.bfloat16)
             assert torch.equal(cast, weight.detach().bfloat16())
             assert not cast.requires_grad
             ask(cast, prepare)
@@ -205,11 +205,11 @@ def test_a_cast_is_kept_and_what_is_prepared_of_it_goes_with_it(prepare):
         with torch.no_grad():
             weight.mul_(2)
     # The cast, and what is prepared of it: two bytes an element each.
-    assert packed.kept_bytes(weight.device) == 4 * weight.numel()
+    assert weight_cache.kept_bytes(weight.device) == 4 * weight.numel()
     del cast
-    packed.forget(weight)
+    weight_cache.forget(weight)
     gc.collect()
-    assert not packed._by_weight
+    assert not weight_cache._by_weight
 
 
 def test_autocast_keeps_casts_of_what_is_not_trained(prepare):
@@ -218,19 +218,19 @@ def test_autocast_keeps_casts_of_what_is_not_trained(prepare):
     with torch.autocast("cpu", torch.bfloat16):
         with torch.no_grad():
             layer(x)
-        assert len(packed._by_weight) == 2
-        first = packed.cast(layer.weights[0], torch.bfloat16)
+        assert len(weight_cache._by_weight) == 2
+        first = weight_cache.cast(layer.weights[0], torch.bfloat16)
         with torch.no_grad():
             layer(x)
-        assert packed.cast(layer.weights[0], torch.bfloat16) is first
+        assert weight_cache.cast(layer.weights[0], torch.bfloat16) is first
         layer(x).float().sum().backward()
-        assert not packed._by_weight
+        assert not weight_cache._by_weight
     assert layer.weights[0].grad.dtype == torch.float32
     layer.requires_grad_(False)
     with torch.autocast("cpu", torch.bfloat16):
         layer(x.requires_grad_()).float().sum().backward()  # frozen: kept, there and back
-    assert len(packed._by_weight) == 2
-    assert all(len(forms.kept) == 2 for forms in packed._by_weight.values())
+    assert len(weight_cache._by_weight) == 2
+    assert all(len(forms.kept) == 2 for forms in weight_cache._by_weight.values())
 
 
 def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypatch):
@@ -254,11 +254,11 @@ def test_it_is_gone_with_the_weight(prepare):
     size = 4 * weight.numel()
     ask(weight, prepare)
     ask(weight.transpose(1, 2), prepare)
-    assert packed.kept_bytes(weight.device) == 2 * size
+    assert weight_cache.kept_bytes(weight.device) == 2 * size
     del weight
     gc.collect()
-    assert packed.kept_bytes(torch.device("cpu")) == 0
-    assert not packed._by_weight
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 0
+    assert not weight_cache._by_weight
 
 
 def test_old_versions_do_not_pile_up(prepare):
@@ -268,24 +268,24 @@ def test_old_versions_do_not_pile_up(prepare):
         ask(weight.transpose(1, 2), prepare)
         with torch.no_grad():
             weight.add_(1)
-    assert packed.kept_bytes(weight.device) <= 2 * 4 * weight.numel()
+    assert weight_cache.kept_bytes(weight.device) <= 2 * 4 * weight.numel()
 
 
 def test_a_view_is_not_kept_for_it_would_keep_the_weight(prepare):
     weight = torch.randn(2, 3, 4, 1)
-    found = packed.prepared(weight, "view", lambda w: w.squeeze(3))
+    found = weight_cache.prepared(weight, "view", lambda w: w.squeeze(3))
     assert found.data_ptr() == weight.data_ptr()
-    assert packed.kept_bytes(weight.device) == 0
+    assert weight_cache.kept_bytes(weight.device) == 0
 
 
 def test_memory_is_bounded(prepare, monkeypatch):
     weights = [new_weight() for _ in range(4)]
     size = 4 * weights[0].numel()
-    monkeypatch.setattr(packed, "limit_bytes", lambda _: 2 * size + size // 2)
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: 2 * size + size // 2)
     for _ in range(3):
         for weight in weights:
             ask(weight, prepare)
-    assert packed.kept_bytes(torch.device("cpu")) == 2 * size
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * size
     assert prepare.count == 2 + 2 * 3  # two are kept, two are prepared at every turn
     del weights[0], weight
     gc.collect()
@@ -302,7 +302,7 @@ def test_inference_tensors_are_prepared_every_time(prepare):
         weight.add_(1)
         ask(weight, prepare)
     assert prepare.count == 2
-    assert not packed._by_weight
+    assert not weight_cache._by_weight
 
 
 def test_what_is_prepared_in_inference_mode_serves_outside(prepare):
@@ -316,8 +316,8 @@ def test_what_is_prepared_in_inference_mode_serves_outside(prepare):
 
 def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
     weight = new_weight()
-    with scopes.changing():
-        with scopes.changing():
+    with weight_scopes.changing():
+        with weight_scopes.changing():
             ask(weight, prepare)
         ask(weight, prepare)
         other = threading.Thread(target=ask, args=(weight, prepare))
@@ -325,15 +325,15 @@ def test_weights_that_are_about_to_change_are_prepared_every_time(prepare):
         other.join()  # another thread's weights are its own affair: this one was kept
     ask(weight, prepare)
     assert prepare.count == 3
-    assert packed.kept_bytes(weight.device) > 0
+    assert weight_cache.kept_bytes(weight.device) > 0
 
 
 def test_what_does_not_change_inside_is_kept(prepare):
     weight = new_weight()
-    with scopes.changing(), scopes.changing(False):
+    with weight_scopes.changing(), weight_scopes.changing(False):
         first = ask(weight, prepare)
     assert ask(weight, prepare) is first
-    assert scopes.said.changing is False
+    assert weight_scopes.said.changing is False
 
 
 def test_autograd_marks_weights_as_changing(monkeypatch):
@@ -342,7 +342,7 @@ def test_autograd_marks_weights_as_changing(monkeypatch):
     real = dispatch.run
 
     def run(*args):
-        states.append(scopes.said.changing)
+        states.append(weight_scopes.said.changing)
         return real(*args)
 
     monkeypatch.setattr(dispatch, "run", run)
@@ -356,7 +356,7 @@ def test_autograd_marks_weights_as_changing(monkeypatch):
     layer.requires_grad_(False)
     layer(x.detach())
     assert states == [False] * 4
-    assert scopes.said.changing is False
+    assert weight_scopes.said.changing is False
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
@@ -382,10 +382,10 @@ def test_a_teacher_that_follows_its_student_is_noticed_however_it_is_written_to(
         with torch.no_grad():
             for _ in range(2):
                 ask(teacher, prepare)
-                packed.cast(teacher, torch.bfloat16)
+                weight_cache.cast(teacher, torch.bfloat16)
         assert prepare.count == count
         optimizer.step()
-        assert not packed._by_weight
+        assert not weight_cache._by_weight
         teacher.data.mul_(0.9).add_(0.1 * student.detach())
 
 
@@ -396,9 +396,9 @@ def test_what_is_trained_around_is_kept_over_steps(prepare):
     ask(base, prepare)  # before the training, and so not for long
     for _ in range(3):
         optimizer.step()
-        with scopes.frozen():
+        with weight_scopes.frozen():
             ask(base, prepare)
-            ask(packed.cast(base, torch.bfloat16), prepare)
+            ask(weight_cache.cast(base, torch.bfloat16), prepare)
     assert prepare.count == 1 + 2
     with torch.no_grad():
         base.add_(1)
@@ -445,9 +445,9 @@ def test_a_subclass_is_prepared_every_time(prepare):
 
     weight = torch.randn(2, 3, 4, 5).as_subclass(Other)
     for _ in range(2):
-        packed.prepared(weight, "adbc", prepare)
+        weight_cache.prepared(weight, "adbc", prepare)
     assert prepare.count == 2
-    assert not packed._by_weight
+    assert not weight_cache._by_weight
 
 
 class OnGpu(torch.Tensor):
@@ -460,19 +460,19 @@ def test_a_captured_graph_prepares_for_itself(prepare, monkeypatch):
     """Its weight may change between replays: what was kept, even if right now, must not go in."""
     weight = torch.randn(2, 3, 4, 5)
     kept = ask(weight, prepare)
-    monkeypatch.setattr(packed, "is_capturing", lambda _: True)
-    monkeypatch.setattr(packed, "type", lambda _: torch.Tensor, raising=False)
-    found = packed.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
+    monkeypatch.setattr(weight_cache, "is_capturing", lambda _: True)
+    monkeypatch.setattr(weight_cache, "type", lambda _: torch.Tensor, raising=False)
+    found = weight_cache.prepared(weight.as_subclass(OnGpu), "adbc", prepare)
     assert prepare.count == 2
     assert found is not kept
-    assert packed.kept_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
+    assert weight_cache.kept_bytes(torch.device("cpu")) == kept.untyped_storage().nbytes()
 
 
 def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prepare, monkeypatch):
     """As in the first run of what mode="reduce-overhead" captures: nothing may stay in its pool."""
     streams = []
-    monkeypatch.setattr(packed, "is_capturing", lambda _: False)
-    monkeypatch.setattr(packed, "type", lambda _: torch.Tensor, raising=False)
+    monkeypatch.setattr(weight_cache, "is_capturing", lambda _: False)
+    monkeypatch.setattr(weight_cache, "type", lambda _: torch.Tensor, raising=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
     monkeypatch.setattr(
         torch.cuda, "stream", lambda stream: contextlib.nullcontext(streams.append(stream))
@@ -487,8 +487,8 @@ def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prep
 
     weight = torch.randn(2, 3, 4, 5).as_subclass(OnGpu)
     with torch.inference_mode():
-        found = packed.prepared(weight, "adbc", prepared_here)
-    assert packed.prepared(weight, "adbc", prepared_here) is found
+        found = weight_cache.prepared(weight, "adbc", prepared_here)
+    assert weight_cache.prepared(weight, "adbc", prepared_here) is found
     assert streams == ["of cpu"]
     assert threads[0] != threading.get_ident()
 
@@ -496,7 +496,7 @@ def test_what_is_kept_of_a_gpus_weight_takes_no_memory_of_this_threads_pool(prep
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        packed.prepared(weight, "another form", fails)
+        weight_cache.prepared(weight, "another form", fails)
 
 
 def test_a_lazily_negated_view_is_another_weight(prepare):
@@ -508,11 +508,11 @@ def test_a_lazily_negated_view_is_another_weight(prepare):
 
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(prepare):
     weight = new_weight()
-    packed.prepared(weight, "adbc", prepare)
+    weight_cache.prepared(weight, "adbc", prepare)
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with packed._lock:
+        with weight_cache._lock:
             held.set()
             done.wait()
 
@@ -524,7 +524,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(prepare
         child = os.fork()
     if child == 0:
         signal.alarm(10)
-        packed.forget(weight)
+        weight_cache.forget(weight)
         os._exit(0)
     done.set()
     holder.join()
@@ -533,7 +533,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have(prepare
 
 def test_writes_that_torch_does_not_count_need_a_refresh(prepare):
     weight = new_weight()
-    packed.prepared(weight, "adbc", prepare)
+    weight_cache.prepared(weight, "adbc", prepare)
     weight.data.mul_(2)
     ksopt.refresh()
     ask(weight, prepare)
@@ -548,7 +548,7 @@ def test_many_threads_prepare_and_change_weights_at_once(prepare):
         try:
             for step in range(60):
                 weight = weights[(seed + step) % len(weights)]
-                found = packed.prepared(weight, "adbc", prepare)
+                found = weight_cache.prepared(weight, "adbc", prepare)
                 assert found.shape == (2, 5, 3, 4)
                 if step % 7 == 0:
                     weights[seed % len(weights)] = new_weight()

@@ -5,9 +5,9 @@ import torch
 from checks import assert_close_to_float64
 
 from ksopt.jit import nvrtc
-from ksopt.kernels import permuted
+from ksopt.kernels.families import transpose_bmm
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 PATTERNS = [Pattern(2, 16, 24, 4), Pattern(1, 8, 48, 16), Pattern(3, 32, 16, 3)]
 
@@ -26,9 +26,9 @@ def by_torch(a: int, length: int, d: int, to_planar: bool):
     return transpose
 
 
-def product(p: Pattern) -> permuted.PermutedProduct:
+def product(p: Pattern) -> transpose_bmm.PermutedProduct:
     problem = Problem(p, "float32", batch_last=False)
-    return permuted.PermutedProduct(
+    return transpose_bmm.PermutedProduct(
         problem, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False)
     )
 
@@ -83,7 +83,7 @@ def test_operands_that_want_gradients():
     ],
 )
 def test_what_is_refused(problem, reason):
-    assert reason in permuted.supports(problem)
+    assert reason in transpose_bmm.supports(problem)
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
@@ -91,7 +91,7 @@ def test_what_is_refused(problem, reason):
 def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
     problem = Problem(Pattern(2, 48, 96, 12), dtype, False)
-    for source in permuted.sources(problem, permuted.Config(dtype)):
+    for source in transpose_bmm.sources(problem, transpose_bmm.Config(dtype)):
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
@@ -108,5 +108,7 @@ def test_predicted_times_of_measured_patterns():
         (1, 192, 768, 24): 877,
     }
     for shape, us in measured.items():
-        predicted = permuted.predicted_us(Pattern(*shape), permuted.Config("float16"), 25_088, 132)
+        predicted = transpose_bmm.predicted_us(
+            Pattern(*shape), transpose_bmm.Config("float16"), 25_088, 132
+        )
         assert predicted == pytest.approx(us, rel=0.12), shape

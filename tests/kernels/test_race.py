@@ -9,9 +9,8 @@ import random
 import pytest
 import torch
 
-from ksopt.bench import timing
-from ksopt.kernels import measure
-from ksopt.kernels.measure import Contender, race, winner
+from ksopt.measure import interleaved, timing
+from ksopt.measure.interleaved import Contender, race, winner
 
 FLUSH_US, FLUSH_LAUNCH_US = 30.0, 5.0
 
@@ -74,9 +73,9 @@ def simulated(monkeypatch) -> Simulated:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     properties = type("Properties", (), {"L2_cache_size": 2**25})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(measure.torch, "empty", lambda *_, **__: Scratch())
+    monkeypatch.setattr(interleaved.torch, "empty", lambda *_, **__: Scratch())
     monkeypatch.setattr(timing.torch, "zeros", lambda *_, **__: Scratch())
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: found.host_us / 1e6)
+    monkeypatch.setattr(interleaved.time, "perf_counter", lambda: found.host_us / 1e6)
     monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: found.host_us * 1e3)
     return found
 
@@ -108,7 +107,7 @@ def test_a_slow_host_is_not_taken_for_a_slow_device(simulated, host_us, device_u
 
 @pytest.mark.parametrize(("most", "asked"), [(8, [8]), (4, [8, 2]), (1, [8, 2])])
 def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatch, most, asked):
-    sizes, scratch = [], measure.torch.empty()
+    sizes, scratch = [], interleaved.torch.empty()
 
     def empty(size: int, **_: object) -> object:
         sizes.append(size // 2**25)
@@ -116,8 +115,8 @@ def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatc
             raise torch.OutOfMemoryError("no")
         return scratch
 
-    monkeypatch.setattr(measure.torch, "empty", empty)
-    flush = measure._overwriter(torch.device("cuda", 0))
+    monkeypatch.setattr(interleaved.torch, "empty", empty)
+    flush = interleaved._overwriter(torch.device("cuda", 0))
     assert sizes == asked
     assert flush.us == pytest.approx(FLUSH_US, rel=0.2) if most > 1 else flush.us == math.inf
 
@@ -165,7 +164,9 @@ def test_late_samples_stand_in_where_there_are_no_others(simulated):
 
 def test_a_race_ends_when_it_knows(simulated):
     steady = raced(one=simulated.way(5.0, 100.0), two=simulated.way(5.0, 90.0))
-    assert all(len(contender.samples_us) == measure._ENOUGH_ROUNDS for contender in steady.values())
+    assert all(
+        len(contender.samples_us) == interleaved._ENOUGH_ROUNDS for contender in steady.values()
+    )
 
 
 def test_who_cannot_win_is_timed_less(simulated):
@@ -246,7 +247,7 @@ def test_a_device_that_is_busy_anyway_does_not_wait_for_the_host():
 
 def test_the_devices_time_is_not_given_for_a_quicker_launch():
     """Seen in a Llama: 15 us of the device and 45 of the host, or 29 and 11."""
-    two = [contender("bmm", 15.0, 45.0), contender("lanes16", 29.0, 11.0)]
+    two = [contender("bmm", 15.0, 45.0), contender("mma16", 29.0, 11.0)]
     assert winner(two, "kept") == 0
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from cuda_emulator import Instance
 
-from ksopt.kernels import transpose
+from ksopt.kernels.families import transpose
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Pattern
+from ksopt.patterns.chain import Pattern
 
 # (a, length, d): every fold, tiles of parts of a matrix, of whole rows, of shares of a row.
 SHAPES = [(1, 48, 1), (3, 16, 2), (2, 48, 3), (5, 96, 4), (1, 64, 6), (2, 24, 12), (7, 48, 8)]

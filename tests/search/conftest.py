@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from ksopt.bench.timing import Measurement
-from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, SearchResult, retime, run_search
-from ksopt.search.objective import Objective
-from ksopt.search.processes import Spare
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search import SearchRequest, SearchResult, finals, run_search
+from ksopt.search.objectives import Objective
+from ksopt.search.worker_processes import Spare
 
 Search = Callable[..., SearchResult]
 
@@ -25,7 +25,7 @@ def final_in_this_process(
 
 @pytest.fixture
 def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retime, "final", final_in_this_process)
+    monkeypatch.setattr(finals, "final", final_in_this_process)
 
 
 @pytest.fixture

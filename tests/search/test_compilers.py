@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import Machine
-from ksopt.kernels.look import first_look
+from ksopt.kernels.families.base import Machine
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, SearchResult, ahead
-from ksopt.search.ahead import Compilers, Target
-from ksopt.search.objective import Objective
+from ksopt.kernels.quick_choice import first_look
+from ksopt.patterns.chain import Chain
+from ksopt.search import SearchRequest, SearchResult, compile_ahead
+from ksopt.search.compile_ahead import Compilers, Target
+from ksopt.search.objectives import Objective
 from ksopt.search.request import STUDY
-from ksopt.search.store import FILE
+from ksopt.search.study_store import FILE
 
 H200 = Machine((9, 0), 132, 228 * 1024)
 REQUEST = SearchRequest("128x128", dtype="float16", batch=64)
@@ -38,12 +38,12 @@ def test_a_target_is_written_and_read() -> None:
 
 
 def test_every_worker_gets_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert ahead.affordable() == 4
-    assert ahead.affordable(workers=4) == 1
-    assert ahead.affordable(workers=8) == 0
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(2)))
-    assert ahead.affordable() == 0
+    monkeypatch.setattr(compile_ahead.os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert compile_ahead.affordable() == 4
+    assert compile_ahead.affordable(workers=4) == 1
+    assert compile_ahead.affordable(workers=8) == 0
+    monkeypatch.setattr(compile_ahead.os, "sched_getaffinity", lambda pid: set(range(2)))
+    assert compile_ahead.affordable() == 0
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_the_kernels_of_a_chain_are_in_the_cache(
         wanted = {
             source
             for pattern in CHAIN
-            for source in ahead.sources(Problem(pattern, "float16", False), 64, H200)
+            for source in compile_ahead.sources(Problem(pattern, "float16", False), 64, H200)
         }
         assert len(wanted) >= 4
         until = time.monotonic() + 120
@@ -106,8 +106,8 @@ class Idle:
 def idle(monkeypatch: pytest.MonkeyPatch) -> Idle:
     """What a search on this CPU has compiled, as if the CPU were a GPU."""
     process = Idle()
-    monkeypatch.setattr(ahead, "_started", lambda target: process)
-    monkeypatch.setattr(ahead, "affordable", lambda workers=1: 1)
+    monkeypatch.setattr(compile_ahead, "_started", lambda target: process)
+    monkeypatch.setattr(compile_ahead, "affordable", lambda workers=1: 1)
     target = Target(H200, "sm_90a")
     monkeypatch.setattr(Target, "of", classmethod(lambda cls, device: target))
     return process
@@ -142,7 +142,7 @@ def test_what_was_only_drawn_is_no_trial_and_is_next(
     assert [trial.state for trial in first.trials] == ["complete", "lost"]
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{first.folder / FILE}")
     drawn = [trial.user_attrs["chain"] for trial in study.trials]
-    assert len(drawn) == 1 + ahead.CHAINS_AHEAD
+    assert len(drawn) == 1 + compile_ahead.CHAINS_AHEAD
     second = search(trials=6)
     assert second.stopped is None
     chains = [str(trial.facts.chain) for trial in second.trials if trial.state == "complete"]

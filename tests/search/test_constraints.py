@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import lanes16, lanes32
+from ksopt.kernels.families import mma16, mma_tf32x3
 from ksopt.kernels.problem import Problem
-from ksopt.pattern import Chain, Pattern
-from ksopt.search.alignment import Alignment
-from ksopt.search.block_sizes import BlockSizes
-from ksopt.search.constraints import Constraints
-from ksopt.search.members import EVERY, NAMES, is_member, names_of, obstacle
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.request import Dims
-from ksopt.search.walk import Walk
+from ksopt.search.space.alignment import Alignment
+from ksopt.search.space.block_sizes import BlockSizes
+from ksopt.search.space.constraints import Constraints
+from ksopt.search.space.enumerate import Walk
+from ksopt.search.space.families import EVERY, NAMES, is_member, names_of, obstacle
 
 SIZES = (1, 2, 5, 8, 12, 16, 24, 32)
 
@@ -56,7 +56,7 @@ def made(name: str, dims: Dims) -> Iterator[Chain]:
 @functools.cache
 def suits_the_kernels(pattern: Pattern, dtype: str) -> bool:
     """By what the kernels say themselves; that weights be too many for a tile is another matter."""
-    kernels = lanes32 if dtype == "float32" else lanes16
+    kernels = mma_tf32x3 if dtype == "float32" else mma16
     reason = kernels.supports(Problem(pattern, dtype, batch_last=False))
     return reason is None or "shared memory" in reason
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.kernels import families
-from ksopt.kernels.families import FAMILIES, Machine
-from ksopt.pattern import Chain, Pattern
-from ksopt.search.cost import CostModel
+from ksopt.kernels.families import base
+from ksopt.kernels.families.base import FAMILIES, Machine
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.regret.tables import spearman
+from ksopt.search.samplers.cost_model import CostModel
 
 DATA = Path(__file__).parents[2] / "docs" / "data" / "search-regret-chains.csv"
 H200 = Machine((9, 0), 132, 227 * 1024)
@@ -29,9 +29,9 @@ def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
     It was 0.9 while the model knew two ways that multiply stored zeros. The chains were measured
     when a GPU still chose from them; it does not any more.
     """
-    # They were measured before there was lanes16_stream, which makes some up to twice as fast.
-    then = tuple(family for family in FAMILIES if family.name != "lanes16_stream")
-    monkeypatch.setattr(families, "FAMILIES", then)
+    # They were measured before there was wgmma16_streamed, which makes some up to twice as fast.
+    then = tuple(family for family in FAMILIES if family.name != "wgmma16_streamed")
+    monkeypatch.setattr(base, "FAMILIES", then)
     model = CostModel(H200, "bfloat16", 8192, False)
     times: dict[Pattern, float | None] = {}
 

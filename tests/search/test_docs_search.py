@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pages
 
-from ksopt.cli import _parser
-from ksopt.search import report
-from ksopt.search.result import Verdict
+from ksopt.cli.main import _parser
+from ksopt.search.report import export
+from ksopt.search.results import Verdict
 
 PAGE = pages.DOCS / "search.md"
 
@@ -37,7 +37,7 @@ def test_the_keys_and_verdicts_are_there(quick: None, tmp_path: Path) -> None:
     request = SearchRequest(
         "32x64", budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path / "report"
     )
-    found = json.loads(report.to_json(run_search(request)))
+    found = json.loads(export.to_json(run_search(request)))
     parts = [found, found["recommendations"][0], found["finalists"][0], found["trials"][0]]
     keys = {key for part in [*parts, found["trials"][0]["latency"], found["space"]] for key in part}
     assert keys - {"schema"} <= named

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from ksopt.bench.timing import Measurement
-from ksopt.pattern import Chain
-from ksopt.search import ShapesRequest, doubt, layers_of_model, report, retime, run_shapes
-from ksopt.search.doubt import DenseLayer, dense_layer, warning_of
-from ksopt.search.processes import Spare
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search import ShapesRequest, finals, layers_of_model, run_shapes, suspect_dense
+from ksopt.search.report import export
 from ksopt.search.request import SearchRequest
-from ksopt.search.result import SearchResult
+from ksopt.search.results import SearchResult
+from ksopt.search.suspect_dense import DenseLayer, dense_layer, warning_of
+from ksopt.search.worker_processes import Spare
 
 Search = Callable[..., SearchResult]
 
@@ -23,7 +24,7 @@ def around(us: float) -> Measurement:
     return Measurement(us, 0.99 * us, 1.01 * us, 20)
 
 
-def finals(*dense_us: float) -> tuple[Callable[..., dict[str, Measurement]], list[float]]:
+def finals_of(*dense_us: float) -> tuple[Callable[..., dict[str, Measurement]], list[float]]:
     """Finals whose dense layers take so long, one after the other; and those that were held."""
     held: list[float] = []
 
@@ -72,7 +73,7 @@ def test_the_floor_is_that_of_the_dense_product(search: Search, train: bool, tim
     moved, flops = 4 * (16 * 32 + 16 * 64 + 32 * 64), 2 * 16 * 32 * 64
     floor_us = 1e6 * max(moved / roof.bandwidth, flops / roof.rate)
     assert found.floor_us == pytest.approx(times * floor_us)
-    value = report.to_value(result)["dense_layer"]
+    value = export.to_value(result)["dense_layer"]
     assert value["floor_us"] == found.floor_us
     assert value["over_floor"] == found.over_floor
     assert value["warning"] == (found.warning or None)
@@ -85,15 +86,15 @@ def test_nothing_measured_is_nothing_doubted(search: Search) -> None:
 def test_the_page_and_the_terminal_warn(
     search: Search, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(retime, "final", finals(14_000.0, 14_100.0, 14_200.0)[0])
+    monkeypatch.setattr(finals, "final", finals_of(14_000.0, 14_100.0, 14_200.0)[0])
     result = search(trials=2)
     words = "The dense layer took 14,000 us"
-    report.print_result(result, sys.stdout)
+    export.print_result(result, sys.stdout)
     assert words in capsys.readouterr().out
     for name in ("report.md", "report.html"):
         assert words in (result.folder / name).read_text("utf-8")
-    quiet = finals(100.0, 100.0, 100.0)[0]
-    monkeypatch.setattr(retime, "final", quiet)
+    quiet = finals_of(100.0, 100.0, 100.0)[0]
+    monkeypatch.setattr(finals, "final", quiet)
     again = search(trials=2)
     assert "times its roofline floor" not in (again.folder / "report.md").read_text("utf-8")
 
@@ -101,8 +102,8 @@ def test_the_page_and_the_terminal_warn(
 def test_a_models_sum_that_rests_on_one_says_so(
     quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(retime, "final", finals(*[14_000.0] * 3)[0])
-    monkeypatch.setattr(doubt, "_SUSPECT", 1e9)  # as if it had been as slow in the trials
+    monkeypatch.setattr(finals, "final", finals_of(*[14_000.0] * 3)[0])
+    monkeypatch.setattr(suspect_dense, "_SUSPECT", 1e9)  # as if it had been as slow in the trials
     model = torch.nn.Sequential(torch.nn.Linear(32, 64))
     request = ShapesRequest.of(
         layers_of_model(model), budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path
@@ -126,12 +127,12 @@ def test_a_models_sum_that_rests_on_one_says_so(
 def test_a_final_is_held_again_where_dense_was_strangely_slow(
     monkeypatch: pytest.MonkeyPatch, dense_us: tuple[float, ...], held: int, kept: float
 ) -> None:
-    final, heard = finals(*dense_us)
-    monkeypatch.setattr(retime, "final", final)
+    final, heard = finals_of(*dense_us)
+    monkeypatch.setattr(finals, "final", final)
     notes: list[str] = []
     request: Any = SearchRequest("32x64", batch=16, device="cpu")
     with Spare() as spare:
-        found = retime.trusted(
+        found = finals.trusted(
             request, torch.device("cpu"), [Chain.dense(32, 64)], spare, 1_000.0, notes.append
         )
     assert len(heard) == held

@@ -14,31 +14,30 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.pattern import Chain
+from ksopt.measure import energy
+from ksopt.patterns.chain import Chain
 from ksopt.search import (
     SearchRequest,
     SearchResult,
     ShapesRequest,
-    crew,
-    energy,
-    energy_sections,
-    objective,
-    page,
+    finals,
+    objectives,
     print_result,
     replay,
-    retime,
     run_shapes,
     worker,
+    worker_pool,
 )
-from ksopt.search.energy_plot import energy_plot
-from ksopt.search.objective import Objective
+from ksopt.search.layers import sections as shapes_document
+from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
+from ksopt.search.report import energy_sections, page
+from ksopt.search.report.energy_plot import energy_plot
+from ksopt.search.report.phrases import millijoules
 from ksopt.search.request import STUDY
-from ksopt.search.shapes import document as shapes_document
-from ksopt.search.space import build
-from ksopt.search.words import millijoules
+from ksopt.search.space.space import build
 
 from test_results_schema import check  # isort: skip
 
@@ -86,7 +85,7 @@ class Played:
 def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Every meter is one of a played device, and measurements are short."""
     found = Played()
-    product = objective.ks_linear
+    product = objectives.ks_linear
 
     def ks_linear(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
         found.counter.used += 1000.0 / sum(weight.numel() for weight in weights)
@@ -102,13 +101,13 @@ def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
         meter: Any = found.counter
         return Objective(request, device, meter=meter).energy(chains)
 
-    monkeypatch.setattr(objective, "ks_linear", ks_linear)
-    monkeypatch.setattr(objective, "F", types.SimpleNamespace(linear=linear))
+    monkeypatch.setattr(objectives, "ks_linear", ks_linear)
+    monkeypatch.setattr(objectives, "F", types.SimpleNamespace(linear=linear))
     monkeypatch.setattr(energy, "Meter", found.meter)
     monkeypatch.setattr(energy, "TRIAL_SECONDS", 0.005)
     monkeypatch.setattr(energy, "FINAL_SECONDS", 0.005)
     monkeypatch.setattr(energy, "_BURST_S", 0.001)
-    monkeypatch.setattr(retime, "energy", after_the_final)
+    monkeypatch.setattr(finals, "energy", after_the_final)
     return found
 
 
@@ -379,7 +378,7 @@ def test_a_counter_that_fails_after_the_final_costs_no_final(
     def failing(*given: object) -> dict[str, float]:
         raise KsoptError("the energy: NVML says GPU is lost")
 
-    monkeypatch.setattr(retime, "energy", failing)
+    monkeypatch.setattr(finals, "energy", failing)
     with pytest.raises(KsoptError, match="GPU is lost"):
         search(energy=True, trials=3)
     again = replay(str(tmp_path / "report"))
@@ -409,7 +408,7 @@ def test_every_worker_measures_energy(
                 told(answer["share"], answer["trial"])
         return True
 
-    monkeypatch.setattr(crew.processes, "run", in_this_process)
+    monkeypatch.setattr(worker_pool.processes, "run", in_this_process)
     result = search(energy=True, workers=2, trials=3)
     assert len(played.opened) == 3  # of the one that asks, and of each worker
     for trial in result.trials:

@@ -7,15 +7,15 @@ from pathlib import Path
 import optuna
 import pytest
 
-from ksopt.kernels.families import Machine
-from ksopt.pattern import Chain, Pattern
+from ksopt.kernels.families.base import Machine
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.claims import Claims
-from ksopt.search.cost import CostModel
-from ksopt.search.estimate import ORIGIN, Estimator, estimates, factor_times, turns
-from ksopt.search.locks import Presence
+from ksopt.search.device_locks import Presence
 from ksopt.search.request import STUDY, SearchRequest
-from ksopt.search.sampler import ChainSampler
-from ksopt.search.space import build
+from ksopt.search.samplers.chain_sampler import ChainSampler
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.samplers.factor_times import ORIGIN, Estimator, estimates, factor_times, turns
+from ksopt.search.space.space import build
 from ksopt.search.storage import Storage
 
 SPACE = build(SearchRequest("32x64", budgets=("30%", "60%"), max_factors=2))

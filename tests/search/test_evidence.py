@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.bench.timing import Measurement
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
-from ksopt.search import SearchResult, page, replay, report, retime
-from ksopt.search.evidence import PREDICTORS, correlations, drift, within_noise_of
-from ksopt.search.processes import Spare
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search import SearchResult, finals, replay
+from ksopt.search.diagnostics import PREDICTORS, correlations, drift, within_noise_of
+from ksopt.search.report import export, page
 from ksopt.search.request import SearchRequest
-from ksopt.search.result import ChainFacts, Finalist, TrialRecord
+from ksopt.search.results import ChainFacts, Finalist, TrialRecord
+from ksopt.search.worker_processes import Spare
 
 Search = Callable[..., SearchResult]
 CHAIN = Chain.parse("(1,8,4,8)*(4,8,8,1)")
@@ -83,9 +84,9 @@ def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
     assert moved.change == pytest.approx(0.2)
     drifted = with_dense(result, 100.0, 120.0)
     assert "it drifted by +20.0%, beyond its noise" in page.markdown(drifted)
-    assert json.loads(report.to_json(drifted))["drift"]["beyond_noise"] is True
+    assert json.loads(export.to_json(drifted))["drift"]["beyond_noise"] is True
     said = io.StringIO()
-    report.print_result(drifted, said)
+    export.print_result(drifted, said)
     assert "drifted by +20.0%" in said.getvalue()
     still = drift(with_dense(result, 100.0, 100.5))
     assert still is not None
@@ -98,7 +99,7 @@ def test_a_run_that_measured_nothing_has_no_drift(search: Search) -> None:
     again = search(trials=3)
     assert again.run == 2
     assert drift(again) is None
-    assert json.loads(report.to_json(again))["drift"] is None
+    assert json.loads(export.to_json(again))["drift"] is None
 
 
 def test_finalists_within_noise_say_so(search: Search) -> None:
@@ -110,7 +111,7 @@ def test_finalists_within_noise_say_so(search: Search) -> None:
     assert [within_noise_of(one, finalists) for one in finalists] == [[1], [0], []]
     apart = [replace(one, retimed=False) for one in finalists]
     assert [within_noise_of(one, apart) for one in apart] == [[], [], []]
-    found = json.loads(report.to_json(search(trials=4)))
+    found = json.loads(export.to_json(search(trials=4)))
     for one in found["finalists"]:
         assert one["chain"] not in one["within_noise_of"]
 
@@ -120,7 +121,7 @@ def test_the_report_shows_predictions(search: Search) -> None:
     text = page.markdown(result)
     assert "## Measured against predicted" in text
     assert "cost model is for GPUs" in text.replace("\n", " ")
-    found = json.loads(report.to_json(result))["correlations"]
+    found = json.loads(export.to_json(result))["correlations"]
     assert {one["with"] for one in found} <= {predictor.key for predictor in PREDICTORS}
     assert all(-1 <= one["spearman"] <= 1 for one in found)
     assert "Measured latency against rho of 6 chains" in page.html(result)
@@ -128,7 +129,7 @@ def test_the_report_shows_predictions(search: Search) -> None:
 
 def test_a_report_is_written_again(search: Search, tmp_path: Path) -> None:
     result = search(trials=4, budgets=("1%", "50%"))
-    before = json.loads(report.to_json(result))
+    before = json.loads(export.to_json(result))
     again = replay(str(result.folder), out=tmp_path / "again")
     after = json.loads((tmp_path / "again" / "results.json").read_text(encoding="utf-8"))
     assert again.replayed
@@ -147,7 +148,7 @@ def test_what_a_killed_search_left_can_be_reported(
         raise SystemExit
 
     with monkeypatch.context() as patched:
-        patched.setattr(retime, "final", killed)
+        patched.setattr(finals, "final", killed)
         with pytest.raises(SystemExit):
             search(trials=3)
     url = f"sqlite:///{tmp_path / 'report' / 'study.db'}"
@@ -197,6 +198,6 @@ def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
 
     request = SearchRequest("32x64", batch=16, device="cpu", out=tmp_path)
     with Spare() as spare:
-        found = retime.final(request, torch.device("cpu"), [CHAIN], spare)
+        found = finals.final(request, torch.device("cpu"), [CHAIN], spare)
     assert set(found) == {str(CHAIN), "dense"}
     assert all(one.repeats >= 3 for one in found.values())

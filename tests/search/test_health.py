@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ksopt.bench.roofline import Roofline
-from ksopt.pattern import Chain
-from ksopt.search import health, store
-from ksopt.search.objective import Objective
+from ksopt.measure import device_health
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search import study_store
+from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import run_search
 
@@ -21,11 +22,11 @@ GPU = torch.device("cuda:0")
 
 
 def lost(device: torch.device, chain: Chain) -> None:
-    raise health.DeviceLostError(f"{device} works no more in this process")
+    raise device_health.DeviceLostError(f"{device} works no more in this process")
 
 
 def test_a_cpu_is_never_lost() -> None:
-    health.check(torch.device("cpu"), CHAIN)
+    device_health.check(torch.device("cpu"), CHAIN)
 
 
 def test_a_device_that_fails_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +34,10 @@ def test_a_device_that_fails_again_is_lost(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 
     monkeypatch.setattr(torch.cuda, "synchronize", fails)
-    with pytest.raises(health.DeviceLostError, match=r"since the chain .*illegal memory access"):
-        health.check(GPU, CHAIN)
+    with pytest.raises(
+        device_health.DeviceLostError, match=r"since the chain .*illegal memory access"
+    ):
+        device_health.check(GPU, CHAIN)
 
 
 def test_a_device_that_is_full_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +45,7 @@ def test_a_device_that_is_full_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.cuda, "synchronize", full)
-    health.check(GPU, CHAIN)
+    device_health.check(GPU, CHAIN)
 
 
 def test_a_search_ends_with_the_device_and_goes_on_without_the_chain(
@@ -61,8 +64,8 @@ def test_a_search_ends_with_the_device_and_goes_on_without_the_chain(
 
     monkeypatch.setattr(Objective, "measure", breaks)
     with monkeypatch.context() as patch:
-        patch.setattr(health, "check", lost)
-        with pytest.raises(health.DeviceLostError):
+        patch.setattr(device_health, "check", lost)
+        with pytest.raises(device_health.DeviceLostError):
             run_search(request)
     result = run_search(request)
     failed = [trial for trial in result.trials if trial.state == "failed"]
@@ -79,14 +82,14 @@ def test_a_worker_whose_device_is_lost_says_no_error_so_that_another_takes_its_p
     request = SearchRequest(
         "32x64", budgets=("50%",), batch=16, device="cpu", trials=1, out=tmp_path
     )
-    storage = store.storage_of(request)
+    storage = study_store.storage_of(request)
     storage.create(request.study)
     script = (
-        "from ksopt.search import health, worker\n"
-        "from ksopt.search.objective import Objective\n"
+        "from ksopt.measure import device_health\nfrom ksopt.search import worker\n"
+        "from ksopt.search.objectives import Objective\n"
         "def fails(*given): raise RuntimeError('broken')\n"
-        "def lost(device, chain): raise health.DeviceLostError('the device works no more')\n"
-        "Objective.measure, health.check = fails, lost\n"
+        "def lost(device, chain): raise device_health.DeviceLostError('the device works no more')\n"
+        "Objective.measure, device_health.check = fails, lost\n"
         "raise SystemExit(worker.main())\n"
     )
     task = {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.search import lifetimes, locks
-from ksopt.search.locks import Presence, is_gone
-from ksopt.search.processes import Worker
+from ksopt.search import device_locks, lifetimes
+from ksopt.search.device_locks import Presence, is_gone
+from ksopt.search.worker_processes import Worker
 
 SAY = """
 import sys
-from ksopt.search.locks import Presence
+from ksopt.search.device_locks import Presence
 with Presence() as presence:
     print(presence.token, flush=True)
     sys.stdin.read()
@@ -99,7 +99,7 @@ def test_where_nothing_is_told_of_processes_the_lock_tells(
         assert f"worker-{token}" in present(cache)
     assert is_gone(host, token) is True
     file = cache / "locks" / f"worker-{token}"
-    os.utime(file, (time.time() - 2 * locks._KEPT_S,) * 2)
+    os.utime(file, (time.time() - 2 * device_locks._KEPT_S,) * 2)
     with Presence():
         assert f"worker-{token}" not in present(cache)
 

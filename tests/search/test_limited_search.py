@@ -11,9 +11,10 @@ from typing import Any
 import optuna
 import pytest
 
-from ksopt.cli import _parser, main
+from ksopt.cli.main import _parser, main
+from ksopt.cli.search import _options
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 from ksopt.search import (
     SearchRequest,
     SearchResult,
@@ -23,14 +24,13 @@ from ksopt.search import (
     replay,
     run_shapes,
 )
-from ksopt.search import space as spaces
-from ksopt.search.command import _options
-from ksopt.search.listing import listing
-from ksopt.search.named import families
 from ksopt.search.request import STUDY
-from ksopt.search.smallest import no_chain
-from ksopt.search.space import build
-from ksopt.search.store import FILE
+from ksopt.search.space import space as spaces
+from ksopt.search.space.listing import listing
+from ksopt.search.space.named_families import families
+from ksopt.search.space.smallest import no_chain
+from ksopt.search.space.space import build
+from ksopt.search.study_store import FILE
 
 from shapes_models import tiny  # isort: skip
 

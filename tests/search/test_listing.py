@@ -7,11 +7,11 @@ from math import inf
 
 import pytest
 
-from ksopt.cli import main
-from ksopt.pattern import Chain
-from ksopt.search.listing import listing
+from ksopt.cli.main import main
+from ksopt.patterns.chain import Chain
 from ksopt.search.request import SearchRequest
-from ksopt.search.walk import Walk
+from ksopt.search.space.enumerate import Walk
+from ksopt.search.space.listing import listing
 
 
 def request(dims: str, budget: str = "100%", **options: object) -> SearchRequest:

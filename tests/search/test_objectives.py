@@ -14,13 +14,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.search import SearchRequest, SearchResult, objective, page, replay
-from ksopt.search.error_plot import error_plot
-from ksopt.search.passes import training_step
+from ksopt.search import SearchRequest, SearchResult, objectives, replay
+from ksopt.search.report import page
+from ksopt.search.report.error_plot import error_plot
 from ksopt.search.request import STUDY
-from ksopt.search.score import Score, Scored, ScoreError
+from ksopt.search.timed_call import training_step
+from ksopt.search.user_score import Score, Scored, ScoreError
 
 Search = Callable[..., SearchResult]
 
@@ -56,7 +57,7 @@ def test_training_is_timed_and_said(
         made.append(len(given[2]))
         return right(*given)
 
-    monkeypatch.setattr(objective.passes, "training_step", counted)
+    monkeypatch.setattr(objectives.passes, "training_step", counted)
     result = search(train=True, trials=3, layout=layout)
     assert [trial.state for trial in result.trials] == ["complete"] * 3
     assert made.count(1) >= 4  # the dense layer's, of every trial and of the final
@@ -92,8 +93,8 @@ def test_a_wrong_gradient_gets_no_time(search: Search, monkeypatch: pytest.Monke
         def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
             return 1.01 * gradients[0]
 
-    right = objective.ks_linear
-    monkeypatch.setattr(objective, "ks_linear", lambda *a, **o: Wrong.apply(right(*a, **o)))
+    right = objectives.ks_linear
+    monkeypatch.setattr(objectives, "ks_linear", lambda *a, **o: Wrong.apply(right(*a, **o)))
     assert [trial.state for trial in search(trials=2).trials] == ["complete"] * 2
     result = search(trials=2, train=True, out=search(trials=1).folder.parent / "train")
     for trial in result.trials:

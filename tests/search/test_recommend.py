@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from ksopt.bench.timing import Measurement
-from ksopt.pattern import Chain
-from ksopt.search.front import pareto_front
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import asked_for, elect, finalists, front_of, recommend
 from ksopt.search.request import Budget, Dims, SearchRequest
-from ksopt.search.result import ChainFacts, TrialRecord, Verdict
-from ksopt.search.space import Space, Step
+from ksopt.search.results import ChainFacts, TrialRecord, Verdict
+from ksopt.search.space.space import Space, Step
 
 SMALL = Chain.parse("(1,8,8,8)*(8,8,8,1)")
 MIDDLE = Chain.parse("(1,16,16,4)*(4,16,16,1)")

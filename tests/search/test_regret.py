@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain
+from ksopt.patterns.chain import Chain
 from ksopt.search.regret import tables
 from ksopt.search.regret.__main__ import main
 from ksopt.search.regret.asked import Asked
@@ -21,7 +21,7 @@ from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
 from ksopt.search.regret.schedule import Schedule, Unit
 from ksopt.search.regret.work import Work
 from ksopt.search.request import SearchRequest
-from ksopt.search.space import build
+from ksopt.search.space.space import build
 
 REQUEST = SearchRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
 
@@ -147,7 +147,7 @@ def test_rows_that_belong_together_are_one_write(
 def test_the_ways_of_a_factor_are_kept_for_who_fits_a_model(tmp_path: Path) -> None:
     chain = str(reference().uniform[0])
     found = book(tmp_path, {"60%": chain})
-    way = TimedWay("(1,4,4,2)", "lanes16", 3.0, 4.0, True, "cuda:0")
+    way = TimedWay("(1,4,4,2)", "mma16", 3.0, 4.0, True, "cuda:0")
     found.add(
         [row(chain, 9.0, factors_us=(4.0, 5.0), predicted_factors_us=(3.0, None))], ways=[way]
     )
@@ -157,7 +157,7 @@ def test_the_ways_of_a_factor_are_kept_for_who_fits_a_model(tmp_path: Path) -> N
     tables.write(again)
     with (tmp_path / "r-ways.csv").open() as file:
         (line,) = csv.DictReader(file)
-    assert (line["way"], line["predicted_us"], line["us"]) == ("lanes16", "3.0", "4.0")
+    assert (line["way"], line["predicted_us"], line["us"]) == ("mma16", "3.0", "4.0")
     with (tmp_path / "r-chains.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert (line["factors_us"], line["predicted_factors_us"]) == ("4;5", "3;")
@@ -497,7 +497,7 @@ def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text(
         "import os, signal\n"
-        "from ksopt.kernels.families import Machine\n"
+        "from ksopt.kernels.families.base import Machine\n"
         "from ksopt.search.regret.predicting import processes\n"
         "from ksopt.search.regret.reference import Reference\n"
         "from ksopt.search.request import SearchRequest\n"

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from ksopt.errors import InvalidInputError
-from ksopt.plots import linear_ticks, log_ticks
-from ksopt.search import SearchResult, ShapesRequest, progress, report
-from ksopt.search.shapes import report as shapes_report
-from ksopt.search.shapes.result import ShapesResult
+from ksopt.report.svg import linear_ticks, log_ticks
+from ksopt.search import SearchResult, ShapesRequest, progress
+from ksopt.search.layers import export as shapes_report
+from ksopt.search.layers.results import ShapesResult
+from ksopt.search.report import export
 
 Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
@@ -37,14 +38,14 @@ def test_every_file_names_both_sizes(result: SearchResult) -> None:
         assert "in_features" in text, name
         assert "out_features" in text, name
     text = io.StringIO()
-    report.print_result(result, text)
+    export.print_result(result, text)
     assert "in_features=48, out_features=64" in text.getvalue()
     assert str(result.folder.resolve() / "report.html") in text.getvalue()
 
 
 def test_the_json_has_its_schema(result: SearchResult) -> None:
     found = json.loads(read(result, "results.json"))
-    assert found == json.loads(report.to_json(result))
+    assert found == json.loads(export.to_json(result))
     assert found["schema"] == "ksopt.search/3"
     assert (found["in_features"], found["out_features"]) == (48, 64)
     assert found["dense_parameters"] == 48 * 64
@@ -183,19 +184,19 @@ def test_files_are_written_whole_or_not(
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(InvalidInputError, match="No space left on device"):
-        report.write(result, result.folder)
+        export.write(result, result.folder)
     assert replaced
     assert read(result, "report.md") == before
     assert not list(result.folder.glob(".*-*"))
 
 
 def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksopt.search import objective
+    from ksopt.search import objectives
 
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no memory | at all")
 
-    monkeypatch.setattr(objective, "ks_linear", broken)
+    monkeypatch.setattr(objectives, "ks_linear", broken)
     result = search(trials=2)
     rows = list(csv.DictReader(io.StringIO(read(result, "trials.csv"))))
     assert [row["state"] for row in rows] == ["failed"] * 2
@@ -203,7 +204,7 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     assert r"no memory \| at all" in read(result, "report.md")
     Page(read(result, "report.html"))
     terminal = io.StringIO()
-    report.print_result(result, terminal)
+    export.print_result(result, terminal)
     said = "All 2 trials failed, the first because of RuntimeError: no memory | at all"
     assert said in terminal.getvalue()
     assert said in read(result, "report.md").split("## Finalists")[0]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from browser import Browser, browser, program
 
-from ksopt.bench.timing import Measurement
+from ksopt.measure.timing import Measurement
 from ksopt.search import SearchResult
-from ksopt.search.report import write
+from ksopt.search.report.export import write
 
 Search = Callable[..., SearchResult]
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.search import SearchResult, objective, replay, report
+from ksopt.search import SearchResult, objectives, replay
+from ksopt.search.report import export
 from ksopt.search.request import STUDY
-from ksopt.search.store import FILE
+from ksopt.search.study_store import FILE
 
 Search = Callable[..., SearchResult]
 
@@ -35,7 +36,7 @@ def objects(part: Any) -> Iterator[dict[str, Any]]:
 
 def strict() -> dict[str, Any]:
     """The schema, without room for the keys of later versions."""
-    schema = copy.deepcopy(report.results_schema())
+    schema = copy.deepcopy(export.results_schema())
     for part in objects(schema):
         part["additionalProperties"] = False
     return schema
@@ -49,9 +50,9 @@ def check(result: SearchResult) -> dict[str, Any]:
 
 
 def test_the_schema_is_one() -> None:
-    schema = report.results_schema()
+    schema = export.results_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["$id"] == report.SCHEMA == schema["properties"]["schema"]["const"]
+    assert schema["$id"] == export.SCHEMA == schema["properties"]["schema"]["const"]
     for part in objects(schema):
         # Every key is promised, but for one: a finalist of a recommendation has no ties of its own.
         assert set(part["properties"]) - set(part["required"]) <= {"within_noise_of"}
@@ -97,7 +98,7 @@ def test_a_result_of_failures_and_one_that_was_stopped_fit(
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(objective, "ks_linear", broken)
+    monkeypatch.setattr(objectives, "ks_linear", broken)
     failed = check(search(trials=2))
     assert [trial["state"] for trial in failed["trials"]] == ["failed"] * 2
 

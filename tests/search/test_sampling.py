@@ -9,20 +9,21 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from ksopt.bench.roofline import Roofline
 from ksopt.errors import InvalidInputError
-from ksopt.kernels.families import Machine
-from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, SearchResult, objective, priors, sampler
+from ksopt.kernels.families.base import Machine
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search import SearchRequest, SearchResult, objectives
 from ksopt.search import pruning as pruning_module
-from ksopt.search.cost import CostModel
 from ksopt.search.plan import plan
 from ksopt.search.pruning import MARGIN, Pruning
 from ksopt.search.request import STUDY
-from ksopt.search.result import Verdict
-from ksopt.search.sampler import ChainSampler
-from ksopt.search.space import build
-from ksopt.search.store import FILE
+from ksopt.search.results import Verdict
+from ksopt.search.samplers import chain_sampler, priors
+from ksopt.search.samplers.chain_sampler import ChainSampler
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.space.space import build
+from ksopt.search.study_store import FILE
 
 Search = Callable[..., SearchResult]
 H200 = Machine((9, 0), 132, 228 * 1024)
@@ -35,7 +36,7 @@ def stored(result: SearchResult) -> list[optuna.trial.FrozenTrial]:
 
 @pytest.mark.parametrize("kind", ["TPE", "NSGA-II", "exhaustive"])
 def test_each_sampler_draws_each_chain_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "_POPULATION", 8)
+    monkeypatch.setattr(chain_sampler, "_POPULATION", 8)
     space = build(SearchRequest("64x96", budgets=("50%",)))
     chains = ChainSampler(space.candidates, kind, seed=0)
     study = optuna.create_study(directions=["minimize"] * 2, sampler=chains)
@@ -44,11 +45,11 @@ def test_each_sampler_draws_each_chain_once(kind: Any, monkeypatch: pytest.Monke
         chains.close(drawn)
         if number < 2:  # as priors come
             chain = space.candidates[7 * number]
-            study.enqueue_trial(sampler.coordinates(chain), user_attrs={"chain": str(chain)})
-        trial = study.ask(sampler.distributions(space.dims))
+            study.enqueue_trial(chain_sampler.coordinates(chain), user_attrs={"chain": str(chain)})
+        trial = study.ask(chain_sampler.distributions(space.dims))
         found = chains.drawn(trial.number)
         chain = Chain.parse(trial.user_attrs["chain"]) if found is None else found[0]
-        assert trial.params == pytest.approx(sampler.coordinates(chain))
+        assert trial.params == pytest.approx(chain_sampler.coordinates(chain))
         drawn.append(chain)
         trial.set_constraint("test", float(number % 3) - 1)
         study.tell(trial, [float(number % 7), chain.nnz])
@@ -61,10 +62,12 @@ def test_a_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     space = build(SearchRequest("256x256", budgets=("50%",)))
     chains = ChainSampler(space.candidates, "TPE", seed=0)
     study = optuna.create_study(sampler=chains)
-    value = {chain: abs(sampler.coordinates(chain)["log2_b1"] - 5) for chain in space.candidates}
+    value = {
+        chain: abs(chain_sampler.coordinates(chain)["log2_b1"] - 5) for chain in space.candidates
+    }
     found = []
     for _ in range(60):
-        trial = study.ask(sampler.distributions(space.dims))
+        trial = study.ask(chain_sampler.distributions(space.dims))
         drawn = chains.drawn(trial.number)
         assert drawn is not None
         found.append(value[drawn[0]])
@@ -99,14 +102,14 @@ def test_there_is_no_cost_model_on_a_cpu(search: Search) -> None:
 def test_hopeless_chains_are_given_up_and_say_so(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = objective.ks_linear
+    right = objectives.ks_linear
 
     def slow(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
         if len(weights) == 2:
             time.sleep(0.02)
         return right(x, weights, **options)
 
-    monkeypatch.setattr(objective, "ks_linear", slow)
+    monkeypatch.setattr(objectives, "ks_linear", slow)
     monkeypatch.setattr(pruning_module, "MARGIN", 2.0)
     result = search(trials=14, objective="latency")
     assert {trial.state for trial in result.trials} == {"complete", "pruned"}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.cli import main
-from ksopt.search.objective import Objective
+from ksopt.cli.main import main
+from ksopt.search.objectives import Objective
 
 LAYER = ("search", "--dims", "16x16", "--budget", "60%", "--batch", "4", "--device", "cpu")
 

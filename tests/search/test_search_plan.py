@@ -10,7 +10,7 @@ from ksopt import Chain
 from ksopt.conversion.plan import Plan
 from ksopt.search import SearchResult
 from ksopt.search.plan import plan
-from ksopt.search.result import Verdict
+from ksopt.search.results import Verdict
 
 Search = Callable[..., SearchResult]
 

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 
 import ksopt
 from ksopt import Chain, InvalidInputError
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.projection.products import product
 from ksopt.search import SearchRequest, SearchResult, ShapesRequest, run_shapes
-from ksopt.search.given import GivenWeights
+from ksopt.search.layers.hf_config import layers_of_config
 from ksopt.search.request import Dims
-from ksopt.search.result import Verdict
-from ksopt.search.shapes.hf_config import layers_of_config
+from ksopt.search.results import Verdict
+from ksopt.search.trained_weights import GivenWeights
 
 from shapes_models import tiny  # isort: skip
 

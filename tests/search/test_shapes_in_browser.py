@@ -7,11 +7,12 @@ import pytest
 from browser import Browser
 from test_report_in_browser import CUT, FAINT, OVERLAPPING, SCROLLING, TINY, chromium
 
-from ksopt.bench.timing import Measurement
-from ksopt.pattern import Chain
-from ksopt.search import ShapesRequest, energy, retime, run_shapes
+from ksopt.measure import energy
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search import ShapesRequest, finals, run_shapes
+from ksopt.search.layers.layers import Layer, Layers, grouped
 from ksopt.search.request import Dims
-from ksopt.search.shapes.layers import Layer, Layers, grouped
 
 __all__ = ["chromium"]  # pytest finds the fixture by its name here
 
@@ -36,13 +37,13 @@ def final(
 
 @pytest.fixture
 def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(retime, "final", final)
+    monkeypatch.setattr(finals, "final", final)
     monkeypatch.setattr(energy, "Meter", lambda device: device)
     monkeypatch.setattr(
         energy, "millijoules", lambda calls, meter, seconds: dict.fromkeys(calls, 12_345.6)
     )
     monkeypatch.setattr(
-        retime,
+        finals,
         "energy",
         lambda request, device, chains: {"dense": 123.4} | {str(one): 1_234.5 for one in chains},
     )

@@ -17,9 +17,9 @@ from ksopt.conversion.plan import Plan, Rule
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
 from ksopt.search import layers_of_config, layers_of_model
+from ksopt.search.layers import hf_config
+from ksopt.search.layers.layers import Layer, Layers, grouped
 from ksopt.search.request import Dims
-from ksopt.search.shapes import hf_config
-from ksopt.search.shapes.layers import Layer, Layers, grouped
 
 from shapes_models import Tiny, on_meta  # isort: skip
 

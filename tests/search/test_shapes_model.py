@@ -13,22 +13,22 @@ from torch import nn
 
 import ksopt
 from ksopt import Chain
-from ksopt.bench.timing import Measurement
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
+from ksopt.measure.timing import Measurement
 from ksopt.nn import KSLinear
 from ksopt.search import (
     SearchRequest,
     ShapesRequest,
     ToMeasure,
+    finals,
     layers_of_model,
-    retime,
     run_shapes,
-    store,
-    words,
+    study_store,
 )
-from ksopt.search.shapes import whole
-from ksopt.search.shapes.layers import Layers
+from ksopt.search.layers import whole_model
+from ksopt.search.layers.layers import Layers
+from ksopt.search.report import phrases
 
 from shapes_models import Tiny, inputs, keywords, on_meta, tiny  # isort: skip
 
@@ -58,14 +58,14 @@ def final_of(dense_us: float, chain_us: float) -> Callable[..., dict[str, Measur
 @pytest.fixture
 def slow_dense(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chain is faster than its dense layer, which took as long in the trials."""
-    monkeypatch.setattr(retime, "final", final_of(dense_us=1000.0, chain_us=300.0))
-    monkeypatch.setattr(store, "dense_us", lambda _: 1000.0)
+    monkeypatch.setattr(finals, "final", final_of(dense_us=1000.0, chain_us=300.0))
+    monkeypatch.setattr(study_store, "dense_us", lambda _: 1000.0)
 
 
 @pytest.fixture
 def fast_dense(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is."""
-    monkeypatch.setattr(retime, "final", final_of(dense_us=100.0, chain_us=300.0))
+    monkeypatch.setattr(finals, "final", final_of(dense_us=100.0, chain_us=300.0))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
     assert "## Plan for the model" in page
     assert "The model was not timed whole." in page
     drawn = (tmp_path / "report.html").read_text("utf-8")
-    total = words.microseconds(dense_us), words.microseconds(latency_us)
+    total = phrases.microseconds(dense_us), phrases.microseconds(latency_us)
     assert f"Latencies of the linear layers: {total[0]} dense, {total[1]} by the plan" in drawn
     # Two sizes of the drawing, three groups and their sum, dense and by the plan.
     assert drawn.count('<rect class="box s') == 2 * (3 + 1) * 2
@@ -250,7 +250,9 @@ def test_a_model_is_timed_with_its_plan(given: object) -> None:
     model = tiny()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     plan = ksopt.Plan.of({"16x32": "(1,8,4,4)*(4,4,4,1)", "blocks.0.qkv": None})
-    found = whole.measure(model, given, plan, torch.device("cpu"), torch.float32, seconds=0.05)
+    found = whole_model.measure(
+        model, given, plan, torch.device("cpu"), torch.float32, seconds=0.05
+    )
     assert found.converted == 2
     assert found.dense.repeats >= 3
     assert found.planned.repeats >= 3
@@ -267,7 +269,7 @@ def test_a_model_is_timed_with_its_plan(given: object) -> None:
 def test_layers_that_share_a_weight_go_on_sharing_it() -> None:
     model = nn.ModuleList([nn.Linear(16, 32), nn.Linear(16, 32)])
     model[1].weight = model[0].weight
-    assert whole.at_random(model, ksopt.Plan.of({"*": "(1,8,4,4)*(4,4,4,1)"})) == 2
+    assert whole_model.at_random(model, ksopt.Plan.of({"*": "(1,8,4,4)*(4,4,4,1)"})) == 2
     one, other = model
     assert isinstance(one, KSLinear)
     assert isinstance(other, KSLinear)
@@ -298,7 +300,7 @@ def test_models_that_cannot_be_timed(
 ) -> None:
     plan = ksopt.Plan.of({"16x32": "(1,8,4,4)*(4,4,4,1)"})
     with pytest.raises(InvalidInputError, match=words):
-        whole.measure(build(), given, plan, torch.device("cpu"), torch.float32, seconds=0.05)
+        whole_model.measure(build(), given, plan, torch.device("cpu"), torch.float32, seconds=0.05)
 
 
 def test_wrong_inputs_are_refused_before_the_search(quick: None, tmp_path: Path) -> None:
@@ -319,8 +321,8 @@ class Talking(Tiny):
 def test_what_a_model_prints_is_no_part_of_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ksopt.Plan.of({"16x32": "(1,8,4,4)*(4,4,4,1)"})
     where = torch.device("cpu"), torch.float32
-    whole.check(Talking(), inputs(), *where)
-    whole.measure(Talking(), inputs(), plan, *where, seconds=0.05)
+    whole_model.check(Talking(), inputs(), *where)
+    whole_model.measure(Talking(), inputs(), plan, *where, seconds=0.05)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "forward" in printed.err

@@ -16,15 +16,15 @@ from ksopt.search import (
     ShapesRequest,
     ShapesResult,
     ToMeasure,
+    finals,
     layers_of_model,
     replay,
-    report,
-    retime,
     run_shapes,
-    store,
+    study_store,
 )
-from ksopt.search.shapes import report as shapes_report
-from ksopt.search.shapes import whole
+from ksopt.search.layers import export as shapes_report
+from ksopt.search.layers import whole_model
+from ksopt.search.report import export
 
 from shapes_models import inputs, tiny  # isort: skip
 from test_shapes_model import final_of  # isort: skip
@@ -48,7 +48,7 @@ def objects(part: Any) -> Iterator[dict[str, Any]]:
 def validator() -> jsonschema.Draft202012Validator:
     """Without room for the keys of later versions."""
     strict = []
-    for schema in (shapes_report.results_schema(), report.results_schema()):
+    for schema in (shapes_report.results_schema(), export.results_schema()):
         schema = copy.deepcopy(schema)
         for part in objects(schema):
             part["additionalProperties"] = False
@@ -84,9 +84,9 @@ def test_sizes_fit(quick: None, tmp_path: Path) -> None:
 
 
 def test_a_model_fits(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retime, "final", final_of(dense_us=1000.0, chain_us=300.0))
-    monkeypatch.setattr(store, "dense_us", lambda _: 1000.0)
-    monkeypatch.setattr(whole, "_SECONDS", 0.05)
+    monkeypatch.setattr(finals, "final", final_of(dense_us=1000.0, chain_us=300.0))
+    monkeypatch.setattr(study_store, "dense_us", lambda _: 1000.0)
+    monkeypatch.setattr(whole_model, "_SECONDS", 0.05)
     layers = layers_of_model(tiny(), exclude=["blocks.0.up"])
     request = ShapesRequest.of(layers, trials=9, out=tmp_path, **OPTIONS)
     value = check(run_shapes(request, to_measure=ToMeasure(tiny(), inputs())))

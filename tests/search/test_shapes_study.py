@@ -21,11 +21,11 @@ from optuna.trial import TrialState
 from ksopt import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchResult, ShapesRequest, ShapesResult, replay, run_shapes
+from ksopt.search.layers import export
+from ksopt.search.layers.request import shared
+from ksopt.search.layers.study import _default_folder
 from ksopt.search.request import STUDY, SearchRequest
-from ksopt.search.shapes import report
-from ksopt.search.shapes.request import shared
-from ksopt.search.shapes.study import _default_folder
-from ksopt.search.store import FILE
+from ksopt.search.study_store import FILE
 
 pytestmark = pytest.mark.usefixtures("brief")
 
@@ -35,8 +35,8 @@ SIZES = ("32x64", "64x32")
 # Runs a search of two sizes in a process of its own.
 SCRIPT = """
 import sys
-from ksopt.search import ShapesRequest, retime, run_shapes
-retime._MOST_FINALS = 1
+from ksopt.search import (ShapesRequest, finals, run_shapes)
+finals._MOST_FINALS = 1
 out, trials, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 class Print:
     def note(self, text): print(text, flush=True)
@@ -127,7 +127,7 @@ def test_sizes_share_the_trials_and_a_report(shapes: Shapes) -> None:
 def test_the_json_has_each_size_as_its_own_search_does(shapes: Shapes) -> None:
     result = shapes()
     found = json.loads((result.folder / "results.json").read_text("utf-8"))
-    assert found == json.loads(report.to_json(result))
+    assert found == json.loads(export.to_json(result))
     assert found["schema"] == "ksopt.shapes/1"
     assert [one["schema"] for one in found["shapes"]] == ["ksopt.search/3"] * 2
     assert found["request"]["dims"] == list(SIZES)

@@ -6,15 +6,15 @@ from math import gcd
 import pytest
 
 from ksopt.errors import InvalidInputError
-from ksopt.pattern import Chain, Pattern
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import SearchRequest
-from ksopt.search import space as spaces
-from ksopt.search.divisors import divisors
-from ksopt.search.named import families
 from ksopt.search.request import Dims
-from ksopt.search.smallest import smallest
-from ksopt.search.space import build
-from ksopt.search.walk import Walk
+from ksopt.search.space import space as spaces
+from ksopt.search.space.divisors import divisors
+from ksopt.search.space.enumerate import Walk
+from ksopt.search.space.named_families import families
+from ksopt.search.space.smallest import smallest
+from ksopt.search.space.space import build
 
 
 def every_pattern(rows: int, columns: int) -> list[Pattern]:
@@ -75,7 +75,7 @@ def test_each_chain_once(dims: Dims, most: int, least_inner: int, factors: int) 
 def test_the_cases_are_not_empty() -> None:
     counts = [len(list(Walk(*case).factors(factors))) for case in CASES for factors in (2, 3)]
     assert sum(count > 0 for count in counts) >= 8
-    # What walk.py says of the chains that are left out.
+    # What enumerate.py says of the chains that are left out.
     case = (Dims(12, 8), 96, 4)
     every = brute_force(*case, factors=3)
     assert (sum(map(refines_two_factors, every)), len(every)) == (291, 336)

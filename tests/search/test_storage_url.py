@@ -4,9 +4,9 @@ import optuna
 import pytest
 import sqlalchemy
 
-from ksopt.cli import main
+from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.search.again import replay
+from ksopt.search.replay import replay
 from ksopt.search.request import SearchRequest
 from ksopt.search.storage import Storage
 from ksopt.search.storage_url import without_password, without_secrets

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import crew, objective, replay, retime, study
-from ksopt.search.objective import Objective
+from ksopt.search import finals, objectives, replay, study, worker_pool
+from ksopt.search.objectives import Objective
 from ksopt.search.request import STUDY, SearchRequest
-from ksopt.search.result import SearchResult, TrialRecord, Verdict
-from ksopt.search.store import FILE
+from ksopt.search.results import SearchResult, TrialRecord, Verdict
+from ksopt.search.study_store import FILE
 
 pytestmark = pytest.mark.usefixtures("brief")
 
@@ -125,10 +125,10 @@ def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.Monkey
     assert len(search(seed=seed, trials=2).trials) == 2
     assert len(search(seed=seed, trials=3).trials) == 3
     tasks: list[Any] = []
-    monkeypatch.setattr(crew.processes, "run", lambda given, *_: tasks.extend(given) or True)
+    monkeypatch.setattr(worker_pool.processes, "run", lambda given, *_: tasks.extend(given) or True)
     search(seed=seed, trials=5, workers=2)
     seeds = [share["seed"] for task in tasks for share in task["shares"]]
-    assert seeds == [2, 2 + crew._SEEDS_APART]
+    assert seeds == [2, 2 + worker_pool._SEEDS_APART]
 
 
 def test_nothing_left_to_do_times_the_finalists_anew(search: Search) -> None:
@@ -203,7 +203,7 @@ def test_ctrl_c_in_the_final_leaves_a_report(
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(retime, "final", interrupt)
+    monkeypatch.setattr(finals, "final", interrupt)
     result = search()
     assert result.stopped == "interrupted"
     assert len(result.trials) == 4
@@ -269,7 +269,7 @@ def test_a_study_of_another_device_is_refused(search: Search) -> None:
 
 
 def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = objective.ks_linear
+    right = objectives.ks_linear
 
     def wrong(x: torch.Tensor, weights: list[torch.Tensor], **options: str) -> torch.Tensor:
         y = right(x, weights, **options).clone()
@@ -277,7 +277,7 @@ def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyP
             y[..., -1] *= 1.01
         return y
 
-    monkeypatch.setattr(objective, "ks_linear", wrong)
+    monkeypatch.setattr(objectives, "ks_linear", wrong)
     result = search(trials=8)
     states = {len(t.facts.chain): t for t in result.trials}
     assert set(states) == {2, 3}
@@ -291,7 +291,7 @@ def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyP
 
 def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        objective, "ks_linear", lambda x, w, **o: torch.full((16, 64), float("nan"))
+        objectives, "ks_linear", lambda x, w, **o: torch.full((16, 64), float("nan"))
     )
     result = search(trials=2)
     assert [t.reason for t in result.trials] == ["WrongResultError: its product is not finite"] * 2

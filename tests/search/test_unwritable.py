@@ -17,10 +17,11 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import SearchRequest, report, run_search, store, unwritable
+from ksopt.search import SearchRequest, run_search, study_store, write_errors
+from ksopt.search.report import export
 from ksopt.search.request import STUDY
 from ksopt.search.storage import Storage
-from ksopt.search.unwritable import UnwritableError
+from ksopt.search.write_errors import UnwritableError
 
 OPTIONS = "--dims 32x64 --budget 50% --batch 8 --device cpu --trials 12"
 TOO_LONG_S = 120
@@ -55,7 +56,7 @@ def test_a_limit_of_file_sizes_ends_a_search_which_then_goes_on(
     workers: int, journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
-    file = tmp_path / "trials.log" if journal else tmp_path / "out" / store.FILE
+    file = tmp_path / "trials.log" if journal else tmp_path / "out" / study_store.FILE
     url = f"journal:{file}" if journal else f"sqlite:///{file}"
     options = ["--workers", str(workers), "--out", str(tmp_path / "out")]
     options += ["--storage", url] if journal else []
@@ -85,18 +86,18 @@ def test_what_was_measured_stays_where_the_report_cannot_be_written(
     request = SearchRequest(
         "32x64", budgets=("50%",), batch=8, device="cpu", trials=3, out=tmp_path / "out"
     )
-    write = report.write_whole
+    write = export.write_whole
 
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(report, "write_whole", full)
+    monkeypatch.setattr(export, "write_whole", full)
     with pytest.raises(InvalidInputError, match="what was measured is kept"):
         run_search(request)
-    url = f"sqlite:///{tmp_path / 'out' / store.FILE}"
+    url = f"sqlite:///{tmp_path / 'out' / study_store.FILE}"
     before = complete(url)
     assert len(before) == 3
-    monkeypatch.setattr(report, "write_whole", write)
+    monkeypatch.setattr(export, "write_whole", write)
     assert len(run_search(request).trials) == 3
     assert complete(url) == before
 
@@ -109,7 +110,7 @@ def cause(error: Exception) -> StorageInternalError:
 
 
 def said(error: Exception, url: str, file: Path | None) -> str:
-    with pytest.raises(UnwritableError) as caught, unwritable.in_words(url, file):
+    with pytest.raises(UnwritableError) as caught, write_errors.in_words(url, file):
         raise error
     return str(caught.value)
 
@@ -160,9 +161,9 @@ def test_a_server_that_fails_is_named_without_its_password() -> None:
 
 
 def test_other_errors_pass(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError), unwritable.in_words("journal:x", tmp_path / "x"):
+    with pytest.raises(ConnectionError), write_errors.in_words("journal:x", tmp_path / "x"):
         raise ConnectionResetError(errno.ECONNRESET, "a bug, and no storage's")
-    with pytest.raises(ZeroDivisionError), unwritable.in_words("journal:x", tmp_path / "x"):
+    with pytest.raises(ZeroDivisionError), write_errors.in_words("journal:x", tmp_path / "x"):
         raise ZeroDivisionError
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from ksopt.bench.roofline import Roofline
-from ksopt.bench.timing import Measurement
-from ksopt.pattern import Chain, Pattern
-from ksopt.search import SearchResult, retime, why
-from ksopt.search.document import of_size, sections
-from ksopt.search.result import Verdict
+from ksopt.measure.roofline import Roofline
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.search import SearchResult, finals
+from ksopt.search.report import bounds
+from ksopt.search.report.sections import of_size, sections
+from ksopt.search.results import Verdict
 
 Search = Callable[..., SearchResult]
 # A byte takes as long as ten operations.
@@ -30,7 +31,7 @@ def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
     def final(request: object, device: object, chains: list[Chain], spare: object) -> dict:
         return {**{str(chain): timed(2) for chain in chains}, "dense": timed(8)}
 
-    monkeypatch.setattr(retime, "final", final)
+    monkeypatch.setattr(finals, "final", final)
     return replace(search(max_factors=2), roofline=DEVICE)
 
 
@@ -43,12 +44,12 @@ def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
     ],
 )
 def test_what_binds_a_factor(pattern: Pattern, batch: int, memory_bound: bool) -> None:
-    found = why.Work.of(pattern, batch, DEVICE)
+    found = bounds.Work.of(pattern, batch, DEVICE)
     assert found.memory_bound is memory_bound
     assert found.bytes_moved == pattern.bytes(batch, "float32")
     assert found.flops == pattern.flops(batch)
     assert found.floor_us == pytest.approx(max(found.bytes_moved / 1e4, found.flops / 1e5))
-    three = why.Work.of(pattern, batch, DEVICE, passes=3)
+    three = bounds.Work.of(pattern, batch, DEVICE, passes=3)
     assert three.floor_us == pytest.approx(3 * found.floor_us)
 
 
@@ -57,12 +58,12 @@ def test_a_sentence_for_each_chain(result: SearchResult) -> None:
     assert answer.verdict is Verdict.USE
     assert answer.chosen is not None
     chain = answer.chosen.facts.chain
-    (sentence,) = why.sentences(result)
-    dense = why.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE)
+    (sentence,) = bounds.sentences(result)
+    dense = bounds.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE)
     less = dense.flops / chain.flops(16)
     assert sentence.startswith(f"{chain} computes {less:.1f} times less than the dense layer")
     assert "all its factors are memory-bound, and the dense layer is memory-bound" in sentence
-    floor = sum(why.Work.of(pattern, 16, DEVICE).floor_us for pattern in chain)
+    floor = sum(bounds.Work.of(pattern, 16, DEVICE).floor_us for pattern in chain)
     assert f"an efficiency of {floor / 2:.2f}, the dense layer of {dense.floor_us / 8:.2f}" in (
         sentence
     )
@@ -82,7 +83,7 @@ def test_a_sentence_for_each_chain(result: SearchResult) -> None:
 def test_what_makes_it_fast(
     floor: float, dense_floor: float, reached: float, dense_reached: float, reason: str
 ) -> None:
-    assert why._lead(floor, dense_floor, reached, dense_reached).startswith(reason)
+    assert bounds._lead(floor, dense_floor, reached, dense_reached).startswith(reason)
 
 
 @pytest.mark.parametrize("latency", [timed(10), Measurement(2, 1, 9, 20)], ids=["slower", "noise"])
@@ -92,12 +93,14 @@ def test_a_chain_that_is_not_faster_is_not_called_fast(
     (answer,) = result.recommendations
     assert answer.chosen is not None
     other = replace(answer, chosen=replace(answer.chosen, latency=latency))
-    (sentence,) = why.sentences(replace(result, recommendations=(other,)))
-    assert sentence.endswith(f"{why.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE).floor_us / 8:.2f}.")
+    (sentence,) = bounds.sentences(replace(result, recommendations=(other,)))
+    assert sentence.endswith(
+        f"{bounds.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE).floor_us / 8:.2f}."
+    )
 
 
 def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
-    rows = why.table(result).rows
+    rows = bounds.table(result).rows
     chosen = result.recommendations[0].chosen
     assert chosen is not None
     chain = chosen.facts.chain
@@ -110,7 +113,7 @@ def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
 
 def test_nothing_is_said_where_nothing_was_measured(search: Search) -> None:
     result = search(trials=500, timeout_s=0.001)
-    assert why.sentences(result) == []
+    assert bounds.sentences(result) == []
     assert "Where the time goes" not in [section.title for section in of_size(result)]
 
 

@@ -18,30 +18,30 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from ksopt.bench.roofline import Roofline
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.pattern import Chain
-from ksopt.search import SearchRequest, crew, interrupts, store
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search import SearchRequest, interrupts, study_store, worker_pool
 from ksopt.search import claims as claims_module
-from ksopt.search.campaign import Campaign
 from ksopt.search.claims import GRACE_S, Claims, alive
-from ksopt.search.locks import Presence
-from ksopt.search.objective import Objective
-from ksopt.search.processes import Spare
+from ksopt.search.device_locks import Presence
+from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
 from ksopt.search.request import STUDY
-from ksopt.search.sampler import ChainSampler
+from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.storage import Storage
+from ksopt.search.trial_loop import Campaign
+from ksopt.search.worker_processes import Spare
 
 CHAINS = ["(1,8,4,8)*(4,8,8,1)", "(1,16,8,4)*(4,8,8,1)", "(1,64,8,1)*(1,8,32,1)"]
 
 # The final in the same process: a fresh one needs seconds to begin.
 SITE = """
 import runpy
-from ksopt.search import objective, retime
+from ksopt.search import (objectives, finals)
 runpy.run_path(BRIEF)
-retime.final = lambda request, device, chains, spare: (
-    objective.Objective(request, device).final(chains, seconds=0.1)
+finals.final = lambda request, device, chains, spare: (
+    objectives.Objective(request, device).final(chains, seconds=0.1)
 )
 """
 COMMAND = "--dims 32x64 --budget 50% --batch 16 --device cpu"
@@ -134,7 +134,7 @@ def test_a_killed_worker_is_replaced_and_its_trial_redone(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    url = f"sqlite:///{out / store.FILE}"
+    url = f"sqlite:///{out / study_store.FILE}"
     process = start(environment, "--out", str(out), "--workers", "2", "--trials", "14")
     wait_for(url, 2, process)
     os.kill(children(process.pid)[0], signal.SIGKILL)
@@ -153,7 +153,7 @@ def test_workers_end_with_a_killed_parent_and_the_same_command_goes_on(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    url = f"sqlite:///{out / store.FILE}"
+    url = f"sqlite:///{out / study_store.FILE}"
     options = ("--out", str(out), "--workers", "2", "--trials", "12")
     process = start(environment, *options)
     wait_for(url, 3, process)
@@ -183,7 +183,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     out = tmp_path / "out"
     options = ("--out", str(out), "--workers", "2", "--trials", "400")
     process = start(environment, *options)
-    wait_for(f"sqlite:///{out / store.FILE}", 2, process)
+    wait_for(f"sqlite:///{out / study_store.FILE}", 2, process)
     workers = children(process.pid)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -255,7 +255,7 @@ def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> No
         assert second is not None
         mine.give_back(second)
         roofline = Roofline("cpu", "float32", 1e9, 1e9, 1, 1, "made up")
-        assert store.records(mine.study, roofline, 16) == ()  # it is no trial of the report
+        assert study_store.records(mine.study, roofline, 16) == ()  # it is no trial of the report
         again = mine.next()
         assert again is not None
         assert again.chain == second.chain
@@ -282,7 +282,7 @@ def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Pat
         campaign.end()
         states = [trial.state for trial in mine.study.get_trials()]
         assert states == [TrialState.FAIL] * 2
-        assert store.records(mine.study, roofline, 16) == ()
+        assert study_store.records(mine.study, roofline, 16) == ()
 
 
 # Claims, as processes of several machines make them.
@@ -376,8 +376,8 @@ def test_a_chain_that_was_only_drawn_is_not_to_blame(storage: Storage) -> None:
 def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_path: Path) -> None:
     script = (
         "import sys, time, torch\n"
-        "from ksopt.search import locks\n"
-        "with locks.device(torch.device('cpu')):\n"
+        "from ksopt.search import device_locks\n"
+        "with device_locks.device(torch.device('cpu')):\n"
         "    print(time.monotonic(), flush=True); time.sleep(0.3); print(time.monotonic())\n"
     )
     pair = [
@@ -395,9 +395,14 @@ def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_pat
 
 def test_workers_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"cuda:0": "H200", "cuda:1": "old", "cuda:2": "H200", "cuda:3": "H200"}
-    monkeypatch.setattr(crew.devices, "available", lambda: ["cpu", *names])
+    monkeypatch.setattr(worker_pool.devices, "available", lambda: ["cpu", *names])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: names[str(place)])
-    assert crew.workplaces(torch.device("cuda:2"), 4) == ["cuda:2", "cuda:3", "cuda:0", "cuda:2"]
+    assert worker_pool.workplaces(torch.device("cuda:2"), 4) == [
+        "cuda:2",
+        "cuda:3",
+        "cuda:0",
+        "cuda:2",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,333 @@
+// 16-bit factors for a few rows of x, as in decoding (batch first, sm_80 and up).
+//
+// With 1 to 64 rows the work is to read the weight once, so what counts is that all of it is asked
+// for at the same time. A block owns a tile: group i, JC values of j, NB outputs k, and a share of
+// the sum over l. Its threads load the tile's weights straight into the tensor cores' fragments, from
+// the canonical layout (a thread's 16 bytes hold several j of one l, or several l; see mma16.cuh),
+// so nothing is packed and a weight may change between any two calls. x is brought to shared memory
+// meanwhile. Few outputs and a long sum would leave multiprocessors idle: warps share the sum over l
+// and add up in shared memory, and so do the blocks of a cluster (sm_90 and up), each of which reads
+// an equal part of the others' sums. A tile always adds in the same order.
+#pragma once
+
+#include "pdl.cuh"
+#include "mma16.cuh"
+
+template <typename P, int WARPS_J_, int WARPS_M_, int WARPS_N_, int WARPS_L_, int MT_, int NT_, int UNITS_,
+          int CLUSTER_, int BLOCKS_>
+struct DecodeMma16Tile {
+  using Fold = Lanes<P::D>;
+  static constexpr int WARPS_J = WARPS_J_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, WARPS_L = WARPS_L_;
+  static constexpr int MT = MT_, NT = NT_;    // 16-row and 8-output tiles of a warp
+  static constexpr int UNITS = UNITS_;        // units of l whose weights a warp loads at a time
+  static constexpr int CLUSTER = CLUSTER_;    // blocks that share the sum over l
+  static constexpr int BLOCKS = BLOCKS_;      // blocks that should fit on a multiprocessor
+  static constexpr int WARPS = WARPS_J * WARPS_M * WARPS_N * WARPS_L, THREADS = 32 * WARPS;
+  static constexpr int JC = WARPS_J * Fold::J, BM = WARPS_M * MT * 16, NB = WARPS_N * NT * 8;
+  static constexpr int ALL_UNITS = (P::C + Fold::UNIT - 1) / Fold::UNIT;
+  static constexpr int BLOCK_UNITS = (ALL_UNITS + CLUSTER - 1) / CLUSTER;
+  static constexpr int CHUNKS_OF_L = Fold::WIDE ? WARPS_J : 1;  // that hold one l, where 8 divides d
+  static constexpr int X_CHUNKS = BLOCK_UNITS * Fold::UNIT * JC / 8;  // of one row
+  static constexpr int X_PITCH = row_pitch(X_CHUNKS, Fold::WIDE ? WARPS_J : Fold::RUN);
+  static constexpr int X_BYTES = BM * X_PITCH * 16;
+  static constexpr int FEATURES = NB * JC;  // outputs of a row
+  static constexpr int SUM_PITCH = FEATURES + (Fold::WIDE ? 4 : 8);
+  static constexpr int SUM_BYTES = WARPS_L * BM * SUM_PITCH * 4;
+  static constexpr int SHARED_BYTES = X_BYTES > SUM_BYTES ? X_BYTES : SUM_BYTES;  // one after the other
+  static constexpr int OUTPUT_TILES = (P::B + NB - 1) / NB;
+  static constexpr int COLUMNS = P::A * (P::D / JC) * OUTPUT_TILES;
+  static_assert(Fold::WIDE || WARPS_J == 1, "all j of a small d belong to one warp");
+  static_assert(P::D % JC == 0 && P::C * P::D % 8 == 0, "");
+};
+
+// All threads of the cluster; orders their accesses to each other's shared memory.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+// Four floats at the same place of another block's shared memory.
+__device__ __forceinline__ float4 load_from_block(const float* mine, int rank) {
+  uint32 address;
+  float4 value;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void add(float4& sum, const float4& value) {
+  sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+}
+
+// Stores four sums of one row. `y` is y at (row, i, k0, j0), `outputs` how many k are left there.
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void store_four(uint16* y, int f, const float4& sum, int outputs) {
+  using Fold = typename Tile::Fold;
+  if (Fold::WIDE || P::B * P::D % 4 == 0) {
+    const int k = f / Tile::JC;  // of the first: the last one is inside if it is
+    if (k < outputs) {
+      uint16* const to = y + (Fold::WIDE ? k * P::D + f % Tile::JC : f);
+      *reinterpret_cast<uint2*>(to) = make_uint2(pack_pair<T>(sum.x, sum.y), pack_pair<T>(sum.z, sum.w));
+    }
+  } else {
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (f + e < outputs * P::D) y[f + e] = from_float<T>(values[e]).bits;
+    }
+  }
+}
+
+// A warp's share of the block's tile.
+template <typename Tile> struct DecodeMma16Place {
+  int lane, quarter, row_in_eight, warp_j, warp_n, warp_m, warp_l;
+  __device__ __forceinline__ explicit DecodeMma16Place(int thread) {
+    const int warp = thread / 32;
+    lane = thread % 32, quarter = lane % 4, row_in_eight = lane / 4;
+    // Warps that read the same or neighbouring bytes of the weight come next to each other.
+    warp_j = warp % Tile::WARPS_J;
+    warp_m = warp / Tile::WARPS_J % Tile::WARPS_M;
+    warp_l = warp / (Tile::WARPS_J * Tile::WARPS_M) % Tile::WARPS_L;
+    warp_n = warp / (Tile::WARPS_J * Tile::WARPS_M * Tile::WARPS_L);
+  }
+};
+
+// Brings the block's part of x, from l0 on, to shared memory. `x` is x at (row0, i, 0, j0).
+template <typename P, typename Tile>
+__device__ __forceinline__ void copy_rows(unsigned char* shared, const uint16* x, int64 stride, int l0,
+                                          int rows, int thread) {
+  using Walk = RowWalk<Tile::BM, Tile::X_CHUNKS, Tile::THREADS>;
+  const int m0 = thread / Walk::WIDTH;
+  const int end = rows < Walk::end(m0) ? rows : Walk::end(m0);
+#pragma unroll 4
+  for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+    const int chunk = thread % Walk::WIDTH + pass * Walk::WIDTH;
+    const int offset = Tile::Fold::WIDE
+                           ? (l0 + chunk / Tile::CHUNKS_OF_L) * P::D + chunk % Tile::CHUNKS_OF_L * 8
+                           : l0 * P::D + chunk * 8;
+    const bool inside = offset < P::C * P::D;
+    const uint16* from = x + m0 * stride + offset;
+    unsigned char* to = shared + (m0 * Tile::X_PITCH + chunk) * 16;
+#pragma unroll 4
+    for (int m = m0; m < end; m += Walk::PASS_ROWS) {
+      copy_async_16(to, from, inside);
+      from += Walk::PASS_ROWS * stride;
+      to += Walk::PASS_ROWS * Tile::X_PITCH * 16;
+    }
+  }
+  cp_async_commit_group();
+}
+
+// A lane's weights for UNITS units of l and NT tiles of outputs, as loaded.
+template <typename Tile> using LaneWeights = uint32[Tile::UNITS][Tile::NT][Tile::Fold::CHUNKS * 4];
+
+// Loads the units [first, first + UNITS) that are below `end`. `w` is the weight at (i, k0, 0, j0),
+// `outputs` how many k are left there.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_units(LaneWeights<Tile>& words, const uint16* w, int first, int end,
+                                           int outputs, const DecodeMma16Place<Tile>& place) {
+  using Fold = typename Tile::Fold;
+#pragma unroll
+  for (int u = 0; u < Tile::UNITS; ++u)
+#pragma unroll
+    for (int n = 0; n < Tile::NT; ++n) {
+      const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(place.row_in_eight);
+#pragma unroll
+      for (int run = 0; run < Fold::RUNS; ++run) {
+        const int l = (((first + u) * Fold::RUNS + run) * 4 + place.quarter) * Fold::RUN_L;
+#pragma unroll
+        for (int c = 0; c < Fold::RUN; ++c) {
+          const int offset = l * P::D + (Fold::WIDE ? place.warp_j * 8 : c * 8);
+          uint4 loaded = make_uint4(0, 0, 0, 0);
+          if (first + u < end && k < outputs && offset < P::C * P::D) {
+            loaded = *reinterpret_cast<const uint4*>(w + int64(k) * P::C * P::D + offset);
+          }
+          put_chunk(words[u][n] + (run * Fold::RUN + c) * 4, loaded);
+        }
+      }
+    }
+}
+
+// Adds the units that were loaded. `x` is the block's x in shared memory at the first of them.
+template <typename T, typename Tile>
+__device__ __forceinline__ void multiply_units(Sums<Tile>& sums, const LaneWeights<Tile>& words,
+                                               const unsigned char* x, int units, int rows,
+                                               const DecodeMma16Place<Tile>& place) {
+  using Fold = typename Tile::Fold;
+#pragma unroll
+  for (int u = 0; u < Tile::UNITS; ++u) {
+    if (u >= units) break;
+#pragma unroll
+    for (int m = 0; m < Tile::MT; ++m) {
+      uint32 a[Fold::J][Fold::STEPS][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = (place.warp_m * Tile::MT + m) * 16 + half * 8 + place.row_in_eight;
+        uint32 loaded[Fold::CHUNKS * 4];
+#pragma unroll
+        for (int run = 0; run < Fold::RUNS; ++run) {
+          const int q = (u * Fold::RUNS + run) * 4 + place.quarter;
+#pragma unroll
+          for (int c = 0; c < Fold::RUN; ++c) {
+            const int chunk = Fold::WIDE ? q * Tile::CHUNKS_OF_L + place.warp_j : q * Fold::RUN + c;
+            uint4 values = make_uint4(0, 0, 0, 0);
+            if (row < rows) values = *reinterpret_cast<const uint4*>(x + (row * Tile::X_PITCH + chunk) * 16);
+            put_chunk(loaded + (run * Fold::RUN + c) * 4, values);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+          for (int s = 0; s < Fold::STEPS; ++s) {
+            a[j][s][half] = pair_of<Fold>(loaded, j, 2 * s);
+            a[j][s][half + 2] = pair_of<Fold>(loaded, j, 2 * s + 1);
+          }
+      }
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n)
+#pragma unroll
+        for (int j = 0; j < Fold::J; ++j)
+#pragma unroll
+          for (int s = 0; s < Fold::STEPS; ++s) {
+            multiply_add<T>(sums[m][n][j], a[j][s], pair_of<Fold>(words[u][n], j, 2 * s),
+                            pair_of<Fold>(words[u][n], j, 2 * s + 1));
+          }
+    }
+  }
+}
+
+// Writes a warp's sums beside those of the other warps that share the sum over l.
+template <typename Tile>
+__device__ __forceinline__ void gather_sums(float* shared, const Sums<Tile>& sums, int rows,
+                                            const DecodeMma16Place<Tile>& place) {
+  using Fold = typename Tile::Fold;
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (place.warp_m * Tile::MT + m) * 16 + half * 8 + place.row_in_eight;
+      if (row >= rows) continue;
+      float* const to = shared + (place.warp_l * Tile::BM + row) * Tile::SUM_PITCH;
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n) {
+        const int k = (place.warp_n * Tile::NT + n) * 8 + output_of_column<Fold>(2 * place.quarter);
+        if (Fold::WIDE) {
+#pragma unroll
+          for (int column = 0; column < 2; ++column)
+#pragma unroll
+            for (int j = 0; j < Fold::J; j += 4) {
+              const int e = half * 2 + column;
+              *reinterpret_cast<float4*>(to + (k + 4 * column) * Tile::JC + place.warp_j * 8 + j) =
+                  make_float4(sums[m][n][j][e], sums[m][n][(j + 1) % Fold::J][e],
+                              sums[m][n][(j + 2) % Fold::J][e], sums[m][n][(j + 3) % Fold::J][e]);
+            }
+        } else {
+          // In the order of memory: output k with j = 0.., then output k + 1.
+#pragma unroll
+          for (int e = 0; e < 2 * Fold::J; e += 2) {
+            *reinterpret_cast<float2*>(to + k * Tile::JC + e) =
+                make_float2(sums[m][n][e % Fold::J][half * 2 + e / Fold::J],
+                            sums[m][n][(e + 1) % Fold::J][half * 2 + (e + 1) / Fold::J]);
+          }
+        }
+      }
+    }
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void decode_mma16_kernel(const Arguments& arguments) {
+  using Fold = typename Tile::Fold;
+  constexpr int CLUSTER = Tile::CLUSTER, THREADS = Tile::THREADS;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int thread = threadIdx.x;
+  const DecodeMma16Place<Tile> place(thread);
+
+  // The blocks of a cluster are neighbours in the grid.
+  const int rank = CLUSTER == 1 ? 0 : static_cast<int>(blockIdx.x % CLUSTER);
+  const int64 tile = blockIdx.x / CLUSTER;
+  const int column = static_cast<int>(tile % Tile::COLUMNS);
+  const int64 row0 = tile / Tile::COLUMNS * Tile::BM;
+  // Blocks that run at the same time read neighbouring j, whose weights share lines.
+  constexpr int J_TILES = P::D / Tile::JC;
+  const int j0 = column % J_TILES * Tile::JC;
+  const int k0 = column / J_TILES % Tile::OUTPUT_TILES * Tile::NB;
+  const int i = column / J_TILES / Tile::OUTPUT_TILES;
+  const int rows = rows_inside<Tile::BM>(arguments.batch - row0), outputs = P::B - k0;
+  const uint16* const w = static_cast<const uint16*>(arguments.weight) +
+                          (int64(i) * P::B + k0) * P::C * P::D + j0;
+
+  if (row0 == 0) {
+    prefetch_share<THREADS>(arguments.weight, int64(P::A) * P::B * P::C * P::D * 2,
+                            column * CLUSTER + rank, Tile::COLUMNS * CLUSTER);
+  }
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+
+  const int first_unit = rank * Tile::BLOCK_UNITS;
+  const int end = first_unit + Tile::BLOCK_UNITS < Tile::ALL_UNITS ? first_unit + Tile::BLOCK_UNITS
+                                                                   : Tile::ALL_UNITS;
+  int unit = first_unit + place.warp_l * Tile::UNITS;
+  LaneWeights<Tile> words;
+  load_units<P, Tile>(words, w, unit, end, outputs, place);
+  copy_rows<P, Tile>(shared,
+                     static_cast<const uint16*>(arguments.x) + row0 * arguments.x_batch_stride +
+                         int64(i) * P::C * P::D + j0,
+                     arguments.x_batch_stride, first_unit * Fold::UNIT, rows, thread);
+  cp_async_wait_group<0>();
+  __syncthreads();
+
+  Sums<Tile> sums;
+  clear<Tile>(sums);
+  while (unit < end) {
+    const unsigned char* const x_units =
+        shared + (unit - first_unit) * (Fold::UNIT * Tile::JC / 8) * 16;
+    multiply_units<T, Tile>(sums, words, x_units, end - unit, rows, place);
+    unit += Tile::WARPS_L * Tile::UNITS;
+    if (unit < end) load_units<P, Tile>(words, w, unit, end, outputs, place);
+  }
+
+  __syncthreads();  // all have read x, whose place the sums take
+  float* const parts = reinterpret_cast<float*>(shared);
+  gather_sums<Tile>(parts, sums, rows, place);
+  __syncthreads();
+
+  constexpr int FOURS = Tile::FEATURES / 4;
+  constexpr int PART = Tile::BM * Tile::SUM_PITCH;
+  uint16* const y = static_cast<uint16*>(arguments.y) + row0 * arguments.y_batch_stride +
+                    (int64(i) * P::B + k0) * P::D + j0;
+  const auto sum_of_warps = [&](int m, int f) {
+    float4 sum = *reinterpret_cast<const float4*>(parts + m * Tile::SUM_PITCH + f);
+#pragma unroll
+    for (int part = 1; part < Tile::WARPS_L; ++part) {
+      add(sum, *reinterpret_cast<const float4*>(parts + part * PART + m * Tile::SUM_PITCH + f));
+    }
+    return sum;
+  };
+  if constexpr (CLUSTER == 1) {
+    for (int e = thread; e < rows * FOURS; e += THREADS) {
+      const int m = e / FOURS, f = e % FOURS * 4;
+      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum_of_warps(m, f), outputs);
+    }
+  } else {
+    if (Tile::WARPS_L > 1) {
+      for (int e = thread; e < rows * FOURS; e += THREADS) {
+        const int m = e / FOURS, f = e % FOURS * 4;
+        *reinterpret_cast<float4*>(parts + m * Tile::SUM_PITCH + f) = sum_of_warps(m, f);
+      }
+    }
+    cluster_barrier();
+    for (int e = rank * THREADS + thread; e < rows * FOURS; e += CLUSTER * THREADS) {
+      const int m = e / FOURS, f = e % FOURS * 4;
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int other = 0; other < CLUSTER; ++other) {
+        add(sum, load_from_block(parts + m * Tile::SUM_PITCH + f, other));
+      }
+      store_four<T, P, Tile>(y + m * arguments.y_batch_stride, f, sum, outputs);
+    }
+    cluster_barrier();  // none may end while others read its sums
+  }
+}

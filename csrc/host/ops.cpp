@@ -1,0 +1,98 @@
+// The operators of ksopt_host: the C++ half of ksopt/kernels.
+//
+// Built on PyTorch's stable ABI, so that one binary serves several torch versions.
+#include <torch/csrc/stable/library.h>
+
+#include "bmm_plan.hpp"
+#include "dispatch_table.hpp"
+#include "kernel_table.hpp"
+
+namespace {
+
+// x: (*batch, N) or, batch last, (N, *batch); weight: (a, b, c, d), its elements in order if the plan has
+// a fallback. Returns y in the same layout: out, fit for `launch_plan`, if it is given; none if the plan's
+// fallback is wanted and LATER.
+std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan_index,
+                             std::optional<Tensor> out) {
+  const Plan plan = plan_at(plan_index);
+  const int64_t first = plan.batch_last ? 1 : 0, last = plan.batch_last ? x.dim() : x.dim() - 1;
+  return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out);
+}
+
+std::optional<Tensor> launch_known_as_it_is(const Tensor& x, const Tensor& weight, bool batch_last,
+                                            bool exact, bool changing, std::optional<Tensor> out) {
+  return launch_known(x, weight, batch_last, exact, changing, std::nullopt, out);
+}
+
+std::optional<Tensor> launch_known_prepared(const Tensor& x, const Tensor& weight, bool batch_last,
+                                            bool exact, const Tensor& prepared, int64_t form,
+                                            int64_t stream, std::optional<Tensor> out) {
+  return launch_known(x, weight, batch_last, exact, false, Prepared{prepared, form, stream}, out);
+}
+
+void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
+               int64_t form, bool batched, bool anew) {
+  know(x, weight, batch_last, exact, changing,
+       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, batched, anew}));
+}
+
+// Registers a product and returns its index; before, after: plans of transposes, or NONE.
+int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before,
+                    int64_t after) {
+  const std::unique_lock lock(plans_mutex);
+  batched_products.push_back({a, b, c, d, batch_last, before, after});
+  return static_cast<int64_t>(batched_products.size()) - 1;
+}
+
+// Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
+int64_t add_plan(int64_t kernel, int64_t out_features, bool batch_last, int64_t threads,
+                 int64_t shared_bytes, int64_t rows_per_tile, int64_t tiles_per_row_tile,
+                 int64_t max_blocks, bool early, int64_t fallback) {
+  const std::unique_lock lock(plans_mutex);
+  plans.push_back({reinterpret_cast<void*>(kernel), out_features, batch_last,
+                   static_cast<unsigned>(threads), static_cast<unsigned>(shared_bytes),
+                   rows_per_tile, tiles_per_row_tile, max_blocks, early, fallback});
+  return static_cast<int64_t>(plans.size()) - 1;
+}
+
+// Says which plan takes the operands that a plan does not.
+void set_fallback(int64_t plan, int64_t fallback) {
+  const std::unique_lock lock(plans_mutex);
+  plans.at(static_cast<size_t>(plan)).fallback = fallback;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(ksopt_host, m) {
+  m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
+  m.def(
+      "launch_known(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, "
+      "Tensor? out=None) -> Tensor?");
+  m.def(
+      "launch_known_prepared(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor prepared, "
+      "int form, int stream, Tensor? out=None) -> Tensor?");
+  m.def(
+      "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
+      "bool batched=False, bool anew=False) -> ()");
+  m.def("forget() -> ()");
+  m.def(
+      "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
+      "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
+  m.def("set_fallback(int plan, int fallback) -> ()");
+  m.def(
+      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
+  m.impl("launch", TORCH_BOX(&launch));
+  m.impl("launch_known", TORCH_BOX(&launch_known_as_it_is));
+  m.impl("launch_known_prepared", TORCH_BOX(&launch_known_prepared));
+  m.impl("know", TORCH_BOX(&know_plan));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
+  m.impl("add_plan", TORCH_BOX(&add_plan));
+  m.impl("set_fallback", TORCH_BOX(&set_fallback));
+  m.impl("add_batched", TORCH_BOX(&add_batched));
+  m.impl("forget", TORCH_BOX(&forget_known));
+}

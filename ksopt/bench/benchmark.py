@@ -1,0 +1,276 @@
+"""One process's measurements: each subject's ways made ready, checked, and timed in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ksopt.bench import entries
+from ksopt.bench.request import INDUCTOR, BenchRequest, Subject
+from ksopt.bench.rows import FAILED, OURS, WRONG, Row
+from ksopt.errors import KsoptError
+from ksopt.measure import cuda_graphs
+from ksopt.measure.output_check import Gate, written_elements
+from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.measure.timing import Measurement, measure
+from ksopt.reference import LAYOUTS, is_batch_last
+
+# Medians to 1 %, which a quiet GPU gives after the fewest repeats.
+_PRECISION = 0.01
+_FEWEST, _MOST = 7, 40
+_SECONDS = 0.2
+# PyTorch's ways that are this many times as slow as its fastest are recorded and timed no longer.
+_HOPELESS = 2.0
+# A way whose multiplications by zero alone take this many times the floor, at the best rate that
+# was measured, is not tried: the best of PyTorch in one layout took at most 12 on an H200.
+_MOST_FLOORS = 15.0
+
+_Key = tuple[str, str]  # way, layout
+
+
+class DeviceLost(KsoptError, RuntimeError):
+    """The device no longer works in this process, which a faulty kernel can bring about.
+
+    Attributes:
+        rows: what is to be kept of the subject that it was lost on.
+    """
+
+    def __init__(self, message: str, rows: list[Row]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+@dataclass
+class _Ready:
+    """The ways of one subject, prepared: to be called, or with a reason why not."""
+
+    calls: dict[_Key, Callable[[], object]] = field(default_factory=dict)
+    shares: dict[_Key, int] = field(default_factory=dict)  # calls in one of a graph's replays
+    reasons: dict[_Key, str] = field(default_factory=dict)
+
+
+class Bench:
+    """What is kept from one subject to the next: the roofline and one buffer of random numbers.
+
+    Args:
+        request: what is measured.
+        device: the device of this process; None takes the request's.
+
+    Raises:
+        InvalidInputError: the device is not there.
+    """
+
+    def __init__(self, request: BenchRequest, device: str | None = None) -> None:
+        self.request = request
+        self.device = torch.device(device or request.device)
+        self.roofline: Roofline = measure_roofline(self.device, request.dtype)
+        self._generator = torch.Generator(self.device).manual_seed(request.seed)
+        self._buffer = torch.empty(0, dtype=request.torch_dtype, device=self.device)
+
+    def measure(self, subject: Subject) -> list[Row]:
+        """Check and time every way on one subject; ksopt's row comes first.
+
+        A way that computes something wrong, or cannot compute, gets a row without a time.
+
+        Raises:
+            DeviceLost: the device no longer works.
+        """
+        here = self.request.layout
+        ready = _Ready()
+        try:
+            with torch.no_grad(), self._scope():
+                weights = [self._random_weight(p.weight_shape) for p in subject.chain]
+                for layout in sorted(LAYOUTS, key=lambda layout: layout != here):
+                    names = self._names(subject, layout)
+                    if names:
+                        x = self._input(subject, layout)
+                        gate = Gate(x, weights, layout)
+                        for name in names:
+                            self._prepare((name, layout), subject, x, weights, gate, ready)
+                chosen = ""
+                if (OURS, here) in ready.calls:
+                    chosen = entries.chosen(self._input(subject, here), weights, here)
+                times = self._timed(ready)
+        except DeviceLost as error:
+            ready.reasons.setdefault((OURS, here), f"not timed: {error}")
+            error.rows = self._rows(subject, {}, ready.reasons, "")
+            raise
+        finally:
+            ready.calls.clear()
+            if self.device.type == "cuda":
+                with contextlib.suppress(RuntimeError):  # a device that is lost
+                    torch.cuda.empty_cache()
+        return self._rows(subject, times, ready.reasons, chosen)
+
+    def _scope(self) -> contextlib.AbstractContextManager[object]:
+        if self.device.type == "cuda":
+            return torch.cuda.device(self.device)
+        return contextlib.nullcontext()
+
+    def _names(self, subject: Subject, layout: str) -> list[str]:
+        if layout != self.request.layout:  # PyTorch's ways only: the best in any layout is sought
+            return [name for name in self.request.against if name not in INDUCTOR]
+        compiled = subject in self.request.compiled
+        return [
+            OURS,
+            *(name for name in self.request.against if compiled or name not in INDUCTOR),
+        ]
+
+    def _prepare(
+        self,
+        key: _Key,
+        subject: Subject,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        gate: Gate,
+        ready: _Ready,
+    ) -> None:
+        """Bind a way, check it, and put it down as a call to time or as a reason not to."""
+        name, layout = key
+        why = entries.why_not(name, subject.chain, x.dtype, self.device.type, layout)
+        why = why or self._why_hopeless(name, subject)
+        if why:
+            ready.reasons[key] = why
+            return
+        try:
+            way = entries.bind(name, weights, layout)
+            if name == "dense" and not subject.is_pattern:
+                # A layer of its own: its weights are the product's, rounded.
+                gate = Gate(x, [entries.dense_weight(weights)], layout)
+            fault = gate.fault(way)
+            if fault:
+                ready.reasons[key] = WRONG + fault
+            elif not self.request.graph:
+                ready.calls[key] = partial(way, x)
+            else:
+                ready.calls[key], ready.shares[key] = self._graph(name, layout, way, x, weights)
+        except torch.OutOfMemoryError:
+            ready.reasons[key] = (FAILED if name == OURS else "") + "out of memory"
+        except (RuntimeError, KsoptError) as error:
+            ready.reasons[key] = FAILED + _first_line(error)
+            self._refuse_lost_device(f"{name} on {subject}")
+
+    def _why_hopeless(self, name: str, subject: Subject) -> str:
+        """Why a way's arithmetic alone makes it too slow to try; empty if it does not."""
+        if not subject.is_pattern:  # a chain is compared with the dense layer whatever it takes
+            return ""
+        flops = 2 * written_elements(name, subject.chain[0]) * subject.batch
+        least_us = self.roofline.floor_us(0, flops)
+        floor_us = self.roofline.chain_floor_us(subject.chain, subject.batch)
+        if least_us <= _MOST_FLOORS * floor_us:
+            return ""
+        return (
+            f"not tried: with the zeros it takes at least {least_us:.0f} us, "
+            f"{least_us / floor_us:.0f} times the floor"
+        )
+
+    def _refuse_lost_device(self, after: str) -> None:
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            raise DeviceLost(f"{after} broke {self.device}: {_first_line(error)}", []) from error
+
+    def _graph(
+        self, name: str, layout: str, way: entries.Way, x: Tensor, weights: Sequence[Tensor]
+    ) -> tuple[Callable[[], object], int]:
+        size = sum(weight.nbytes for weight in weights)
+        bound = [way]
+        # Of dense the zeros are read as well, so fewer copies fill the cache.
+        if name == "dense":
+            last = is_batch_last(layout)
+            outputs = math.prod(weights[0].shape) // weights[0].shape[2]
+            size = x.shape[0 if last else 1] * outputs * x.element_size()
+        for _ in range(cuda_graphs.copies(size, self.device) - 1):
+            # A clone: memory of its own, which no other call has read.
+            bound.append(entries.bind(name, [weight.clone() for weight in weights], layout))
+        return cuda_graphs.Replay(bound, x), len(bound)
+
+    def _timed(self, ready: _Ready) -> dict[_Key, Measurement]:
+        if not ready.calls:
+            return {}
+        names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
+        theirs = [n for n, (way, _) in names.items() if way != OURS and way not in INDUCTOR]
+        try:
+            found = measure(
+                {name: ready.calls[key] for name, key in names.items()},
+                self.device,
+                max_seconds=_SECONDS,
+                min_repeats=_FEWEST,
+                max_repeats=_MOST,
+                warmup_calls=1,
+                precision=_PRECISION,
+                hopeless=_HOPELESS if theirs else None,
+                rivals=theirs,
+            )
+        except RuntimeError as error:
+            reason = f"{FAILED}while the ways were timed in turns: {_first_line(error)}"
+            ready.reasons.update(dict.fromkeys(ready.calls, reason))
+            self._refuse_lost_device("timing")
+            return {}
+        return {key: found[name].each_of(ready.shares.get(key, 1)) for name, key in names.items()}
+
+    def _rows(
+        self,
+        subject: Subject,
+        times: dict[_Key, Measurement],
+        reasons: dict[_Key, str],
+        chosen: str,
+    ) -> list[Row]:
+        keys = sorted({**times, **reasons}, key=lambda key: key[0] != OURS)
+        return [
+            self._row(subject, key, times.get(key), reasons.get(key, ""), chosen) for key in keys
+        ]
+
+    def _row(
+        self,
+        subject: Subject,
+        key: _Key,
+        latency: Measurement | None,
+        reason: str,
+        chosen: str,
+    ) -> Row:
+        way, layout = key
+        chain, batch, dtype = subject.chain, subject.batch, self.request.dtype
+        if latency is not None and latency.given_up:
+            reason = (
+                f"timed {latency.repeats} times only: another of PyTorch's ways is more than "
+                f"{_HOPELESS:g} times as fast"
+            )
+        return Row(
+            subject=subject,
+            way=way,
+            layout=layout,
+            bytes_moved=chain.bytes(batch, dtype),
+            flops=chain.flops(batch),
+            floor_us=self.roofline.chain_floor_us(chain, batch),
+            latency=latency,
+            reason=reason,
+            chosen=chosen if way == OURS else "",
+        )
+
+    def _random_weight(self, shape: tuple[int, int, int, int]) -> Tensor:
+        weight = torch.empty(shape, dtype=self.request.torch_dtype, device=self.device)
+        weight.normal_(generator=self._generator)
+        return weight.mul_(shape[2] ** -0.5)
+
+    def _input(self, subject: Subject, layout: str) -> Tensor:
+        """Random x as a view of the buffer, which grows to the largest x and is filled once."""
+        features, batch = subject.chain.in_features, subject.batch
+        if self._buffer.numel() < features * batch:
+            self._buffer = self._buffer.new_empty(0)
+            grown = self._buffer.new_empty(features * batch)
+            self._buffer = grown.normal_(generator=self._generator)
+        x = self._buffer[: features * batch]
+        return x.view(features, batch) if is_batch_last(layout) else x.view(batch, features)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

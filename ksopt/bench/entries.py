@@ -1,0 +1,162 @@
+"""The ways to multiply that a benchmark compares: ksopt's operator and PyTorch's, made ready.
+
+Each is a function of x alone. PyTorch's ways get their weights prepared once, outside of what is
+timed, which is the strongest that they can be; ksopt's operator is called with the canonical
+weight, as a layer calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ksopt.baselines import BASELINES, Product
+from ksopt.bench.request import INDUCTOR
+from ksopt.bench.rows import OURS
+from ksopt.functional import ks_linear
+from ksopt.kernels.backends import cuda
+from ksopt.measure.output_check import written_elements
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.reference import chain_to_dense, is_batch_last
+
+Way = Callable[[Tensor], Tensor]
+
+# A way that writes the zeros out is not tried where that takes more elements than this.
+_MOST_ELEMENTS = 2**28
+
+
+def why_not(name: str, chain: Chain, dtype: torch.dtype, device_type: str, layout: str) -> str:
+    """Why a way cannot be tried on a chain; empty if it can.
+
+    Args:
+        name: ``ksopt``, a baseline's or an ``inductor_`` name.
+        chain: what is multiplied by.
+        dtype: of x and the weights.
+        device_type: "cpu" or "cuda".
+        layout: "batch_first" or "batch_last".
+    """
+    if name == OURS:
+        return ""
+    if name == "dense" and len(chain) > 1:
+        elements = chain.in_features * chain.out_features
+    else:
+        elements = max(written_elements(name, pattern) for pattern in chain)
+    if elements > _MOST_ELEMENTS:
+        return f"it would write {elements:,} weights out, most of them zeros"
+    plain = name.removeprefix("inductor_")
+    if plain == "dense":
+        return ""
+    for pattern in chain:
+        product = Product(pattern, dtype, device_type, is_batch_last(layout))
+        support = BASELINES[plain].supports(product)
+        if not support.ok:
+            return support.reason
+    return ""
+
+
+def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
+    """A way as a function of x, its weights prepared.
+
+    Args:
+        name: as for `why_not`, which must have found nothing against it.
+        weights: [a, b, c, d] of each factor, left to right.
+        layout: of x and the result.
+
+    Example:
+        >>> bind("dense", [torch.ones(1, 1, 2, 2)], "batch_first")(torch.eye(4)[:1])
+        tensor([[1., 0.]])
+    """
+    if name == OURS:
+        kept = list(weights)
+        return lambda x: ks_linear(x, kept, layout=layout)
+    if name == "dense" and len(weights) > 1:
+        return BASELINES["dense"].bind(dense_weight(weights), layout)
+    if name not in INDUCTOR:
+        return _in_turn([_bound(name, weight, layout) for weight in reversed(weights)])
+    # Dynamo counts the graphs of a function, whatever its closure, and stops compiling after a few.
+    torch.compiler.reset()
+    plain = _in_turn([_plain(name, weight, layout) for weight in reversed(weights)])
+    compiled: Way = torch.compile(plain, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def dense_weight(weights: Sequence[Tensor]) -> Tensor:
+    """The dense layer that a chain stands in for, as the weight [1, M, N, 1] of one factor.
+
+    Multiplied in float64 and rounded once.
+    """
+    matrix = chain_to_dense([weight.double() for weight in weights])
+    return matrix.to(weights[0].dtype)[None, :, :, None].contiguous()
+
+
+def _plain(name: str, weight: Tensor, layout: str) -> Way:
+    """What an author would write for Inductor to compile: it fuses the copies itself."""
+    a, b, c, d = weight.shape
+    if name == "inductor_einsum":
+        if is_batch_last(layout):
+            return lambda x: torch.einsum("icjn,ibcj->ibjn", x.view(a, c, d, -1), weight).reshape(
+                a * b * d, -1
+            )
+        return lambda x: torch.einsum("nicj,ibcj->nibj", x.view(-1, a, c, d), weight).reshape(
+            -1, a * b * d
+        )
+    groups = weight.permute(0, 3, 1, 2).reshape(a * d, b, c).contiguous()
+    if is_batch_last(layout):
+
+        def last(x: Tensor) -> Tensor:
+            y = torch.bmm(groups, x.view(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1))
+            return y.view(a, d, b, -1).transpose(1, 2).reshape(a * b * d, -1)
+
+        return last
+
+    def first(x: Tensor) -> Tensor:
+        columns = x.view(-1, a, c, d).permute(1, 3, 0, 2).reshape(a * d, -1, c)
+        y = torch.bmm(columns, groups.mT).view(a, d, -1, b)
+        return y.permute(2, 0, 3, 1).reshape(-1, a * b * d)
+
+    return first
+
+
+def _bound(name: str, weight: Tensor, layout: str) -> Way:
+    baseline, batch_last = BASELINES[name], is_batch_last(layout)
+    pattern = Pattern(*weight.shape)
+    prepared = baseline.prepare(weight, batch_last)
+    return lambda x: baseline.multiply(x, prepared, pattern, batch_last)
+
+
+def _in_turn(ways: Sequence[Way]) -> Way:
+    if len(ways) == 1:
+        return ways[0]
+
+    def way(x: Tensor) -> Tensor:
+        for each in ways:
+            x = each(x)
+        return x
+
+    return way
+
+
+def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
+    """What ksopt's operator chose on a GPU for each factor, with the times it chose by.
+
+    Args:
+        x: the input; [batch, N] or [N, batch].
+        weights: of the factors, left to right.
+        layout: of x.
+    """
+    if not x.is_cuda:
+        return ""
+    batch_last = is_batch_last(layout)
+    said = []
+    for weight in reversed(weights):
+        choice = cuda.choice_for(x, weight, batch_last)
+        best: dict[str, float] = {}
+        for name, us in choice.times_us:
+            best[name] = min(us, best.get(name, us))
+        times = ", ".join(f"{n} {us:.4g} us" for n, us in sorted(best.items(), key=lambda t: t[1]))
+        said.append(f"{choice.way.label} ({times or 'by the rule, nothing timed'})")
+        if len(weights) > 1:
+            x = ks_linear(x, [weight], layout=layout)
+    return "; ".join(said)

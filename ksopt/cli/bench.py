@@ -1,0 +1,187 @@
+"""``ksopt bench kernels``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
+    from ksopt.bench.rows import Line
+    from ksopt.bench.summary import Series
+
+EPILOG = """\
+examples:
+  ksopt bench kernels --patterns "(4,64,64,16)" "(1,96,96,3)" --device cpu
+  ksopt bench kernels --patterns sample:40 --dtype bfloat16 --against eager,inductor
+  ksopt bench kernels --patterns paper --dtype float16 --timeout 600 --out fp16   # again: goes on
+  ksopt bench kernels --chain "(1,64,64,64)*(64,64,64,1)" --batch 1,16,64 --graph
+  ksopt bench kernels --report fp16 fp32 --out both                   # one page, no GPU needed
+
+exit codes: 0 done, or the time was up; 1 a way computed something wrong, or a device failed;
+2 an argument is not allowed; 130 stopped with Ctrl-C
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    what = command.add_argument_group("what is measured").add_argument
+    what(
+        "--patterns",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help="paper (its 627), sample:N of them, a file with a pattern a line, or patterns",
+    )
+    what("--chain", nargs="+", default=[], metavar="CHAIN", help="chains such as (..)*(..)")
+    what("--dtype", help="float16 (default on a GPU), bfloat16 or float32 (default on a CPU)")
+    what("--layout", default="batch_first", help="batch_first (default) or batch_last")
+    what(
+        "--batch",
+        metavar="ROWS",
+        help="rows, several between commas (25088 as in the paper, on a CPU 256)",
+    )
+    what(
+        "--device", default="auto", help="cpu, cuda, cuda:1; auto (default): a GPU if there is one"
+    )
+    what(
+        "--graph",
+        action="store_true",
+        help="time CUDA graphs, with weights that are cold in L2: small batches",
+    )
+    what(
+        "--against",
+        default="eager",
+        metavar="WAYS",
+        help="eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, bsr, "
+        "sparse, dense, inductor_bmm, inductor_einsum; with commas",
+    )
+    what(
+        "--inductor-sample",
+        type=int,
+        default=40,
+        metavar="N",
+        help="products that Inductor compiles, where it is asked for (%(default)s)",
+    )
+    what("--seed", type=int, default=0, help="of the inputs and of sample:N (%(default)s)")
+    effort = command.add_argument_group("the run").add_argument
+    effort("--workers", type=int, default=1, metavar="N", help="GPUs to measure on (%(default)s)")
+    effort("--timeout", type=float, metavar="SECONDS", help="begin no new product after so long")
+    effort(
+        "--out",
+        type=Path,
+        default=Path("ksopt-report-bench"),
+        metavar="FOLDER",
+        help="where everything goes; the same command goes on where it stopped (%(default)s)",
+    )
+    effort(
+        "--report",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FOLDER",
+        help="measure nothing: make one report of these folders",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure or report, and print the answer; the exit code.
+
+    Raises:
+        KsoptError: see `ksopt.bench.run.run_bench`.
+    """
+    from ksopt.bench import report, summary
+    from ksopt.bench.request import BenchRequest
+    from ksopt.bench.run import run_bench
+    from ksopt.errors import InvalidInputError, KsoptError
+    from ksopt.system import untrusted
+
+    if given.report:
+        if given.patterns or given.chain:
+            raise InvalidInputError("--report measures nothing: leave out --patterns and --chain")
+        named = " and ".join(map(str, given.report))
+        form = "what is in it is not as `ksopt bench kernels` writes it"
+        with untrusted.of_its_form(f"--report {named}", form):
+            series = [summary.Series.read(folder) for folder in given.report]
+            report.write(series, given.out)
+            _show(given, series)
+            return 1 if summary.faults(series) else 0
+    if given.timeout is not None and not given.timeout > 0:
+        raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
+    request = BenchRequest.of(
+        patterns=given.patterns,
+        chains=given.chain,
+        dtype=given.dtype,
+        layout=given.layout,
+        batch=given.batch,
+        against=given.against,
+        device=given.device,
+        graph=given.graph,
+        inductor_sample=given.inductor_sample,
+        seed=given.seed,
+    )
+    progress = None if given.json else _Progress(sys.stderr)
+    try:
+        outcome = run_bench(
+            request, given.out, workers=given.workers, timeout_s=given.timeout, told=progress
+        )
+    except InvalidInputError:
+        raise
+    except KsoptError:
+        report.write([summary.Series.read(given.out)], given.out)
+        raise
+    series = [summary.Series.read(given.out)]
+    report.write(series, given.out)
+    _show(given, series)
+    if outcome.stopped and not given.json:
+        left = len(request.subjects) - len(series[0].lines)
+        print(f"{left} products are left: the same command goes on with them", file=sys.stderr)
+    if outcome.stopped == "interrupted":
+        return 130
+    return 1 if summary.faults(series) else 0
+
+
+def _show(given: argparse.Namespace, series: Sequence[Series]) -> None:
+    from ksopt.bench import report, summary
+    from ksopt.report import tables
+
+    if given.json:
+        sys.stdout.write(report.to_json(series))
+        return
+    lines = [line for one in series for line in one.lines]
+    if 0 < len(lines) <= _LINES_SHOWN:
+        tables.write(summary.lines_table(lines))
+        print()
+    chains = [line for line in lines if not line.subject.is_pattern and summary.dense_row(line)]
+    if chains:
+        tables.write(summary.dense_table(chains))
+        print()
+    tables.write(summary.overall_table(series))
+    for row in summary.faults(series):
+        print(f"{row.subject}: {row.way} {row.layout}: {row.reason}", file=sys.stderr)
+    print(f"\nPage: {given.out / 'bench.html'}; every measurement: {given.out / 'bench.csv'}")
+
+
+_LINES_SHOWN = 60
+
+
+class _Progress:
+    """How far it is: one line that is written over on a terminal, a line a product elsewhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._over = stream.isatty()
+
+    def __call__(self, done: int, total: int, line: Line) -> None:
+        ours, ratio = line.ours, line.ratio(line.best)
+        took = f"{ours.latency.median_us:,.1f} us" if ours.latency else ours.reason
+        share = f", efficiency {ours.efficiency:.2f}" if ours.efficiency is not None else ""
+        times = f", {ratio:.2f} times PyTorch's best" if ratio is not None else ""
+        text = f"{done} of {total}: {line.subject}: {took}{share}{times}"
+        if self._over:
+            end = "\n" if done == total else ""
+            print(f"\r\x1b[2K{text[:110]}", end=end, file=self._stream, flush=True)
+        else:
+            print(text, file=self._stream, flush=True)

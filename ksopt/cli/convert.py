@@ -1,0 +1,264 @@
+"""``ksopt convert``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ksopt.conversion.plan import Plan
+from ksopt.errors import InvalidInputError
+from ksopt.report import tables
+from ksopt.system.atomic_files import check_new_folder
+
+if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
+    from torch import nn
+
+    from ksopt.conversion.apply import Conversion
+
+EPILOG = """\
+the plan:
+  written by `ksopt search`, or by hand: {"schema": "ksopt.plan/1", "layers": [
+    {"match": "head", "chain": null},                                   stays dense
+    {"match": "*", "in_features": 768, "out_features": 3072, "chain": "(1,1536,384,2)*(..)"}]}
+  the first entry that matches a layer's name (* stands for any text) and size decides.
+
+--model runs code: MODULE is imported, from the current folder too, and FACTORY is called without
+arguments; it returns the model. Files of weights are read as tensors, never as code.
+
+examples:
+  ksopt convert --model mymodel:build --plan ksopt-report-.../plan.json --out converted
+  ksopt convert --model mymodel:build --weights model.safetensors --plan plan.json --out converted
+  ksopt convert --model mymodel:build --plan up/plan.json down/plan.json --out converted
+  ksopt convert --model mymodel:build --plan plan.json --dry-run      # what would be converted
+
+then, in Python:
+  model = ksopt.load_converted("converted", mymodel.build())
+
+exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    what = command.add_argument_group("what is converted").add_argument
+    what("--model", required=True, metavar="MODULE:FACTORY", help="what builds the model")
+    what(
+        "--plan",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="which layers become which chains (JSON); several files are read as one",
+    )
+    what(
+        "--weights",
+        metavar="FILE",
+        help="load these into the model first (.safetensors or its index, or of torch.save); by "
+        "default the factory's own",
+    )
+    what("--include", nargs="+", default=[], metavar="NAME", help="only these layers; * allowed")
+    what("--exclude", nargs="+", default=[], metavar="NAME", help="not these layers; * allowed")
+
+    how = command.add_argument_group("how").add_argument
+    how(
+        "--max-error",
+        type=float,
+        metavar="SHARE",
+        help="layers whose relative error would be larger stay dense (no limit)",
+    )
+    how(
+        "--refine",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="steps of gradient refinement of chains of three factors or more (%(default)s)",
+    )
+    how("--device", default="cpu", help="where to compute: cpu (default), cuda, cuda:1, ...")
+    how("--out", metavar="FOLDER", help="a new folder for the result")
+    how("--dry-run", action="store_true", help="say what would be converted, and stop")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Convert as the arguments say; the exit code."""
+    if given.out is None and not given.dry_run:
+        raise InvalidInputError("--out: name a new folder for the result, or give --dry-run")
+    plan = Plan(tuple(rule for path in given.plan for rule in Plan.read(path).rules))
+    if given.out is not None:
+        check_new_folder(Path(given.out))
+    model = build_model(given.model, sys.stderr)
+    return _dry_run(model, plan, given) if given.dry_run else _convert(model, plan, given)
+
+
+def _dry_run(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
+    from ksopt.conversion.resolve import resolve
+
+    choices, dense = resolve(model, plan, given.include, given.exclude)
+    rows = [
+        [
+            choice.place.name,
+            f"{choice.place.in_features}x{choice.place.out_features}",
+            " | ".join(map(str, choice.chains)),
+            f"{choice.place.in_features * choice.place.out_features:,}",
+            f"{sum(chain.nnz for chain in choice.chains):,}",
+        ]
+        for choice in choices
+    ]
+    if given.json:
+        layers = [{"name": name, "chain": chain} for name, _, chain, _, _ in rows]
+        print(json.dumps({"layers": layers, "dense": dense}, indent=2))
+        return 0
+    tables.write(tables.of(("layer", "INxOUT", "chain", ">dense", ">weights"), rows), sys.stdout)
+    _print_dense(dense, sys.stdout)
+    return 0
+
+
+def _convert(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
+    from ksopt.conversion.apply import convert
+    from ksopt.conversion.folder import CONFIG, save_converted
+    from ksopt.measure import device as devices
+
+    empty = next((name for name, one in model.named_parameters() if one.is_meta), None)
+    if empty is not None:
+        raise InvalidInputError(
+            f"--model {given.model}: its parameter {empty} is on the device meta, which holds no "
+            "values to convert: the factory must build the model on the CPU (--dry-run takes it)"
+        )
+    done = convert(
+        model.to(devices.resolve(given.device)),
+        plan,
+        include=given.include,
+        exclude=given.exclude,
+        weights=given.weights,
+        refine=given.refine,
+        max_error=given.max_error,
+        progress=lambda text: print(f"projecting {text}", file=sys.stderr),
+    )
+    folder = save_converted(done, given.out, source=given.model)
+    if given.json:
+        sys.stdout.write((folder / CONFIG).read_text(encoding="utf-8"))
+    else:
+        _print(done, folder, sys.stdout)
+    return 0
+
+
+def _print(done: Conversion, folder: Path, stream: TextIO) -> None:
+    if done.layers:
+        tables.write(done.table(), stream)
+    _print_dense(dict(done.dense), stream)
+    print(done.sentence, file=stream)
+    print(f"\nwritten: {folder.resolve()}", file=stream)
+
+
+def _print_dense(dense: dict[str, str], stream: TextIO) -> None:
+    for name, reason in dense.items():
+        print(f"{name} stays dense: {reason}", file=stream)
+
+
+def build_model(text: str, stream: TextIO) -> nn.Module:
+    """The model that MODULE:FACTORY names; ``stream`` is told that its code runs.
+
+    Raises:
+        InvalidInputError: As `call_factory`; what it returns is no model.
+    """
+    from torch import nn
+
+    model = call_factory("--model", text, stream)
+    if not isinstance(model, nn.Module):
+        factory_name = text.partition(":")[2]
+        raise InvalidInputError(
+            f"--model {text}: {factory_name}() must return a torch.nn.Module, and returned "
+            f"{type(model).__name__}"
+        )
+    return model
+
+
+def call_factory(option: str, text: str, stream: TextIO) -> object:
+    """What the user's function returns; ``stream`` is told that its code runs.
+
+    Args:
+        option: What names it on the command line, such as ``--model``.
+        text: MODULE:FACTORY.
+        stream: For the user, and for what the function prints.
+
+    Raises:
+        InvalidInputError: There is no such function, or it raises; the error is the cause then.
+    """
+    factory = load_function(option, text, stream)
+    name = text.partition(":")[2]
+    # What it prints must not come between the lines of a result.
+    with (
+        _current_folder_first(),
+        contextlib.redirect_stdout(stream),
+        _told(f"{option} {text}: {name}()"),
+    ):
+        return factory()
+
+
+def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
+    """A user's function, its module imported; ``stream`` is told that its code runs.
+
+    Args:
+        option: What names it on the command line, such as ``--model``.
+        text: MODULE:FUNCTION.
+        stream: For the user, and for what the module prints as it is imported.
+
+    Raises:
+        InvalidInputError: There is no such function, or importing its module raises; the error is
+            the cause then.
+    """
+    module_name, _, factory_name = text.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), factory_name)):
+        raise InvalidInputError(
+            f"{option} {text!r}: write MODULE:FACTORY, such as mymodel:build for the function "
+            "build() of mymodel.py"
+        )
+    with _current_folder_first():
+        try:
+            spec = importlib.util.find_spec(module_name)
+        except ModuleNotFoundError:
+            spec = None
+        if spec is None:
+            raise InvalidInputError(
+                f"{option} {text}: there is no module {module_name}, neither installed nor in "
+                f"{Path.cwd()}"
+            )
+        print(f"running {factory_name}() of {spec.origin}: this is its own code", file=stream)
+        # What it prints must not come between the lines of a result.
+        with contextlib.redirect_stdout(stream):
+            with _told(f"{option} {text}: importing {module_name}"):
+                module = importlib.import_module(module_name)
+            function: object = getattr(module, factory_name, None)
+            if not callable(function):
+                raise InvalidInputError(
+                    f"{option} {text}: {module_name} has no function {factory_name}"
+                )
+            return function
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What the user's code raises, in a sentence."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise InvalidInputError(
+            f"{what} raised {type(error).__name__}: {error} (--traceback shows where)"
+        ) from error
+
+
+@contextlib.contextmanager
+def _current_folder_first() -> Iterator[None]:
+    """A user's modules are those of the folder where the command runs, as with python -m."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(here)

@@ -1,0 +1,199 @@
+"""``ksopt explain``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.system.atomic_files import write_whole
+from ksopt.system.untrusted import is_folder, reason
+
+if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
+    import torch
+
+    from ksopt.compile.explain import Explanation
+
+SUMMARY = "Say which products of a model torch.compile(backend='ksopt') lowers, and why not others."
+EPILOG = """\
+inputs:
+  --input SHAPE or SHAPE:DTYPE for each argument of the model, such as 128x197x384 or 8x1024:int64,
+  in their order, behind one --input or several; floating point is random, integers are zeros. Take
+  as many rows as the model will see: what is faster depends on them.
+
+MODULE is imported, from the current folder too, and FACTORY is called without arguments; it returns
+the model, which runs once, uncompiled. (--time compiles it twice, and runs it.)
+
+the columns:
+  rows          that the chain multiplies
+  predicted us  by the cost models, microseconds: by ksopt's operator / as batched products under
+                Inductor; - on a CPU, which has none
+  measured us   the same, timed on the device; - if it was not (--tune measure times it)
+  decision      lowered, kept (it is slower), or not recognised
+
+below the table, for each row: how it is written, then what follows and could be computed with it
+(bias, activation, residual), and the reason for the decision
+
+examples:
+  ksopt explain mymodel:build --input 128x197x384 --dtype bfloat16 --device cuda
+  ksopt explain mymodel:build --input 8x1024:int64 --out explained.md
+  ksopt explain mymodel:build --input 128x197x384 --tune measure --time
+
+exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
+"""
+_DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    command.add_argument("model", metavar="MODULE:FACTORY", help="what builds the model")
+    how = command.add_argument_group("how it is called").add_argument
+    how(
+        "--input",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="SHAPE[:DTYPE]",
+        help="see below; may be given several times",
+    )
+    how("--dtype", default="float32", help="of the model: float32 (default), float16 or bfloat16")
+    how("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    how("--train", action="store_true", help="in training mode, with gradients")
+    how("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
+    ask = command.add_argument_group("what is asked").add_argument
+    ask("--tune", help="how it is decided what is faster: model, measure or off")
+    ask("--time", action="store_true", help="compile the model both ways, and time a call of each")
+    ask("--out", metavar="FILE", help="write it to a .md or .json file, too")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Explain, print, and write if asked."""
+    import torch
+
+    from ksopt.cli.convert import build_model
+    from ksopt.compile.explain import explain
+
+    if given.dtype not in ("float32", "float16", "bfloat16"):
+        raise InvalidInputError(f"--dtype {given.dtype!r}: it must be float32, float16 or bfloat16")
+    out = _checked_out(given.out)
+    device = _checked_device(given.device)
+    inputs = [_tensor(text, given.dtype, device) for text in given.input]
+    model = build_model(given.model, sys.stderr)
+    model = model.to(device=device, dtype=getattr(torch, given.dtype)).train(given.train)
+    with torch.set_grad_enabled(given.train), _told(given):
+        found = explain(
+            model,
+            *inputs,
+            tune=given.tune,
+            dynamic=True if given.dynamic else None,
+            timed=given.time,
+        )
+    if out is not None:
+        try:
+            write_whole(out, _text(found, out))
+        except (OSError, ValueError) as error:
+            raise InvalidInputError(f"--out {out} cannot be written: {reason(error)}") from None
+    if given.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        found.print()
+    return 0
+
+
+@contextlib.contextmanager
+def _told(given: argparse.Namespace) -> Iterator[None]:
+    """What the model raises on these inputs, in a sentence."""
+    fake = logging.getLogger("torch._subclasses.fake_tensor")  # it logs tracebacks of its own
+    before, fake.disabled = fake.disabled, not given.traceback
+    try:
+        yield
+    except KsoptError:
+        raise
+    except Exception as error:
+        own = _without_dynamo(error)
+        said = (str(own).strip().splitlines() or ["nothing more"])[-1].strip()
+        raise InvalidInputError(
+            f"{given.model}: the model, called with {', '.join(given.input)}, raised "
+            f"{type(own).__name__}: {said} (--traceback shows where)"
+        ) from error
+    finally:
+        fake.disabled = before
+
+
+def _without_dynamo(error: BaseException) -> BaseException:
+    """What was raised while Dynamo ran the model; Dynamo wraps it into pages of advice."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    while isinstance(error, TorchDynamoException):
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            break
+        error = inner
+    return error
+
+
+def _tensor(text: str, dtype: str, device: torch.device) -> Any:
+    """The input that SHAPE or SHAPE:DTYPE names."""
+    import torch
+
+    from ksopt.system import limits
+
+    shape, colon, name = text.partition(":")
+    name = name if colon else dtype
+    sizes = shape.split("x")
+    if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes) or name not in _DTYPES:
+        raise InvalidInputError(
+            f"--input {text!r}: write sizes with x between them, such as 128x197x384, and a dtype "
+            f"of {', '.join(_DTYPES)} behind a colon if it is not the model's"
+        )
+    kind, numbers = getattr(torch, name), [int(size) for size in sizes]
+    # Floating-point numbers are drawn in float32 first.
+    each = kind.itemsize if kind.itemsize == 4 or not kind.is_floating_point else kind.itemsize + 4
+    limits.check_bytes(each * math.prod(numbers), device, f"--input {text}", "give a smaller one")
+    try:
+        if kind.is_floating_point:
+            return torch.randn(numbers, device=device).to(kind)
+        return torch.zeros(numbers, dtype=kind, device=device)
+    except RuntimeError as error:  # sizes that no tensor has, though it would be empty
+        raise InvalidInputError(f"--input {text}: {reason(error).splitlines()[0]}") from None
+
+
+def _checked_device(text: str) -> torch.device:
+    import torch
+
+    from ksopt.measure import device as devices
+
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise InvalidInputError(f"--device {text!r}: write cpu, cuda, cuda:1, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidInputError(f"--device {text}: torch {torch.__version__} sees no CUDA device")
+    return devices.resolve(text if device.type == "cuda" else device.type)
+
+
+def _checked_out(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix not in (".md", ".json"):
+        raise InvalidInputError(f"--out {text}: the file's name must end in .md or .json")
+    if not is_folder(path.parent):
+        raise InvalidInputError(f"--out {text}: there is no folder {path.parent}")
+    if is_folder(path):
+        raise InvalidInputError(f"--out {text}: there is a folder of that name")
+    return path
+
+
+def _text(found: Explanation, path: Path) -> str:
+    if path.suffix == ".json":
+        return json.dumps(found.to_json(), indent=2) + "\n"
+    return f"# What ksopt lowers\n\n{found.markdown()}"

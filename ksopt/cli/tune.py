@@ -1,0 +1,265 @@
+"""``ksopt tune``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from ksopt import settings
+from ksopt.errors import InvalidInputError
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.report import tables
+from ksopt.search.request import DTYPES, LAYOUTS, SearchRequest
+from ksopt.search.space.named_families import families
+
+if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
+    import torch
+
+    from ksopt.kernels.explain import ChoiceReport
+    from ksopt.tune import TuneRequest
+
+SUMMARY = "Measure ahead of time how to multiply on this device, and keep the choices on disk."
+EPILOG = """\
+what is tuned:
+  --pattern      single factors (a,b,c,d); --chain: the factors of chains
+  --dims         the factors of the chains of the paper's families (Monarch, mirrored Monarch, low
+                 rank) that a layer INxOUT and the budgets allow
+
+Products of batches up to the next power of two share a choice. What is recorded is not measured
+again unless --again is given, so a command that was stopped goes on where it was.
+
+examples:
+  ksopt tune --pattern "(4,64,64,16)" --batch 64 25088 --dtype float16 --device cuda
+  ksopt tune --chain "(1,768,192,2)*(6,64,64,1)" --batch 8192 --dtype bfloat16 --backward
+  ksopt tune --dims 768x3072 --budget 25%
+  ksopt tune --show
+
+exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    what = command.add_argument_group("what is tuned").add_argument
+    what("--pattern", nargs="+", default=[], metavar="PATTERN", help="factors such as (4,64,64,16)")
+    what("--chain", nargs="+", default=[], metavar="CHAIN", help="chains such as (..)*(..)")
+    what("--dims", metavar="INxOUT", help="size of a linear layer, such as 768x3072")
+    what(
+        "--budget",
+        nargs="+",
+        default=[],
+        metavar="SIZE",
+        help="with --dims: the most weights, such as 25%% or 600k (10%% 25%% 50%%)",
+    )
+    what(
+        "--batch",
+        nargs="+",
+        type=int,
+        metavar="ROWS",
+        help="rows of the input; several are allowed (256, on a GPU 8192)",
+    )
+    what("--dtype", default="float32", help="float32 (default), float16 or bfloat16")
+    what("--tf32", action="store_true", help="float32 at TF32's accuracy, as torch may be set to")
+    what("--layout", default="batch_first", help="batch_first (default) or batch_last")
+    what(
+        "--device", default="auto", help="cpu, cuda, cuda:1; auto (default): a GPU if there is one"
+    )
+    what("--backward", action="store_true", help="the products of the backward pass too")
+    how = command.add_argument_group("how").add_argument
+    how(
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="for timing one product; compilation comes on top (%(default)s)",
+    )
+    how("--again", action="store_true", help="measure what is recorded already")
+    how("--show", action="store_true", help="print what is recorded and measure nothing")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Do what the arguments say; return the exit code.
+
+    Raises:
+        InvalidInputError: an argument is not allowed.
+        UnavailableError: something that is needed is missing on this machine.
+    """
+    patterns = _patterns(given)  # what can be refused without torch is
+    dtype, batch_last = _kind(given)
+    if not patterns and not given.show:
+        raise InvalidInputError("tune: give --pattern, --chain or --dims, or --show")
+    from ksopt.measure import device as devices
+
+    device = devices.resolve(given.device)
+    if given.show:
+        reports = _recorded(given, patterns, device)
+    else:
+        from ksopt.tune import TuneRequest
+
+        batches = given.batch or [256 if device.type == "cpu" else 8192]
+        request = TuneRequest(
+            tuple(patterns),
+            tuple(batches),
+            device,
+            dtype,
+            batch_last,
+            given.tf32,
+            given.backward,
+            given.seconds,
+            given.again,
+        )
+        reports = _tuned(request, sys.stderr, quiet=given.json)
+    if given.json:
+        _print_json(device, reports)
+    else:
+        _print(device, reports, sys.stdout)
+    return 0
+
+
+def _patterns(given: argparse.Namespace) -> list[Pattern]:
+    """The factors that the arguments name, each once, in their order."""
+    found = [Pattern.parse(text) for text in given.pattern]
+    found += [pattern for text in given.chain for pattern in Chain.parse(text)]
+    if given.dims is not None:
+        # With any rank: low rank and Monarch alike are worth having at hand.
+        request = SearchRequest(given.dims, budgets=tuple(given.budget), min_rank=1)
+        named = [pattern for _, chain in families(request) for pattern in chain]
+        if not named:
+            most = request.steps[-1]
+            raise InvalidInputError(
+                f"tune: no chain of the named families has so few weights for dims {request.size}: "
+                f"the largest budget is {most.text} ({most.parameters:,} weights)"
+            )
+        found += named
+    elif given.budget:
+        raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")
+    return list(dict.fromkeys(found))
+
+
+def _kind(given: argparse.Namespace) -> tuple[str, bool]:
+    if given.dtype not in DTYPES:
+        raise InvalidInputError(
+            f"dtype {given.dtype!r} is unknown: it can be float32, float16 or bfloat16"
+        )
+    if given.layout not in LAYOUTS:
+        raise InvalidInputError(
+            f"layout {given.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
+        )
+    return DTYPES[given.dtype], given.layout == "batch_last"
+
+
+def _recorded(
+    given: argparse.Namespace, patterns: Sequence[Pattern], device: torch.device
+) -> list[ChoiceReport]:
+    """Everything on disk for the device, or what there is of the patterns and batches named."""
+    from ksopt.kernels.explain import from_record
+    from ksopt.kernels.problem_key import bits_of
+    from ksopt.tune import all_recorded
+
+    bits = {bits_of(batch) for batch in given.batch or []}
+    return [
+        from_record(record, "recorded")
+        for record in all_recorded(device)
+        if (not patterns or record.situation.problem.pattern in patterns)
+        and (not bits or record.situation.bits in bits)
+    ]
+
+
+def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceReport]:
+    """Tune, and say how far it is."""
+    from ksopt.tune import tune
+
+    if settings.tuning() != "measure":
+        print(
+            f"ksopt: KSOPT_TUNE is {settings.tuning()}, so products will not use what is measured "
+            "here: unset it, or set it to measure",
+            file=stream,
+        )
+    reports = []
+    with _progress(stream, len(request.products()), quiet) as tell:
+        for report in tune(request):
+            reports.append(report)
+            tell(f"{report.situation}: {report.way}")
+    return reports
+
+
+@contextlib.contextmanager
+def _progress(stream: TextIO, total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, a line a product elsewhere, nothing if quiet."""
+    if quiet:
+        yield lambda text: None
+    elif not stream.isatty():
+        yield lambda text: print(text, file=stream, flush=True)
+    else:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(file=stream), transient=True) as bar:
+            task = bar.add_task("tuning", total=total)
+            yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
+    from ksopt.kernels import tuning_cache
+    from ksopt.tune import machine_of
+
+    machine = machine_of(device)
+    document = {
+        "schema": 1,
+        "device": str(device),
+        "machine": machine,
+        "folder": str(tuning_cache.folder_of(machine)),
+        "choices": [report.to_json() for report in reports],
+    }
+    print(json.dumps(document, indent=2))
+
+
+def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO) -> None:
+    from ksopt.kernels import tuning_cache
+    from ksopt.tune import machine_of, summary
+
+    if reports:
+        tables.write(table(reports), stream)
+        print(file=stream)
+        for report in reports:
+            print(f"{report.situation}: {report.reason}.", file=stream)
+        print(file=stream)
+    print(summary(reports), file=stream)
+    print(f"They are in {tuning_cache.folder_of(machine_of(device))}", file=stream)
+
+
+def table(reports: Sequence[ChoiceReport]) -> tables.Table:
+    """Choices beside all that was measured; times in microseconds."""
+    rows = []
+    for report in reports:
+        rivals = [f"{way} {us:,.1f}" for way, us in report.rivals.items() if way != report.way]
+        best = report.best_pytorch_us
+        rows.append(
+            [
+                str(report.situation.problem.pattern),
+                _kind_words(report),
+                str(report.batch),
+                report.way,
+                "" if report.predicted_us is None else f"{report.predicted_us:,.1f}",
+                "" if report.measured_us is None else f"{report.measured_us:,.1f}",
+                ""
+                if best is None or not report.measured_us
+                else f"{best / report.measured_us:.2f}",
+                ", ".join(rivals),
+            ]
+        )
+    columns = [
+        *("pattern", "product", ">batch", "way", ">predicted us", ">measured us"),
+        *(">PyTorch / it", "rivals, us"),
+    ]
+    return tables.of(columns, rows)
+
+
+def _kind_words(report: ChoiceReport) -> str:
+    problem = report.situation.problem
+    words = [problem.dtype if problem.exact else "tf32"]
+    words.append("batch_last" if problem.batch_last else "batch_first")
+    return " ".join([*words, *([] if report.situation.rows == "aligned" else ["unaligned"])])

@@ -1,0 +1,1 @@
+"""Follow a graph: which tensors are products of Kronecker-sparse weights."""

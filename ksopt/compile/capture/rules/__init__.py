@@ -1,0 +1,1 @@
+"""What each ATen operator does to the tensors that capture follows."""

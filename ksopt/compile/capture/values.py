@@ -1,0 +1,374 @@
+"""What is known about the tensors of a graph while it runs on fake tensors.
+
+Every tensor is a `View`: an index map over a `Root`. A root is a tensor of its own; what it was
+made by, if that is something a Kronecker-sparse product can be built from, is its ``origin``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ksopt.compile.capture.index_map import Atom, Atoms, IndexMap
+from ksopt.compile.capture.symbolic import Size
+from ksopt.patterns.chain import Pattern
+
+
+class Kind(enum.Enum):
+    """What a tensor depends on."""
+
+    CONSTANT = "constants"
+    WEIGHT = "parameters and buffers"
+    ACTIVATION = "inputs of the model"
+
+    def __or__(self, other: Kind) -> Kind:
+        order = list(Kind)
+        return order[max(order.index(self), order.index(other))]
+
+
+@dataclass(eq=False)
+class Root:
+    """A tensor that others are views of.
+
+    Attributes:
+        shape: its sizes.
+        dtype: its element type.
+        kind: what it depends on.
+        origin: what it was made by, where that matters; None for all else.
+        made_at: the graph's node that was running.
+        holders: the nodes whose values were all of it when they were made, in their order.
+        storage: identity of its memory, and how often that had been written when it was made.
+    """
+
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    kind: Kind
+    made_at: fx.Node | None
+    origin: Origin | None = None
+    holders: list[Holder] = field(default_factory=list)
+    storage: tuple[int, int] | None = None
+
+    @property
+    def holder(self) -> Holder | None:
+        """The first node whose value was all of it."""
+        return self.holders[0] if self.holders else None
+
+
+@dataclass(frozen=True, eq=False)
+class Holder:
+    """A node whose value is all of a root, until its memory is written.
+
+    Attributes:
+        node: of the graph.
+        map: as which view of the root.
+        storage: as `Root.storage`, of the node's value.
+    """
+
+    node: fx.Node
+    map: IndexMap
+    storage: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """A tensor as an index map over a root."""
+
+    root: Root
+    map: IndexMap
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """One index of a product: out[...] = sum over the summed ones of left[...] * right[...].
+
+    Attributes:
+        size: how many values it takes.
+        left: the digit of the left operand that it is; None if that does not depend on it.
+        right: the same of the right operand.
+        summed: whether it is summed over; if not, it is an index of the result.
+    """
+
+    size: Size
+    left: Atom | None
+    right: Atom | None
+    summed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A Kronecker-sparse product: y[batch, i, k, j] = sum_l x[batch, i, l, j] w[i, k, l, j].
+
+    The variables of each group are in the order in which they make up one index, most significant
+    first. In all of them left is a digit of x and right one of the weight.
+
+    Attributes:
+        pattern: (a, b, c, d).
+        batch: the groups of variables that make up each batch dim.
+        i, k, l, j: the variables that make up the pattern's indices.
+        batch_last: whether x and y have their features first instead of last.
+        direct: whether x's root, as it is, is what the product reads.
+    """
+
+    pattern: Pattern
+    batch: tuple[tuple[Variable, ...], ...]
+    i: tuple[Variable, ...]
+    k: tuple[Variable, ...]
+    l: tuple[Variable, ...]
+    j: tuple[Variable, ...]
+    batch_last: bool
+    direct: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """A root that is a product by a weight; its axes are those of the factor's canonical y.
+
+    That is, [*batch, M], or [M, *batch] when batch_last.
+    """
+
+    x: Root
+    weight: Root
+    factor: Factor
+
+
+@dataclass(frozen=True, eq=False)
+class Multiplied:
+    """An elementwise product that may be summed later.
+
+    Attributes:
+        left, right: its operands.
+        variables: its indices.
+        dims: the variables of each dim, as indices into ``variables``.
+    """
+
+    left: Root
+    right: Root
+    variables: tuple[Variable, ...]
+    dims: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Biased:
+    """The sum of a product and something that is broadcast to its shape.
+
+    Both maps have the dims of the sum; where the bias is repeated, its atoms have no axis.
+    """
+
+    product: View
+    bias: View
+
+
+@dataclass(frozen=True, eq=False)
+class Cast:
+    """The same elements in another dtype."""
+
+    source: Root
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Part of another tensor: its own dims, as a map over that tensor's root."""
+
+    of: View
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Tensors of one shape side by side along a new first axis."""
+
+    pieces: tuple[View, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Combined:
+    """A weight computed from weights, as part of one operator: no node of the graph holds it.
+
+    Attributes:
+        equation: of the einsum that it is.
+        pieces: that einsum's operands.
+    """
+
+    equation: str
+    pieces: tuple[View, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Structured:
+    """A tensor that is zero but on a support: an element is not only where some digits agree.
+
+    Attributes:
+        weight: the elements on the support.
+        dims: the tensor's own dims as digits of the weight. Where one digit stands in two dims, an
+            element is zero unless both have the same value of it: a diagonal matrix of ``n``
+            elements has the dims ``[(0, n, 1)], [(0, n, 1)]``.
+    """
+
+    weight: Root
+    dims: tuple[Atoms, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Complement:
+    """A tensor of true and false that is true but on a support.
+
+    Attributes:
+        weight: what it is on the support.
+        dims: as those of `Structured`.
+    """
+
+    weight: Root
+    dims: tuple[Atoms, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """What is left of an elementwise function of weights on the support of one of them.
+
+    Attributes:
+        function: of torch; it is called with the pieces, then with ``more``.
+        pieces: the weights, in any order of their dims.
+        letters: for each piece, a letter for each of its dims; where one stands twice, the diagonal
+            is taken. A piece is repeated along the letters that it has not.
+        out: the letters of the result.
+        more: further arguments.
+    """
+
+    function: Callable[..., torch.Tensor]
+    pieces: tuple[View, ...]
+    letters: tuple[str, ...]
+    out: str
+    more: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Zero:
+    """Zeros alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unfollowed:
+    """A weight that is nearly known to be zero but on a support.
+
+    Attributes:
+        reason: what breaks the proof, a clause.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Compact:
+    """The canonical weight [a, b, c, d] inside a dense matrix [M, N] of that support."""
+
+    matrix: Root
+    pattern: Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Native:
+    """The result of ksopt's own operator, already as it should be."""
+
+    x: View
+    pattern: Pattern
+
+
+Origin = (
+    Contraction
+    | Multiplied
+    | Biased
+    | Cast
+    | Piece
+    | Stacked
+    | Combined
+    | Structured
+    | Complement
+    | Applied
+    | Zero
+    | Unfollowed
+    | Compact
+    | Native
+)
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A product by a weight that is not lowered.
+
+    Attributes:
+        node: where it is.
+        reason: why, as the end of a sentence that begins with "not recognised: ".
+        pattern: the pattern that it would have, if that much is known.
+    """
+
+    node: fx.Node
+    reason: str
+    pattern: Pattern | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """What is in force where a node runs.
+
+    Attributes:
+        grad: whether gradients are recorded.
+        inference: whether torch.inference_mode is on.
+        autocast: the dtype of autocast on the graph's device, None where it is off.
+        vmap_depth: how many vmaps the node runs inside.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: torch.dtype | None
+    vmap_depth: int
+
+    def records_like(self, other: Region) -> bool:
+        """Whether gradients flow through both alike."""
+        return self.grad == other.grad and self.inference == other.inference
+
+
+@dataclass
+class Trace:
+    """What running a graph on fake tensors has shown.
+
+    Attributes:
+        views: what each node's value is a view of, for nodes whose value is one tensor.
+        order: each node's position.
+        contractions: the roots made by products, in the order of the graph.
+        natives: the roots made by ksopt's own operator.
+        misses: products by weights that cannot be lowered.
+        writes: where each storage is written: positions of nodes, as in ``order``.
+        writers: the nodes that write something in place.
+        memory: the storage of each node's value, and how often that had been written by then.
+        reshaped: the roots of nodes' values that are given another shape in place.
+        regions: what is in force at each node.
+        flops: of the products by weights at each node, dense ones included; where the batch is
+            dynamic, those of the batch at hand.
+    """
+
+    views: dict[fx.Node, View] = field(default_factory=dict)
+    order: dict[fx.Node, int] = field(default_factory=dict)
+    contractions: list[Root] = field(default_factory=list)
+    natives: list[Root] = field(default_factory=list)
+    misses: list[Miss] = field(default_factory=list)
+    writes: dict[int, list[int]] = field(default_factory=dict)
+    writers: set[fx.Node] = field(default_factory=set)
+    memory: dict[fx.Node, tuple[int, int]] = field(default_factory=dict)
+    reshaped: set[Root] = field(default_factory=set)
+    regions: dict[fx.Node, Region] = field(default_factory=dict)
+    flops: dict[fx.Node, int] = field(default_factory=dict)
+
+    def is_intact(self, memory: tuple[int, int], before: int | None = None) -> bool:
+        """Whether a memory still holds what it held.
+
+        Args:
+            memory: a storage, and how often it had been written.
+            before: position of the node before which it is read; None: at the end of the graph.
+        """
+        storage, version = memory
+        writes = self.writes.get(storage, [])
+        return version == sum(before is None or at < before for at in writes)

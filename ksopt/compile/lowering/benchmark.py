@@ -1,0 +1,280 @@
+"""Time a chain by ksopt's operator and as batched products under Inductor, as it is in a model.
+
+Both are compiled by Inductor, with what surrounds the chain in the model: where elementwise work
+stands before or behind it, some does here. Inductor fuses the copies of a batched product with such
+work, and ksopt's operator cannot, so that without it PyTorch's way would look slower than it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ksopt import ops
+from ksopt.compile.lowering.out_variants import plan_results
+from ksopt.errors import UnavailableError
+from ksopt.measure.interleaved import Contender, race
+from ksopt.patterns.chain import Chain
+
+_ROUNDS = 7
+_MOST_CHAINS = 10_000
+_BUDGET_S = 0.5
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is timed.
+
+    Args:
+        chain: the factors.
+        dtype: torch's name of the element type.
+        batch: rows.
+        training: whether the weights are trained: then the gradients are timed, too.
+        to_input: whether they are frozen, and the gradient of the input is timed, too.
+        computed: whether they are not trained, but prepared at each call all the same.
+        fused: where elementwise work is done: "before", "behind", both or none.
+    """
+
+    chain: Chain
+    dtype: str
+    batch: int
+    training: bool = False
+    fused: tuple[str, ...] = ()
+    to_input: bool = False
+    computed: bool = False
+
+    @property
+    def with_gradients(self) -> bool:
+        """Whether any gradient is timed."""
+        return self.training or self.to_input
+
+    @property
+    def changing(self) -> bool:
+        """Whether the weights are prepared at each call."""
+        return self.training or self.computed
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a chain takes, microseconds: its product, and the gradients that were asked for.
+
+    Args:
+        ksopt_us: by ksopt's operator.
+        unfused_us: as batched products under Inductor.
+    """
+
+    ksopt_us: float
+    unfused_us: float
+
+
+def by_clock(question: Question, device: torch.device) -> Times:
+    """Time both ways on random operands; Inductor compiles them first.
+
+    A step of training is written out, for this runs while a model is compiled, where autograd
+    cannot be compiled as well.
+
+    Raises:
+        UnavailableError: one of them does not run here; beside the model there may be too little
+            memory for it.
+    """
+    try:
+        found = _both_us(question, device)
+    except UnavailableError:
+        raise
+    except RuntimeError as error:  # of torch: no memory, no compiler, what a kernel cannot do
+        said = (str(error).splitlines() or [""])[0]
+        raise UnavailableError(f"{type(error).__name__}: {said}") from None
+    return Times(found["ksopt"], found["inductor"])
+
+
+def _both_us(question: Question, device: torch.device) -> dict[str, float]:
+    chain = question.chain
+    kind = getattr(torch, question.dtype)
+    generator = torch.Generator(device).manual_seed(0)  # the model's own numbers stay as they are
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=kind)
+
+    x = random(question.batch, chain.in_features)
+    grad = random(question.batch, chain.out_features) if question.with_gradients else None
+    weights = [random(*pattern.weight_shape) for pattern in chain]
+    before = random(chain.in_features) if "before" in question.fused else None
+    behind = random(chain.out_features) if "behind" in question.fused else None
+    product = by_changing if question.changing else by_kept
+    weight_grads = (_weight_grad, batched_weight_grad) if question.training else (None, None)
+
+    def ours(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
+        return step(x, grad, weights, (before, behind), product, weight_grads[0])
+
+    def unfused(x: Tensor, grad: Tensor | None, *weights: Tensor) -> list[Tensor]:
+        return step(x, grad, weights, (before, behind), batched_product, weight_grads[1])
+
+    plan_results()  # as in the model
+    runs = {
+        "ksopt": torch.compile(ours, backend="inductor", dynamic=False),
+        "inductor": torch.compile(unfused, backend="inductor", dynamic=False),
+    }
+    # One function is compiled for each chain, which is no recompilation of the user's; and the
+    # model may be compiled under autocast.
+    limits = torch._dynamo.config.patch(
+        recompile_limit=_MOST_CHAINS,
+        accumulated_recompile_limit=_MOST_CHAINS,
+        error_on_recompile=False,
+    )
+    calls: dict[str, Callable[[], object]] = {
+        name: partial(run, x, grad, *weights) for name, run in runs.items()
+    }
+    with contextlib.ExitStack() as inside:
+        inside.enter_context(_events_of_its_own())
+        inside.enter_context(_modes_of_its_own())
+        inside.enter_context(limits)
+        inside.enter_context(torch.no_grad())
+        inside.enter_context(torch.autocast(device.type, enabled=False))
+        return medians_us(calls, device)
+
+
+@contextlib.contextmanager
+def _events_of_its_own() -> Iterator[None]:
+    """Torch times its compiler's phases on one stack a thread, which a compilation inside another
+    empties (seen with 2.11): the outer one then warns of each of its phases."""
+    logger = getattr(torch._dynamo.utils, "get_chromium_event_logger", None)
+    if logger is None or not hasattr(logger(), "tls"):
+        yield
+        return
+    events = logger()
+    outer, events.tls = events.tls, threading.local()
+    try:
+        yield
+    finally:
+        events.tls = outer
+
+
+@contextlib.contextmanager
+def _modes_of_its_own() -> Iterator[None]:
+    """While Dynamo compiles it puts torch's function modes aside (``torch.set_default_device`` is
+    one), in one place, which a compilation inside another empties: they would be gone for good."""
+    from torch._dynamo.variables import torch_function
+
+    aside = getattr(torch_function, "torch_function_mode_stack_state_mgr", None)
+    if aside is None:
+        yield
+        return
+    outer = aside.stack
+    try:
+        yield
+    finally:
+        aside.stack = outer
+
+
+def step(
+    x: Tensor,
+    grad: Tensor | None,
+    weights: Sequence[Tensor],
+    around: tuple[Tensor | None, Tensor | None],
+    multiply: Callable[[Tensor, Tensor, Tensor], Tensor],
+    weight_grad: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+) -> list[Tensor]:
+    """A chain's product, and where the result's gradient is given the other gradients.
+
+    Args:
+        x: [batch, N].
+        grad: [batch, M], or None.
+        weights: of the chain, left to right.
+        around: factors [N] of x and [M] of the result, elementwise; None for none.
+        multiply: (x, weight, the tensor that the weight is a view of) -> y.
+        weight_grad: (gradient of y, x, weight) -> gradient of the weight; None for frozen ones.
+
+    Returns:
+        The product; then the gradients of the weights, left to right, and of x.
+    """
+    before, behind = around
+    inputs = [x if before is None else x * before]
+    for weight in reversed(weights):
+        inputs.append(multiply(inputs[-1], weight, weight))
+    y = inputs.pop()
+    found = [y if behind is None else y * behind]
+    if grad is None:
+        return found
+    grad = grad if behind is None else grad * behind
+    for weight in weights:
+        if weight_grad is not None:
+            found.append(weight_grad(grad, inputs.pop(), weight))
+        grad = multiply(grad, weight.transpose(1, 2), weight)
+    return [*found, grad if before is None else grad * before]
+
+
+def by_kept(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+    """y by ksopt's operator, the weight prepared once."""
+    y: Tensor = ops.ks_mm_inner(x, weight, False, owner)
+    return y
+
+
+def by_changing(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+    """y by ksopt's operator, the weight prepared anew."""
+    y: Tensor = ops.ks_mm_changing(x, weight, False, owner)
+    return y
+
+
+def batched_product(x: Tensor, weight: Tensor, owner: Tensor) -> Tensor:
+    """What an author writes: y = x K^T by torch.bmm between two permutations."""
+    a, b, c, d = weight.shape
+    if a * d == 1:
+        return F.linear(x, weight[0, :, :, 0])
+    y = torch.bmm(_groups(x, a, d), weight.permute(0, 3, 2, 1).reshape(a * d, c, b))
+    return y.view(a, d, -1, b).permute(2, 0, 3, 1).reshape(-1, a * b * d)
+
+
+def batched_weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of that product with respect to its weight, as autograd computes it."""
+    a, b, c, d = weight.shape
+    found = torch.bmm(_groups(grad, a, d).mT, _groups(x, a, d))
+    return found.view(a, d, b, c).permute(0, 2, 3, 1)
+
+
+def _groups(x: Tensor, a: int, d: int) -> Tensor:
+    # [B, a*c*d] -> [a*d, B, c]
+    return x.view(x.shape[0], a, -1, d).permute(1, 3, 0, 2).reshape(a * d, x.shape[0], -1)
+
+
+def _weight_grad(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    found: Tensor = ops.ks_mm_weight_grad(grad, x, weight.shape[0], weight.shape[3], False)
+    return found
+
+
+def medians_us(variants: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+    """Median time of each function in microseconds, the functions taking turns.
+
+    Raises:
+        UnavailableError: one of them does not run, of which a warning has said more, or there is
+            not enough memory for it.
+    """
+    contenders = [Contender(name, call, frozenset({"all"})) for name, call in variants.items()]
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            race(contenders, device, _BUDGET_S)
+    else:
+        _race_on_cpu(contenders)
+    failed = [contender.name for contender in contenders if not contender.samples_us]
+    if failed:
+        raise UnavailableError(f"{' and '.join(failed)} cannot be timed on {device}")
+    return {contender.name: contender.median_us for contender in contenders}
+
+
+def _race_on_cpu(contenders: list[Contender]) -> None:
+    end = time.perf_counter() + _BUDGET_S
+    for round_ in range(_ROUNDS + 2):
+        for contender in contenders:
+            start = time.perf_counter()
+            contender.call()
+            if round_ >= 2:  # the first ones choose, compile and warm up
+                contender.samples_us.append((time.perf_counter() - start) * 1e6)
+        if round_ >= 2 and time.perf_counter() > end:
+            break

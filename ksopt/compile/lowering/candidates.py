@@ -1,0 +1,219 @@
+"""From recognised products to sites: which of them are worth a look, and which form a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import fx
+
+from ksopt.compile.capture.symbolic import Size, hint
+from ksopt.compile.capture.values import Biased, Contraction, Native, Root, Trace
+from ksopt.compile.lowering.effects import Uses
+from ksopt.compile.lowering.epilogue import epilogue
+from ksopt.compile.lowering.fusion_context import is_made_elementwise, is_read_elementwise
+from ksopt.compile.lowering.weight_lifetime import Weights
+from ksopt.compile.sites import Site, Verdict, place_of, spelling_of
+from ksopt.patterns.chain import Chain, Pattern
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A chain of products, each the only reader of the one before.
+
+    Attributes:
+        roots: the products, the one that meets the input first at the end, as in a chain.
+        site: what is said about them.
+    """
+
+    roots: tuple[Root, ...]
+    site: Site
+
+
+def worth_a_look(trace: Trace) -> list[Root]:
+    """Products by factors that are not just dense, and low-rank pairs of dense ones."""
+    chosen = [root for root in trace.contractions if _pattern(root).a * _pattern(root).d > 1]
+    for root in trace.contractions:
+        inner = _origin(root).x
+        if isinstance(inner.origin, Contraction) and _is_low_rank(_pattern(root), _pattern(inner)):
+            chosen += [one for one in (inner, root) if one not in chosen]
+    for root in chosen:  # grows while it is read
+        inner = _origin(root).x
+        if isinstance(inner.origin, Contraction) and inner.holder is None and inner not in chosen:
+            chosen.append(inner)  # made inside a node: it is there only if it is rewritten, too
+    order = {root: at for at, root in enumerate(trace.contractions)}
+    return sorted(chosen, key=order.__getitem__)
+
+
+def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
+    """Dense products that are no half of a low-rank pair after all: something else reads them."""
+    alone = []
+    for root in chosen:
+        if not _is_dense(_pattern(root)):
+            continue
+        inner, readers = _origin(root).x, found.readers.get(root)
+        if readers is None:
+            if not any(_is_pair(root, one) or _is_pair(one, root) for one in chosen):
+                alone.append(root)
+            continue
+        only_inside = root.holder is None and readers[0] in chosen
+        first = (
+            inner in chosen
+            and found.readers.get(inner) == [root]
+            and _is_low_rank(_pattern(root), _pattern(inner))
+        )
+        second = (
+            len(readers) == 1
+            and isinstance(readers[0], Root)
+            and isinstance(readers[0].origin, Contraction)
+            and readers[0].origin.x is root
+            and _is_low_rank(_pattern(readers[0]), _pattern(root))
+        )
+        if not first and not second and not only_inside:
+            alone.append(root)
+    return alone
+
+
+def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Candidate]:
+    """The chains among the products that are needed, in the order of the graph."""
+    following: dict[Root, Root] = {}
+    for root, readers in found.readers.items():
+        reader = readers[0]
+        if root not in chosen or len(readers) != 1 or not isinstance(reader, Root):
+            continue
+        if reader in chosen and _is_chain(reader, root):
+            following[root] = reader
+    weights = Weights(trace)
+    found_chains = []
+    for root in trace.contractions:
+        if root not in chosen or root not in found.readers or root in following.values():
+            continue
+        roots = [root]
+        while roots[-1] in following:
+            roots.append(following[roots[-1]])
+        found_chains.append(_candidate(weights, found, tuple(reversed(roots))))
+    return found_chains
+
+
+def native_sites(trace: Trace) -> list[Site]:
+    """Sites that call ksopt's operator already."""
+    inner = {root.origin.x.root: root for root in trace.natives if isinstance(root.origin, Native)}
+    sites = []
+    for root in trace.natives:
+        assert isinstance(root.origin, Native)
+        if isinstance(root.origin.x.root.origin, Native):
+            continue
+        roots = [root]
+        while roots[-1] in inner:
+            roots.append(inner[roots[-1]])
+        patterns = [one.origin.pattern for one in reversed(roots) if isinstance(one.origin, Native)]
+        node = roots[-1].made_at
+        if node is None:
+            continue
+        batch = _hint(root.shape) // patterns[-1].out_features
+        sites.append(
+            Site(
+                node=node.name,
+                place=place_of(node),
+                spelling=spelling_of([node]),
+                verdict=Verdict.LOWERED,
+                reason="It calls ksopt's operator already.",
+                chain=Chain(tuple(patterns)),
+                batch=batch,
+                dtype=str(root.dtype).removeprefix("torch."),
+                flops=sum(pattern.flops(batch) for pattern in patterns),
+            )
+        )
+    return sites
+
+
+def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> Candidate:
+    training = any(map(weights.is_trained, roots))
+    patterns = tuple(_pattern(root) for root in roots)
+    nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
+    batch = _hint(roots[0].shape) // patterns[0].out_features
+    exits, is_biased = _exits(found, roots[0]), _is_biased(found, roots[0])
+    site = Site(
+        node=nodes[-1].name,
+        place=place_of(nodes[-1]),
+        spelling=spelling_of(nodes),
+        verdict=Verdict.KEPT,
+        reason="",
+        chain=Chain(patterns),
+        batch=batch,
+        dtype=str(roots[0].dtype).removeprefix("torch."),
+        epilogue=epilogue(exits, is_biased=is_biased),
+        fused=_fused(_origin(roots[-1]).x, exits, is_biased),
+        flops=sum(pattern.flops(batch) for pattern in patterns),
+        training=training,
+        to_input=not training and weights.passes_gradients(roots[-1]),
+        computed=not training and any(weights.stored(root) is None for root in roots),
+    )
+    return Candidate(roots, site)
+
+
+def _fused(x: Root, exits: list[fx.Node], is_biased: bool) -> tuple[str, ...]:
+    before = ("before",) if is_made_elementwise(x.made_at) else ()
+    behind = ("behind",) if is_biased or is_read_elementwise(exits) else ()
+    return before + behind
+
+
+def _exits(found: Uses, root: Root) -> list[fx.Node]:
+    exits = []
+    for node, view in found.exits.items():
+        origin = view.root.origin
+        product = origin.product.root if isinstance(origin, Biased) else view.root
+        if product is root:
+            exits.append(node)
+    return exits
+
+
+def _is_biased(found: Uses, root: Root) -> bool:
+    return any(
+        isinstance(reader, Root) and isinstance(reader.origin, Biased)
+        for reader in found.readers.get(root, ())
+    )
+
+
+def _is_chain(left: Root, right: Root) -> bool:
+    """Whether a product reads all features of another one's rows, in their order.
+
+    A permutation in between would make it another matrix, and rows may become groups of features.
+    """
+    one, other = _origin(left), _origin(right)
+    return (
+        one.x is right
+        and one.factor.direct
+        and one.factor.batch_last == other.factor.batch_last
+        and one.factor.pattern.in_features == other.factor.pattern.out_features
+    )
+
+
+def _origin(root: Root) -> Contraction:
+    assert isinstance(root.origin, Contraction)
+    return root.origin
+
+
+def _pattern(root: Root) -> Pattern:
+    return _origin(root).factor.pattern
+
+
+def _is_dense(pattern: Pattern) -> bool:
+    return pattern.a == 1 and pattern.d == 1
+
+
+def _is_pair(left: Root, right: Root) -> bool:
+    return _origin(left).x is right and _is_low_rank(_pattern(left), _pattern(right))
+
+
+def _is_low_rank(left: Pattern, right: Pattern) -> bool:
+    """Whether two dense factors have fewer weights than their product."""
+    dense = left.out_features * right.in_features
+    return _is_dense(left) and _is_dense(right) and left.nnz + right.nnz < dense
+
+
+def _hint(shape: tuple[Size, ...]) -> int:
+    total = 1
+    for size in shape:
+        total *= hint(size) or 1
+    return total

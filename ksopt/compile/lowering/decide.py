@@ -1,0 +1,259 @@
+"""Is a site faster by ksopt's operator than as Inductor would run it?
+
+Three judges, by ``options={"tune": ...}``:
+
+- ``model``: on a CUDA device the cost models of the kernels against PyTorch's batched product, less
+  what Inductor can save of it. On a CPU there is no model: the operator times PyTorch's own ways at
+  its first product and takes the fastest, so the site is lowered.
+- ``measure``: the chain by the operator against the chain as batched products, both under Inductor,
+  timed on the device once (`lowering.benchmark`); kept on disk beside the kernels' own choices.
+  Of processes that ask at once one measures, and the others wait for its answer. What cannot be
+  timed, as where the model has left no memory, is decided as by ``model``; so is everything under
+  ``torch.use_deterministic_algorithms``, for two measurements may decide differently.
+- ``off``: every site is lowered.
+
+A site whose weights are trained is judged by a step: the product and its two gradients, with
+weights that are prepared anew each time. Where gradients go through frozen weights to the input, it
+is judged by the product and that gradient, with weights that are prepared once; any other site by
+the product alone, its weights prepared at each call if the graph computes them.
+
+What a site is predicted to take is told on CUDA beside what was measured, whoever judges.
+
+Left out, it is ``model`` on a CPU, and on CUDA what ``KSOPT_TUNE`` says.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from ksopt import settings
+from ksopt.compile.lowering.benchmark import Question, Times, by_clock
+from ksopt.compile.sites import Decision, Site
+from ksopt.errors import InvalidInputError, UnavailableError
+from ksopt.jit import cache
+from ksopt.kernels import tuning_cache
+from ksopt.kernels.explain import ChoiceReport, choice_report
+from ksopt.kernels.families import mma_tf32x3, pytorch_ops
+from ksopt.kernels.problem_key import Situation, bits_of
+from ksopt.system import sources
+from ksopt.system.atomic_files import write_whole
+
+log = logging.getLogger("ksopt.compile")
+
+Tune = Literal["model", "measure", "off"]
+TUNES: tuple[str, ...] = get_args(Tune)
+
+INDUCTOR_GAIN = 1.8
+"""An assumption: how many times as fast as eager PyTorch Inductor runs a batched product with its
+copies, at the most; 1.2 to 1.8 was seen on an H200 while ksopt was planned. The model grants it the
+most. `ksopt bench kernels --against eager,inductor` measures it on a device."""
+
+TIE = 1.02
+"""A site is lowered unless it is slower by more than that: what timing can tell apart."""
+
+
+Timer = Callable[[Question, torch.device], Times]
+"""Times a chain both ways."""
+
+
+def decide(site: Site, device: torch.device, tune: Tune | None = None) -> Decision:
+    """Whether to lower a site.
+
+    Args:
+        site: with a chain, a batch and a dtype.
+        device: where it runs.
+        tune: see the top of this file.
+
+    Example:
+        >>> from ksopt.compile.sites import Place, Verdict
+        >>> from ksopt.patterns.chain import Chain
+        >>> site = Site("bmm", Place(), "bmm", Verdict.KEPT, "", Chain.parse("(4,8,8,1)"), 64)
+        >>> decide(site, torch.device("cpu"), "off").lower
+        True
+    """
+    mode = tune or _default(device)
+    if mode == "measure" and torch.are_deterministic_algorithms_enabled():
+        mode = "model"
+    if site.chain is None or not site.batch:
+        return Decision(True, "Its batch is empty.")
+    question = Question(
+        site.chain,
+        site.dtype,
+        site.batch,
+        site.training,
+        site.fused,
+        site.to_input,
+        site.computed,
+    )
+    if mode == "off":
+        reason = "Every recognised site is lowered: tune is off."
+        return Decision(True, reason, _told(question, device))
+    if mode == "measure":
+        try:
+            decision = by_times(measured(question, device), True, question)
+            return replace(decision, predicted=_told(question, device))
+        except UnavailableError as error:  # the model need not fail for it
+            log.warning("whether %s is faster lowered was not measured: %s", site.chain, error)
+    if device.type == "cpu":
+        return Decision(
+            True, "The operator takes the fastest of PyTorch's ways, timed at its first product."
+        )
+    return by_times(predicted(question, device), False, question)
+
+
+def _told(question: Question, device: torch.device) -> Times | None:
+    """What the cost models say where nothing hangs on it; None if they say nothing."""
+    if device.type == "cpu":
+        return None
+    try:
+        return _predicted_once(question, device, mma_tf32x3.precise())
+    except Exception as error:  # a compilation must not fail for what is only told
+        log.warning("what %s takes was not predicted: %s", question.chain, error)
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _predicted_once(question: Question, device: torch.device, precise: bool) -> Times:
+    """A model has the same layer many times, and each prediction takes milliseconds."""
+    return predicted(question, device)
+
+
+def by_times(times: Times, measured: bool, question: Question | None = None) -> Decision:
+    """The decision that follows from times.
+
+    Args:
+        times: what both ways take.
+        measured: whether they were measured; if not, they are predictions.
+        question: what they answer; None for a product alone.
+
+    Example:
+        >>> by_times(Times(ksopt_us=10.0, unfused_us=25.0), measured=True).reason
+        'Measured 10.0 us, 2.50 times as fast as 25.0 us under Inductor.'
+        >>> by_times(Times(ksopt_us=30.0, unfused_us=25.0), measured=False).lower
+        False
+    """
+    how = "Measured" if measured else "Predicted"
+    ours, theirs = times.ksopt_us, times.unfused_us
+    lower = ours <= TIE * theirs
+    of = ""
+    if question is not None and question.with_gradients:
+        of = " with its gradients" if question.training else " with the gradient of its input"
+    if lower:
+        reason = f"{how} {ours:.1f} us{of}, {theirs / ours:.2f} times as fast as {theirs:.1f} us"
+    else:
+        reason = f"{how} {ours:.1f} us{of}, slower than {theirs:.1f} us"
+    kind = "measured" if measured else "predicted"
+    return Decision(lower, f"{reason} under Inductor.", **{kind: times})
+
+
+def predicted(question: Question, device: torch.device) -> Times:
+    """What the cost models say.
+
+    A gradient with respect to an input is the product by the transposed pattern. Those with respect
+    to weights are PyTorch's batched products either way, and are left out of both times.
+    """
+    ours = theirs = 0.0
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    chain, dtype, batch = question.chain, question.dtype, question.batch
+    for pattern in (*chain, *chain.transpose()) if question.with_gradients else chain:
+        found: ChoiceReport = choice_report(
+            pattern, dtype, batch, device=device, changing=question.changing
+        )
+        problem = Situation.of(pattern, dtype, batch, False).problem
+        rival = pytorch_ops.predicted_us("bmm", problem, batch, multiprocessors) / INDUCTOR_GAIN
+        own = found.measured_us or found.predicted_us
+        ours += rival if own is None else own
+        theirs += rival
+    return Times(ours, theirs)
+
+
+def measured(question: Question, device: torch.device, timer: Timer = by_clock) -> Times:
+    """What was measured on this machine, now or before.
+
+    Args:
+        question: what is asked; batches up to the same power of two are one case.
+        device: where to multiply.
+        timer: what times.
+
+    Raises:
+        UnavailableError: it cannot be timed, or the device's driver cannot be asked.
+    """
+    path = _path(question, device)
+    known = _read(path)
+    if known is not None:
+        return known
+    with tuning_cache.locked(path):  # timings disturb each other, and one is enough
+        known = _read(path)
+        if known is None:
+            known = timer(question, device)
+            _write(path, question, known)
+    return known
+
+
+def _default(device: torch.device) -> Tune:
+    return "model" if device.type == "cpu" else settings.tuning()
+
+
+def _path(question: Question, device: torch.device) -> Path:
+    if device.type == "cuda":
+        machine = tuning_cache.cuda_machine(device.index or 0)
+    else:
+        machine = tuning_cache.cpu_machine()
+    text = str(question.chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
+    is_tf32 = question.dtype == "float32" and not mma_tf32x3.precise()
+    dtype = "tf32" if is_tf32 else question.dtype
+    how = [dtype, str(bits_of(question.batch)), *question.fused]
+    kinds = ("training", "to_input", "computed")
+    name = "-".join([text, *how, *(kind for kind in kinds if getattr(question, kind))])
+    return tuning_cache.folder_of(machine) / "sites" / f"{name}.json"
+
+
+def _code() -> str:
+    """Digest of what the times depend on beside the kernels: how a site is timed, the operators."""
+    return sources.digest(
+        *("ksopt.compile.lowering.benchmark", "ksopt.compile.lowering.out_variants"),
+        *("ksopt.ops", "ksopt.op_kernels"),
+    )
+
+
+def _read(path: Path) -> Times | None:
+    try:
+        values: Any = json.loads(cache.read_private(path))
+        if values["code"] != _code():
+            return None
+        times = Times(float(values["ksopt_us"]), float(values["unfused_us"]))
+    except cache.CacheUnusable as reason:  # another user could have written it
+        cache.warn_once(str(reason))
+        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return times if times.ksopt_us > 0 and times.unfused_us > 0 else None
+
+
+def _write(path: Path, question: Question, times: Times) -> None:
+    about = {"chain": str(question.chain), "code": _code()}
+    values = asdict(question) | asdict(times) | about
+    try:
+        cache.make_private(path.parent)
+        write_whole(path, json.dumps(values, indent=1) + "\n")
+    except (OSError, cache.CacheUnusable) as error:
+        log.warning("a measurement could not be kept in %s: %s", path.parent, error)
+
+
+def checked_tune(given: object) -> Tune | None:
+    """An option's value, once it is known to be right.
+
+    Raises:
+        InvalidInputError: it is none of `TUNES`.
+    """
+    if given is None or given in TUNES:
+        return given  # type: ignore[return-value]
+    raise InvalidInputError(f"options['tune'] is {given!r}: it must be one of {', '.join(TUNES)}")

@@ -1,0 +1,279 @@
+"""What a rewrite changes: which nodes are replaced, what is read for that, and what forbids it.
+
+Only what is still read is rewritten, and it is computed where the author computed it: there its
+operands hold what the author's code read, and gradients are on or off as they were. Walking the
+graph backwards from its ends, `uses` finds the nodes whose values must be computed from the new
+operators (*exits*), the products that these need, and the nodes that nobody reads any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from ksopt.compile.capture.interpreter import holds_all
+from ksopt.compile.capture.tracker import Tracker
+from ksopt.compile.capture.values import (
+    Applied,
+    Biased,
+    Cast,
+    Combined,
+    Compact,
+    Contraction,
+    Holder,
+    Region,
+    Root,
+    Stacked,
+    Trace,
+    View,
+)
+from ksopt.compile.lowering.weight_lifetime import memory_of
+
+
+class CannotLowerError(Exception):
+    """A product cannot be rewritten.
+
+    Attributes:
+        root: the product.
+        reason: a clause that says why.
+    """
+
+    def __init__(self, root: Root, reason: str) -> None:
+        super().__init__(reason)
+        self.root = root
+        self.reason = reason
+
+
+def is_rewritten(root: Root, chosen: Collection[Root]) -> bool:
+    """Whether a root will be computed by new operators: a chosen product, or one plus a bias."""
+    if isinstance(root.origin, Biased):
+        return is_rewritten(root.origin.product.root, chosen)
+    return isinstance(root.origin, Contraction) and root in chosen
+
+
+def operands(root: Root, chosen: Collection[Root]) -> list[Root]:
+    """The roots that a root will be computed from; empty where a node holds it as it is."""
+    origin = root.origin
+    if is_rewritten(root, chosen):
+        if isinstance(origin, Contraction):
+            return [origin.x, origin.weight]
+        assert isinstance(origin, Biased)
+        return [origin.product.root, origin.bias.root]
+    if isinstance(origin, Cast) and (root.holder is None or is_rewritten(origin.source, chosen)):
+        return [origin.source]
+    if isinstance(origin, Compact):
+        return [origin.matrix]
+    if isinstance(origin, Stacked | Combined | Applied) and root.holder is None:
+        return [piece.root for piece in origin.pieces]
+    return []
+
+
+@dataclass
+class Uses:
+    """Who reads what, if the chosen products are rewritten.
+
+    Attributes:
+        exits: nodes to replace, and the view that each is; in the order of the graph.
+        readers: for each product that is needed: the exits and roots that read it.
+        dead: nodes that nobody reads any more, in the order of the graph.
+        fixed: see `_fixed_in_memory`.
+        products: for each root that is computed anew: the product that it is part of.
+        held: what products read of the graph's own values: the product, where, and the value.
+    """
+
+    exits: dict[fx.Node, View] = field(default_factory=dict)
+    readers: dict[Root, list[fx.Node | Root]] = field(default_factory=dict)
+    dead: list[fx.Node] = field(default_factory=list)
+    fixed: dict[Root, fx.Node] = field(default_factory=dict)
+    products: dict[Root, Root] = field(default_factory=dict)
+    held: list[tuple[Root, fx.Node, Holder]] = field(default_factory=list)
+
+
+def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
+    """See `Uses`.
+
+    Raises:
+        CannotLowerError: a chosen product reads what no node holds where the product is computed.
+    """
+    result = Uses(fixed=_fixed_in_memory(graph, trace, chosen))
+    # A node without users is there for its effect, as are those that write in place.
+    live = {node for node in graph.nodes if not node.users} | trace.writers
+    needed: set[Root] = set()
+
+    def need(root: Root, reader: fx.Node | Root, product: Root, at: fx.Node) -> None:
+        result.readers.setdefault(root, []).append(reader)
+        below = operands(root, chosen)
+        if not below:
+            holder = held(trace, root, at, product)
+            result.held.append((product, at, holder))
+            live.add(holder.node)
+        if root in needed or not below:
+            return
+        needed.add(root)
+        inside = root if isinstance(root.origin, Contraction) and root in chosen else product
+        result.products[root] = inside
+        here = at if isinstance(root.origin, Compact) else computed_at(root, trace, inside)
+        for other in below:
+            need(other, root, inside, here)
+
+    for node in reversed(graph.nodes):
+        if node not in live:
+            continue
+        view = trace.views.get(node)
+        if (
+            view is not None
+            and is_rewritten(view.root, chosen)
+            and holds_all(view)
+            and result.fixed.get(view.root, node) is node
+        ):
+            result.exits[node] = view
+            need(view.root, node, product_of(view.root), insertion_point(node, trace))
+        else:
+            live.update(node.all_input_nodes)
+    result.exits = dict(reversed(result.exits.items()))
+    result.dead = [node for node in graph.nodes if node not in live or node in result.exits]
+    return result
+
+
+def _fixed_in_memory(
+    graph: fx.Graph, trace: Trace, chosen: Collection[Root]
+) -> dict[Root, fx.Node]:
+    """Results that are written in place, or returned under several names, and their first nodes.
+
+    Which of their views share memory shows then. So the node that made a result is replaced, and
+    all its views and copies are taken of the replacement as the author took them.
+
+    Raises:
+        CannotLowerError: no node's value is all of such a result when it is made.
+    """
+    names: dict[Root, list[fx.Node]] = {}
+    for node, view in trace.views.items():
+        if is_rewritten(view.root, chosen):
+            names.setdefault(view.root, []).append(node)
+    returned = [memory_of(one) for node in graph.nodes if node.op == "output"
+                for one in node.all_input_nodes]  # fmt: skip
+    fixed = {}
+    for root, nodes in names.items():
+        memories = {memory_of(node) for node in nodes} - {None}
+        written = not all(trace.is_intact(trace.memory[node]) for node in nodes)
+        if not written and sum(memory in memories for memory in returned) < 2:
+            continue
+        first = root.holder
+        if first is None or first.node is not root.made_at:
+            raise CannotLowerError(
+                product_of(root),
+                "its result is written in place, or returned under two names, and no node holds "
+                "it where it is made",
+            )
+        fixed[root] = first.node
+    return fixed
+
+
+def held(trace: Trace, root: Root, at: fx.Node, product: Root) -> Holder:
+    """The first node that still holds a root where it is read, before a node.
+
+    Raises:
+        CannotLowerError: none does; ``product`` is what would read it.
+    """
+    before = trace.order[at]
+    holders = [one for one in root.holders if trace.order[one.node] < before]
+    for holder in holders:
+        if trace.is_intact(holder.storage, before):
+            return holder
+    if holders:
+        raise CannotLowerError(product, "an operand is written in place before it is read")
+    raise CannotLowerError(product, _no_node(root))
+
+
+def computed_at(root: Root, trace: Trace, product: Root) -> fx.Node:
+    """Before which node a root is computed anew: where the author computed it.
+
+    There its operands have the values that the author's node read, whatever is written later.
+    """
+    if root.made_at is None:
+        raise CannotLowerError(product, _no_node(root))
+    node = root.made_at
+    while trace.regions[node].vmap_depth and node.next.op != "root":
+        node = node.next  # what runs inside a vmap is computed behind it
+    return node
+
+
+def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
+    """Refuse what rewriting would change.
+
+    Raises:
+        CannotLowerError: the first product that must stay as it is.
+    """
+    trace = tracker.trace
+    for product, at, holder in found.held:
+        if trace.regions[at].grad and not trace.is_intact(holder.storage):
+            # The operators may need it for gradients where the author's do not; and AOTAutograd
+            # computes activations again from inputs that were written since (seen in 2.13).
+            raise CannotLowerError(
+                product, "an operand is written in place behind it, and gradients are on"
+            )
+    for node, view in found.exits.items():
+        if trace.regions[insertion_point(node, trace)].vmap_depth:
+            product = product_of(view.root)
+            raise CannotLowerError(product, "it is used inside the vmap that it is in")
+    for root, readers in found.readers.items():
+        if not operands(root, chosen) or isinstance(root.origin, Compact):
+            continue  # read where it is held
+        product = found.products[root]
+        if root in trace.reshaped:  # the fake results of its nodes have the later shape
+            raise CannotLowerError(product, "its result is given another shape in place")
+        here = computed_at(root, trace, product)
+        _check_region(root, product, trace.regions[here], trace)
+        for reader in readers:
+            if not isinstance(reader, Root) or root.storage is None:
+                continue
+            there = computed_at(reader, trace, product)
+            if not trace.is_intact(root.storage, trace.order[there]):
+                raise CannotLowerError(
+                    product, "its result is written in place and read elsewhere too"
+                )
+
+
+def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:
+    """Refuse a root that would be computed where something else is in force than at its node."""
+    if root.made_at is None:
+        return
+    if not trace.regions[root.made_at].records_like(here):
+        raise CannotLowerError(product, "gradients are switched on or off between it and its use")
+    if here.inference and not next(iter(trace.regions.values())).inference:
+        # AOTAutograd refuses views of other tensors inside such a region.
+        raise CannotLowerError(product, "it is inside a torch.inference_mode of the model's own")
+    if here.autocast is None:
+        return
+    multiplies = isinstance(root.origin, Contraction | Combined)
+    # Autocast lets torch.stack take float32 and its own type only.
+    stacks = isinstance(root.origin, Stacked) and root.dtype != torch.float32
+    if (multiplies or stacks) and root.dtype != here.autocast:
+        raise CannotLowerError(
+            product,
+            f"it computes in {str(root.dtype).removeprefix('torch.')}, but autocast is on "
+            "where it is computed",
+        )
+
+
+def product_of(root: Root) -> Root:
+    """The product that a root is, bias apart; the root itself if it is none plus a bias."""
+    return root.origin.product.root if isinstance(root.origin, Biased) else root
+
+
+def insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
+    """Where to put what replaces a node: there, or behind the vmaps that it is in."""
+    users = set(node.users)
+    while trace.regions[node].vmap_depth and node not in users and node.next.op != "root":
+        node = node.next
+    return node
+
+
+def _no_node(root: Root) -> str:
+    if root.storage is not None and root.storage[1]:  # by how many writes it is newer
+        return "an operand was written in place before, through another view of its memory"
+    where = "" if root.made_at is None else f" inside {root.made_at.name}"
+    return f"an operand is made{where} and no node holds it"

@@ -1,0 +1,186 @@
+"""Insert nodes into a graph, with all that later passes expect of a node.
+
+Inserted nodes carry a fake result (``meta["example_value"]``, or ``meta["val"]`` in an exported
+graph) and the stack trace of the author's line that they replace. They call public torch functions
+and ksopt's operator only, so that AOTAutograd's cache takes the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_leaves
+
+from ksopt.compile.capture.index_map import Atoms
+from ksopt.compile.capture.symbolic import same
+from ksopt.compile.lowering.reshape_plan import Move, plan
+
+_KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+
+
+def fake_result(node: fx.Node) -> Any:
+    """The fake result that a node carries, None if it carries none."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+class Emitter:
+    """Inserts nodes before one node, on behalf of another.
+
+    Args:
+        before: where to insert.
+        like: whose stack trace the new nodes carry.
+        emitted: the list that new nodes are appended to.
+        known: results of calls on tensors of the same sizes; the layers of a model repeat them, and
+            running one on fake tensors of symbolic sizes takes milliseconds.
+    """
+
+    def __init__(
+        self,
+        before: fx.Node,
+        like: fx.Node,
+        emitted: list[fx.Node],
+        known: dict[Hashable, Any],
+    ) -> None:
+        self._before = before
+        self._like = like
+        self._emitted = emitted
+        self._known = known
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        """A node that calls a function; args are nodes and plain values, kwargs plain values."""
+        graph = self._before.graph
+        with graph.inserting_before(self._before):
+            node = graph.call_function(function, args, kwargs)
+        return self._described(node, args, kwargs, function)
+
+    def method(self, name: str, node: fx.Node, *args: Any) -> fx.Node:
+        """A node that calls a tensor's method."""
+        graph = self._before.graph
+        with graph.inserting_before(self._before):
+            made = graph.call_method(name, (node, *args))
+        return self._described(
+            made, (node, *args), {}, lambda own, *rest: getattr(own, name)(*rest)
+        )
+
+    def move(self, node: fx.Node, have: Sequence[Atoms], want: Sequence[Atoms]) -> fx.Node:
+        """Another view of the root that a node is a view of.
+
+        Raises:
+            NotNestedError: there is none.
+        """
+        return self._moved(node, plan(have, want))
+
+    def _moved(self, node: fx.Node, move: Move) -> fx.Node:
+        if move.is_nothing:
+            return node
+        at = 0
+        for split in move.splits:
+            if not split:
+                node = self.call(torch.squeeze, node, at)  # a dim of size 1
+            elif len(split) > 1:
+                sizes = [size if isinstance(size, int) else -1 for size in split]
+                node = self.call(torch.unflatten, node, at, sizes)
+            at += len(split)
+        if list(move.order) != sorted(move.order):
+            node = self.call(torch.permute, node, list(move.order))
+        for at, group in enumerate(move.groups):
+            if group == 0:
+                node = self.call(torch.unsqueeze, node, at)  # a dim of size 1
+            elif group > 1:
+                node = self.call(torch.flatten, node, at, at + group - 1)
+        return node
+
+    def _described(
+        self,
+        node: fx.Node,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        function: Callable[..., Any],
+    ) -> fx.Node:
+        self._emitted.append(node)
+        for key in _KEPT_META:
+            if key in self._like.meta:
+                node.meta[key] = self._like.meta[key]
+        known = fx.node.map_arg(args, fake_result)
+        call = _signature((node.op, node.target, known, kwargs))
+        if call not in self._known:
+            fakes = [value for value in tree_leaves(known) if hasattr(value, "fake_mode")]
+            mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
+            with mode, torch.no_grad():
+                self._known[call] = function(*known, **kwargs)
+        key = "val" if "val" in self._like.meta else "example_value"
+        node.meta[key] = self._known[call]
+        return node
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        return self.call(torch.clone, node, memory_format=torch.contiguous_format)
+
+    def laid_out_like(self, node: fx.Node, wanted: Tensor) -> fx.Node:
+        """The same tensor with the strides of ``wanted``, copied if it takes that."""
+        own = fake_result(node)
+        if own is None or has_strides_of(node, wanted):
+            return node
+        order = sorted(range(wanted.dim()), key=lambda dim: _Stride(wanted.stride(dim), dim))
+        back = [order.index(dim) for dim in range(wanted.dim())]
+        if order != sorted(order):
+            node = self.call(torch.permute, node, order)
+        node = self._copied(node)
+        if order != sorted(order):
+            node = self.call(torch.permute, node, back)
+        return node
+
+
+def _signature(value: Any) -> Hashable:
+    """What the sizes of a call's result depend on."""
+    if isinstance(value, Tensor):
+        sizes = (*map(_signature, value.shape), *map(_signature, value.stride()))
+        return (sizes, value.dtype, value.device, value.layout)
+    if isinstance(value, torch.SymInt):
+        return ("symbolic", value.node.expr)
+    if isinstance(value, tuple | list):
+        return tuple(map(_signature, value))
+    if isinstance(value, dict):
+        return tuple((name, _signature(one)) for name, one in value.items())
+    hashable: Hashable = value
+    return hashable
+
+
+class _Stride:
+    """Order of dims in memory: largest stride first, equal and unknown ones as they stand."""
+
+    def __init__(self, stride: Any, dim: int) -> None:
+        self.stride, self.dim = stride, dim
+
+    def __lt__(self, other: _Stride) -> bool:
+        if statically_known_true(self.stride == other.stride):
+            return self.dim < other.dim
+        return statically_known_true(self.stride > other.stride)
+
+
+def has_strides_of(node: fx.Node, wanted: Tensor) -> bool:
+    """Whether a node's result is known to have the strides of a tensor of its shape."""
+    own = fake_result(node)
+    return all(
+        same(size, 1) or same(ours, theirs)
+        for size, ours, theirs in zip(own.shape, own.stride(), wanted.stride(), strict=True)
+    )
+
+
+def is_torchs(node: fx.Node) -> bool:
+    """Whether a node calls one of torch's own functions: none of them reads strides."""
+    if node.op == "call_method":
+        return node.target not in ("stride", "is_contiguous", "as_strided", "data_ptr")
+    if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+        return False
+    if isinstance(node.target, OpOverload | OpOverloadPacket):
+        return str(node.target).startswith("aten.") and "as_strided" not in str(node.target)
+    module = getattr(node.target, "__module__", "") or "torch"
+    return node.target is not torch.as_strided and (
+        module.split(".")[0] in ("torch", "_operator", "math")
+    )

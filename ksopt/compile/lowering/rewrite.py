@@ -1,0 +1,259 @@
+"""Rewrite recognised products as calls of ``torch.ops.ksopt.ks_mm``.
+
+`lowering.effects` says what is to be replaced, and where it is computed; `lower` inserts the new
+nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ksopt import ops
+from ksopt.compile.capture.index_map import Atoms, NotNestedError, identity
+from ksopt.compile.capture.recognize import weight_dims, x_dims
+from ksopt.compile.capture.symbolic import plain
+from ksopt.compile.capture.tracker import Tracker
+from ksopt.compile.capture.values import (
+    Applied,
+    Biased,
+    Cast,
+    Combined,
+    Compact,
+    Contraction,
+    Root,
+    Stacked,
+    View,
+)
+from ksopt.compile.lowering.effects import (
+    CannotLowerError,
+    Uses,
+    computed_at,
+    held,
+    insertion_point,
+    operands,
+    product_of,
+)
+from ksopt.compile.lowering.emit import Emitter, fake_result, has_strides_of, is_torchs
+from ksopt.compile.lowering.emit_mask import emit_applied
+from ksopt.compile.lowering.weight_lifetime import Weights
+
+
+def lower(
+    gm: fx.GraphModule, tracker: Tracker, found: Uses, chosen: Collection[Root]
+) -> list[fx.Node]:
+    """Insert the operators, replace the exits, erase what is not read any more.
+
+    Returns:
+        The new nodes.
+
+    Raises:
+        CannotLowerError: nothing has been changed then.
+    """
+    emitted: list[fx.Node] = []
+    lowering = _Lowering(tracker, chosen, emitted, found.fixed)
+    try:
+        new = lowering.exits(found)
+    except CannotLowerError:
+        for node in reversed(emitted):
+            gm.graph.erase_node(node)
+        raise
+    for node, replacement in new.items():
+        node.replace_all_uses_with(replacement)
+    for node in reversed(found.dead):
+        if node.op != "placeholder" and not node.users:
+            gm.graph.erase_node(node)
+    if lowering.strides_changed:
+        _views_to_reshapes(gm.graph)
+    _close_empty_vmaps(gm.graph)
+    return emitted
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where nodes are inserted, and for which product.
+
+    Attributes:
+        before: the node that they are inserted before.
+        emit: inserts them.
+        product: the product that they compute, or that reads them.
+    """
+
+    before: fx.Node
+    emit: Emitter
+    product: Root
+
+
+_Built = tuple[fx.Node, tuple[Atoms, ...]]
+
+
+class _Lowering:
+    def __init__(
+        self,
+        tracker: Tracker,
+        chosen: Collection[Root],
+        emitted: list[fx.Node],
+        fixed: Mapping[Root, fx.Node],
+    ) -> None:
+        self.tracker = tracker
+        self.trace = tracker.trace
+        self.weights = Weights(tracker.trace)
+        self.strides_changed = False
+        self.chosen = chosen
+        self.emitted = emitted
+        self.fixed = fixed
+        self.known: dict[Hashable, Any] = {}
+        self.built: dict[Root, _Built] = {}
+
+    def exits(self, found: Uses) -> dict[fx.Node, fx.Node]:
+        """Build what each exit reads, and the exit's view of it where the exit is."""
+        new = {}
+        points = {node: insertion_point(node, self.trace) for node in found.exits}
+        for node in sorted(points, key=lambda exit_: self.trace.order[points[exit_]]):
+            view = found.exits[node]
+            at = self._place(points[node], product_of(view.root), node)
+            try:
+                have, dims = self.build(view.root, at)
+                replacement = at.emit.move(have, dims, view.map.dims)
+                new[node] = self._fitting(at, node, view, replacement)
+            except NotNestedError as error:
+                raise CannotLowerError(at.product, f"its digits do not nest: {error}") from error
+        return new
+
+    def _place(self, before: fx.Node, product: Root, like: fx.Node | None = None) -> _Place:
+        like = product.made_at or like or before
+        return _Place(before, Emitter(before, like, self.emitted, self.known), product)
+
+    def _fitting(self, at: _Place, node: fx.Node, view: View, replacement: fx.Node) -> fx.Node:
+        """The replacement with the strides that the readers of a node rely on."""
+        wanted = fake_result(node)
+        if not isinstance(wanted, Tensor) or has_strides_of(replacement, wanted):
+            return replacement
+        must = view.root in self.fixed or wanted.is_contiguous()
+        if must or not all(is_torchs(user) for user in node.users):
+            return at.emit.laid_out_like(replacement, wanted)
+        self.strides_changed = True
+        return replacement
+
+    def build(self, root: Root, at: _Place) -> _Built:
+        """A node for a root that is read at a place, and the dims that it is of it.
+
+        What is computed is computed once, where the author did; what is only read, where it is
+        read.
+        """
+        if not operands(root, self.chosen):
+            holder = held(self.trace, root, at.before, at.product)
+            return holder.node, holder.map.dims
+        if isinstance(root.origin, Compact):
+            return self._compact(root.origin, at), identity(root.shape).dims
+        if root not in self.built:
+            is_product = isinstance(root.origin, Contraction)
+            is_biased = isinstance(root.origin, Biased)
+            product = root if is_product else product_of(root) if is_biased else at.product
+            here = computed_at(root, self.trace, product)
+            self.built[root] = self._build(root, self._place(here, product))
+        return self.built[root]
+
+    def _build(self, root: Root, at: _Place) -> _Built:
+        origin, whole = root.origin, identity(root.shape).dims
+        if isinstance(origin, Contraction):
+            dims, last = x_dims(origin.factor), origin.factor.batch_last
+            try:
+                x = self._all_of(origin.x, dims, at)
+            except NotNestedError:
+                # One dim may hold two sizes of the batch that are both dynamic: it stays one.
+                x = self._all_of(origin.x, _with_one_batch_dim(dims, last), at)
+                whole = _with_one_batch_dim(whole, last)
+            return self._product(root, x, at), whole
+        if isinstance(origin, Biased):
+            summand = self.moved(origin.product, origin.product.map.dims, at)
+            return at.emit.call(torch.add, summand, self._bias(origin.bias, at)), whole
+        if isinstance(origin, Cast):
+            node, whole = self.build(origin.source, at)
+            return at.emit.method("to", node, root.dtype), whole
+        if isinstance(origin, Stacked):
+            pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
+            return at.emit.call(torch.stack, pieces), whole
+        assert isinstance(origin, Combined | Applied)
+        pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
+        if isinstance(origin, Applied):
+            return emit_applied(at.emit, origin, pieces), whole
+        return at.emit.call(torch.einsum, origin.equation, *pieces), whole
+
+    def _product(self, root: Root, x: fx.Node, at: _Place) -> fx.Node:
+        """The operator, told whose memory its weight is."""
+        assert isinstance(root.origin, Contraction)
+        dims, last = weight_dims(root.origin.factor), root.origin.factor.batch_last
+        stored = self.weights.stored(root)
+        if stored is not None:
+            weight = self._all_of(stored.root, dims, at)
+            if weight is stored.owner and stored.root is root.origin.weight:
+                return at.emit.call(ops.ks_mm, x, weight, last)
+            return at.emit.call(ops.ks_mm, x, weight, last, stored.owner)
+        weight = self._all_of(root.origin.weight, dims, at)
+        return at.emit.call(ops.ks_mm_once, x, weight, last)
+
+    def _all_of(self, root: Root, dims: Collection[Atoms], at: _Place) -> fx.Node:
+        return self.moved(View(root, identity(root.shape)), dims, at)
+
+    def moved(self, view: View, want: Collection[Atoms], at: _Place) -> fx.Node:
+        """A node for a root, with the dims that are wanted."""
+        node, dims = self.build(view.root, at)
+        return at.emit.move(node, dims, tuple(want))
+
+    def _bias(self, bias: View, at: _Place) -> fx.Node:
+        """A bias with dims of size 1 where it is repeated."""
+        dims = tuple(
+            () if all(atom.axis is None for atom in atoms) else atoms for atoms in bias.map.dims
+        )
+        return self.moved(bias, dims, at)
+
+    def _compact(self, origin: Compact, at: _Place) -> fx.Node:
+        """The canonical weight [a, b, c, d] as a view of the dense matrix [M, N]."""
+        a, b, c, d = origin.pattern.weight_shape
+        node, dims = self.build(origin.matrix, at)
+        node = at.emit.move(node, dims, identity(origin.matrix.shape).dims)
+        row, column = map(plain, fake_result(node).stride())
+        if isinstance(row, int) and isinstance(column, int):
+            # Row i*b*d + k*d + j, column i*c*d + l*d + j. Inductor copies diagonals.
+            strides = [row * b * d + column * c * d, row * d, column * d, row + column]
+            return at.emit.call(torch.as_strided, node, [a, b, c, d], strides)
+        node = at.emit.call(torch.unflatten, node, 1, [a, c, d])
+        node = at.emit.call(torch.unflatten, node, 0, [a, b, d])
+        # [a, b, d, a, c, d] -> [b, d, c, d, a] -> [b, c, a, d] -> [a, b, c, d]
+        node = at.emit.call(torch.diagonal, node, 0, 0, 3)
+        node = at.emit.call(torch.diagonal, node, 0, 1, 3)
+        return at.emit.call(torch.permute, node, [2, 0, 1, 3])
+
+
+def _with_one_batch_dim(dims: Sequence[Atoms], batch_last: bool) -> tuple[Atoms, ...]:
+    """The dims of an operand, [*batch, N] or [N, *batch], with all batch dims as one."""
+    batch, features = (dims[1:], dims[0]) if batch_last else (dims[:-1], dims[-1])
+    together = tuple(atom for atoms in batch for atom in atoms)
+    return (features, together) if batch_last else (together, features)
+
+
+def _close_empty_vmaps(graph: fx.Graph) -> None:
+    """Remove vmaps that nothing runs in any more."""
+    opened: list[fx.Node] = []
+    for node in list(graph.nodes):
+        name = getattr(node.target, "__name__", "")
+        if name == "_vmap_increment_nesting":
+            opened.append(node)
+        elif name == "_vmap_decrement_nesting" and opened:
+            start = opened.pop()
+            if start.next is node and not start.users and not node.users:
+                graph.erase_node(node)
+                graph.erase_node(start)
+
+
+def _views_to_reshapes(graph: fx.Graph) -> None:
+    """Let views work on other strides, too; where they worked before they stay views."""
+    for node in graph.nodes:
+        takes_sizes = len(node.args) > 1 and not isinstance(node.args[1], torch.dtype)
+        if node.op == "call_method" and node.target == "view" and takes_sizes:
+            node.target = "reshape"

@@ -1,0 +1,156 @@
+"""A product's weight in memory: is it stored in the model or computed at each call, is it trained?
+
+What ksopt's operator prepares of a weight is kept for as long as the weight stays as it is. That
+takes a weight that is there between two calls: a view of a parameter or a buffer. One that the
+graph computes (masked, stacked, copied into another order) is a new tensor at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from ksopt.compile.capture.index_map import NotNestedError
+from ksopt.compile.capture.recognize import weight_dims
+from ksopt.compile.capture.values import (
+    Applied,
+    Cast,
+    Combined,
+    Compact,
+    Contraction,
+    Kind,
+    Root,
+    Stacked,
+    Trace,
+)
+from ksopt.compile.lowering.emit import fake_result
+from ksopt.compile.lowering.reshape_plan import keeps_memory, plan
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A weight that is a view of a parameter or a buffer.
+
+    Attributes:
+        owner: the node of that parameter or buffer.
+        root: the weight as it is stored, maybe in another dtype than the product's.
+    """
+
+    owner: fx.Node
+    root: Root
+
+
+class Weights:
+    """The weights of a graph's products.
+
+    Args:
+        trace: of the graph.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._owners: dict[int, fx.Node] = {}
+        for node, view in trace.views.items():
+            if node.op in ("placeholder", "get_attr") and view.root.kind is Kind.WEIGHT:
+                memory = memory_of(node)
+                if memory is not None:
+                    self._owners.setdefault(memory, node)
+
+    def stored(self, product: Root) -> Stored | None:
+        """Where a product's weight is stored; None if it is computed at each call."""
+        assert isinstance(product.origin, Contraction)
+        root, factor = product.origin.weight, product.origin.factor
+        if (
+            isinstance(root.origin, Cast)
+            and root.origin.source.dtype.is_floating_point
+            and self._records_like(root, product)
+        ):
+            root = root.origin.source
+        matrix = root.origin.matrix if isinstance(root.origin, Compact) else root
+        if matrix.holder is None:
+            return None
+        node, index_map = matrix.holder.node, matrix.holder.map
+        owner = self._owners.get(memory_of(node) or 0)
+        if owner is None or self._is_written(matrix):
+            return None
+        if matrix is root and not _is_view(node, index_map.dims, weight_dims(factor)):
+            return None
+        return Stored(owner, root)
+
+    def is_trained(self, product: Root) -> bool:
+        """Whether gradients of a product's weight are recorded."""
+        assert isinstance(product.origin, Contraction)
+        held = _held(product.origin.weight)
+        return self._records(product) and any(map(_needs_grad, held))
+
+    def passes_gradients(self, product: Root) -> bool:
+        """Whether gradients of a product's input are recorded."""
+        assert isinstance(product.origin, Contraction)
+        if not self._records(product) or product.made_at is None:
+            return False
+        for node in product.made_at.all_input_nodes:
+            view = self._trace.views.get(node)
+            if (view is None or view.root.kind is Kind.ACTIVATION) and _needs_grad(node):
+                return True
+        return False
+
+    def _records(self, product: Root) -> bool:
+        made_at = product.made_at
+        return made_at is not None and self._trace.regions[made_at].grad and torch.is_grad_enabled()
+
+    def _records_like(self, one: Root, other: Root) -> bool:
+        """Whether gradients flow alike where two roots were made."""
+        regions = self._trace.regions
+        if one.made_at is None or other.made_at is None:
+            return False
+        return regions[one.made_at].records_like(regions[other.made_at])
+
+    def _is_written(self, root: Root) -> bool:
+        return root.storage is not None and root.storage[0] in self._trace.writes
+
+
+def memory_of(node: fx.Node) -> int | None:
+    """Identity of the memory of a node's fake result."""
+    known = fake_result(node)
+    try:
+        return known.untyped_storage()._cdata if isinstance(known, Tensor) else None
+    except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have none
+        return None
+
+
+def _is_view(node: fx.Node, have: object, want: object) -> bool:
+    """Whether moving a node's result into another order of dims takes no copy."""
+    try:
+        return keeps_memory(fake_result(node).stride(), plan(have, want))  # type: ignore[arg-type]
+    except NotNestedError:
+        return False
+
+
+def _held(root: Root) -> Iterator[fx.Node]:
+    """The nodes that hold a weight, or what it is made of."""
+    if root.holder is not None:
+        yield root.holder.node
+    elif isinstance(root.origin, Cast):
+        yield from _held(root.origin.source)
+    elif isinstance(root.origin, Compact):
+        yield from _held(root.origin.matrix)
+    elif isinstance(root.origin, Stacked | Combined | Applied):
+        for piece in root.origin.pieces:
+            yield from _held(piece.root)
+
+
+def _needs_grad(node: fx.Node) -> bool:
+    # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
+    left, seen = [node], {node}
+    while left:
+        one = left.pop()
+        known = fake_result(one)
+        if isinstance(known, Tensor) and known.requires_grad:
+            return True
+        before = () if one.op == "placeholder" else one.all_input_nodes
+        left += [other for other in before if other not in seen]
+        seen.update(before)
+    return False

@@ -1,0 +1,1 @@
+"""What is on this machine, and what to do about it."""

@@ -1,0 +1,227 @@
+"""What a user should know about this machine, and what to do about it.
+
+`ksopt.doctor.machine` collects the facts; `advise` turns them into sentences and looks at nothing
+else, so that what it says can be tested for machines that are not at hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from ksopt import settings
+from ksopt.doctor.machine import Device, Facts, examine
+from ksopt.report import tables
+
+_REQUIRED = ("torch", "optuna", "pandas", "rich")
+_OLDEST_TORCH = (2, 11)
+_OLDEST_CAPABILITY = (8, 0)  # Ampere: the first with bf16 tensor cores and asynchronous copies
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One sentence or two for the user.
+
+    ``level``: ``broken`` (ksopt cannot do its work), ``slow`` (it works, slower than it could),
+    ``note`` (worth knowing).
+    """
+
+    level: Literal["broken", "slow", "note"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Facts and what follows from them."""
+
+    facts: Facts
+    advice: tuple[Advice, ...]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether something keeps ksopt from working at all."""
+        return any(a.level == "broken" for a in self.advice)
+
+    def to_json(self) -> dict[str, object]:
+        """The diagnosis as plain values for ``json.dumps``."""
+        return dataclasses.asdict(self)
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine and say what was found.
+
+    Example:
+        >>> diagnose().is_broken
+        False
+    """
+    facts = examine()
+    return Diagnosis(facts, advise(facts))
+
+
+def print_diagnosis(diagnosis: Diagnosis) -> None:
+    """Write what was found, then the advice, to stdout."""
+    tables.write(tables.of(("what", "found"), _rows(diagnosis.facts)))
+    print()
+    if not diagnosis.advice:
+        print("Nothing stands in the way.")
+    for advice in diagnosis.advice:
+        print(f"{advice.level}: {advice.text}")
+
+
+def _rows(facts: Facts) -> list[tuple[str, str]]:
+    cuda, compiler, cache = facts.cuda, facts.compiler, facts.cache
+    host = facts.host_library
+    return [
+        ("ksopt", f"{facts.ksopt}, Python {facts.python}, {facts.system}"),
+        *((device.id, _device(device, facts)) for device in facts.devices),
+        *((p.name, p.version or f"missing (used for {p.used_for})") for p in facts.packages),
+        ("CUDA of torch", cuda.torch_runtime or "none: torch is a build without CUDA"),
+        ("NVRTC", cuda.nvrtc or f"none: {cuda.nvrtc_problem}"),
+        ("C++ compiler", f"{compiler.command}: {compiler.version or 'not found, or does not run'}"),
+        ("host library", host.problem or host.path or "builds; the cache cannot keep it"),
+        (
+            "cache",
+            f"{cache.path}: {cache.problem or ('ready' if cache.exists else 'not made yet')}",
+        ),
+        *((f"{name} is set", value) for name, value in facts.settings.items()),
+    ]
+
+
+def _device(device: Device, facts: Facts) -> str:
+    if device.capability is None:
+        threads = f", torch uses {facts.torch_threads} threads" if facts.torch_threads else ""
+        return f"{device.name}, {facts.cpus} CPUs{threads}"
+    major, minor = device.capability
+    return f"{device.name}, compute capability {major}.{minor}, {device.memory_gib} GiB"
+
+
+def advise(facts: Facts) -> tuple[Advice, ...]:
+    """Say what is broken, slow or worth knowing, the gravest first."""
+    advice = [
+        *_advise_packages(facts),
+        *_advise_gpu(facts),
+        *_advise_host(facts),
+        *_advise_settings(facts),
+    ]
+    order = ("broken", "slow", "note")
+    return tuple(sorted(advice, key=lambda a: order.index(a.level)))
+
+
+def _advise_packages(facts: Facts) -> list[Advice]:
+    found = []
+    for name in _REQUIRED:
+        if facts.version(name) is None:
+            found.append(Advice("broken", f"{name} is not installed: pip install {name}."))
+    if facts.torch_problem:
+        found.append(Advice("broken", f"torch cannot be imported: {facts.torch_problem}"))
+    torch_version = facts.version("torch")
+    if torch_version and _release(torch_version) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        text = f"torch {torch_version} is too old: ksopt needs {oldest} or newer."
+        found.append(Advice("broken", text))
+    return found
+
+
+def _advise_gpu(facts: Facts) -> list[Advice]:
+    if not facts.gpus:
+        return [_advise_no_gpu(facts)]
+    found = []
+    for gpu in facts.gpus:
+        if gpu.capability is not None and gpu.capability < _OLDEST_CAPABILITY:
+            major, minor = gpu.capability
+            text = (
+                f"{gpu.id} ({gpu.name}) has compute capability {major}.{minor}; ksopt's kernels "
+                "need 8.0 or newer, so PyTorch's own operators run there instead."
+            )
+            found.append(Advice("slow", text))
+    if facts.cuda.nvrtc is None:
+        text = (
+            "GPU kernels cannot be compiled, so PyTorch's own operators run instead. "
+            f"{facts.cuda.nvrtc_problem}"
+        )
+        found.append(Advice("slow", text))
+    if facts.version("triton") is None:
+        text = "triton is not installed, so torch.compile cannot make GPU code: pip install triton."
+        found.append(Advice("slow", text))
+    return found
+
+
+def _advise_no_gpu(facts: Facts) -> Advice:
+    if not facts.cuda.driver_installed:
+        text = "No NVIDIA GPU was found: everything runs, and is measured, on the CPU."
+        return Advice("note", text)
+    if facts.cuda.torch_runtime is None:
+        text = (
+            f"There is an NVIDIA driver, but torch {facts.version('torch')} is a build without "
+            "CUDA, so the GPU is not used: install a CUDA build of torch."
+        )
+        return Advice("slow", text)
+    text = (
+        f"There is an NVIDIA driver, but torch (built for CUDA {facts.cuda.torch_runtime}) sees no "
+        "GPU: run nvidia-smi, look at CUDA_VISIBLE_DEVICES, and check that the driver is new "
+        "enough for that CUDA."
+    )
+    return Advice("slow", text)
+
+
+def _advise_host(facts: Facts) -> list[Advice]:
+    found = []
+    compiler = facts.compiler
+    if compiler.version is None:
+        missing = "was not found" if compiler.path is None else "does not run"
+        text = (
+            f"The C++ compiler {compiler.command!r} {missing}, so torch.compile cannot make CPU "
+            "code, and calls into GPU kernels go through Python: install g++ (on Debian and "
+            "Ubuntu: apt install g++) or set CXX to a compiler."
+        )
+        found.append(Advice("slow", text))
+    elif not facts.gpus:
+        pass  # the host library launches GPU kernels
+    elif facts.version("ninja") is None:
+        text = "ninja is not installed, so the host library cannot be built: pip install ninja."
+        found.append(Advice("slow", text))
+    elif facts.host_library.problem and not facts.torch_problem:
+        text = (
+            "The host library does not build, so calls into GPU kernels go through Python: "
+            f"{facts.host_library.problem.rstrip('.')}."
+        )
+        found.append(Advice("slow", text))
+    if facts.cache.problem:
+        text = (
+            f"The cache {facts.cache.path} cannot be used ({facts.cache.problem}), so every "
+            "process compiles again: set KSOPT_CACHE_DIR to a private, writable folder."
+        )
+        found.append(Advice("slow", text))
+    if facts.torch_threads is not None and facts.torch_threads * 2 < facts.cpus:
+        text = (
+            f"torch uses {facts.torch_threads} of {facts.cpus} CPUs: unset OMP_NUM_THREADS, or "
+            "call torch.set_num_threads, to use more."
+        )
+        found.append(Advice("slow", text))
+    return found
+
+
+def _advise_settings(facts: Facts) -> list[Advice]:
+    found = []
+    mode = facts.settings.get("KSOPT_TUNE", "measure")
+    if mode in ("off", "model"):
+        text = (
+            f"KSOPT_TUNE is {mode}, so nothing is measured to choose a kernel: unset it, or set it "
+            "to measure."
+        )
+        found.append(Advice("slow", text))
+    elif mode != "measure":
+        text = f"KSOPT_TUNE is {mode!r}, so every product fails: set it to measure, model or off."
+        found.append(Advice("broken", text))
+    known = ", ".join(name for name in settings.KNOWN if name.startswith("KSOPT_"))
+    for name in facts.settings:
+        if name not in settings.KNOWN:
+            text = f"{name} is set, but ksopt reads no such variable; it reads {known}."
+            found.append(Advice("note", text))
+    return found
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

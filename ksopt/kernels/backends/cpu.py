@@ -1,0 +1,244 @@
+"""The product on CPU: whichever of PyTorch's own ways is the fastest for the problem.
+
+At the first product of a problem (pattern, dtype, layout, batch to the next power of two, threads)
+the few candidates are timed on the tensors at hand; the choice is kept for the life of the process.
+Each candidate is run once to warm up, then in at most ``ROUNDS`` rounds that stop after the first
+one to end past ``BUDGET_S`` seconds: a first call costs that, or two runs of each candidate if they
+are longer (one of those that are slow and far behind). Weights change while training, so nothing
+that depends on their values is kept, and every candidate is timed with the preparation of its
+weight.
+
+A choice that ``ksopt tune`` made, with more time, is taken from disk without timing; what a first
+product measures in a moment, on a machine that may be busy, is not written there.
+
+Candidates sum in different orders, so two processes that choose differently differ in the last
+bits. Under ``torch.use_deterministic_algorithms``, with ``KSOPT_TUNE=off`` or ``model`` (the CPU
+has no other model) and while another thread is timing, nothing is timed and a fixed rule decides:
+
+expand for d > 1 with blocks of at most 32 rows and columns (b*d and c*d), where d times the flops
+cost less than the copies; bmm for all else.
+
+The expanded and dense candidates multiply by stored zeros too, and zero times infinity is NaN: what
+is not finite in one feature would reach outputs which do not depend on it. So the sum of what they
+return is looked at (and timed with them): where it is not finite, bmm computes the product again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ksopt import settings
+from ksopt.baselines import BASELINES, Baseline
+from ksopt.kernels import tuning_cache
+from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem_key import Situation, bits_of
+from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.patterns.chain import Pattern
+
+BUDGET_S = 0.02
+ROUNDS = 5
+_TUNING_ROUNDS = 100
+
+# The fixed rule's largest expanded block. Measured with one thread and batches of 4, 16 and 256 on
+# an AVX-512 CPU: up to 32 x 32, expand beat bmm in most cases (by up to 9.8x at batch 256, and lost
+# by at most 1.9x at batch 4); at 64 x 64 they were within 1.7x of each other, and beyond bmm won.
+_MAX_EXPANDED = 32
+
+
+@dataclass(frozen=True)
+class _Choice:
+    pattern: Pattern
+    baseline: Baseline
+
+    def multiply(
+        self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+    ) -> Tensor:
+        prepared = self.baseline.prepare(weight, batch_last)
+        y = self.baseline.multiply(x, prepared, self.pattern, batch_last, out)
+        if self.baseline.name in pytorch_ops.FILLED and not _is_finite(y):
+            exact = BASELINES["bmm"]
+            prepared = exact.prepare(weight, batch_last)
+            y = exact.multiply(x, prepared, self.pattern, batch_last, out)
+        return y
+
+
+def _is_finite(y: Tensor) -> bool:
+    """Whether all numbers are: the sum is what tells it soonest.
+
+    A sum of finite numbers may overflow, which costs a product more.
+    """
+    wide = torch.float32 if y.dtype.itemsize < 4 else y.dtype
+    return math.isfinite(y.sum(dtype=wide).item())
+
+
+_Key = tuple[tuple[int, ...], torch.dtype, bool, int, int]
+_choices: dict[_Key, _Choice] = {}
+_timing = threading.Lock()
+
+
+def _after_fork() -> None:
+    # The thread that held it is not in the child.
+    global _timing
+    _timing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
+    """y = x Kᵀ.
+
+    Args:
+        x: [*batch, N], or [N, *batch] when batch_last; any strides, float dtype.
+        weight: [a, b, c, d], of x's dtype, any strides.
+        batch_last: the layout.
+        out: where y is written, instead of into new memory: of y's shape and x's dtype, contiguous,
+            and sharing no memory with x and weight.
+
+    Returns:
+        y: [*batch, M], or [M, *batch], contiguous; new, or in ``out``.
+    """
+    shape = weight.shape
+    batch = x.numel() // (shape[0] * shape[2] * shape[3])
+    key = (shape, x.dtype, batch_last, bits_of(batch), torch.get_num_threads())
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    choice = None if deterministic else _choices.get(key)
+    if choice is not None:
+        return choice.multiply(x, weight, batch_last, out)
+    pattern = Pattern(*shape)
+    choice = _Choice(pattern, BASELINES[rule(pattern)])
+    if batch > 0 and not deterministic:
+        if settings.tuning() != "measure":
+            _choices[key] = choice
+        elif (tuned := _tuned(pattern, x.dtype, batch_last, batch)) is not None:
+            choice = _choices[key] = tuned
+        elif _timing.acquire(blocking=False):
+            try:
+                choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
+            finally:
+                _timing.release()
+    # By the choice itself, so that the next product of the same tensors has the same bits.
+    return choice.multiply(x, weight, batch_last, out)
+
+
+def multiply_by_bmm(x: Tensor, weight: Tensor, batch_last: bool) -> Tensor:
+    """y = x Kᵀ by one batched GEMM, on any device: `run` without a choice."""
+    return _bmm(weight.shape).multiply(x, weight, batch_last)
+
+
+@functools.lru_cache(maxsize=1024)
+def _bmm(shape: tuple[int, int, int, int]) -> _Choice:
+    return _Choice(Pattern(*shape), BASELINES["bmm"])
+
+
+def rule(pattern: Pattern) -> str:
+    """Name of the baseline that the fixed rule takes (see the top of this file)."""
+    small = max(pattern.b, pattern.c) * pattern.d <= _MAX_EXPANDED
+    return "expand" if pattern.d > 1 and small else "bmm"
+
+
+def chosen() -> dict[str, str]:
+    """What has been chosen in this process: problem -> baseline, both in words."""
+    return {
+        f"{Pattern(*shape)} {_name(dtype)} "
+        f"{'batch_last' if batch_last else 'batch_first'} batch<={2**bits} threads={threads}": (
+            choice.baseline.name
+        )
+        for (shape, dtype, batch_last, bits, threads), choice in sorted(
+            _choices.items(), key=lambda item: str(item[0])
+        )
+    }
+
+
+def forget() -> None:
+    """Forget every choice, so that the next product of each problem is chosen anew."""
+    _choices.clear()
+
+
+def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
+    """Measure for these operands even if a choice exists, and keep the choice on disk.
+
+    Args:
+        x, weight, batch_last: as for `run`.
+        budget_s: seconds for the timing.
+    """
+    pattern = Pattern(*weight.shape)
+    batch = x.numel() // pattern.in_features
+    situation = Situation.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
+    machine = tuning_cache.cpu_machine()
+    with _timing, tuning_cache.alone(machine, situation):
+        samples = _times(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
+        timed = tuple(_as_timed(name, situation.problem, taken) for name, taken in samples.items())
+        best = list(samples).index(_least(samples))
+        record = Record(situation, batch, timed, best, best)
+        tuning_cache.save(machine, record)
+    key = (tuple(weight.shape), x.dtype, batch_last, situation.bits, torch.get_num_threads())
+    _choices[key] = _Choice(pattern, BASELINES[timed[best].way])
+    return record
+
+
+def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
+    """What ``ksopt tune`` chose, if it did and the way still exists."""
+    situation = Situation.of(pattern, _name(dtype), batch, batch_last, exact=True)
+    record = tuning_cache.load(tuning_cache.cpu_machine(), situation)
+    name = None if record is None else record.chosen(changing=True).way
+    if name not in pytorch_ops.names(situation.problem, "cpu"):
+        return None
+    return _Choice(pattern, BASELINES[name])
+
+
+def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
+    samples = _times(pattern, x, weight, batch_last, BUDGET_S, ROUNDS)
+    return _Choice(pattern, BASELINES[_least(samples)])
+
+
+def _least(samples: dict[str, list[float]]) -> str:
+    # Anything else that runs makes a product slower, never faster: the least time is the truest.
+    return min(samples, key=lambda name: min(samples[name]))
+
+
+def _times(
+    pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, rounds: int
+) -> dict[str, list[float]]:
+    """Seconds that each candidate took, round by round."""
+    problem = Problem(pattern, _name(x.dtype), batch_last)
+    candidates = [BASELINES[name] for name in pytorch_ops.names(problem, "cpu")]
+    samples: dict[str, list[float]] = {baseline.name: [] for baseline in candidates}
+    end = time.perf_counter() + budget_s
+    # Round 0 warms up, and counts only where a run is so long that warming up does not matter.
+    for round_ in range(rounds + 1):
+        for baseline in candidates:
+            start = time.perf_counter()
+            _Choice(pattern, baseline).multiply(x, weight, batch_last)
+            taken = time.perf_counter() - start
+            if round_ > 0 or taken > budget_s:
+                samples[baseline.name].append(taken)
+        if round_ > 0 and time.perf_counter() > end:
+            break
+        if round_ == 0:
+            # What took long, and twice as long as another, is not worth a second run.
+            long = {name: taken[0] for name, taken in samples.items() if taken}
+            limit = 2 * min(long.values(), default=math.inf)
+            candidates = [b for b in candidates if long.get(b.name, 0.0) <= limit]
+    return {name: taken for name, taken in samples.items() if taken}
+
+
+def _as_timed(name: str, problem: Problem, samples: list[float]) -> Timed:
+    ordered = sorted(us * 1e6 for us in samples)
+    middle, low, high = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.2, 0.8))
+    weight_is: tuning_cache.Weight = "fresh" if pytorch_ops.prepares(name, problem) else "any"
+    return Timed(name, None, weight_is, None, middle, low, high)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,321 @@
+"""The product on a CUDA device: the fastest of ksopt's kernels and PyTorch's own ways.
+
+With ``KSOPT_TUNE=measure``, the default, the first product of a situation (pattern, dtype, layout,
+precision, alignment, batch to the next power of two) compares the kernels that the cost models rank
+best with float64 and times them against PyTorch's ways, on the operands at hand; so nothing is
+wrong, or slower than PyTorch by more than the noise of a few runs. It takes `measure.BUDGET_S`
+seconds and the compilation of at most `families.TILES` kernels. What was chosen is kept on disk
+(choices.py): the next process, or another one that waits for this, takes it without timing.
+
+Each way whose weight is prepared is timed with the preparation and without it, which makes two
+choices: one for weights that are prepared once (weight_cache.py) and one for weights that change.
+
+The way predicted to be the fastest is taken, without timing, with ``KSOPT_TUNE=model``; under
+``torch.use_deterministic_algorithms``, because it is the same in every process; and, where nothing
+was recorded, while a CUDA graph is captured and while another thread is timing; and for the rest of
+the process where there is no memory to time in.
+``KSOPT_TUNE=off`` takes PyTorch's batched product and neither compiles nor reads anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import astuple, replace
+
+import torch
+from torch import Tensor
+
+from ksopt import settings
+from ksopt.errors import KsoptError, UnavailableError
+from ksopt.kernels import problem_key, registry, tuning_cache, weight_cache, weight_table
+from ksopt.kernels.autotuner import Choice, Decision, measured, rebuilt
+from ksopt.kernels.families import mma_tf32x3
+from ksopt.kernels.families.base import Machine
+from ksopt.kernels.launcher import Enterable, Entry
+from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.tuning_cache import Record
+from ksopt.measure import interleaved
+from ksopt.measure.accuracy import checking
+from ksopt.patterns.chain import Pattern
+
+_Key = tuple[tuple[int, ...], torch.dtype, bool, bool, problem_key.Rows, int, int]
+_decisions: dict[_Key, Decision] = {}
+_stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
+_predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
+_told: set[_Key] = set()  # decisions that the host library was told of
+_timing = threading.Lock()
+# The host library's own tables of decisions that it can carry out: no more Python for such a call.
+_launch_known: Callable[..., Tensor | None] | None = None
+_launch_prepared: Callable[..., Tensor | None] | None = None
+
+
+def run_known(
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool,
+    out: Tensor | None = None,
+    owner: Tensor | None = None,
+) -> Tensor | None:
+    """y, if the decision for such operands was taken and the host library can do it; else None.
+
+    Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
+    Nor of ``out``, which is written only if y can be written straight into it, and of ``owner``
+    (see `at_hand.of`).
+    """
+    if weight_cache.are_said_to_change():
+        return run_known_changing(x, weight, batch_last, out)
+    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    exact = x.dtype != torch.float32 or mma_tf32x3.precise()
+    try:
+        ready = weight_table.of(weight, owner)
+        if not ready or _launch_prepared is None:
+            return _launch_known(x, weight, batch_last, exact, False, out)
+        for prepared, note in ready:
+            form, stream = note.form, note.stream
+            y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream, out)
+            if y is not None:
+                return y
+    except RuntimeError:  # the way that checks and decides says what is wrong
+        pass
+    return None
+
+
+def run_known_changing(
+    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+) -> Tensor | None:
+    """`run_known` where weights are said to change, whether or not they are in this scope."""
+    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    exact = x.dtype != torch.float32 or mma_tf32x3.precise()
+    try:
+        return _launch_known(x, weight, batch_last, exact, True, out)
+    except RuntimeError:  # as above
+        return None
+
+
+def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+    global _launch_known, _launch_prepared
+    exact = x.dtype != torch.float32 or mma_tf32x3.precise()
+    for changing, choice in enumerate((decision.kept, decision.changing)):
+        entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
+        if entry is not None and changing:
+            # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
+            # that wants more than its elements in order is launched from Python.
+            entry = replace(entry, anew=True) if entry.batched else entry
+            entry = entry if entry.anew or entry.form == 0 else None
+        if entry is None and _launch_known is None:
+            continue
+        known = Entry(plan=-1, form=0) if entry is None else entry  # none, also of what was before
+        torch.ops.ksopt_host.know(x, weight, batch_last, exact, bool(changing), *astuple(known))
+        if entry is not None:
+            # What the overloads themselves call: it saves a call of Python each.
+            _launch_prepared = torch.ops.ksopt_host.launch_known_prepared.default._op
+            _launch_known = torch.ops.ksopt_host.launch_known.default._op
+
+
+def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
+    """y = x K^T.
+
+    Args:
+        x: (*batch, N), or (N, *batch) when batch_last; any strides, on a CUDA device.
+        weight: (a, b, c, d), of x's dtype and device, any strides.
+        batch_last: the layout.
+        out: where y is written, instead of into new memory: of y's shape and x's dtype and device,
+            contiguous, aligned to 16 bytes, and sharing no memory with x and weight.
+
+    Returns:
+        y: (*batch, M) or (M, *batch), contiguous; new, or in ``out``.
+    """
+    call = choice_for(x, weight, batch_last).call
+    return call(x, weight) if out is None else call(x, weight, out)
+
+
+def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
+    """The choice that `run` takes for these operands, made now if it was not yet."""
+    shape, dtype = weight.shape, x.dtype
+    batch = x.numel() // (shape[0] * shape[2] * shape[3])
+    rows = problem_key.rows_of(x, batch_last, batch)
+    exact = dtype != torch.float32 or mma_tf32x3.precise()
+    bits = problem_key.bits_of(batch)
+    key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
+    decision = _table().get(key) or _decide(key, x, weight, batch)
+    if key not in _told and _decisions.get(key) is decision and x.is_contiguous():
+        _told.add(key)
+        _tell_host(decision, x, weight, batch_last)
+    # The same object wherever the choice prepares no weight.
+    if decision.kept is decision.changing or not weight_cache.are_changing(key[-1]):
+        return decision.kept
+    return decision.changing
+
+
+def forget() -> None:
+    """Forget this process's choices (not those on disk), so that they are made or read anew."""
+    _decisions.clear()
+    _stopgaps.clear()
+    _predicted.clear()
+    _told.clear()
+    _model.cache_clear()
+    _rule.cache_clear()
+    machine_of.cache_clear()
+    if _launch_known is not None:
+        torch.ops.ksopt_host.forget()
+
+
+def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
+    """Measure for these operands even if a choice exists; keep it here and on disk.
+
+    Args:
+        x, weight, batch_last: as for `run`.
+        budget_s: seconds for the timing of the ways; compilation comes on top.
+
+    Raises:
+        UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
+    """
+    device = x.get_device()
+    found = situation_of(x, weight, batch_last)
+    identity = tuning_cache.cuda_machine(device)
+    with _timing, tuning_cache.alone(identity, found), torch.cuda.device(device):
+        previous = tuning_cache.load(identity, found)
+        decision = _measured(found, device, x, weight, budget_s, previous)
+        record = decision.kept.record
+        assert record is not None
+        tuning_cache.save(identity, record)
+        _decisions[_key_of(found, device)] = decision
+        _tell_host(decision, x, weight, batch_last)
+    return record
+
+
+def known(found: Situation, device: int) -> Decision | None:
+    """The decision that this process has taken for a situation; None if it has not yet."""
+    return _table().get(_key_of(found, device))
+
+
+def remember(found: Situation, device: int, decision: Decision) -> None:
+    """Take a decision for a situation in this process, and leave what is on disk alone."""
+    _decisions[_key_of(found, device)] = decision
+
+
+def _table() -> dict[_Key, Decision]:
+    return _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
+
+
+def _key_of(found: Situation, device: int) -> _Key:
+    p = found.problem
+    dtype = getattr(torch, p.dtype)
+    return (p.pattern.weight_shape, dtype, p.batch_last, p.exact, found.rows, found.bits, device)
+
+
+def situation_of(x: Tensor, weight: Tensor, batch_last: bool) -> Situation:
+    """What a choice for these operands is made for, at torch's present precision."""
+    pattern, dtype = Pattern(*weight.shape), str(x.dtype).removeprefix("torch.")
+    batch = x.numel() // pattern.in_features
+    exact = dtype != "float32" or mma_tf32x3.precise()
+    rows = problem_key.rows_of(x, batch_last, batch)
+    return Situation(Problem(pattern, dtype, batch_last, exact), rows, problem_key.bits_of(batch))
+
+
+@functools.cache
+def machine_of(device: int) -> Machine | None:
+    """What a kernel has to fit into on a CUDA device; None, and a warning, without a driver."""
+    try:
+        return Machine.of_device(device)
+    except UnavailableError as error:
+        registry.warn_once(str(error))
+        return None
+
+
+def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
+    device = key[-1]
+    mode = settings.tuning()
+    taken = _table()
+    found = situation_of(x, weight, key[2])
+    if batch == 0:
+        return _rule(found.problem)
+    if mode == "off":
+        return taken.setdefault(key, _rule(found.problem))
+    if mode == "model" or taken is _predicted:
+        return taken.setdefault(key, _model(found, device))
+    may_time = not weight_cache.is_capturing(device) and _timing.acquire(blocking=False)
+    if not may_time:
+        if key not in _stopgaps:
+            _stopgaps[key] = _recorded(found, device) or _model(found, device)
+        return _stopgaps[key]
+    try:
+        if key not in _decisions:
+            with torch.cuda.device(device):
+                _decisions[key] = _first(found, device, x, weight)
+        return _decisions[key]
+    except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
+        return _decisions.setdefault(key, _model(found, device))
+    finally:
+        _timing.release()
+
+
+def _first(found: Situation, device: int, x: Tensor, weight: Tensor) -> Decision:
+    """What is recorded; else measure, if no other process does so while this one waits."""
+    identity = identity_of(device)
+    if identity is None:
+        return _measured(found, device, x, weight)
+    decision = _recorded(found, device)
+    if decision is not None:
+        return decision
+    with tuning_cache.alone(identity, found):
+        decision = _recorded(found, device)
+        if decision is None:
+            decision = _measured(found, device, x, weight)
+            assert decision.kept.record is not None
+            tuning_cache.save(identity, decision.kept.record)
+    return decision
+
+
+def _measured(
+    found: Situation,
+    device: int,
+    x: Tensor,
+    weight: Tensor,
+    budget_s: float = interleaved.BUDGET_S,
+    previous: Record | None = None,
+) -> Decision:
+    with torch.no_grad():
+        check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
+    return measured(found, x, weight, machine_of(device), budget_s, check, previous)
+
+
+def _recorded(found: Situation, device: int) -> Decision | None:
+    """What is on disk, built again without timing; None if it is missing or no longer possible."""
+    identity = identity_of(device)
+    record = None if identity is None else tuning_cache.load(identity, found)
+    return None if record is None else rebuilt(record, device, machine_of(device))
+
+
+def identity_of(device: int) -> tuning_cache.Machine | None:
+    """What choices on a CUDA device depend on; None without a driver, and then nothing is kept."""
+    try:
+        return tuning_cache.cuda_machine(device)
+    except UnavailableError:  # said already: without it there are no kernels to choose from
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _model(found: Situation, device: int) -> Decision:
+    """The best predicted way that can be built, for the situation's largest batch."""
+    machine = machine_of(device)
+    for way in registry.best_predicted(found.problem, found.largest_batch, machine):
+        try:
+            choice = Choice(way, way.build(device, found.rows), "model")
+        except KsoptError as error:
+            registry.warn_once(str(error))
+            continue
+        return Decision(choice, choice)
+    return _rule(found.problem)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rule(problem: Problem) -> Decision:
+    way = registry.rule(problem)
+    choice = Choice(way, way.build(device=-1), "rule")  # PyTorch's ways need no device
+    return Decision(choice, choice)

@@ -1,0 +1,66 @@
+"""The generated files of kernels: each makes one instance of a template of csrc/cuda.
+
+A file is a `tile` and one `kernel` on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ksopt.patterns.chain import Pattern
+
+
+def kernel_name(family: str, kind: str, p: Pattern) -> str:
+    """A kernel's name, as profilers show it.
+
+    Args:
+        family: such as ``mma16``.
+        kind: of arithmetic, such as ``float16``.
+        p: the pattern.
+
+    Example:
+        >>> kernel_name("mma16", "float16", Pattern(4, 64, 64, 16))
+        'ksopt_mma16_float16_4_64_64_16'
+    """
+    return f"ksopt_{family}_{kind}_{'_'.join(map(str, p.weight_shape))}"
+
+
+def tile(header: str, p: Pattern, instance: str, facts: Mapping[str, int], module: str) -> str:
+    """The part that says for which pattern and with which tile: ``Support`` and ``Tile``.
+
+    Args:
+        header: the template's file without its ending, such as ``mma16``.
+        p: the pattern.
+        instance: of the template, such as ``Mma16Tile<Support, 1, 2>``.
+        facts: what the tile computes -> what ``module`` has computed for it.
+        module: in this folder, without its ending.
+    """
+    agree = "".join(
+        f'static_assert({fact} == {value}, "csrc and kernels/{module}.py disagree");\n'
+        for fact, value in facts.items()
+    )
+    return (
+        f'#include "{header}.cuh"\n'
+        f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
+        f"using Tile = {instance};\n"
+        f"{agree}"
+    )
+
+
+def kernel(
+    name: str, call: str, bounds: str = "Tile::THREADS, Tile::BLOCKS", attributes: str = ""
+) -> str:
+    """The kernel itself, which calls a function template.
+
+    Args:
+        name: its ``extern "C"`` name.
+        call: the template's instance, such as ``mma16_kernel<Float16, Support, Tile>``.
+        bounds: threads of a block, and least blocks on a multiprocessor.
+        attributes: others than the bounds, with a space after each.
+    """
+    return (
+        f'extern "C" __global__ void {attributes}__launch_bounds__({bounds})\n'
+        f"{name}(const __grid_constant__ Arguments arguments) {{\n"
+        f"  {call}(arguments);\n"
+        "}\n"
+    )

@@ -1,0 +1,235 @@
+"""What is chosen for a product, and why, in words: without operands, and without computing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ksopt import settings
+from ksopt.baselines import BASELINES
+from ksopt.kernels import registry, tuning_cache
+from ksopt.kernels.autotuner import Source
+from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.patterns.chain import Pattern
+
+
+@dataclass(frozen=True)
+class ChoiceReport:
+    """What is chosen in a situation, and why.
+
+    Attributes:
+        situation: problem, alignment and range of batches that it is for.
+        batch: rows that the times are for.
+        way: a kernel family, ``general``, or one of PyTorch's ways (a baseline's name).
+        config: the tile's configuration; None where there is none.
+        predicted_us: by the cost model; None where there is none for it.
+        measured_us: median; None if nothing was measured.
+        timed: every way that was measured.
+        source: "measured" in this process, "recorded" on disk, "model" or "rule".
+        reason: a sentence.
+    """
+
+    situation: Situation
+    batch: int
+    way: str
+    config: dict[str, Any] | None
+    predicted_us: float | None
+    measured_us: float | None
+    timed: tuple[Timed, ...]
+    source: Source
+    reason: str
+
+    @property
+    def is_pytorch(self) -> bool:
+        """Whether PyTorch alone multiplies."""
+        return self.way in BASELINES
+
+    @property
+    def best_pytorch_us(self) -> float | None:
+        """The fastest that PyTorch alone was measured to be; None if it was not."""
+        return min((one.median_us for one in self.timed if one.way in BASELINES), default=None)
+
+    @property
+    def rivals(self) -> dict[str, float]:
+        """Every measured way with its best time in microseconds, the fastest first."""
+        best: dict[str, float] = {}
+        for one in sorted(self.timed, key=lambda one: one.median_us):
+            best.setdefault(one.way, one.median_us)
+        return best
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        values = {name: getattr(self, name) for name in ("batch", "way", "config")}
+        return {
+            "situation": self.situation.to_json(),
+            **values,
+            "predicted_us": self.predicted_us,
+            "measured_us": self.measured_us,
+            "best_pytorch_us": self.best_pytorch_us,
+            "source": self.source,
+            "reason": self.reason,
+            "timed": [asdict(one) for one in self.timed],
+        }
+
+
+def choice_report(
+    pattern: Pattern,
+    dtype: str,
+    batch: int,
+    *,
+    batch_last: bool = False,
+    device: torch.device | str = "cuda",
+    changing: bool = False,
+    exact: bool | None = None,
+    machine: Machine | None = None,
+) -> ChoiceReport:
+    """What a product of contiguous operands takes, as far as it can be said without computing it.
+
+    It is what was measured in this process or is recorded on disk; else what the cost models
+    predict, which with ``KSOPT_TUNE=measure`` the first product may overrule.
+
+    Args:
+        pattern: support of K.
+        dtype: such as "float16".
+        batch: rows of x.
+        batch_last: the layout.
+        device: where it is computed.
+        changing: whether the weight changes from call to call, as in training.
+        exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
+        machine: predict for this machine, which need not be here, and look up nothing.
+
+    Raises:
+        InvalidInputError: ``KSOPT_TUNE`` says something that it must not.
+
+    Example:
+        >>> h200 = Machine((9, 0), 132, 228 * 1024)
+        >>> found = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, machine=h200)
+        >>> found.way, found.measured_us
+        ('wgmma16_streamed', None)
+    """
+    mode = settings.tuning()
+    if mode == "measure" and torch.are_deterministic_algorithms_enabled():
+        mode = "model"  # nothing that was measured is taken then, here or on a CPU
+    place = torch.device(device)
+    if place.type == "cpu" and machine is None:
+        found = Situation.of(pattern, dtype, batch, batch_last, exact=True)
+        return _on_cpu(found, batch, mode)
+    found = Situation.of(pattern, dtype, batch, batch_last, exact)
+    if mode == "off":
+        return _from_rule(found, batch, "bmm", "KSOPT_TUNE=off: always PyTorch's batched product")
+    if machine is None:
+        index = torch.cuda.current_device() if place.index is None else place.index
+        machine = cuda.machine_of(index)
+        known = cuda.known(found, index)
+        record = known.kept.record if known is not None else None
+        source: Source = "measured" if known is None else known.kept.source
+        if record is None and mode == "measure" and known is None:
+            record, source = _on_disk(found, index, machine, changing), "recorded"
+        if record is not None:
+            return from_record(record, source, changing)
+    return _predicted(found, batch, machine, mode)
+
+
+def from_record(record: Record, source: Source, changing: bool = False) -> ChoiceReport:
+    """The report of what was measured.
+
+    Args:
+        record: what was.
+        source: "measured" or "recorded".
+        changing: whether the weight changes from call to call.
+    """
+    chosen = record.chosen(changing)
+    return ChoiceReport(
+        record.situation,
+        record.batch,
+        chosen.way,
+        chosen.config,
+        chosen.predicted_us,
+        chosen.median_us,
+        record.timed,
+        source,
+        _why(record, chosen, changing),
+    )
+
+
+def _on_disk(
+    found: Situation, device: int, machine: Machine | None, changing: bool
+) -> Record | None:
+    """What is recorded, if it is of use here."""
+    identity = cuda.identity_of(device)
+    record = None if identity is None else tuning_cache.load(identity, found)
+    if record is None:
+        return None
+    chosen = record.chosen(changing)
+    way = registry.restored(found.problem, chosen.way, chosen.config, record.batch, machine)
+    return None if way is None else record
+
+
+def _predicted(found: Situation, batch: int, machine: Machine | None, mode: str) -> ChoiceReport:
+    # Chosen for the situation, as a product would be, and told for the batch that was asked for.
+    best, *others = registry.best_predicted(found.problem, found.largest_batch, machine)
+    again = registry.restored(found.problem, best.name, best.config, batch, machine)
+    us = best.predicted_us if again is None else again.predicted_us
+    later = "" if mode == "model" else "; nothing was measured yet"
+    against = f", the least of {1 + len(others)} predictions" if others else ""
+    reason = f"predicted to take {us:.1f} us{against}{later}"
+    return ChoiceReport(found, batch, best.name, best.config, us, None, (), "model", reason)
+
+
+def _from_rule(found: Situation, batch: int, way: str, reason: str) -> ChoiceReport:
+    return ChoiceReport(found, batch, way, None, None, None, (), "rule", reason)
+
+
+def _on_cpu(found: Situation, batch: int, mode: str) -> ChoiceReport:
+    record = tuning_cache.load(tuning_cache.cpu_machine(), found) if mode == "measure" else None
+    if record is not None:
+        return from_record(record, "recorded")
+    way = cpu.rule(found.problem.pattern)
+    if mode == "measure":
+        reason = "the rule's choice; the first product times PyTorch's ways and may take another"
+    else:
+        unmeasured = torch.are_deterministic_algorithms_enabled()
+        why = "torch.use_deterministic_algorithms" if unmeasured else f"KSOPT_TUNE={mode}"
+        reason = f"{why}: the CPU's fixed rule"
+    return _from_rule(found, batch, way, reason)
+
+
+def _why(record: Record, chosen: Timed, changing: bool) -> str:
+    rivals = [one for one in record.timed if not (changing and one.weight == "kept")]
+    fastest = min(rivals, key=lambda one: one.median_us)
+    words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
+    pytorch = [one for one in rivals if one.way in BASELINES]
+    ours = [one for one in rivals if one.way not in BASELINES]
+    slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
+    theirs_us, its_us = fastest.host_us or 0.0, chosen.host_us or math.inf
+    if slower and its_us < theirs_us > fastest.median_us:
+        words.append(
+            f"{fastest.way} takes the device hardly less ({fastest.median_us:.1f} us), and the "
+            f"host {theirs_us:.1f} us a call, where this takes {its_us:.1f}"
+        )
+    elif slower:
+        words.append(
+            f"not told apart from {fastest.way} ({fastest.median_us:.1f} us), and simpler or "
+            "chosen before"
+        )
+    elif chosen.way not in BASELINES and pytorch:
+        best = min(pytorch, key=lambda one: one.median_us)
+        ratio = best.median_us / chosen.median_us if chosen.median_us > 0 else float("inf")
+        words.append(
+            f"{ratio:.2f} times as fast as the best of PyTorch, {best.way} "
+            f"({best.median_us:.1f} us)"
+        )
+    elif ours:
+        best = min(ours, key=lambda one: one.median_us)
+        words.append(f"the best of ksopt's kernels, {best.way}, takes {best.median_us:.1f} us")
+    else:
+        words.append(f"the fastest of {len({one.way for one in rivals})} ways")
+    if chosen.weight == "kept":
+        words.append("its weight is prepared once a version")
+    return "; ".join(words)

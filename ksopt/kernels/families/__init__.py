@@ -1,0 +1,1 @@
+"""Kernel families: one file each, beside its template in csrc/cuda."""

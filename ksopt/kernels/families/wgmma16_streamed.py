@@ -1,0 +1,198 @@
+"""The 16-bit family for batch first whose weights are streamed (csrc/cuda/wgmma16_streamed.cuh)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from ksopt.kernels import codegen, packing_launcher
+from ksopt.kernels.families import naive, wgmma16
+from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.families.mma16 import DTYPES, fold
+from ksopt.kernels.launcher import prepare
+from ksopt.kernels.packing_launcher import PackedLauncher
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.patterns.chain import Pattern
+
+# The cost model's constants: fitted to 306 tiles of 45 patterns with large b*c (fp16, batch 25,088,
+# one H200; docs/performance/16-bit.md). Where nothing else is said, of one multiprocessor.
+_DRAM_BYTES_US = 32_300.0
+_FETCHED_BYTES_US = 108_000.0
+_SHARED_BYTES_US = 205_600.0
+_L2_REQUESTS_US = 157_000.0  # of the device
+_LATENCY_US = 1.28  # in which what a block's ring holds arrives
+_OUTPUT_US = 0.00058  # a warpgroup product of 64 rows, 16 l and one j, for each output
+_NOT_AHEAD = 1.75  # times slower, where registers do not allow to load during products
+_STORED_BYTES_US = 100_000.0  # at the end of a tile, while nothing is multiplied
+_LAUNCH_US = 7.0
+_OVERLAP = 4.1
+
+
+@dataclass(frozen=True)
+class Config(wgmma16.Config):
+    """Template arguments of ``Wgmma16StreamedTile``, in its order; ``blocks`` and ``team_j`` are 1.
+
+    There are no teams: any block takes any outputs and j.
+    """
+
+    def weight_bytes(self, p: Pattern) -> int:
+        """None stay: see `stage_bytes`."""
+        return 0
+
+    def stage_weight_bytes(self, p: Pattern) -> int:
+        """Bytes of the weights that a stage holds."""
+        return self.kl * self.groups_j * fold(p.d).j * self.outputs * 2
+
+    def stage_bytes(self, p: Pattern) -> int:
+        return super().stage_bytes(p) + self.stage_weight_bytes(p)
+
+    def packed_elements(self, p: Pattern) -> int:
+        """Elements of the packed weight."""
+        return self.columns(p) * wgmma16.Config.weight_bytes(self, p) // 2
+
+
+def supports(problem: Problem) -> str | None:
+    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
+    return wgmma16.refusal(problem) or (
+        None if next(configs(problem, 132), None) else "no tile fits in shared memory"
+    )
+
+
+def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
+    """All tiles worth considering, without order."""
+    for config in wgmma16.tiles(problem, Config):
+        if config.blocks == config.team_j == 1 and _pays(config, problem.pattern):
+            yield replace(config, max_blocks=multiprocessors)
+
+
+def _pays(config: Config, p: Pattern) -> bool:
+    """Whether the tile is worth considering.
+
+    Where x comes in pieces, their number is what bounds it, and more outputs a block are worth
+    more than loads that overlap with products.
+    """
+    return config.loads_ahead(p) or _width(config, p) < p.d
+
+
+def _width(config: Config, p: Pattern) -> int:
+    """Values of j that a block takes."""
+    return config.groups_j * fold(p.d).j
+
+
+def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
+    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+
+    Args:
+        p: the pattern.
+        config: the tile.
+        batch: rows of x.
+        multiprocessors: of the device.
+
+    Returns:
+        Microseconds.
+    """
+    f = fold(p.d)
+    width = _width(config, p)
+    tiles = -(-batch // config.rows) * config.columns(p)
+    turns = -(-tiles // min(config.max_blocks, multiprocessors))  # of the busiest multiprocessor
+    # What one of the 16-bit numbers of every row, or of every output, weighs in a turn.
+    bytes_each = -(-p.c // f.unit) * f.unit * width * 2
+    fetched = turns * (config.rows + config.outputs) * bytes_each
+    # Rows go into shared memory once and out of it once for each warpgroup that needs them; so do
+    # outputs' weights.
+    rows, outputs = config.rows * (1 + config.groups_n), config.outputs * (1 + config.groups_m)
+    x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
+    piece = 128.0 if width == p.d else 2.0 * width
+    requests = (x_bytes * p.b / config.outputs + y_bytes) / piece
+    requests += tiles * config.outputs * bytes_each / 128
+    products = turns * config.rows / 64 * config.outputs * bytes_each / 32 / config.groups
+    times = (
+        (x_bytes + y_bytes) / (_DRAM_BYTES_US * multiprocessors),
+        fetched / _FETCHED_BYTES_US,
+        turns * (rows + outputs) * bytes_each / _SHARED_BYTES_US,
+        fetched / (config.stages * config.stage_bytes(p)) * _LATENCY_US,
+        requests / _L2_REQUESTS_US,
+        products * _OUTPUT_US * (1.0 if config.loads_ahead(p) else _NOT_AHEAD),
+    )
+    stored = turns * config.rows * config.outputs * width * 2
+    return overlapped(times, _OVERLAP) + stored / _STORED_BYTES_US + _LAUNCH_US
+
+
+def geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel is launched."""
+    return wgmma16.geometry(problem, config)
+
+
+def kernel_name(problem: Problem) -> str:
+    """The kernel's name, as profilers show it."""
+    return codegen.kernel_name("wgmma16_streamed", problem.dtype, problem.pattern)
+
+
+def source(problem: Problem, config: Config) -> str:
+    """The generated file: one instance of the template."""
+    call = f"wgmma16_streamed_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
+    return _tile(problem, config) + codegen.kernel(kernel_name(problem), call)
+
+
+def pack_problem(problem: Problem, config: Config) -> Problem:
+    """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
+    return packing_launcher.problem_of(problem, config.packed_elements(problem.pattern))
+
+
+def pack_geometry(problem: Problem, config: Config) -> Geometry:
+    """How the kernel that packs weights is launched: a block for a column."""
+    columns = config.columns(problem.pattern)
+    return Geometry(128 * config.groups, 0, 1, columns, columns)
+
+
+def pack_name(problem: Problem) -> str:
+    """The name of the kernel that packs weights, as profilers show it."""
+    return codegen.kernel_name("mma16_pack", problem.dtype, problem.pattern)
+
+
+def pack_source(problem: Problem, config: Config) -> str:
+    """The generated file of the kernel that packs weights for the tile."""
+    call = "wgmma16_streamed_pack_kernel<Support, Tile>"
+    kernel = codegen.kernel(pack_name(problem), call, bounds="Tile::MULTIPLIERS")
+    return _tile(problem, config) + kernel
+
+
+def sources(problem: Problem, config: Config) -> list[str]:
+    """The generated files of all that `launcher` compiles at once."""
+    return [pack_source(problem, config), source(problem, config)]
+
+
+def launcher(problem: Problem, config: Config, device: int) -> PackedLauncher:
+    """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
+    # Tiles with the same order of packed weights can share them.
+    form = f"wgmma16_streamed {config.groups_j} {config.outputs}"
+    return PackedLauncher(
+        form,
+        prepare(
+            pack_problem(problem, config),
+            pack_name(problem),
+            pack_source(problem, config),
+            pack_geometry(problem, config),
+            device,
+        ),
+        prepare(
+            problem,
+            kernel_name(problem),
+            source(problem, config),
+            geometry(problem, config),
+            device,
+        ),
+        functools.partial(naive.launcher, problem, device),
+    )
+
+
+def _tile(problem: Problem, config: Config) -> str:
+    p = problem.pattern
+    values = astuple(config)[:6]
+    facts = {
+        "Tile::SHARED_BYTES": config.shared_bytes(p),
+        "Tile::COLUMNS * Tile::COLUMN_BYTES": 2 * config.packed_elements(p),
+    }
+    instance = f"Wgmma16StreamedTile<Support, {', '.join(map(str, values))}>"
+    return codegen.tile("wgmma16_streamed", p, instance, facts, "wgmma16_streamed")

@@ -1,0 +1,282 @@
+"""From a kernel's source to something that can be called: compile, load, launch."""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ksopt import settings
+from ksopt.jit import arch, driver, host, nvrtc
+from ksopt.kernels import weight_table
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.patterns.chain import Pattern
+
+
+def prepare(
+    problem: Problem,
+    name: str,
+    source: str,
+    geometry: Geometry,
+    device: int,
+    fallback: MakeLauncher | None = None,
+) -> Launcher:
+    """Compile (or take from the cache) and load a kernel.
+
+    Args:
+        problem: what the kernel computes.
+        name: the kernel's ``extern "C"`` name in ``source``.
+        source: CUDA C++ that defines it, taking one ``Arguments`` by value.
+        geometry: how it is launched.
+        device: CUDA device index.
+        fallback: makes the launcher that takes the calls whose operands are not fit for 16-byte
+            access (strides, alignment), when the first of them comes: few ever see one, and it is
+            half of what there is to compile. None if the kernel has no such need.
+
+    Raises:
+        CompilationError, UnavailableError: see :mod:`ksopt.jit`.
+    """
+    if geometry.early and torch.cuda.get_device_capability(device) < (9, 0):
+        geometry = replace(geometry, early=False)
+    code = nvrtc.cubin(source, arch.of_device(device)).data
+    kernel = driver.load_kernel(code, name, geometry.shared_bytes, device)
+    if host.load() is not None:
+        return _PythonLauncher(problem, geometry, kernel, fallback)
+    return HostLauncher(problem, geometry, kernel, fallback)
+
+
+class Launcher(abc.ABC):
+    """A loaded kernel: called with (x, weight), gives y, on the current stream of x's device."""
+
+    def __init__(
+        self, problem: Problem, geometry: Geometry, kernel: int, fallback: MakeLauncher | None
+    ) -> None:
+        self.problem = problem
+        self.geometry = geometry
+        self.kernel = kernel
+        self.make_fallback = fallback
+        self._fallback: Launcher | None = None
+
+    @property
+    def fallback(self) -> Launcher:
+        """What takes the operands that this does not: compiled now, if it was not before."""
+        # Without a lock: threads that come at once get one each, and the code is compiled once.
+        if self._fallback is None:
+            assert self.make_fallback is not None
+            self._fallback = self.make_fallback()
+        return self._fallback
+
+    def compile_fallback(self) -> None:
+        """Compile what takes unfit operands now, for they are about to come."""
+        if self.make_fallback is not None:
+            _ = self.fallback
+
+    @abc.abstractmethod
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """x: (*batch, N) or (N, *batch); weight: (a, b, c, d); out: as for `cuda.run`."""
+
+    def entry(self) -> Entry | None:
+        """As for `Enterable`."""
+        return None
+
+    def in_order(self, weight: Tensor) -> Tensor:
+        """The weight with its elements in order, as kernels that read whole vectors want it.
+
+        It is kept like all that is prepared. A transposed weight (every backward pass has one), or
+        one that its author stores in another order, is small beside x: that keeps the fast kernel.
+        """
+        if self.make_fallback is None or weight.is_contiguous():
+            return weight
+        return weight_table.prepared(weight, "in order", self._number_in_order, Tensor.contiguous)
+
+    @property
+    def _number_in_order(self) -> int:
+        shape = self.problem.pattern.weight_shape
+        return weight_table.number_of("in order", shape, self.problem.dtype)
+
+
+MakeLauncher = Callable[[], Launcher]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What csrc/host/dispatch_table.hpp needs to do a call's work.
+
+    Attributes:
+        plan: index of the kernel, from ``add_plan``, or of the product, from ``add_batched``.
+        form: the number of the prepared weight that it takes (weight_table.py); 0 for a kernel that
+            takes the weight as it is.
+        batched: whether it is a product by PyTorch, which also takes weights that it can read in
+            their own memory.
+        anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing;
+            of a kernel, that it takes any weight whose elements are in order, and prepares others
+            so where weights change.
+    """
+
+    plan: int
+    form: int
+    batched: bool = False
+    anew: bool = False
+
+
+@runtime_checkable
+class Enterable(Protocol):
+    """(x, weight, out=None) -> y that the host library may be able to do by itself."""
+
+    def entry(self) -> Entry | None:
+        """What the host library's table may hold for it; None where it cannot."""
+
+
+_NONE, _LATER = -1, -2  # of csrc/host/kernel_table.hpp
+
+
+def batched_entry(
+    pattern: Pattern,
+    batch_last: bool,
+    form: int,
+    before: Launcher | None = None,
+    after: Launcher | None = None,
+) -> Entry | None:
+    """The entry of PyTorch's batched product, between two transposes.
+
+    Args:
+        pattern: of the product.
+        batch_last: the layout.
+        form: the number of the weight as [a, d, b, c].
+        before, after: kernels for the transposes; None for torch's copies.
+
+    Returns:
+        None where there is no host library, and where nothing may be compiled.
+    """
+    if not host.is_loaded() and (settings.tuning() == "off" or host.load() is not None):
+        return None
+    plans = []
+    for transpose in (before, after):
+        if transpose is not None and not isinstance(transpose, HostLauncher):
+            return None
+        plans.append(_NONE if transpose is None else transpose.plan)
+    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans)
+    return Entry(plan, form, batched=True)
+
+
+class HostLauncher(Launcher):
+    """Through csrc/host."""
+
+    def __init__(
+        self, problem: Problem, geometry: Geometry, kernel: int, fallback: MakeLauncher | None
+    ) -> None:
+        super().__init__(problem, geometry, kernel, fallback)
+        # The overload itself, not the packet: it saves the search for an overload on every call.
+        self._launch = torch.ops.ksopt_host.launch.default
+        self.plan: int = torch.ops.ksopt_host.add_plan(
+            kernel,
+            problem.pattern.out_features,
+            problem.batch_last,
+            geometry.threads,
+            geometry.shared_bytes,
+            geometry.rows_per_tile,
+            geometry.tiles_per_row_tile,
+            geometry.max_blocks,
+            geometry.early,
+            _NONE if fallback is None else _LATER,
+        )
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        try:
+            weight = self.in_order(weight)
+            y = self._launch(x, weight, self.plan, out)
+            if y is None:
+                assert isinstance(self.fallback, HostLauncher)
+                torch.ops.ksopt_host.set_fallback(self.plan, self.fallback.plan)
+                y = self._launch(x, weight, self.plan, out)
+            return y
+        except RuntimeError:
+            # torch's C interface tells nothing but that it failed. If it was for want of memory,
+            # this says so, and as the type that callers catch.
+            last, features = self.problem.batch_last, self.problem.pattern.out_features
+            x.new_empty((features, *x.shape[1:]) if last else (*x.shape[:-1], features))
+            raise
+
+    def entry(self) -> Entry:
+        if self.make_fallback is None:
+            return Entry(self.plan, form=0)
+        return Entry(self.plan, self._number_in_order, anew=True)
+
+
+class _Arguments(ctypes.Structure):
+    """``Arguments`` of csrc/cuda/kernel_params.cuh."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("x_batch_stride", ctypes.c_int64),
+        ("x_feature_stride", ctypes.c_int64),
+        ("y_batch_stride", ctypes.c_int64),
+        ("y_feature_stride", ctypes.c_int64),
+        ("weight_strides", ctypes.c_int64 * 4),
+    ]
+
+
+class _PythonLauncher(Launcher):
+    """The same in Python, for machines without a C++ compiler."""
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        x, weight = _in_memory(x), _in_memory(weight)  # torch does this for the host library
+        weight = self.in_order(weight)
+        last = self.problem.batch_last
+        sizes = x.shape[1:] if last else x.shape[:-1]
+        out_features = self.problem.pattern.out_features
+        rows = math.prod(sizes)
+        y_shape = (out_features, *sizes) if last else (*sizes, out_features)
+        y = x.new_empty(y_shape) if out is None else out
+        if rows == 0:
+            return y
+        flat = x.reshape(x.shape[0], rows) if last else x.reshape(rows, x.shape[-1])
+        batch_dim, feature_dim = (1, 0) if last else (0, 1)
+        arguments = _Arguments(
+            x=flat.data_ptr(),
+            weight=weight.data_ptr(),
+            y=y.data_ptr(),
+            batch=rows,
+            x_batch_stride=flat.stride(batch_dim),
+            x_feature_stride=flat.stride(feature_dim),
+            y_batch_stride=1 if last else out_features,
+            y_feature_stride=rows if last else 1,
+            weight_strides=_strides(weight),
+        )
+        if self.make_fallback is not None and not _fit_for_vectors(flat, weight, y, last):
+            return self.fallback(x, weight, y)
+        g = self.geometry
+        tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile
+        blocks = min(tiles, g.max_blocks)
+        device = x.get_device()
+        driver.launch(self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
+        return y
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """A tensor whose memory holds its values: not negated lazily, nor zeros without memory."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
+
+
+def _fit_for_vectors(x: Tensor, weight: Tensor, y: Tensor, batch_last: bool) -> bool:
+    """``fit_for_vectors`` of csrc/host/kernel_table.hpp; x is (rows, N) or (N, rows)."""
+    slow_y = y[0].numel() if batch_last else y.shape[-1]
+    return (
+        x.stride(1) == 1
+        and x.stride(0) * x.element_size() % 16 == 0
+        and slow_y * x.element_size() % 16 == 0
+        and all(tensor.data_ptr() % 16 == 0 for tensor in (x, weight, y))
+    )
+
+
+def _strides(weight: Tensor) -> Any:
+    return (ctypes.c_int64 * 4)(*weight.stride())

@@ -1,0 +1,96 @@
+"""Launchers of kernels whose weight is prepared first, once for each version of it."""
+
+from __future__ import annotations
+
+import abc
+
+from torch import Tensor
+
+from ksopt.kernels import weight_table
+from ksopt.kernels.launcher import Entry, Launcher, MakeLauncher
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.patterns.chain import Pattern
+
+THREADS = 256
+"""Of a block of a kernel that packs weights."""
+
+_BLOCKS = 1056  # 8 for each of an H200's multiprocessors
+
+
+class PreparingLauncher(Launcher):
+    """(x, weight) -> y: prepares the weight, or takes what is kept, and multiplies.
+
+    Args:
+        form: names the preparation, as `packed.prepared` asks for.
+        multiply: the kernel, called with x and the prepared weight.
+        fallback: makes what takes the x that the kernel does not; None if there are none.
+    """
+
+    def __init__(self, form: str, multiply: Launcher, fallback: MakeLauncher | None) -> None:
+        super().__init__(multiply.problem, multiply.geometry, multiply.kernel, fallback)
+        self.form = form
+        self.multiply = multiply
+        problem = multiply.problem
+        self._number = weight_table.number_of(form, problem.pattern.weight_shape, problem.dtype)
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        if self.make_fallback is not None and not self.takes(x):
+            return self.fallback(x, weight, out)
+        return self.multiply(
+            x, weight_table.prepared(weight, self.form, self._number, self.pack), out
+        )
+
+    def compile_fallback(self) -> None:
+        super().compile_fallback()
+        self.multiply.compile_fallback()
+
+    def entry(self) -> Entry | None:
+        entry = self.multiply.entry()
+        return None if entry is None else Entry(entry.plan, self._number)
+
+    @abc.abstractmethod
+    def pack(self, weight: Tensor) -> Tensor:
+        """The weight (a, b, c, d) as the kernel reads it, of four dims."""
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the kernel takes x. What dispatch_table.hpp calls aligned it has to take."""
+        return True
+
+
+class PackedLauncher(PreparingLauncher):
+    """One whose weight is packed by a kernel too, for rows of x that are aligned to 16 bytes."""
+
+    def __init__(
+        self, form: str, pack: Launcher, multiply: Launcher, otherwise: MakeLauncher
+    ) -> None:
+        super().__init__(form, multiply, otherwise)
+        self._pack = pack
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether rows of x begin at multiples of 16 bytes, as they are or made contiguous."""
+        *outer, last = x.stride()
+        chunk = 16 // x.element_size()
+        return last == 1 and x.data_ptr() % 16 == 0 and all(stride % chunk == 0 for stride in outer)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """The weight (a, b, c, d) as this tile reads it."""
+        weight = weight.contiguous()
+        if weight.data_ptr() % 16:
+            weight = weight.clone()
+        return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
+
+
+def problem_of(problem: Problem, elements: int) -> Problem:
+    """Packing as a launcher sees it: the weight is x's only row, the packed elements are y's."""
+    return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, batch_last=False)
+
+
+def geometry_of(tasks: int) -> Geometry:
+    """How a kernel that packs weights is launched, a task for each thread."""
+    return Geometry(
+        threads=THREADS,
+        shared_bytes=0,
+        rows_per_tile=1,
+        tiles_per_row_tile=-(-tasks // THREADS),
+        max_blocks=_BLOCKS,
+    )

@@ -1,0 +1,273 @@
+"""Measured choices on disk: one small file a situation, private to the user.
+
+Layout: ``<cache>/<ksopt version>/choices/<digest of the machine>/<situation>.json``. The machine is
+the device, its driver, the versions of torch and CUDA, and a digest of ksopt's own kernels and of
+the code that times them: a change of any of them starts anew. Every file says in full what it is
+for; one that does not parse or is for something else counts as missing and is written again.
+
+A file is written aside and renamed into place in one step, so a process that is killed leaves the
+old file or the new one. A lock per situation makes the processes that meet it at once wait for
+the first of them, for timings disturb each other. A cache that cannot be written, or that others
+can write to, costs one warning; what stands in it is not read then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ksopt.doctor.machine import cpu_name
+from ksopt.jit import cache, driver
+from ksopt.kernels.problem_key import Situation
+from ksopt.system import locks, sources, temporary_files
+
+Machine = dict[str, str]
+"""What a choice depends on besides the situation, in words."""
+
+Weight = Literal["any", "kept", "fresh"]
+"""Whether a time includes preparing the weight (fresh), does not (kept), or has no such part."""
+
+_SCHEMA = 2
+_LONGEST_WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way that was timed.
+
+    Attributes:
+        way: its name.
+        config: its tile's configuration, None where it has none.
+        weight: what the time says about preparing the weight.
+        predicted_us: what its cost model said for the batch that was timed; None if it has none.
+        median_us, p20_us, p80_us: microseconds on the device.
+        host_us: microseconds that a call takes the host; None on a CPU, which has no such part,
+            and for a way that was given up before it was timed.
+    """
+
+    way: str
+    config: dict[str, Any] | None
+    weight: Weight
+    predicted_us: float | None
+    median_us: float
+    p20_us: float
+    p80_us: float
+    host_us: float | None = None
+
+    @property
+    def label(self) -> str:
+        """Name and configuration, for a person."""
+        if self.config is None:
+            return self.way
+        return f"{self.way}({', '.join(f'{k}={v}' for k, v in self.config.items())})"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured in a situation, and what was chosen.
+
+    Attributes:
+        situation: what it is for.
+        batch: rows that were timed.
+        timed: every way that was.
+        kept: index into ``timed`` of the choice for weights whose preparation is kept.
+        changing: that for weights that are prepared on every call.
+    """
+
+    situation: Situation
+    batch: int
+    timed: tuple[Timed, ...]
+    kept: int
+    changing: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.kept < len(self.timed) and 0 <= self.changing < len(self.timed)):
+            raise ValueError("the choice is not among what was timed")
+
+    def chosen(self, changing: bool) -> Timed:
+        """The choice for weights that change, or for those that do not."""
+        return self.timed[self.changing if changing else self.kept]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "situation": self.situation.to_json(),
+            "batch": self.batch,
+            "kept": self.kept,
+            "changing": self.changing,
+            "timed": [asdict(timed) for timed in self.timed],
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> Record:
+        """The record whose `to_json` gave ``values``.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError, OverflowError: they are not such
+                values.
+        """
+        timed = tuple(_timed(entry) for entry in values["timed"])
+        kept, changing, batch = (int(values[name]) for name in ("kept", "changing", "batch"))
+        return cls(Situation.from_json(values["situation"]), batch, timed, kept, changing)
+
+
+def _timed(values: Any) -> Timed:
+    found = Timed(**values)
+    times = [found.median_us, found.p20_us, found.p80_us]
+    times += [] if found.host_us is None else [found.host_us]
+    if not isinstance(found.way, str) or not isinstance(found.config, dict | None):
+        raise ValueError(f"not a way: {values!r}")
+    if found.weight not in ("any", "kept", "fresh") or not all(
+        isinstance(us, int | float) and math.isfinite(us) for us in times
+    ):
+        raise ValueError(f"not a time: {values!r}")
+    return found
+
+
+def cuda_machine(device: int) -> Machine:
+    """What choices on CUDA device ``device`` depend on.
+
+    Raises:
+        UnavailableError: the driver or its bindings are missing.
+    """
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "device": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "multiprocessors": str(found.multi_processor_count),
+        "driver": driver.version(),
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "code": code_digest(),
+    }
+
+
+def cpu_machine() -> Machine:
+    """What choices on this CPU depend on."""
+    return {
+        "device": _cpu_name(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "code": code_digest(),
+    }
+
+
+@functools.cache
+def _cpu_name() -> str:
+    return cpu_name()
+
+
+def code_digest() -> str:
+    """Digest of what is timed, compiles it and times it."""
+    return sources.digest(
+        *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
+        *("ksopt.baselines", "ksopt.batched"),
+    )
+
+
+def folder_of(machine: Machine) -> Path:
+    """Where the choices of a machine are."""
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
+    return cache.store_root() / "choices" / digest
+
+
+def path_of(machine: Machine, situation: Situation) -> Path:
+    """The file of a situation; its name can be read, but what counts is what stands in it."""
+    values = situation.to_json()
+    pattern = values["pattern"].strip("()").replace(",", "_")
+    precision = values["dtype"] if situation.problem.exact else "tf32"
+    words = (pattern, precision, values["layout"], values["rows"], str(values["batch_up_to"]))
+    return folder_of(machine) / f"{'-'.join(words)}.json"
+
+
+def load(machine: Machine, situation: Situation) -> Record | None:
+    """What was recorded for a situation; None if nothing was, or nothing that can be used."""
+    record = _read(path_of(machine, situation), machine)
+    return record if record is not None and record.situation == situation else None
+
+
+def load_all(machine: Machine) -> list[Record]:
+    """Everything recorded for a machine, in order of the situations' names."""
+    try:
+        files = sorted(folder_of(machine).glob("*.json"))
+    except OSError:
+        return []
+    records = (_read(file, machine) for file in files)
+    return [record for record in records if record is not None]
+
+
+def save(machine: Machine, record: Record) -> bool:
+    """Write a record into place in one step; whether it was possible. Never raises for the disk."""
+    path = path_of(machine, record.situation)
+    values = {"schema": _SCHEMA, "machine": machine, **record.to_json()}
+    try:
+        cache.make_private(path.parent)
+        with temporary_files.new_file(path.parent, ".aside-") as (handle, aside):  # mode 0600
+            with os.fdopen(handle, "wb", closefd=False) as file:
+                file.write(json.dumps(values, indent=1).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        return True
+    except (OSError, cache.CacheUnusable) as error:
+        cache.warn_once(cache.in_words(error) if isinstance(error, OSError) else str(error))
+        return False
+
+
+@contextlib.contextmanager
+def alone(machine: Machine, situation: Situation) -> Iterator[None]:
+    """Let one process at a time measure a situation; the others wait here, at most a minute."""
+    with locked(path_of(machine, situation)):
+        yield
+
+
+@contextlib.contextmanager
+def locked(measured: Path) -> Iterator[None]:
+    """Let one process at a time measure what is to be kept in a file.
+
+    The lock, a file beside that one, ends with its holder, however it ends. Where there can be no
+    lock there is none.
+    """
+    path = measured.with_suffix(".lock")
+    try:
+        cache.make_private(path.parent)
+    except cache.CacheUnusable as reason:
+        cache.warn_once(str(reason))
+        yield
+        return
+    with locks.held_if_possible(path, _LONGEST_WAIT_S) as problem:
+        busy = isinstance(problem, locks.Busy)
+        if problem is not None and not busy and problem.errno not in locks.NO_LOCKS:
+            cache.warn_once(cache.in_words(problem))
+        yield
+
+
+def _read(path: Path, machine: Machine) -> Record | None:
+    try:
+        values = json.loads(cache.read_private(path))
+        if values["schema"] != _SCHEMA or values["machine"] != machine:
+            return None
+        return Record.from_json(values)
+    except cache.CacheUnusable as reason:  # another user could have written it
+        cache.warn_once(str(reason))
+        return None
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):
+        return None

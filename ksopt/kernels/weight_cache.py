@@ -1,0 +1,386 @@
+"""Weights in the form that a way to multiply wants, prepared once for each version of a weight.
+
+What was prepared is kept for as long as the weight lives, beside it and not in it: nothing is added
+to modules, their state_dicts or their copies. It is used again only for the same memory in the same
+version (torch counts in-place changes), so an optimizer's step, ``copy_``, ``load_state_dict``,
+``.to()`` and ``weight.data = ...`` all lead to a new preparation. Views (a transposed weight) are
+kept with the tensor that they view. A tensor that compiled code has made of the same memory does
+not know what it is a view of, and counts versions of its own: see `scopes.owned_by`.
+
+Prepared anew on every call:
+
+- while autograd records a weight's gradient or computes it (see `scopes.changing`);
+- while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
+  have changed when the graph is replayed;
+- for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
+  views;
+- where keeping it would take more memory than `limit_bytes`.
+
+A product under autograd also forgets what was kept of its weight, so that an evaluation after
+training steps prepares anew, whatever the steps did to the weight. The step of one of torch's
+optimizers forgets all weights but those that it trains around (see `scopes.frozen`): fused ones
+leave the versions of what they train alone (seen with 2.13), and a teacher that follows its student
+is often written to through ``.data``.
+
+Otherwise, what torch does not count goes unseen: a write through ``weight.data``, one to the same
+memory from outside torch, and one under ``torch.autograd._unsafe_preserve_version_counter``, as
+FSDP's gathering of shards is. After such a write, call ``ksopt.refresh()``.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ksopt.kernels.weight_scopes import said
+
+Prepare = Callable[[Tensor], Tensor]
+
+_LIMIT_SHARE = 0.1  # of a GPU's memory
+_LIMIT_CPU = 2**30
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A prepared weight, and what it was prepared from.
+
+    It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
+    reference keeps the storage's address from being given to another storage, so equal addresses
+    mean the same storage.
+    """
+
+    version: int
+    storage: StorageWeakRef
+    prepared: Tensor
+    stream: int
+    ready: torch.cuda.Event | None
+    lasting: bool
+
+    def is_of(self, weight: Tensor, owner: Tensor) -> bool:
+        return (
+            self.version == owner._version and self.storage.cdata == weight.untyped_storage()._cdata
+        )
+
+    def on_current_stream(self) -> Tensor:
+        """The prepared weight, once the current stream may read it."""
+        if self.ready is not None and _stream(self.prepared) != self.stream:
+            current = torch.cuda.current_stream(self.prepared.device)
+            current.wait_event(self.ready)
+            self.prepared.record_stream(current)
+        return self.prepared
+
+
+_FormKey = tuple[str, int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+@dataclass(frozen=True)
+class _Forms:
+    """What is kept of one weight, and which of its forms are no more than views of it."""
+
+    owner: weakref.ref[Tensor]
+    kept: dict[_FormKey, Kept]
+    views: set[_FormKey]
+
+
+_by_weight: dict[int, _Forms] = {}
+# Reentrant, for a weight may die, and its reference call back, while the lock is held.
+_lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    # The thread that held it is not in the child.
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def are_said_to_change() -> bool:
+    """Whether this is inside `scopes.changing`."""
+    return said.changing
+
+
+def are_changing(device: int) -> bool:
+    """Whether weights on CUDA are prepared anew: they are said to change, or a graph is captured.
+
+    Args:
+        device: the weights', which need not be the current one.
+    """
+    return said.changing or is_capturing(device)
+
+
+def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
+    """``prepare(weight)``, or what an earlier call with this form and version of weight returned.
+
+    Args:
+        weight: on any device, any strides; a real tensor, not a fake or batched one.
+        form: names what ``prepare`` does; equal names must mean equal results.
+        prepare: computes a new tensor from a detached weight; if it returns a view of its argument
+            there is nothing to keep.
+
+    Returns:
+        The prepared weight, which nobody may write to.
+
+    Example:
+        >>> weight = torch.arange(4.0).reshape(1, 2, 2, 1)
+        >>> first = prepared(weight, "double", lambda w: 2 * w)
+        >>> prepared(weight, "double", lambda w: 2 * w) is first
+        True
+        >>> _ = weight.add_(1)
+        >>> prepared(weight, "double", lambda w: 2 * w) is first
+        False
+    """
+    owner = owner_of(weight)
+    if not _keepable(weight, owner):
+        return prepare(weight.detach())
+    kept = kept_of(weight, owner, form)
+    if kept is not None:
+        return kept.on_current_stream()
+    key = _key(weight, form)
+    forms = _by_weight.get(id(owner))
+    if forms is not None and key in forms.views:
+        return prepare(weight.detach())
+    return _prepare(weight, owner, key, prepare)
+
+
+def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
+    """What is kept of this version of a weight in this form; None if nothing is.
+
+    Args:
+        weight, form: as for `prepared`.
+        owner: its `owner_of`.
+    """
+    forms = _by_weight.get(id(owner))
+    kept = None if forms is None else forms.kept.get(_key(weight, form))
+    return kept if kept is not None and kept.is_of(weight, owner) else None
+
+
+def _key(weight: Tensor, form: str) -> _FormKey:
+    return (form, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+
+
+def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy of a weight in another dtype, kept as all that is prepared.
+
+    It is a weight itself, of which other forms may be prepared.
+
+    Args:
+        weight: as for `prepared`.
+        dtype: another one than the weight's.
+
+    Example:
+        >>> weight = torch.ones(1, 2, 2, 1)
+        >>> cast(weight, torch.bfloat16) is cast(weight, torch.bfloat16)
+        True
+    """
+
+    def casted(stored: Tensor) -> Tensor:
+        return stored.to(dtype, memory_format=torch.contiguous_format)
+
+    return prepared(weight, f"cast {dtype}", casted)
+
+
+def forget(weight: Tensor) -> None:
+    """Forget what is kept of a weight and of its views: it is being trained.
+
+    Example:
+        >>> weight = torch.arange(4.0).reshape(1, 2, 2, 1)
+        >>> first = prepared(weight, "double", lambda w: 2 * w)
+        >>> forget(weight)
+        >>> prepared(weight, "double", lambda w: 2 * w) is first
+        False
+    """
+    if _by_weight:
+        with _lock:
+            _by_weight.pop(id(weight if weight._base is None else weight._base), None)
+
+
+@_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Forget what the step may have changed unseen, or what follows it may change so."""
+    with _lock:
+        for place, forms in list(_by_weight.items()):
+            for key in [key for key, kept in forms.kept.items() if not kept.lasting]:
+                del forms.kept[key]
+            if not forms.kept and not forms.views:
+                _by_weight.pop(place, None)
+    for group in optimizer.param_groups if _by_weight else ():
+        for parameter in group["params"]:
+            forget(parameter)
+
+
+@functools.cache
+def _watch_optimizers() -> None:
+    # Only once something is kept: until then ksopt changes nothing of torch's.
+    register_optimizer_step_post_hook(_after_step)
+
+
+refreshes = 0
+"""How often `refresh` was called: whoever else keeps something of a weight's values compares it."""
+
+
+def refresh() -> None:
+    """Forget all prepared weights, after a change to a weight that torch does not count.
+
+    Those are writes through ``weight.data``, and writes to its memory from outside torch.
+
+    Example:
+        >>> import ksopt
+        >>> layer = ksopt.KSLinear(4, 4, "(1,2,2,2)*(2,2,2,1)")
+        >>> _ = layer.weights[0].data.zero_()
+        >>> ksopt.refresh()
+    """
+    global refreshes
+    with _lock:
+        _by_weight.clear()
+        refreshes += 1
+
+
+def kept_bytes(device: torch.device) -> int:
+    """Memory of all prepared weights that are kept on ``device``."""
+    with _lock:
+        return sum(
+            kept.prepared.untyped_storage().nbytes()
+            for forms in list(_by_weight.values())
+            for kept in list(forms.kept.values())
+            if kept.prepared.device == device
+        )
+
+
+def limit_bytes(device: torch.device) -> int:
+    """The most memory that prepared weights may take on ``device``."""
+    if device.type != "cuda":
+        return _LIMIT_CPU
+    return int(_LIMIT_SHARE * torch.cuda.get_device_properties(device).total_memory)
+
+
+def owner_of(weight: Tensor) -> Tensor:
+    """The tensor that a weight is a view of, maybe itself: what is kept is kept with that one."""
+    base = weight._base
+    if base is not None:
+        return base
+    owner = said.owner
+    if owner is not None and owner is not weight and _share_memory(owner, weight):
+        return owner
+    return weight
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    # Subclasses may have no memory of their own.
+    plain = _is_plain(one) and _is_plain(other)
+    return plain and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+
+
+def _keepable(weight: Tensor, owner: Tensor) -> bool:
+    return not (
+        said.changing
+        or not _is_plain(weight)
+        or owner.is_inference()
+        or weight.is_neg()  # its memory holds other values
+        or (weight.is_cuda and is_capturing(weight.get_device()))
+    )
+
+
+def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> Tensor:
+    version = owner._version
+    if weight.is_cuda:
+        result = _in_a_thread_of_its_own(_prepare_to_keep, weight, prepare)
+    else:
+        result = _prepare_to_keep(weight, prepare)
+    storage = weight.untyped_storage()
+    if result.untyped_storage()._cdata == storage._cdata:
+        # A view: it would keep the weight alive, and costs little to make again without a thread.
+        with _lock:
+            _forms_of(owner).views.add(key)
+        return result
+    size = result.untyped_storage().nbytes()
+    _watch_optimizers()
+    with _lock:
+        forms = _forms_of(owner)
+        outdated = [
+            k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight, owner)
+        ]
+        for stale in outdated:
+            del forms.kept[stale]
+        if kept_bytes(result.device) + size <= limit_bytes(result.device):
+            ready = None
+            if result.is_cuda:
+                ready = torch.cuda.Event()
+                ready.record(torch.cuda.current_stream(result.device))
+            stream = _stream(result)
+            forms.kept[key] = Kept(
+                version, StorageWeakRef(storage), result, stream, ready, said.frozen
+            )
+    return result
+
+
+def _prepare_to_keep(weight: Tensor, prepare: Prepare) -> Tensor:
+    # Kept longer than this call, so it must be of use outside inference mode too.
+    with torch.inference_mode(False), torch.no_grad():
+        return prepare(weight.detach())
+
+
+def _in_a_thread_of_its_own(function: Callable[..., Tensor], weight: Tensor, *args: Any) -> Tensor:
+    """``function(weight, *args)`` on the current stream, its memory from torch's common pool.
+
+    This thread's memory may come from a pool where nothing may stay: in the first run of a graph
+    that ``torch.compile(mode="reduce-overhead")`` is about to capture, torch refuses what is still
+    alive there at the end, or gives it to others. Torch redirects one thread, not all.
+    """
+    stream = torch.cuda.current_stream(weight.device)
+
+    def work() -> Tensor:
+        with torch.cuda.stream(stream):
+            return function(weight, *args)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+def _forms_of(owner: Tensor) -> _Forms:
+    """The entry of ``owner``, made if it was missing; the lock is held."""
+    place = id(owner)
+    forms = _by_weight.get(place)
+    if forms is None or forms.owner() is not owner:
+
+        def gone(reference: weakref.ref[Tensor]) -> None:
+            with _lock:
+                found = _by_weight.get(place)
+                if found is not None and found.owner is reference:
+                    del _by_weight[place]
+
+        forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {}, set())
+    return forms
+
+
+def is_capturing(device: int) -> bool:
+    """Whether work on the current stream of CUDA device ``device`` becomes part of a graph."""
+    if torch.cuda.device_count() <= 1 or device == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _stream(tensor: Tensor) -> int:
+    """The current stream of the tensor's device; 0 on a CPU."""
+    if not tensor.is_cuda:
+        return 0
+    return torch.cuda.current_stream(tensor.device).cuda_stream

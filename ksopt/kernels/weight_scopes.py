@@ -1,0 +1,87 @@
+"""What the caller says of the weights in a block of code, for the thread that runs it.
+
+Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+
+class _Said(threading.local):
+    changing = False
+    frozen = False
+    owner: Tensor | None = None
+
+
+said = _Said()
+"""What is said in this thread at this moment."""
+
+
+class _Scope:  # a class, because a generator costs twice as much
+    __slots__ = ("_before", "_value")
+    _what: ClassVar[str]
+
+    def __init__(self, value: Any = True) -> None:
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._before = getattr(said, self._what)
+        setattr(said, self._what, self._value)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        setattr(said, self._what, self._before)
+
+
+class changing(_Scope):
+    """In this block weights are about to change: nothing is kept.
+
+    Args:
+        value: False for a block inside such a block whose weights do not change.
+    """
+
+    __slots__ = ()
+    _what = "changing"
+
+
+class frozen(_Scope):
+    """In this block weights stay as they are while others are trained: gradients pass through them.
+
+    What is kept of them outlives an optimizer's step.
+    """
+
+    __slots__ = ()
+    _what = "frozen"
+
+
+class owned_by(_Scope):
+    """In this block weights in an owner's memory are kept with it, as its views.
+
+    Inductor gives an operator a new tensor for each view at each call. It has the memory, and none
+    of what torch knows: what it is a view of, and how often that was changed.
+
+    Args:
+        owner: the tensor that a model stores, a parameter or a buffer. Weights in other memory have
+            nothing to do with it.
+    """
+
+    __slots__ = ()
+    _what = "owner"
+
+    def __init__(self, owner: Tensor) -> None:
+        super().__init__(root_of(owner))
+
+
+def root_of(tensor: Tensor) -> Tensor:
+    """The tensor that a tensor is a view of, or itself."""
+    base = tensor._base
+    return tensor if base is None else base

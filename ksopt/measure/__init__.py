@@ -1,0 +1,1 @@
+"""What times and judges results: clocks, accuracy, rooflines, energy."""

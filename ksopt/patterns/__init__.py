@@ -1,0 +1,1 @@
+"""Patterns, chains and their algebra; no torch."""

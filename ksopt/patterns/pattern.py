@@ -1,0 +1,209 @@
+"""The pattern of one Kronecker-sparse factor: what it is, and what it costs. No torch.
+
+`ksopt.patterns.chain` builds on this module and is the door to it.
+
+Source: Gonon, Zheng, Carrivain, Le, "Fast inference with Kronecker-sparse matrices", 2024 (the
+paper).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ksopt.errors import InvalidInputError
+from ksopt.patterns.validate import checked_int
+
+_BYTES_PER_ELEMENT = {
+    "float16": 2,
+    "fp16": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "bf16": 2,
+    "float32": 4,
+    "fp32": 4,
+    "float": 4,
+    "float64": 8,
+    "fp64": 8,
+    "double": 8,
+}
+# 18 digits: more than any size, less than what int() refuses to convert.
+_PATTERN_TEXT = re.compile(r"\(" + ",".join([r"\s*([+-]?[0-9]{1,18})\s*"] * 4) + r"\)")
+
+
+@dataclass(frozen=True, order=True)
+class Pattern:
+    """Where a Kronecker-sparse matrix K may be nonzero: I_a (x) 1_{b x c} (x) I_d.
+
+    K has M = a*b*d rows (output features) and N = a*c*d columns (input features): a diagonal
+    blocks, each of b x c diagonal matrices of size d x d. Its weights are kept as a tensor of shape
+    (a, b, c, d) with K[i*b*d + k*d + j, i*c*d + l*d + j] = weight[i, k, l, j].
+
+    Args:
+        a: Number of diagonal blocks.
+        b: Outputs of each of the a*d dense b x c sub-matrices.
+        c: Inputs of each of them.
+        d: Stride between the rows, and between the columns, of such a sub-matrix.
+
+    Raises:
+        InvalidInputError: One of them is not an integer of at least 1.
+
+    Source: paper, Definition 2.1.
+
+    Example:
+        >>> pattern = Pattern(2, 3, 4, 5)
+        >>> pattern.shape, pattern.nnz
+        ((30, 40), 120)
+        >>> Pattern(1, 0, 4, 2)
+        Traceback (most recent call last):
+        ksopt.errors.InvalidInputError: Pattern(1, 0, 4, 2): b must be at least 1, got 0
+    """
+
+    a: int
+    b: int
+    c: int
+    d: int
+
+    def __post_init__(self) -> None:
+        given = (self.a, self.b, self.c, self.d)
+        # A search makes a million of plain integers: there is nothing to convert or to refuse.
+        a, b, c, d = given
+        if type(a) is type(b) is type(c) is type(d) is int and min(given) >= 1:
+            return
+        call = f"Pattern({', '.join(map(repr, given))})"
+        for name, value in zip("abcd", given, strict=True):
+            object.__setattr__(self, name, checked_int(value, name, call))
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """The pattern that ``text`` names; the inverse of ``str(pattern)``.
+
+        Args:
+            text: ``(a,b,c,d)``; spaces are allowed around the numbers and the parentheses.
+
+        Raises:
+            InvalidInputError: The text is not of that form.
+
+        Example:
+            >>> Pattern.parse(" (1, 768, 192, 2)")
+            Pattern(a=1, b=768, c=192, d=2)
+        """
+        match = _PATTERN_TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None:
+            raise InvalidInputError(
+                f"{text!r} is not a pattern: write (a,b,c,d) with four integers, "
+                "such as (1,768,192,2)"
+            )
+        return cls(*map(int, match.groups()))
+
+    def __str__(self) -> str:
+        return f"({self.a},{self.b},{self.c},{self.d})"
+
+    @property
+    def out_features(self) -> int:
+        """Number of rows M = a*b*d."""
+        return self.a * self.b * self.d
+
+    @property
+    def in_features(self) -> int:
+        """Number of columns N = a*c*d."""
+        return self.a * self.c * self.d
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, N), as ``K.shape``."""
+        return (self.out_features, self.in_features)
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        """(a, b, c, d), the shape of the canonical weight tensor."""
+        return (self.a, self.b, self.c, self.d)
+
+    @property
+    def nnz(self) -> int:
+        """Number of weights a*b*c*d."""
+        return self.a * self.b * self.c * self.d
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the M x N entries that are always zero, 1 - 1/(a*d)."""
+        return (self.a * self.d - 1) / (self.a * self.d)
+
+    @property
+    def rho(self) -> float:
+        """(b + c)/(b*c): the larger, the more of the time goes to moving data.
+
+        Source: paper, eq. (2).
+        """
+        return (self.b + self.c) / (self.b * self.c)
+
+    @property
+    def d_rho(self) -> float:
+        """d*(b + c)/(b*c), the paper's proxy for the energy spent on moving data.
+
+        Source: paper, section 5 and Figure 7.
+        """
+        return self.d * (self.b + self.c) / (self.b * self.c)
+
+    def transpose(self) -> Pattern:
+        """The pattern (a, c, b, d) of the transposed matrix.
+
+        Example:
+            >>> print(Pattern(1, 768, 192, 2).transpose())
+            (1,192,768,2)
+        """
+        return Pattern(self.a, self.c, self.b, self.d)
+
+    @property
+    def T(self) -> Pattern:
+        """Short for `transpose`."""
+        return self.transpose()
+
+    def flops(self, batch: int) -> int:
+        """Floating-point operations of y = x K^T: a multiplication and an addition per weight.
+
+        Args:
+            batch: Number of rows of x, 0 or more.
+
+        Example:
+            >>> Pattern(1, 768, 192, 2).flops(batch=10)
+            5898240
+        """
+        return 2 * checked_int(batch, "batch", f"flops({batch!r})", minimum=0) * self.nnz
+
+    def bytes(self, batch: int, dtype: object) -> int:
+        """Bytes that y = x K^T cannot avoid to move: x, y and the weights, each of them once.
+
+        Args:
+            batch: Number of rows of x, 0 or more.
+            dtype: Type of all three: a name (``"float16"``, ``"bf16"``, ...) or a torch or NumPy
+                dtype.
+
+        Raises:
+            InvalidInputError: The batch is negative or the dtype unknown.
+
+        Example:
+            >>> Pattern(1, 768, 192, 2).bytes(batch=10, dtype="fp16")
+            628224
+        """
+        rows = checked_int(batch, "batch", f"bytes({batch!r}, {dtype!r})", minimum=0)
+        elements = rows * (self.out_features + self.in_features) + self.nnz
+        return elements * _bytes_per_element(dtype)
+
+    def is_chainable(self, right: Pattern) -> bool:
+        """Whether a chain of this factor and ``right`` is chainable: see `Chain.is_chainable`."""
+        return (
+            self.in_features == right.out_features
+            and right.a % self.a == 0
+            and self.d % right.d == 0
+            and (self.a * self.c) % right.a == 0
+        )
+
+
+def _bytes_per_element(dtype: object) -> int:
+    name = str(dtype).removeprefix("torch.").lower()
+    if name not in _BYTES_PER_ELEMENT:
+        raise InvalidInputError(
+            f"dtype {dtype!r} is not known: use one of {', '.join(_BYTES_PER_ELEMENT)}"
+        )
+    return _BYTES_PER_ELEMENT[name]

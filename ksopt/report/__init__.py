@@ -1,0 +1,1 @@
+"""How a report looks: documents, tables, drawings."""

@@ -1,0 +1,163 @@
+"""How far the times can be trusted, and what would have predicted them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.search.report import phrases
+from ksopt.search.results import ChainFacts, Finalist, SearchResult, TrialRecord
+
+_FEWEST_CHAINS = 3
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The dense layer's time at both ends of a run: it should not have changed.
+
+    Args:
+        begin: In turns with the run's first chain on the device of the final.
+        end: In the final.
+    """
+
+    begin: Measurement
+    end: Measurement
+
+    @property
+    def change(self) -> float:
+        """Relative change of the median; 0.1 is 10 % slower at the end."""
+        return self.end.median_us / self.begin.median_us - 1
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the two have been told apart."""
+        return compare(self.begin, self.end) is not Comparison.WITHIN_NOISE
+
+    @property
+    def sentence(self) -> str:
+        """For a person."""
+        begin, end = phrases.timed(self.begin), phrases.timed(self.end)
+        both = f"{begin} at the beginning and {end} in the final"
+        if not self.beyond_noise:
+            return f"The dense layer took {both}: no drift beyond noise."
+        return (
+            f"The dense layer took {both}: it drifted by {100 * self.change:+.1f}%, beyond its "
+            "noise. Clocks, throttling or another process changed the machine while it was "
+            "measured; ratios to dense, measured in turns, allow for that, absolute times do not."
+        )
+
+
+def drift(result: SearchResult) -> Drift | None:
+    """Of the result's run; None if it measured no chain, or had no final."""
+    first = next(
+        (
+            trial.dense
+            for trial in result.trials
+            if trial.state == "complete"
+            and trial.run == result.run
+            and trial.device == result.request.device
+        ),
+        None,
+    )
+    last = next((f.dense for f in result.finalists if f.retimed), None)
+    return None if first is None or last is None else Drift(first, last)
+
+
+def failures(result: SearchResult) -> str:
+    """How many trials failed, and why the first did; nothing if none did."""
+    failed = [trial for trial in result.trials if trial.state == "failed"]
+    if not failed:
+        return ""
+    count = f"{len(failed)} of {len(result.trials)} trials"
+    if len(failed) == len(result.trials):
+        count = "The only trial" if len(failed) == 1 else f"All {len(failed)} trials"
+    first = "" if len(failed) == 1 else ", the first"
+    return f"{count} failed{first} because of {failed[0].reason}"
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Something that is known of a chain before it is measured."""
+
+    key: str
+    name: str
+    value: Callable[[ChainFacts], float | None]
+
+
+PREDICTORS = (
+    Predictor("rho", "rho", lambda facts: facts.rho),
+    Predictor("d_rho", "d rho", lambda facts: facts.d_rho),
+    Predictor("floor_us", "roofline floor, us", lambda facts: facts.floor_us),
+    Predictor("predicted_us", "cost model, us", lambda facts: facts.predicted_us),
+)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Rank correlation of a predictor with what was measured.
+
+    Args:
+        predictor: Which.
+        spearman: Spearman's coefficient, -1 to 1, with latency over the dense layer's.
+        chains: How many were measured and have a prediction.
+        energy_spearman: The same with the energy of a call; None unless three chains have one.
+    """
+
+    predictor: Predictor
+    spearman: float
+    chains: int
+    energy_spearman: float | None = None
+
+
+def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
+    """Of every predictor that has values for three chains or more, which are not all alike.
+
+    Chains that were given up as hopeless count with the time seen: without them, only the fast half
+    of the space would be ranked.
+    """
+    found = []
+    for predictor in PREDICTORS:
+        pairs = points(trials, predictor)
+        spearman = _spearman(pairs)
+        if spearman is not None:
+            used = [
+                (value, trial.energy_mj)
+                for trial in trials
+                if trial.energy_mj is not None
+                and (value := predictor.value(trial.facts)) is not None
+            ]
+            found.append(Correlation(predictor, spearman, len(pairs), _spearman(used)))
+    return tuple(found)
+
+
+def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """The coefficient of (predicted, measured); None of too few, or where one is all alike."""
+    if len(pairs) < _FEWEST_CHAINS:
+        return None
+    frame = pd.DataFrame(pairs, columns=["predicted", "measured"]).rank()
+    found = float(frame["predicted"].corr(frame["measured"]))
+    return found if found == found else None  # not a NaN
+
+
+def points(trials: Sequence[TrialRecord], predictor: Predictor) -> list[tuple[float, float]]:
+    """(predicted, latency over the dense layer's) of what was measured and is predicted."""
+    return [
+        (value, trial.ratio_seen)
+        for trial in trials
+        if trial.ratio_seen is not None and (value := predictor.value(trial.facts)) is not None
+    ]
+
+
+def within_noise_of(finalist: Finalist, others: Sequence[Finalist]) -> list[int]:
+    """Places, from 0, of the others in the final that were not told apart from a finalist."""
+    if not finalist.retimed:
+        return []
+    return [
+        place
+        for place, other in enumerate(others)
+        if other is not finalist
+        and compare(other.latency, finalist.latency) is Comparison.WITHIN_NOISE
+    ]

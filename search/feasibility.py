@@ -1,0 +1,50 @@
+"""Whether a search fits the machine, refused with a sentence before anything is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from ksopt.search.report import phrases
+from ksopt.search.request import SearchRequest
+from ksopt.system import limits
+
+
+def check(requests: Sequence[SearchRequest], device: torch.device) -> None:
+    """Refuse layers that the device cannot hold, or more workers than the machine can.
+
+    Args:
+        requests: Of one search; with their batch.
+        device: Where they measure.
+
+    Raises:
+        InvalidInputError: Something does not fit; the sentence says what would.
+    """
+    limits.check_workers(requests[0].workers)
+    for request in requests:
+        assert request.batch is not None
+        what = f"{phrases.layer(request.size)} in {request.dtype}"
+        limits.check_batch(request.batch, partial(least_bytes, request), device, what)
+
+
+def least_bytes(request: SearchRequest, rows: int) -> int:
+    """The least memory at once that measuring the dense layer takes, for so many rows.
+
+    It is the largest of: the input and the weights while they are drawn, which is in float32, the
+    weights scaled in a second step; the product; and the gradients, where they are asked for.
+
+    Example:
+        >>> request = SearchRequest("8x16", budgets=("50%",))
+        >>> least_bytes(request, 1), least_bytes(request, 1000)
+        (1056, 96512)
+    """
+    size = limits.ELEMENT_BYTES[request.dtype]
+    x, y = rows * request.size.in_features, rows * request.size.out_features
+    weights = request.size.dense_parameters
+    cast = 0 if size == 4 else size  # float32 is what is drawn
+    stages = [(4 + cast) * x, size * x + 8 * weights, size * (x + weights + y)]
+    if request.train:
+        stages.append(size * (2 * x + 2 * weights + 2 * y))
+    return max(stages)

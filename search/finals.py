@@ -1,0 +1,109 @@
+"""The final: the best chains timed against each other and dense, in a process that did no more.
+
+What the trials before it left behind (memory, caches, clocks of a device at work, kernels kept for
+weights that are gone) is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search import device_locks, objectives, suspect_dense
+from ksopt.search.report import phrases
+from ksopt.search.request import SearchRequest
+from ksopt.search.worker_processes import Spare
+
+_MOST_FINALS = 3
+
+
+def energy(
+    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+) -> dict[str, float]:
+    """Energy of a call of each chain and of the dense layer, in a fresh process.
+
+    Returns:
+        Millijoules by the chain's text, and under "dense".
+
+    Raises:
+        KsoptError: The process failed.
+    """
+    task = {
+        "task": "energy",
+        "request": request.to_json(),
+        "device": str(device),
+        "chains": [str(chain) for chain in chains],
+    }
+    with Spare() as spare, device_locks.device(device):
+        found: dict[str, float] = spare.ask(task)["millijoules"]
+    return found
+
+
+def final(
+    request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
+) -> dict[str, Measurement]:
+    """Time chains against each other and the dense layer in turns, in a fresh process.
+
+    Args:
+        request: With its batch resolved.
+        device: Where.
+        chains: The finalists.
+        spare: The process.
+
+    Returns:
+        A Measurement by the chain's text, and one under "dense".
+
+    Raises:
+        KsoptError: The process failed.
+    """
+    task = {
+        "task": "final",
+        "request": request.to_json(),
+        "device": str(device),
+        "chains": [str(chain) for chain in chains],
+        "seconds": objectives.FINAL_SECONDS,
+    }
+    with device_locks.device(device):
+        answer = spare.ask(task)
+    return {name: Measurement(**found) for name, found in answer["times"].items()}
+
+
+def trusted(
+    request: SearchRequest,
+    device: torch.device,
+    chains: Sequence[Chain],
+    spare: Spare,
+    expected_us: float,
+    note: Callable[[str], None],
+) -> dict[str, Measurement]:
+    """The final; held again, in another process, where its dense layer was strangely slow.
+
+    On a busy machine a process can find its threads on one core for all of its life. Whatever waits
+    for threads, the dense layer above all, then takes many times as long, steadily, and any chain
+    looks fast. Of at most three finals that whose dense layer was fastest counts: it is the one
+    that is hardest on the chains.
+
+    Args:
+        request: As in `final`.
+        device: As in `final`.
+        chains: As in `final`.
+        spare: Of the first final.
+        expected_us: The dense layer's latency in the trials.
+        note: Told of another final.
+    """
+    found = final(request, device, chains, spare)
+    for _ in range(_MOST_FINALS - 1):
+        dense_us = found[objectives.DENSE].median_us
+        if not suspect_dense.is_suspect(dense_us, expected_us):
+            break
+        note(
+            f"the dense layer took {phrases.microseconds(dense_us)} in the final and "
+            f"{phrases.microseconds(expected_us)} in the trials: the final is held again"
+        )
+        with Spare() as another:
+            again = final(request, device, chains, another)
+        found = min(found, again, key=lambda one: one[objectives.DENSE].median_us)
+    return found

@@ -1,0 +1,79 @@
+"""The linear layers of a model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ksopt.conversion.layers import Place, find
+from ksopt.conversion.resolve import tied_to_others
+from ksopt.errors import InvalidInputError
+from ksopt.search.layers.layers import Layer, Layers, chosen, grouped
+from ksopt.search.request import Dims
+
+
+def layers_of_model(
+    model: nn.Module,
+    source: str = "the model",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Layers:
+    """The layers of a model that `ksopt.convert` can replace: Linear, and transformers' Conv1D.
+
+    A layer that is applied several times under one name counts once. A fused q, k, v is one layer.
+    A layer whose weight is also that of something else, such as an embedding, is left dense.
+
+    Args:
+        model: The model; its parameters may be on the meta device.
+        source: What the list calls it.
+        include: Names or patterns for names: only these layers are searched.
+        exclude: Names or patterns for names: these are not.
+
+    Raises:
+        InvalidInputError: It has no such layer, is itself one, or an entry of include or exclude
+            matches nothing.
+
+    Example:
+        >>> found = layers_of_model(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
+        >>> [(str(group.dims), group.matches) for group in found.groups]
+        [('8x16', ('0',)), ('16x8', ('2',))]
+    """
+    places, obstacles = find(model)
+    ties = {place.name: reason for place, reason in tied_to_others(model, places).items()}
+    all_layers = [_layer(place) for place in places]
+    layers = [layer for layer in all_layers if layer.name not in ties]
+    dense = {**ties, **{other.name: other.reason for other in obstacles}}
+    if not layers:
+        reasons = "".join(f"; {name}: {reason}" for name, reason in dense.items())
+        raise InvalidInputError(
+            f"{source} has no linear layer that can be searched: torch.nn.Linear and "
+            f"transformers' Conv1D can{reasons}"
+        )
+    wanted, left = chosen(layers, include, exclude, known=dense)
+    # A layer that shares its weight with one that is left out cannot be converted without it.
+    names = {layer.name for layer in wanted}
+    torn = tied_to_others(model, [place for place in places if place.name in names])
+    left |= {place.name: reason for place, reason in torn.items()}
+    wanted = [layer for layer in wanted if layer.name not in left]
+    if not wanted:
+        raise InvalidInputError(
+            f"{source}: no linear layer is left to search: see --include and --exclude"
+        )
+    searched = {layer.name for layer in wanted}
+    others = [layer for layer in all_layers if layer.name not in searched]
+    others += [
+        Layer(other.name, Dims(other.in_features, other.out_features), other.name)
+        for other in obstacles
+    ]
+    return Layers(
+        source=source,
+        groups=grouped(wanted, others),
+        dense={**left, **dense},
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def _layer(place: Place) -> Layer:
+    dims = Dims(place.in_features, place.out_features)
+    return Layer(place.name, dims, str(id(place.parameter)), place.kind)

@@ -1,0 +1,350 @@
+"""What a trial measures: a chain's latency beside the dense layer's, its energy, if it is right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ksopt.errors import KsoptError
+from ksopt.functional import ks_linear
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.quick_choice import first_look
+from ksopt.kernels.tuning_cache import Record
+from ksopt.measure import energy, timing
+from ksopt.measure.energy import Meter
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.reference import chain_reference
+from ksopt.search import timed_call
+from ksopt.search.request import SearchRequest
+from ksopt.search.samplers import priors
+from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.user_score import Score, Scored
+
+DENSE = "dense"
+# The error allowed over PyTorch's in the same dtype, both against float64: another order of
+# summation can double it. One rounding is allowed on top, where PyTorch's happens to be exact.
+_ERROR_FACTOR = 2.0
+_CHECKED_ROWS = 64
+_TRIAL_SECONDS = 0.5
+# A trial, or the final, ends sooner where all its medians are this certain: far below what tells
+# two chains apart. An idle GPU's are after some ten repeats, or some fifty.
+_TRIAL_PRECISION, _FINAL_PRECISION = 0.004, 0.0015
+FINAL_SECONDS = 4.0
+"""About how long the final may take."""
+
+
+class WrongResultError(KsoptError, RuntimeError):
+    """A chain's product is not what it should be: it gets no time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A chain and the dense layer, timed in turns.
+
+    Args:
+        latency: The chain's.
+        dense: The dense layer's.
+        error: Relative error (Frobenius norm) of the chain's product against float64.
+        error_pytorch: The same of PyTorch's einsum in the chain's dtype.
+        weight_error: How far the nearest product is from the given weights; None without them.
+        seconds: How long all of it took: choosing kernels, checking, timing.
+        score: By the user's function; None without one.
+        factors_us: What each factor took when its kernel was chosen, None where that is not known;
+            empty on a CPU.
+        energy_mj: Energy of a call of the chain in millijoules; None unless asked for, and of a
+            chain that was given up.
+    """
+
+    latency: Measurement
+    dense: Measurement
+    error: float
+    error_pytorch: float
+    weight_error: float | None
+    seconds: float
+    score: float | None = None
+    factors_us: tuple[float | None, ...] = ()
+    energy_mj: float | None = None
+
+
+class Objective:
+    """Measures chains for one layer size, batch, dtype, layout and device.
+
+    The layers have no bias. Inputs and weights are random and new for every chain; the dense layer
+    is `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last. What
+    is timed of both is the product, or with ``train`` a step of training.
+
+    Args:
+        request: What to measure, with ``batch`` set.
+        device: Where.
+        given: The trained weights to come near to, if any.
+        seed: Of inputs and weights; None takes the request's.
+        meter: Of the device, where the request asks for energy; None for none.
+    """
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        device: torch.device,
+        given: GivenWeights | None = None,
+        seed: int | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        assert request.batch is not None
+        self._request = request
+        self._batch = request.batch
+        self._device = device
+        self._given = given
+        self._meter = meter
+        self._dtype: torch.dtype = getattr(torch, request.dtype)
+        self._generator = torch.Generator(device=device).manual_seed(
+            request.seed if seed is None else seed
+        )
+
+    def measure(self, chain: Chain, limit: float | None = None) -> Outcome:
+        """Check a chain, then time it in turns with the dense layer, then measure its energy.
+
+        If its first repeats take more than ``limit`` times as long as the dense layer it is given
+        up, and its measurement says so. Energy is measured where there is a meter.
+
+        Raises:
+            WrongResultError: Its product is wrong; nothing was timed.
+            KsoptError, RuntimeError: It does not run here: memory, a kernel that does not compile;
+                the energy counter fails, or the user's function.
+        """
+        began = time.monotonic()
+        x, weights = self._input(), self._weights(chain)
+        self._look(x, weights)
+        error, error_pytorch = self._check(x, weights)
+        call = {str(chain): self._pass(self._product, x, weights)}
+        found = self._time(call, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
+        latency, dense = found[str(chain)], found[DENSE]
+        energy_mj = None
+        if self._meter is not None and not latency.given_up:
+            energy_mj = self._energy(call, self._meter, energy.TRIAL_SECONDS)[str(chain)]
+        weight_error = None if self._given is None else self._given.error(chain)
+        score = Score.of(self._request)
+        scored = None
+        if score is not None and not latency.given_up:
+            scored = score(self._scored(chain, latency, dense, weight_error, energy_mj))
+        return Outcome(
+            latency,
+            dense,
+            error,
+            error_pytorch,
+            weight_error,
+            seconds=time.monotonic() - began,
+            score=scored,
+            factors_us=self._factors_us(chain),
+            energy_mj=energy_mj,
+        )
+
+    def final(
+        self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
+    ) -> dict[str, Measurement]:
+        """Time chains against each other and the dense layer, all in turns, for so many seconds.
+
+        Returns:
+            A Measurement by the chain's text, and one under "dense".
+        """
+        x = self._input()
+        calls = self._passes(chains, x)
+        return self._time(calls, x, seconds, min_repeats=20, precision=_FINAL_PRECISION)
+
+    def energy(self, chains: Sequence[Chain]) -> dict[str, float]:
+        """Energy in millijoules of a call of each chain, by its text, and of the dense layer's.
+
+        There must be a meter. It is measured for longer than a trial's.
+
+        Raises:
+            EnergyError: The counter fails.
+        """
+        assert self._meter is not None
+        x = self._input()
+        calls = {**self._passes(chains, x), DENSE: self._dense(x)}
+        return self._energy(calls, self._meter, energy.FINAL_SECONDS)
+
+    def _energy(
+        self, calls: Mapping[str, Callable[[], object]], meter: Meter, seconds: float
+    ) -> dict[str, float]:
+        with torch.inference_mode(not self._request.train):
+            return energy.millijoules(calls, meter, seconds)
+
+    def _time(
+        self,
+        calls: Mapping[str, Callable[[], object]],
+        x: Tensor,
+        max_seconds: float,
+        min_repeats: int,
+        limit: float | None = None,
+        precision: float | None = None,
+    ) -> dict[str, Measurement]:
+        with torch.inference_mode(not self._request.train):
+            return timing.measure(
+                {**calls, DENSE: self._dense(x)},
+                self._device,
+                max_seconds=max_seconds,
+                min_repeats=min_repeats,
+                precision=precision,
+                hopeless=limit,
+                against=DENSE,
+            )
+
+    def _passes(self, chains: Sequence[Chain], x: Tensor) -> dict[str, Callable[[], object]]:
+        return {str(chain): self._pass(self._product, x, self._weights(chain)) for chain in chains}
+
+    def _dense(self, x: Tensor) -> Callable[[], object]:
+        """The dense layer's pass."""
+        # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
+        dims = self._request.size
+        w = self._random(dims.out_features, dims.in_features) * dims.in_features**-0.5
+        return self._pass(self._dense_product, x, [w.to(self._dtype)])
+
+    def _dense_product(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        return torch.mm(weights[0], x) if self._is_batch_last() else F.linear(x, weights[0])
+
+    def _product(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        return ks_linear(x, weights, layout=self._request.layout)
+
+    def _pass(
+        self, product: timed_call.Product, x: Tensor, weights: Sequence[Tensor]
+    ) -> Callable[[], object]:
+        """What is timed of a layer."""
+        if not self._request.train:
+            return timed_call.forward(product, x, weights)
+        features = self._request.size.out_features
+        shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
+        gradient = self._random(*shape).to(self._dtype)
+        return timed_call.training_step(product, x, weights, gradient)
+
+    def _scored(
+        self,
+        chain: Chain,
+        latency: Measurement,
+        dense: Measurement,
+        weight_error: float | None,
+        energy_mj: float | None,
+    ) -> Scored:
+        request, size = self._request, self._request.size
+        return Scored(
+            chain=chain,
+            in_features=size.in_features,
+            out_features=size.out_features,
+            parameters=chain.nnz,
+            share=chain.nnz / size.dense_parameters,
+            rho=priors.rhos(chain)[0],
+            latency_us=latency.median_us,
+            dense_us=dense.median_us,
+            weight_error=weight_error,
+            energy_mj=energy_mj,
+            dtype=request.dtype,
+            batch=self._batch,
+            layout=request.layout,
+            device=str(self._device),
+        )
+
+    def choices(self, chain: Chain) -> tuple[Record | None, ...]:
+        """What was timed when each factor's kernel was chosen in this process; empty on a CPU."""
+        if self._device.type != "cuda":
+            return ()
+        index = self._device.index
+        found: list[Record | None] = []
+        for pattern in chain:
+            situation = Situation.of(
+                pattern, self._request.dtype, self._batch, self._is_batch_last()
+            )
+            known = cuda.known(situation, torch.cuda.current_device() if index is None else index)
+            found.append(None if known is None else known.kept.record)
+        return tuple(found)
+
+    def _factors_us(self, chain: Chain) -> tuple[float | None, ...]:
+        return tuple(
+            None if record is None else record.chosen(changing=False).median_us
+            for record in self.choices(chain)
+        )
+
+    def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
+        """Choose every factor's kernel in a moment, where none was chosen with care."""
+        if self._device.type != "cuda":
+            return  # the first product chooses in a moment anyway
+        with torch.inference_mode():
+            for weight in reversed(weights):  # the last factor meets the input first
+                first_look(x, weight, self._is_batch_last())
+                x = self._product(x, [weight])
+
+    def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:
+        """Errors against float64 of the product and of PyTorch's; raises if the first is too big.
+
+        The whole batch is multiplied and must be finite; rows spread over it are compared.
+        """
+        layout = self._request.layout
+        with torch.inference_mode():
+            y = self._product(x, weights)
+            if not bool(torch.isfinite(y).all()):
+                raise WrongResultError("its product is not finite")
+            rows = torch.linspace(0, self._batch - 1, min(self._batch, _CHECKED_ROWS)).long()
+            axis = 1 if self._is_batch_last() else 0
+            rows = rows.to(self._device).unique()
+            some = x.index_select(axis, rows)
+            truth = chain_reference(some.double(), [w.double() for w in weights], layout)
+            same = chain_reference(some, list(weights), layout)
+            error = _relative_error(y.index_select(axis, rows), truth)
+            error_pytorch = _relative_error(same, truth)
+        self._refuse("its", error, error_pytorch)
+        if self._request.train:
+            self._check_gradients(x, weights, rows)
+        return error, error_pytorch
+
+    def _check_gradients(self, x: Tensor, weights: Sequence[Tensor], rows: Tensor) -> None:
+        """The gradients of the whole batch must be finite, and the input's right on some rows."""
+        layout, axis = self._request.layout, 1 if self._is_batch_last() else 0
+        gradient = torch.ones_like(self._product(x, weights))
+        found = timed_call.training_step(self._product, x, weights, gradient)()
+        if not all(bool(torch.isfinite(one).all()) for one in found):
+            raise WrongResultError("its gradients are not finite")
+
+        def reference(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            return chain_reference(x, list(weights), layout)
+
+        some, ones = x.index_select(axis, rows), gradient.index_select(axis, rows)
+        same = timed_call.training_step(reference, some, weights, ones)()[0]
+        exact = [weight.double() for weight in weights]
+        truth = timed_call.training_step(reference, some.double(), exact, ones.double())()[0]
+        error = _relative_error(found[0].index_select(axis, rows), truth)
+        self._refuse("its input gradient's", error, _relative_error(same, truth))
+
+    def _refuse(self, whose: str, error: float, error_pytorch: float) -> None:
+        allowed = _ERROR_FACTOR * error_pytorch + torch.finfo(self._dtype).eps
+        if not error <= allowed:
+            raise WrongResultError(
+                f"{whose} relative error is {error:.2g}, more than the {allowed:.2g} allowed "
+                f"(twice PyTorch's {error_pytorch:.2g}, plus one rounding)"
+            )
+
+    def _input(self) -> Tensor:
+        features = self._request.size.in_features
+        shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
+        return self._random(*shape).to(self._dtype)
+
+    def _weights(self, chain: Chain) -> list[Tensor]:
+        """Weights that keep the variance of what passes through: c products are summed."""
+        return [
+            (self._random(*pattern.weight_shape) * pattern.c**-0.5).to(self._dtype)
+            for pattern in chain
+        ]
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self._device, generator=self._generator)
+
+    def _is_batch_last(self) -> bool:
+        return self._request.layout == "batch_last"
+
+
+def _relative_error(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).norm() / truth.norm().clamp_min(1e-300))

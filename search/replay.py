@@ -1,0 +1,117 @@
+"""A report written again from a study, without the device that was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ksopt.errors import InvalidInputError
+from ksopt.search import study_store
+from ksopt.search.layers import export as shapes_report
+from ksopt.search.layers.results import ShapesResult
+from ksopt.search.layers.run_record import ShapesRecord, replayed
+from ksopt.search.report import export
+from ksopt.search.request import STUDY
+from ksopt.search.results import SearchResult
+from ksopt.search.run_record import RunRecord, result_of
+from ksopt.search.storage import UNUSABLE, Storage
+from ksopt.search.storage_url import without_password
+from ksopt.system import untrusted
+from ksopt.system.atomic_files import make_folder, remove_empty
+
+
+def replay(
+    where: str, study: str = STUDY, out: Path | str | None = None
+) -> SearchResult | ShapesResult:
+    """Write the report of the last run of a study, or of one of several sizes; nothing is measured.
+
+    Args:
+        where: The output folder of a search, or the storage of its study.
+        study: Name of the study in the storage.
+        out: Folder of the report; None takes ``where`` if it is a folder, else the run's own.
+
+    Raises:
+        InvalidInputError: There is no such study, or the report cannot be written.
+    """
+    folder = Path(where)
+    if untrusted.is_folder(folder):
+        file = folder / study_store.FILE
+        if not untrusted.is_file(file):
+            raise InvalidInputError(
+                f"replay {where}: there is no {study_store.FILE} in the folder; give the storage "
+                "that the search was given"
+            )
+        url = f"sqlite:///{file.absolute()}"
+        out = out or folder
+    else:
+        url = where
+        if "://" not in where and not where.startswith("journal:"):
+            raise InvalidInputError(
+                f"replay {without_password(where)}: there is no such folder; give a search's "
+                "output folder, or the storage of its study"
+            )
+    storage = Storage(url)
+    with storage.leaving_nothing(), storage.only_read() as kept:
+        return _replayed(kept, study, out)
+
+
+def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult | ShapesResult:
+    kept = storage.load(study)
+    with _readable(study):
+        several = ShapesRecord.kept(kept)
+    if several is not None:
+        target = _checked(out or several.request.each.out, several=True)
+        with _readable(study):
+            together = replayed(several, storage, target)
+        with _made(target), _readable(study):
+            shapes_report.write(together, target)
+        return together
+    with _readable(study):
+        record = RunRecord.kept(kept)
+    target = _checked(out or record.request.out, several=False)
+    with _readable(study):
+        result = result_of(kept, record, target, replayed=True)
+    with _made(target), _readable(study):
+        export.write(result, target)
+    return result
+
+
+@contextmanager
+def _readable(study: str) -> Iterator[None]:
+    """What trials that ksopt did not write make its reader raise, in a sentence."""
+    try:
+        yield
+    except (InvalidInputError, OSError):
+        raise
+    except UNUSABLE as error:
+        words = next(iter(str(error).splitlines()), "nothing more")
+        raise InvalidInputError(
+            f"the study {study!r} cannot be read ({type(error).__name__}: {words}): it is not as "
+            "ksopt writes it"
+        ) from None
+
+
+def _checked(out: Path | str | None, several: bool) -> Path:
+    target = Path(out or "ksopt-report")
+    study_store.refuse_another_report(target, several=several)
+    return target
+
+
+@contextmanager
+def _made(target: Path) -> Iterator[None]:
+    """The folder of the report; it goes again if it was not there and nothing is written to it."""
+    missing = [place for place in (target, *target.parents) if not os.path.lexists(place)]
+    try:
+        make_folder(target)
+        yield
+    except InvalidInputError:
+        remove_empty(missing)
+        raise
+    except (OSError, ValueError) as error:
+        remove_empty(missing)
+        raise InvalidInputError(
+            f"the output folder {target} cannot be written ({untrusted.reason(error)}): choose "
+            "another with --out"
+        ) from None

@@ -1,0 +1,172 @@
+"""Why a chain takes as long as it does: what it moves and computes, and which of them binds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ksopt.measure.roofline import Roofline
+from ksopt.measure.timing import Comparison
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.report import tables
+from ksopt.report.tables import Table
+from ksopt.search.report import phrases
+from ksopt.search.results import Finalist, SearchResult
+
+_BINDS = {True: "memory", False: "compute"}
+# Of two efficiencies, or two amounts, that differ by less than this a sentence makes nothing.
+_ALIKE = 1.05
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a product cannot do without.
+
+    Args:
+        bytes_moved: Input, output and weights, each once.
+        flops: A multiplication and an addition for each weight and row.
+        floor_us: The roofline's floor.
+        memory_bound: Whether moving the bytes takes longer than the operations.
+    """
+
+    bytes_moved: int
+    flops: int
+    floor_us: float
+    memory_bound: bool
+
+    @classmethod
+    def of(cls, pattern: Pattern, batch: int, roofline: Roofline, passes: int = 1) -> Work:
+        """That of a factor.
+
+        Args:
+            pattern: The factor's.
+            batch: Rows of the input.
+            roofline: Of the device and dtype.
+            passes: 3 for a step of training: the product, and the gradients of input and weights.
+
+        Example:
+            >>> roofline = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "")
+            >>> found = Work.of(Pattern(1, 4, 4, 1), 1000, roofline)
+            >>> found.bytes_moved, found.flops, found.memory_bound
+            (32064, 32000, True)
+        """
+        moved = passes * pattern.bytes(batch, roofline.dtype)
+        flops = passes * pattern.flops(batch)
+        return cls(
+            moved,
+            flops,
+            roofline.floor_us(moved, flops),
+            moved / roofline.bandwidth >= flops / roofline.rate,
+        )
+
+
+def sentences(result: SearchResult) -> list[str]:
+    """Of each step's chain: what it saves, what binds it, and how near it comes to its floor."""
+    return list(dict.fromkeys(_sentence(found, result) for found in _chosen(result)))
+
+
+def table(result: SearchResult) -> Table:
+    """The dense layer, and each step's chain, factor by factor."""
+    size, rows = result.request.size, []
+    dense = _of_chain(Chain.dense(size.in_features, size.out_features), result)
+    chosen = list(_chosen(result))
+    for found in chosen:
+        several = _of_chain(found.facts.chain, result)
+        latency = found.latency.median_us
+        rows.append([str(found.facts.chain), *_cells(several), *_reached(several, latency)])
+        if len(several) > 1:
+            rows += [
+                [f"factor {place}: {pattern}", *_cells([one]), "", ""]
+                for place, (pattern, one) in enumerate(
+                    zip(found.facts.chain, several, strict=True), start=1
+                )
+            ]
+    if chosen:
+        rows.append(["dense", *_cells(dense), *_reached(dense, chosen[0].dense.median_us)])
+    heads = ("what", ">moved", ">computed", ">floor", "bound by", ">latency", ">efficiency")
+    return tables.of(heads, rows)
+
+
+def _chosen(result: SearchResult) -> Iterable[Finalist]:
+    """Chains of the answers, each once."""
+    found = {
+        answer.chosen.facts.chain: answer.chosen
+        for answer in result.recommendations
+        if answer.chosen is not None
+    }
+    return found.values()
+
+
+def _of_chain(chain: Chain, result: SearchResult) -> list[Work]:
+    batch = result.request.batch
+    assert batch is not None
+    passes = 3 if result.request.train else 1
+    return [Work.of(pattern, batch, result.roofline, passes) for pattern in chain]
+
+
+def _sentence(found: Finalist, result: SearchResult) -> str:
+    size = result.request.size
+    (dense,) = _of_chain(Chain.dense(size.in_features, size.out_features), result)
+    factors = _of_chain(found.facts.chain, result)
+    moved, flops = sum(one.bytes_moved for one in factors), sum(one.flops for one in factors)
+    binding = [one.memory_bound for one in factors]
+    if len(factors) == 1:
+        bound = f"it is {_BINDS[binding[0]]}-bound"
+    elif len(set(binding)) == 1:
+        bound = f"all its factors are {_BINDS[binding[0]]}-bound"
+    else:
+        named = ", ".join(
+            f"factor {place} {_BINDS[one]}-bound" for place, one in enumerate(binding, start=1)
+        )
+        bound = f"of its factors, {named}"
+    floor = sum(one.floor_us for one in factors)
+    reached = floor / found.latency.median_us
+    dense_reached = dense.floor_us / found.dense.median_us
+    is_faster = found.versus_dense is Comparison.FASTER
+    lead = _lead(floor, dense.floor_us, reached, dense_reached) if is_faster else ""
+    return (
+        f"{found.facts.chain} computes {_against(dense.flops, flops)} the dense layer and moves "
+        f"{_against(dense.bytes_moved, moved)} it, its factors' inputs and outputs counted. By "
+        f"this device's roofline {bound}, and the dense layer is "
+        f"{_BINDS[dense.memory_bound]}-bound; the floors are {phrases.microseconds(floor)} and "
+        f"{phrases.microseconds(dense.floor_us)}. "
+        f"The chain reaches an efficiency of {reached:.2f}, the dense layer of "
+        f"{dense_reached:.2f}{lead}."
+    )
+
+
+def _lead(floor: float, dense_floor: float, reached: float, dense_reached: float) -> str:
+    """Which of the two makes a chain faster: a lower floor, or that it is reached more nearly."""
+    less_work, nearer = dense_floor / floor, reached / dense_reached
+    if less_work > _ALIKE and nearer > _ALIKE:
+        return f": {less_work:.1f} times less to do, done {nearer:.1f} times as well"
+    if less_work > nearer:
+        return ": it is fast because there is less to do"
+    return ": it is fast because its kernels come nearer to what the device can do"
+
+
+def _against(dense: int, chain: int) -> str:
+    """An amount beside the dense layer's, to go before "the dense layer".
+
+    Example:
+        >>> _against(400, 100), _against(100, 150), _against(100, 101)
+        ('4.0 times less than', '1.5 times as much as', 'as much as')
+    """
+    if dense > _ALIKE * chain:
+        return f"{dense / chain:.1f} times less than"
+    return f"{chain / dense:.1f} times as much as" if chain > _ALIKE * dense else "as much as"
+
+
+def _cells(several: list[Work]) -> list[str]:
+    binding = {one.memory_bound for one in several}
+    return [
+        f"{sum(one.bytes_moved for one in several) / 1e6:,.1f} MB",
+        f"{sum(one.flops for one in several) / 1e9:,.2f} GFLOP",
+        phrases.microseconds(sum(one.floor_us for one in several)),
+        _BINDS[binding.pop()] if len(binding) == 1 else "both",
+    ]
+
+
+def _reached(several: list[Work], latency_us: float) -> list[str]:
+    floor = sum(one.floor_us for one in several)
+    return [phrases.microseconds(latency_us), f"{floor / latency_us:.2f}"]

@@ -1,0 +1,111 @@
+"""Numbers as a person reads them; one place, so that every output says a thing alike."""
+
+from __future__ import annotations
+
+import math
+
+from ksopt.measure.timing import Measurement
+from ksopt.search.request import Dims
+from ksopt.search.results import ChainFacts, SearchResult
+
+TRAINING = (
+    "All times are of a training step: the product, and the gradients of its input and weights."
+)
+
+
+def microseconds(value: float) -> str:
+    """Three significant digits, no exponent.
+
+    Example:
+        >>> microseconds(6.8021), microseconds(812.34), microseconds(1644.9)
+        ('6.80 us', '812 us', '1,645 us')
+    """
+    return f"{value:,.2f} us" if value < 10 else f"{value:,.{1 if value < 100 else 0}f} us"
+
+
+def chains(count: int) -> str:
+    """How many chains.
+
+    Example:
+        >>> chains(1), chains(1234)
+        ('1 chain', '1,234 chains')
+    """
+    return f"{count:,} chain{'' if count == 1 else 's'}"
+
+
+def millijoules(value: float) -> str:
+    """Three significant digits, no exponent.
+
+    Example:
+        >>> millijoules(0.01234), millijoules(12.345), millijoules(2345.6)
+        ('0.0123 mJ', '12.3 mJ', '2,346 mJ')
+    """
+    if value >= 100:
+        return f"{value:,.0f} mJ"
+    places = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:.{places}f} mJ"
+
+
+def rate(flops: float) -> str:
+    """Operations per second: a CPU's would be nothing in TFLOP/s.
+
+    Example:
+        >>> rate(364.2e12), rate(31.4e9), rate(1.04e9)
+        ('364.20 TFLOP/s', '31.4 GFLOP/s', '1.0 GFLOP/s')
+    """
+    return f"{flops / 1e12:,.2f} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:,.1f} GFLOP/s"
+
+
+def timed(measurement: Measurement) -> str:
+    """A median with its band.
+
+    Example:
+        >>> timed(Measurement(812.0, 801.0, 840.0, 40))
+        '812 us (p20 to p80: 801 to 840)'
+    """
+    low = microseconds(measurement.p20_us).removesuffix(" us")
+    high = microseconds(measurement.p80_us).removesuffix(" us")
+    return f"{microseconds(measurement.median_us)} (p20 to p80: {low} to {high})"
+
+
+def percent(share: float) -> str:
+    """A share of one.
+
+    Example:
+        >>> percent(0.20833), percent(0.5)
+        ('20.8%', '50%')
+    """
+    return f"{100 * share:.1f}".removesuffix(".0") + "%"
+
+
+def times(ratio: float) -> str:
+    """Latency ratio chain/dense as a phrase.
+
+    Example:
+        >>> times(0.5), times(1.3)
+        ('2.00 times as fast as', '1.30 times as slow as')
+    """
+    return f"{1 / ratio:.2f} times as fast as" if ratio < 1 else f"{ratio:.2f} times as slow as"
+
+
+def layer(dims: Dims) -> str:
+    """Both sizes with their names.
+
+    Example:
+        >>> layer(Dims(768, 3072))
+        'in_features=768, out_features=3072'
+    """
+    return f"in_features={dims.in_features}, out_features={dims.out_features}"
+
+
+def replayed(result: SearchResult) -> str:
+    """That nothing was measured for a report, and where its times come from."""
+    return (
+        f"Nothing was measured for this report: it is written again from the study, which was "
+        f"measured on {result.device.name} ({result.device.device})."
+    )
+
+
+def weights(facts: ChainFacts) -> str:
+    """A chain's weights and their share of the dense layer's."""
+    return f"{facts.nnz:,} weights, {percent(facts.share)} of the dense layer's"

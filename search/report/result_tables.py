@@ -1,0 +1,163 @@
+"""What a search found as tables: for the terminal, the page and markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ksopt.report import tables
+from ksopt.report.tables import Table
+from ksopt.search import diagnostics
+from ksopt.search.report import phrases
+from ksopt.search.results import Finalist, SearchResult, TrialRecord
+
+
+def answers_table(result: SearchResult) -> Table:
+    """The fastest chain of each step beside the dense layer."""
+    heads = ["chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency"]
+    # By what was asked, so that tables of several sizes have the same columns.
+    heads += [">energy"] if result.request.energy else []
+    rows = []
+    for answer in result.recommendations:
+        chosen, cells = answer.chosen, [""] * len(heads)
+        if chosen is not None:
+            known = chosen.facts
+            cells = [
+                str(known.chain),
+                f"{known.nnz:,}",
+                phrases.microseconds(chosen.latency.median_us),
+                phrases.microseconds(chosen.dense.median_us),
+                f"{1 / chosen.ratio:.2f}x",
+                f"{known.rho:.4f}",
+                f"{chosen.efficiency:.2f}",
+            ]
+            if result.request.energy:
+                cells += _cells([chosen.energy_mj], phrases.millijoules)
+        rows.append([answer.budget.text, *cells, answer.verdict.value])
+    size = result.request.size
+    return tables.of(
+        ("budget", *heads, "verdict"),
+        rows,
+        title=f"Fastest chain of each budget for {phrases.layer(size)}",
+    )
+
+
+def finalists_table(result: SearchResult) -> Table:
+    """Every finalist, and what chose it."""
+    rows = []
+    for place, one in enumerate(result.finalists):
+        alike = diagnostics.within_noise_of(one, result.finalists)
+        noise = ", ".join(str(other + 1) for other in alike)
+        rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
+    heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
+    # Beside the latency: what a chain costs else, and what it keeps.
+    return _with_extra_columns(heads, rows, heads.index("against dense") + 1, result.finalists)
+
+
+def front_table(trials: Sequence[TrialRecord]) -> Table:
+    """Trials of a front, each beside the dense layer in its own turn, and what else was asked."""
+    rows = []
+    for trial in trials:
+        known = trial.facts
+        rows.append(
+            [
+                str(known.chain),
+                "" if trial.latency is None else phrases.microseconds(trial.latency.median_us),
+                "" if trial.ratio is None else f"{1 / trial.ratio:.2f}x",
+                f"{known.nnz:,}",
+                phrases.percent(known.share),
+                str(trial.number),
+                trial.origin,
+            ]
+        )
+    heads = ["chain", ">latency", ">dense / chain", ">weights", ">of dense", ">trial", "chosen by"]
+    return _with_extra_columns(heads, rows, heads.index(">trial"), trials)
+
+
+def _with_extra_columns(
+    heads: list[str], rows: list[list[str]], at: int, of: Sequence[Finalist | TrialRecord]
+) -> Table:
+    """A table with what was asked for besides, if there is any of it, from a column on."""
+    for head, cells in reversed(_extra_columns(of)):
+        if any(cells):
+            heads.insert(at, head)
+            for row, cell in zip(rows, cells, strict=True):
+                row.insert(at, cell)
+    return tables.of(heads, rows)
+
+
+def _extra_columns(of: Sequence[Finalist | TrialRecord]) -> list[tuple[str, list[str]]]:
+    """Head and a cell for each finalist or trial, empty where there is none."""
+    return [
+        (">weight error", _cells((one.weight_error for one in of), "{:.3f}".format)),
+        (">score", _cells((one.score for one in of), "{:.4g}".format)),
+        (">energy", _cells((one.energy_mj for one in of), phrases.millijoules)),
+    ]
+
+
+def _cells(values: Iterable[float | None], word: Callable[[float], str]) -> list[str]:
+    return ["" if value is None else word(value) for value in values]
+
+
+def trials_table(trials: list[TrialRecord]) -> Table:
+    """Trials as they were measured, each beside the dense layer in its own turn."""
+    rows = []
+    for trial in trials:
+        known = trial.facts
+        latency, ratio = trial.latency, trial.ratio
+        rows.append(
+            [
+                str(trial.number),
+                str(known.chain),
+                f"{known.nnz:,}",
+                "" if latency is None else phrases.microseconds(latency.median_us),
+                "" if ratio is None else f"{1 / ratio:.2f}x",
+                f"{known.rho:.4f}",
+                trial.origin,
+                trial.reason or "",
+            ]
+        )
+    heads = [
+        ">trial",
+        "chain",
+        ">weights",
+        ">latency",
+        ">dense / chain",
+        ">rho",
+        "chosen by",
+        "given up or failed because",
+    ]
+    if not any(trial.reason for trial in trials):
+        heads, rows = heads[:-1], [row[:-1] for row in rows]
+    energy = _cells((trial.energy_mj for trial in trials), phrases.millijoules)
+    if any(energy):
+        at = heads.index(">rho")
+        heads.insert(at, ">energy")
+        for row, cell in zip(rows, energy, strict=True):
+            row.insert(at, cell)
+    return tables.of(heads, rows)
+
+
+_FINALIST_HEADS = (
+    "chain",
+    ">weights",
+    ">of dense",
+    ">latency",
+    ">dense / chain",
+    "against dense",
+    ">rho",
+    ">efficiency",
+)
+
+
+def _finalist_cells(finalist: Finalist) -> list[str]:
+    known = finalist.facts
+    return [
+        str(known.chain),
+        f"{known.nnz:,}",
+        phrases.percent(known.share),
+        phrases.microseconds(finalist.latency.median_us),
+        f"{1 / finalist.ratio:.2f}x",
+        finalist.versus_dense.value,
+        f"{known.rho:.4f}",
+        f"{finalist.efficiency:.2f}",
+    ]

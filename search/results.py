@@ -1,0 +1,230 @@
+"""What a search found, as frozen data: the report, the JSON and the terminal all read this."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksopt.measure.device import DeviceRecord
+from ksopt.measure.roofline import Roofline
+from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import Budget, SearchRequest
+
+SCHEMA = "ksopt.search/3"
+"""Version of results.json, and of what a study keeps of its last run."""
+
+
+@dataclass(frozen=True)
+class ChainFacts:
+    """What is known of a chain without measuring it.
+
+    Args:
+        chain: The chain.
+        nnz: Its weights, bias not counted.
+        share: nnz over the dense layer's weights.
+        rho: (b + c)/(b c), averaged over the factors with their nnz as weight: features read and
+            written over multiplications (paper, equation 2, for a chain).
+        d_rho: d (b + c)/(b c), averaged likewise (paper, section 5).
+        floor_us: The roofline's floor in microseconds: no run of it factor by factor is faster.
+        predicted_us: By the kernels' cost models; None where there is none.
+    """
+
+    chain: Chain
+    nnz: int
+    share: float
+    rho: float
+    d_rho: float
+    floor_us: float
+    predicted_us: float | None = None
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial of the study: a chain, and what came of it.
+
+    Args:
+        number: The trial's number in the study.
+        state: "complete", "pruned" (given up as hopeless after its first repeats), "failed" or
+            "lost" (left unfinished by a process that ended).
+        facts: The chain and what is known of it.
+        origin: What chose it: a prior ("monarch", "largest rho", "lowest floor", ...) or a sampler.
+        latency: Its time, for a pruned one as far as it was seen; None unless measured.
+        dense: The dense layer's, measured in turns with it; None unless measured.
+        error: Relative error of its product against float64; None if not measured.
+        reason: Why it failed; None if it did not.
+        run: Which run of the study measured it, from 1.
+        weight_error: Relative error (Frobenius norm) of the nearest product to the given weights;
+            None if none were given.
+        device: torch's name of where it was measured.
+        seconds: For how long that held the device; None unless measured.
+        score: By the user's function; None without one.
+        energy_mj: Energy of a call in millijoules; None unless it was asked for and measured.
+    """
+
+    number: int
+    state: str
+    facts: ChainFacts
+    origin: str
+    latency: Measurement | None
+    dense: Measurement | None
+    error: float | None
+    reason: str | None
+    run: int
+    weight_error: float | None = None
+    device: str | None = None
+    seconds: float | None = None
+    score: float | None = None
+    energy_mj: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Latency over the dense layer's, measured together; below 1 is faster than dense.
+
+        None unless complete.
+        """
+        return self.ratio_seen if self.state == "complete" else None
+
+    @property
+    def ratio_seen(self) -> float | None:
+        """The same, for a pruned trial too, whose few repeats are less certain."""
+        if self.latency is None or self.dense is None:
+            return None
+        return self.latency.median_us / self.dense.median_us
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """A chain that stands for election: timed again at the end, unless the search was stopped.
+
+    Args:
+        facts: The chain and what is known of it.
+        latency: Its time.
+        dense: The dense layer's, measured in turns with it.
+        trial: Number of the trial that found it.
+        origin: What chose it then.
+        retimed: Whether both times come from the final, in which all finalists took turns.
+        weight_error: As in its trial.
+        score: As in its trial.
+        energy_mj: Energy of a call in millijoules, measured after the final for longer than in a
+            trial; as in its trial if that did not come about, None unless it was asked for.
+        dense_energy_mj: The dense layer's, of after the final; None otherwise.
+    """
+
+    facts: ChainFacts
+    latency: Measurement
+    dense: Measurement
+    trial: int
+    origin: str
+    retimed: bool
+    weight_error: float | None = None
+    score: float | None = None
+    energy_mj: float | None = None
+    dense_energy_mj: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Latency over the dense layer's; below 1 is faster than dense."""
+        return self.latency.median_us / self.dense.median_us
+
+    @property
+    def versus_dense(self) -> Comparison:
+        """Whether it is faster or slower than dense, or has not been told apart from it."""
+        return compare(self.latency, self.dense)
+
+    @property
+    def efficiency(self) -> float:
+        """The roofline's floor over the measured time."""
+        return self.facts.floor_us / self.latency.median_us
+
+
+class Verdict(enum.Enum):
+    """What to do with the layer."""
+
+    USE = "use the chain"
+    KEEP_DENSE = "keep the dense layer"
+    NOT_ENOUGH = "not as much faster as asked"
+    NO_DIFFERENCE = "no measurable difference"
+    UNKNOWN = "nothing was measured"
+    UNMET = "no chain has so few weights"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer for one step of the ladder.
+
+    Args:
+        budget: The step.
+        least: The fewest weights that count as using it.
+        verdict: What to do.
+        chosen: The fastest finalist of the step; None where no chain was measured, or none is
+            within the request's ``max_error`` (the verdict is KEEP_DENSE then).
+        ties: Its other finalists that are within noise of the chosen one.
+        heuristic: The chain that the largest rho would have chosen, if it was measured.
+        sentence: The verdict with its evidence, for a person.
+    """
+
+    budget: Budget
+    least: int
+    verdict: Verdict
+    chosen: Finalist | None
+    ties: tuple[Finalist, ...]
+    heuristic: Finalist | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class SpaceRecord:
+    """How many chains there were to choose from.
+
+    Args:
+        candidates: Chains that the study could draw.
+        count: Chains that meet the constraints; a lower bound unless exact.
+        exact: Whether count is exact.
+        complete: Whether the candidates are all of them, or a sample.
+    """
+
+    candidates: int
+    count: int
+    exact: bool
+    complete: bool
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A finished or stopped search.
+
+    Args:
+        request: What was asked, with batch and device as they were resolved.
+        run: The number of the run that reports, from 1.
+        device: What it ran on.
+        runs: The devices and versions of every run of the study, this one last.
+        roofline: The measured ceilings of this run.
+        space: How large the space was.
+        sampler: What chose the trials.
+        trials: Every trial of the study, in order.
+        finalists: The best of each step, timed again in turns unless the search was interrupted.
+        recommendations: One per step of the ladder.
+        stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
+        seconds: How long this run took.
+        folder: Where the report is.
+        replayed: Whether it was written again from the study, without measuring.
+        final_seconds: For how long the final held the device; None if there was none.
+    """
+
+    request: SearchRequest
+    run: int
+    device: DeviceRecord
+    runs: tuple[DeviceRecord, ...]
+    roofline: Roofline
+    space: SpaceRecord
+    sampler: str
+    trials: tuple[TrialRecord, ...]
+    finalists: tuple[Finalist, ...]
+    recommendations: tuple[Recommendation, ...]
+    stopped: str | None
+    seconds: float
+    folder: Path
+    replayed: bool = False
+    final_seconds: float | None = None

@@ -1,0 +1,1 @@
+"""Which chain to measure next."""

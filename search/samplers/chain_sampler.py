@@ -1,0 +1,198 @@
+"""An Optuna sampler over a list of chains: every suggestion is a chain, and none comes twice.
+
+A chain is described to Optuna by its coordinates: the number of factors and, for each of up to
+three places, log2 of b, c and d (0 where there is no such factor; a follows from the sizes). Close
+coordinates are similar chains, so a model of them can learn. What the model proposes is seldom the
+coordinates of a chain; the nearest chain that has not been tried takes its place, and the trial
+records that chain's own coordinates, so that the model learns from what was measured.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from math import log2
+from typing import Any, Literal
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
+
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import MOST_FACTORS, Dims, SearchRequest
+
+# Random trials before the model is asked, those that were enqueued counted.
+_STARTUP_TRIALS = 12
+# A genetic algorithm needs generations: at least five, of so many trials each.
+_POPULATION = 40
+_FEWEST_GENERATIONS = 5
+
+Kind = Literal["exhaustive", "TPE", "NSGA-II"]
+
+
+def suited(candidates: int, request: SearchRequest) -> Kind:
+    """What should draw: all in order if they fit into the trials, else a model that learns.
+
+    TPE learns from few trials. Where the whole front is asked for and there are trials for several
+    generations, NSGA-II spreads over it.
+
+    Example:
+        >>> suited(30, SearchRequest("64x64", trials=40))
+        'exhaustive'
+        >>> suited(3000, SearchRequest("64x64", trials=40))
+        'TPE'
+        >>> suited(3000, SearchRequest("64x64", trials=400))
+        'NSGA-II'
+        >>> suited(3000, SearchRequest("64x64", trials=400, objective="latency"))
+        'TPE'
+    """
+    if candidates <= request.trials:
+        return "exhaustive"
+    enough = request.trials >= _POPULATION * _FEWEST_GENERATIONS
+    return "NSGA-II" if len(request.metrics) > 1 and enough else "TPE"
+
+
+def distributions(dims: Dims) -> dict[str, BaseDistribution]:
+    """The coordinates' ranges: they depend on the dims alone, so that a study can be resumed."""
+    highest = log2(max(dims.in_features, dims.out_features)) or 1.0
+    names = [f"log2_{letter}{place}" for place in range(1, MOST_FACTORS + 1) for letter in "bcd"]
+    return {
+        "factors": FloatDistribution(1.0, float(MOST_FACTORS)),
+        **{name: FloatDistribution(0.0, highest) for name in names},
+    }
+
+
+def coordinates(chain: Chain) -> dict[str, float]:
+    """Where a chain lies.
+
+    Example:
+        >>> found = coordinates(Chain.parse("(1,16,8,4)*(4,8,8,1)"))
+        >>> found["factors"], found["log2_b1"], found["log2_d1"], found["log2_b3"]
+        (2.0, 4.0, 2.0, 0.0)
+    """
+    where = {"factors": float(len(chain))}
+    for place in range(MOST_FACTORS):
+        pattern = chain[place] if place < len(chain) else None
+        for letter in "bcd":
+            size = getattr(pattern, letter) if pattern is not None else 1
+            where[f"log2_{letter}{place + 1}"] = log2(size)
+    return where
+
+
+class ChainSampler(BaseSampler):
+    """Draws chains that have not been tried.
+
+    Args:
+        candidates: The chains.
+        kind: "exhaustive" to take all, fewest weights first; "TPE" (Bergstra et al., 2011; the
+            multivariate and multi-objective form of Optuna) or "NSGA-II" (Deb et al., 2002) to
+            learn, after some random draws. Both heed the constraints that trials are marked with.
+        seed: Of the draws. A resumed study should pass another than its first run's.
+    """
+
+    def __init__(self, candidates: Sequence[Chain], kind: Kind, seed: int) -> None:
+        self._candidates = list(candidates)
+        self._names = list(coordinates(candidates[0]))
+        self._where = np.array([list(coordinates(chain).values()) for chain in candidates])
+        spread = self._where.max(axis=0) - self._where.min(axis=0)
+        self._scale = np.where(spread > 0, spread, 1.0)
+        self._open = np.ones(len(candidates), dtype=bool)
+        self._index = {chain: i for i, chain in enumerate(candidates)}
+        self._rng = random.Random(seed)
+        self._drawn: dict[int, Chain] = {}
+        self._model: BaseSampler | None = None
+        self.name: Kind = kind
+        if kind == "NSGA-II":
+            self._model = NSGAIISampler(seed=seed, population_size=_POPULATION)
+        elif kind == "TPE":
+            with warnings.catch_warnings():
+                # Optuna calls the multivariate form experimental.
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                self._model = TPESampler(
+                    seed=seed, multivariate=True, n_startup_trials=_STARTUP_TRIALS
+                )
+
+    @property
+    def dims(self) -> Dims:
+        """Size of the layer."""
+        return Dims(self._candidates[0].in_features, self._candidates[0].out_features)
+
+    @property
+    def remaining(self) -> int:
+        """Candidates that have not been tried."""
+        return int(self._open.sum())
+
+    def close(self, chains: Iterable[Chain]) -> None:
+        """Draw none of these chains, but any other."""
+        self._open[:] = True
+        self._open[[self._index[chain] for chain in chains if chain in self._index]] = False
+
+    def drawn(self, trial_number: int) -> tuple[Chain, str] | None:
+        """The chain that was drawn for a trial, and how; None if it was enqueued."""
+        chain = self._drawn.get(trial_number)
+        return None if chain is None else (chain, self.name)
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """All coordinates, always."""
+        return distributions(self.dims)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The coordinates of an untried chain; nothing for a trial that was enqueued with one."""
+        if "chain" in trial.user_attrs:
+            if self.name == "NSGA-II":  # it counts generations as it is asked
+                assert self._model is not None
+                self._model.sample_relative(study, trial, search_space)
+            return {}
+        index = self._draw(study, trial, search_space)
+        self._open[index] = False
+        self._drawn[trial.number] = self._candidates[index]
+        return dict(zip(self._names, self._where[index].tolist(), strict=True))
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Never needed: `sample_relative` gives every coordinate."""
+        raise AssertionError(f"{param_name} was not among the coordinates")
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Let the model know."""
+        if self._model is not None:
+            self._model.after_trial(study, trial, state, values)
+
+    def _draw(
+        self, study: optuna.Study, trial: FrozenTrial, space: dict[str, BaseDistribution]
+    ) -> int:
+        open_ = np.flatnonzero(self._open)
+        if self._model is None:
+            return int(open_[0])
+        proposal: Mapping[str, Any] = self._model.sample_relative(study, trial, space)
+        if not proposal:  # the model's startup
+            return self._random(open_)
+        # NSGA-II leaves out what it mutates, to be drawn at random.
+        fill = dict(zip(self._names, self._where[self._random(open_)].tolist(), strict=True))
+        wanted = np.array([proposal.get(name, fill[name]) for name in self._names])
+        distance = (((self._where[open_] - wanted) / self._scale) ** 2).sum(axis=1)
+        return int(open_[int(distance.argmin())])
+
+    def _random(self, open_: np.ndarray) -> int:
+        """A number of factors at random, then a chain of it: three-factor chains outnumber."""
+        lengths = self._where[open_, 0]
+        length = self._rng.choice(sorted(set(lengths.tolist())))
+        return int(self._rng.choice(open_[lengths == length].tolist()))

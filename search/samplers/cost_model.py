@@ -1,0 +1,88 @@
+"""What the kernels' cost models predict of a chain: a prior, and shown beside what was measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ksopt.kernels.backends import cuda
+from ksopt.kernels.explain import choice_report
+from ksopt.kernels.families.base import Machine
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.search.request import SearchRequest
+
+
+@dataclass
+class CostModel:
+    """Predicts latencies for one machine, dtype, layout and batch.
+
+    Args:
+        machine: A GPU.
+        dtype: Such as "float16".
+        batch: Rows of the input.
+        batch_last: The layout.
+    """
+
+    machine: Machine
+    dtype: str
+    batch: int
+    batch_last: bool
+    _known: dict[Pattern, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: SearchRequest, device: torch.device) -> CostModel | None:
+        """For a request with its batch resolved; None where there is no cost model: on a CPU."""
+        if device.type != "cuda":
+            return None
+        assert request.batch is not None
+        index = torch.cuda.current_device() if device.index is None else device.index
+        machine = cuda.machine_of(index)
+        if machine is None:
+            return None
+        return cls(machine, request.dtype, request.batch, request.layout == "batch_last")
+
+    @property
+    def known(self) -> Mapping[Pattern, float | None]:
+        """What was predicted so far, by factor."""
+        return self._known
+
+    def predicted_us(self, chain: Chain) -> float | None:
+        """Sum of the factors' predicted times; None if one of them has none.
+
+        Example:
+            >>> h200 = Machine((9, 0), 132, 228 * 1024)
+            >>> model = CostModel(h200, "float16", 8192, batch_last=False)
+            >>> model.predicted_us(Chain.parse("(1,64,64,16)*(16,64,64,1)")) > 0
+            True
+        """
+        times = [self._factor(pattern) for pattern in chain]
+        return None if None in times else sum(time for time in times if time is not None)
+
+    def fastest(self, chains: Sequence[Chain], count: int, seconds: float) -> list[Chain]:
+        """Those that are predicted to be fastest, of as many as there is time for, in order.
+
+        A prediction weighs hundreds of tiles: some 10 ms for a pattern.
+        """
+        until = time.monotonic() + seconds
+        found: list[tuple[float, int, Chain]] = []
+        for chain in chains:
+            predicted = self.predicted_us(chain)
+            if predicted is not None:
+                found.append((predicted, len(found), chain))
+            if time.monotonic() > until:
+                break
+        return [chain for _, _, chain in sorted(found)[:count]]
+
+    def _factor(self, pattern: Pattern) -> float | None:
+        if pattern not in self._known:
+            self._known[pattern] = choice_report(
+                pattern,
+                self.dtype,
+                self.batch,
+                batch_last=self.batch_last,
+                machine=self.machine,
+            ).predicted_us
+        return self._known[pattern]

@@ -1,0 +1,101 @@
+"""What to measure first: the paper's families, and the picks of its heuristic and of the roofline.
+
+They are priors. They are enqueued before the sampler learns anything, and each answer of the report
+says how the heuristic's pick did against the chain that was measured to be fastest.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import SearchRequest
+from ksopt.search.results import ChainFacts
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.space.named_families import families
+from ksopt.search.space.space import Space
+
+HEURISTIC = "largest rho"
+_MOST_FAMILY_PRIORS = 4
+_COST_MODEL_PRIORS = 2
+# Beside a cost model: what is estimated from the first trials finds more (docs/search.md).
+_FAMILY_PRIORS_BESIDE = 1
+
+
+def facts(
+    chain: Chain,
+    roofline: Roofline,
+    batch: int,
+    predicted_us: float | None = None,
+    train: bool = False,
+) -> ChainFacts:
+    """What is known of a chain without measuring it.
+
+    A step of training moves and multiplies three times what the product does: the gradients of the
+    input and of the weights each move two of input, weights and output in, and one out.
+    """
+    nnz = chain.nnz
+    rho, d_rho = rhos(chain)
+    return ChainFacts(
+        chain=chain,
+        nnz=nnz,
+        share=nnz / (chain.in_features * chain.out_features),
+        rho=rho,
+        d_rho=d_rho,
+        floor_us=roofline.chain_floor_us(chain, batch) * (3 if train else 1),
+        predicted_us=predicted_us,
+    )
+
+
+def rhos(chain: Chain) -> tuple[float, float]:
+    """rho and d rho (paper, equation 2 and section 5), averaged over the factors by their weights.
+
+    Example:
+        >>> rhos(Chain.parse("(1,4,4,2)*(2,4,4,1)"))
+        (0.5, 0.75)
+    """
+    nnz = chain.nnz
+    rho = sum(pattern.nnz * pattern.rho for pattern in chain) / nnz
+    return rho, sum(pattern.nnz * pattern.d_rho for pattern in chain) / nnz
+
+
+def enqueued(
+    space: Space,
+    request: SearchRequest,
+    roofline: Roofline,
+    model: CostModel | None,
+    seconds: float = 3.0,
+) -> list[tuple[str, Chain]]:
+    """(origin, chain) in the order to measure them, each chain once, all candidates of the space.
+
+    For each step: the largest rho (paper, equation 2), the lowest roofline floor, the two that the
+    cost model, if there is one, predicts to be fastest, then the families with the most weights, at
+    most four of them, or one beside a cost model. The cost model is asked for the lowest floors
+    first, for so many seconds of each step. The steps take turns, so that a search that is stopped
+    early has an answer for each.
+    """
+    assert request.batch is not None
+    known = {chain: facts(chain, roofline, request.batch) for chain in space.candidates}
+    named = {chain: origin for origin, chain in families(request)}
+    most = _MOST_FAMILY_PRIORS if model is None else _FAMILY_PRIORS_BESIDE
+    picks: list[list[tuple[str, Chain]]] = []
+    for step in space.steps:
+        inside = [chain for chain in space.candidates if step.holds(chain.nnz)]
+        by_floor = sorted(inside, key=lambda chain: known[chain].floor_us)
+        family = sorted((c for c in inside if c in named), key=lambda c: -c.nnz)
+        fast = [] if model is None else model.fastest(by_floor, _COST_MODEL_PRIORS, seconds)
+        picks.append(
+            [
+                (HEURISTIC, max(inside, key=lambda chain: known[chain].rho)),
+                ("lowest floor", by_floor[0]),
+                *(("cost model", chain) for chain in fast),
+                *((named[chain], chain) for chain in family[:most]),
+            ]
+        )
+    found: dict[Chain, str] = {}
+    for turn in itertools.zip_longest(*picks):
+        for pick in turn:
+            if pick is not None:
+                found.setdefault(pick[1], pick[0])
+    return [(origin, chain) for chain, origin in found.items()]

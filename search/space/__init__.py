@@ -1,0 +1,1 @@
+"""Which chains there are."""

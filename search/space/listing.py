@@ -1,0 +1,200 @@
+"""How many chains a space holds, and which: counted and listed without measuring anything."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass
+
+from ksopt.errors import InvalidInputError
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.pattern import Pattern
+from ksopt.patterns.validate import checked_int
+from ksopt.report import tables
+from ksopt.report.tables import Table
+from ksopt.search.report import phrases
+from ksopt.search.request import Budget, SearchRequest
+from ksopt.search.space.enumerate import Factors, TooManyError, Walk
+
+SCHEMA = "ksopt.space/1"
+ORDERS = ("weights", "most-weights", "rho")
+
+# Listed chains are all that is kept in memory.
+MOST_LISTED = 100_000
+
+
+@dataclass(frozen=True)
+class Count:
+    """The chains of so many factors.
+
+    Args:
+        factors: How many factors.
+        chains: How many chains, as far as the enumeration went.
+        exact: Whether it went to the end.
+    """
+
+    factors: int
+    chains: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A space counted, and its first chains in some order.
+
+    Args:
+        request: The constraints; of its budgets only the largest counts.
+        order: What "first" means.
+        counts: One for each number of factors.
+        chains: The first chains of those that were counted.
+    """
+
+    request: SearchRequest
+    order: str
+    counts: tuple[Count, ...]
+    chains: tuple[Chain, ...]
+
+    @property
+    def budget(self) -> Budget:
+        """The budget in force."""
+        return self.request.steps[-1]
+
+    @property
+    def total(self) -> int:
+        """Chains counted."""
+        return sum(count.chains for count in self.counts)
+
+    @property
+    def exact(self) -> bool:
+        """Whether that is all of them."""
+        return all(count.exact for count in self.counts)
+
+    @property
+    def sentence(self) -> str:
+        """The count in words."""
+        request = self.request
+        more = "" if self.exact else "more than "
+        text = (
+            f"{phrases.layer(request.size)}: {more}{phrases.chains(self.total)} of at most "
+            f"{request.max_factors} factors, {self.budget.parameters:,} weights "
+            f"({self.budget.text}) and rank bound {request.rank} or more"
+        )
+        parts = [
+            f"{'' if count.exact else 'more than '}{count.chains:,} of {count.factors}"
+            for count in self.counts
+        ]
+        text = ", ".join([text, *request.constraints.words])
+        return f"{text} ({', '.join(parts)})."
+
+    def table(self) -> Table:
+        """The listed chains."""
+        rows = [
+            [
+                str(chain),
+                f"{chain.nnz:,}",
+                phrases.percent(chain.nnz / self.request.size.dense_parameters),
+                f"{_rho(chain.patterns):.4f}",
+                f"{chain.rank_bound:,}",
+            ]
+            for chain in self.chains
+        ]
+        return tables.of(("chain", ">weights", ">of dense", ">rho", ">rank bound"), rows)
+
+    def to_json(self) -> str:
+        """The listing as JSON, with the schema "ksopt.space/1"."""
+        size = self.request.size
+        value = {
+            "schema": SCHEMA,
+            "in_features": size.in_features,
+            "out_features": size.out_features,
+            "parameters": self.budget.parameters,
+            "min_rank": self.request.rank,
+            "families": list(self.request.families),
+            "block_sizes": self.request.block_sizes,
+            "chainable": self.request.chainable,
+            "aligned": self.request.aligned,
+            "dtype": self.request.dtype,
+            "layout": self.request.layout,
+            "train": self.request.train,
+            "count": self.total,
+            "exact": self.exact,
+            "counts": [vars(count) for count in self.counts],
+            "order": self.order,
+            "chains": [
+                {
+                    "chain": str(chain),
+                    "patterns": [list(pattern.weight_shape) for pattern in chain],
+                    "parameters": chain.nnz,
+                    "share_of_dense": chain.nnz / size.dense_parameters,
+                    "rho": _rho(chain.patterns),
+                    "rank_bound": chain.rank_bound,
+                }
+                for chain in self.chains
+            ],
+        }
+        return json.dumps(value, indent=2) + "\n"
+
+
+def listing(
+    request: SearchRequest, limit: int = 20, order: str = "weights", visits: int = 500_000
+) -> Listing:
+    """Count the chains of a space, and list the first of them.
+
+    Args:
+        request: dims, budgets (the largest is the limit), max_factors, min_rank, families,
+            block_sizes and chainable; aligned, which depends on dtype, layout and train.
+        limit: Most chains listed; no more are ever in memory.
+        order: "weights" (fewest first), "most-weights" or "rho" (largest first).
+        visits: Choices that the enumeration may make for each number of factors. Where they do not
+            suffice the count is a lower bound, and the list is of what was counted.
+
+    Raises:
+        InvalidInputError: A value is not allowed.
+
+    Example:
+        >>> found = listing(SearchRequest("12x8", budgets=("60%",), max_factors=2))
+        >>> found.total, found.exact, [str(chain) for chain in found.chains]
+        (2, True, ['(1,4,4,2)*(4,2,3,1)', '(2,4,4,1)*(1,2,3,4)'])
+    """
+    checked_int(limit, "limit", "space", minimum=0)
+    checked_int(visits, "visits", "space")
+    if limit > MOST_LISTED:
+        raise InvalidInputError(f"limit {limit}: at most {MOST_LISTED:,} chains are listed")
+    if order not in ORDERS:
+        raise InvalidInputError(f"order {order!r} is unknown: it can be {', '.join(ORDERS)}")
+    first: list[tuple[float, Factors]] = []
+    counts = []
+    for factors in range(1, request.max_factors + 1):
+        walk = Walk(
+            request.size,
+            request.steps[-1].parameters,
+            request.rank,
+            visits=visits,
+            constraints=request.constraints,
+        )
+        count, exact = 0, True
+        # Runs of chains are merged into the list of the first ones, so that it stays short.
+        run: list[tuple[float, Factors]] = []
+        try:
+            for found in walk.factors(factors):
+                count += 1
+                run.append((_key(found, order), found))
+                if len(run) > 2 * limit + 1000:
+                    first, run = heapq.nsmallest(limit, first + run), []
+        except TooManyError:
+            exact = False
+        first = heapq.nsmallest(limit, first + run)
+        counts.append(Count(factors, count, exact))
+    return Listing(request, order, tuple(counts), tuple(Chain(found) for _, found in first))
+
+
+def _key(factors: Factors, order: str) -> float:
+    if order == "rho":
+        return -_rho(factors)
+    weights = sum(pattern.nnz for pattern in factors)
+    return weights if order == "weights" else -weights
+
+
+def _rho(factors: tuple[Pattern, ...]) -> float:
+    weights = sum(pattern.nnz for pattern in factors)
+    return sum(pattern.nnz * pattern.rho for pattern in factors) / weights

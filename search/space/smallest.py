@@ -1,0 +1,122 @@
+"""The smallest chain of a space, and what to say of a request that no chain meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import MOST_FACTORS, Dims, SearchRequest
+from ksopt.search.space.block_sizes import ANY_SIZE
+from ksopt.search.space.constraints import NONE, Constraints
+from ksopt.search.space.enumerate import TooManyError, Walk
+from ksopt.search.space.families import obstacle
+
+# Choices for each number of factors: some ten seconds for the answer, one for each way out of it.
+_MOST_VISITS = 1_000_000
+_VISITS_OF_A_WAY_OUT = 100_000
+
+
+def smallest(
+    dims: Dims,
+    least_inner: int,
+    max_factors: int,
+    constraints: Constraints = NONE,
+    visits: int = _MOST_VISITS,
+) -> tuple[Chain | None, bool]:
+    """The chain with the fewest weights, and whether it is certain that none has fewer.
+
+    The chain is None where there is none with at most the dense layer's weights.
+
+    Example:
+        >>> chain, certain = smallest(Dims(64, 64), least_inner=64, max_factors=2)
+        >>> str(chain), chain.nnz, certain
+        ('(1,8,8,8)*(8,8,8,1)', 1024, True)
+    """
+    best, most, certain = None, dims.dense_parameters, True
+    for factors in range(1, max_factors + 1):
+        walk = Walk(dims, most, least_inner, visits=visits, constraints=constraints)
+        try:
+            for found in walk.factors(factors):
+                best = Chain(found)
+                most = walk.most = best.nnz - 1
+        except TooManyError:
+            certain = False
+    return best, certain
+
+
+def no_chain(request: SearchRequest) -> str:
+    """Why no chain meets a request, and which change of it would help."""
+    constraints, size = request.constraints, request.size
+    best, certain = smallest(size, request.rank, request.max_factors, constraints)
+    steps = " or ".join(step.text for step in request.steps)
+    asked = f"of at most {request.max_factors} factors and rank bound {request.rank}"
+    asked = ", ".join([asked, *constraints.words])
+    if best is None:
+        # A chain that is not found may be there, but nothing can be said of it.
+        is_there = "is there" if certain else "was found"
+        reasons = [
+            why
+            for name in constraints.families
+            if (why := obstacle(name, size.in_features, size.out_features, MOST_FACTORS))
+        ]
+        parts = [
+            f"budget {steps}: no chain {asked}, {is_there} for dims {size}, whatever the budget",
+            *reasons,
+        ]
+        found = _ways_out(request, size.dense_parameters)
+        if not found:
+            changes = ", ".join(change for change, _ in _loosened(request))
+            found = f"Not one of these alone helps: {changes}"
+        return f"{'; '.join(parts)}. {found}"
+    works = "the smallest budget that works is" if certain else "a budget that works is"
+    comma = "," if constraints.words else ""
+    text = (
+        f"budget {steps}: no chain {asked}{comma} has so few weights for dims {size}; {works} "
+        f"{best.nnz} weights ({_share(best, size)}), the chain {best}. "
+    )
+    found = "" if constraints == NONE else _ways_out(request, request.steps[-1].parameters)
+    return text + (found or "A smaller min_rank allows smaller chains")
+
+
+def _ways_out(request: SearchRequest, most: int) -> str:
+    """Which one option, left out or changed, allows a chain of at most so many weights; or none."""
+    found = []
+    for change, loosened in _loosened(request):
+        chain, _ = smallest(
+            request.size,
+            loosened.rank,
+            loosened.max_factors,
+            loosened.constraints,
+            visits=_VISITS_OF_A_WAY_OUT,
+        )
+        if chain is not None and chain.nnz <= most:
+            found.append(
+                f"{change} there is {chain} with {chain.nnz} weights "
+                f"({_share(chain, request.size)})"
+            )
+    text = "; ".join(found)
+    return text[:1].upper() + text[1:]
+
+
+def _loosened(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:
+    """The request without one of its constraints, and how to say so."""
+    if request.families:
+        yield "without families", replace(request, families=())
+    if request.constraints.block_sizes != ANY_SIZE:
+        yield "without block_sizes", replace(request, block_sizes=None)
+    if request.chainable:
+        yield "without chainable=True", replace(request, chainable=False)
+    if request.aligned:
+        yield "without aligned=True", replace(request, aligned=False)
+    if request.rank > 1:
+        yield "with min_rank 1", replace(request, min_rank=1)
+    if request.max_factors < MOST_FACTORS:
+        yield f"with max_factors {MOST_FACTORS}", replace(request, max_factors=MOST_FACTORS)
+
+
+def _share(chain: Chain, dims: Dims) -> str:
+    # Rounded up: the budget named must work.
+    percent = ceil(100 * 100 * chain.nnz / dims.dense_parameters) / 100
+    return f"{percent:g}% of the dense layer"

@@ -1,0 +1,218 @@
+"""The chains that a study may draw: all that a request allows, or a sample where they are too many.
+
+What is in the space, and what is not, stands in `ksopt.search.space.enumerate`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from ksopt.errors import InvalidInputError
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import Budget, Dims, SearchRequest
+from ksopt.search.space.enumerate import Factors, TooManyError, Walk
+from ksopt.search.space.named_families import families
+from ksopt.search.space.smallest import no_chain
+
+# Candidates kept of each number of factors and step: far more than a study measures. The fastest
+# chains have two factors more often than not, and of those a GPU's search can weigh all.
+_MOST_PER_STRATUM = 500
+_MOST_OF_TWO_FACTORS = 20_000
+# Choices in an enumeration before it gives way to random descents: about a second.
+_MOST_VISITS = 100_000
+# Random descents for each number of factors and step, and choices in one before it is given up.
+_MOST_DESCENTS = 1500
+_MOST_VISITS_PER_DESCENT = 500
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the ladder, and the weights that count as using it.
+
+    Args:
+        budget: The step.
+        least: The fewest weights of a chain that the step may recommend.
+        asked: The fewest that the request asked for: more than ``least`` where no chain has that
+            many, and the largest chains below stand in.
+    """
+
+    budget: Budget
+    least: int
+    asked: int
+
+    def holds(self, nnz: int) -> bool:
+        """Whether a chain of so many weights may be recommended for this step."""
+        return self.least <= nnz <= self.budget.parameters
+
+
+@dataclass(frozen=True)
+class Space:
+    """The chains that a study may draw.
+
+    Args:
+        dims: Size of the layer.
+        steps: The steps that some chain meets.
+        unmet: Those that none does.
+        candidates: Chains that one of the steps may recommend, each once, fewest weights first.
+        count: Chains within the largest budget, counted as far as the enumeration went.
+        exact: Whether it went to the end.
+        complete: Whether the candidates are all that the steps may recommend, or a sample.
+    """
+
+    dims: Dims
+    steps: tuple[Step, ...]
+    unmet: tuple[Budget, ...]
+    candidates: tuple[Chain, ...]
+    count: int
+    exact: bool
+    complete: bool
+
+
+def build(request: SearchRequest) -> Space:
+    """The space of a request.
+
+    Chains are enumerated, and those that a step may recommend are kept: up to 20,000 of two
+    factors and 500 of each other number, drawn uniformly with the request's seed where there are
+    more. Where an enumeration
+    would take more than about a second (three factors of dims with many divisors) they are drawn by
+    random descents through the same tree of choices: every chain can come, but not all are equally
+    likely. No more than what is kept is ever in memory. The named families are always kept.
+
+    Raises:
+        InvalidInputError: No chain meets any step; the sentence names the smallest budget that
+            works, or the constraints that leave no chain at any.
+
+    Example:
+        >>> space = build(SearchRequest("64x64", budgets=("50%",), max_factors=2))
+        >>> len(space.candidates), space.exact, str(space.candidates[0])
+        (12, True, '(1,8,8,8)*(8,8,8,1)')
+    """
+    rng = random.Random(request.seed)
+    pools = [_Pool(budget, request.min_use, rng) for budget in request.steps]
+    count, exact = 0, True
+    for factors in range(1, request.max_factors + 1):
+        for pool in pools:
+            pool.open_stratum(_most(factors))
+        walk = Walk(
+            request.size,
+            request.steps[-1].parameters,
+            request.rank,
+            visits=_MOST_VISITS,
+            constraints=request.constraints,
+        )
+        try:
+            for found in walk.factors(factors):
+                count += 1
+                for pool in pools:
+                    pool.offer(found)
+        except TooManyError:
+            exact = False
+            for pool in pools:
+                # What came so far is the beginning of the tree, not a fair sample of it.
+                pool.open_stratum(_MOST_PER_STRATUM)
+                pool.draw(request, factors)
+        for pool in pools:
+            pool.close_stratum()
+    for _, chain in families(request):
+        for pool in pools:
+            pool.add(chain.patterns)
+    steps = tuple(step for pool in pools if (step := pool.step()) is not None)
+    if not steps:
+        raise InvalidInputError(no_chain(request))
+    kept = dict.fromkeys(found for pool in pools for found in pool.candidates())
+    return Space(
+        dims=request.size,
+        steps=steps,
+        unmet=tuple(pool.budget for pool in pools if pool.step() is None),
+        candidates=tuple(sorted(map(Chain, kept), key=lambda chain: (chain.nnz, chain))),
+        count=count,
+        exact=exact,
+        complete=exact and not any(pool.overflowed for pool in pools),
+    )
+
+
+def _most(factors: int) -> int:
+    return _MOST_OF_TWO_FACTORS if factors == 2 else _MOST_PER_STRATUM
+
+
+class _Pool:
+    """Collects the candidates of one step, one number of factors after the other."""
+
+    def __init__(self, budget: Budget, min_use: float, rng: random.Random) -> None:
+        self.budget = budget
+        self.overflowed = False
+        self._asked = ceil(min_use * budget.parameters)
+        self._rng = rng
+        self._kept: list[Factors] = []
+        # The largest chains that use less than was asked, should none use as much.
+        self._below: list[Factors] = []
+        self._below_nnz = 0
+        self.open_stratum(_MOST_PER_STRATUM)
+
+    def open_stratum(self, most: int) -> None:
+        self._most = most
+        self._stratum: list[Factors] = []
+        self._seen = 0
+
+    def close_stratum(self) -> None:
+        self._kept += self._stratum
+        self.overflowed |= self._seen > len(self._stratum)
+        self._stratum = []
+
+    def offer(self, found: Factors) -> None:
+        """Keep a chain with the same chance as every other of its stratum."""
+        nnz = sum(pattern.nnz for pattern in found)
+        if nnz > self.budget.parameters:
+            return
+        if nnz < self._asked:
+            if nnz > self._below_nnz:
+                self._below, self._below_nnz = [], nnz
+            if nnz == self._below_nnz and len(self._below) < self._most:
+                self._below.append(found)
+            return
+        self._seen += 1
+        if len(self._stratum) < self._most:
+            self._stratum.append(found)
+        elif (place := self._rng.randrange(self._seen)) < self._most:
+            self._stratum[place] = found
+
+    def add(self, found: Factors) -> None:
+        """Keep a chain for certain, if the step may recommend it."""
+        nnz = sum(pattern.nnz for pattern in found)
+        if self._asked <= nnz <= self.budget.parameters and found not in self._kept:
+            self._kept.append(found)
+
+    def draw(self, request: SearchRequest, factors: int) -> None:
+        """Offer chains that random descents find, each once."""
+        drawn: set[Factors] = set()
+        for _ in range(_MOST_DESCENTS):
+            walk = Walk(
+                request.size,
+                self.budget.parameters,
+                request.rank,
+                rng=self._rng,
+                visits=_MOST_VISITS_PER_DESCENT,
+                constraints=request.constraints,
+            )
+            try:
+                found = next(walk.factors(factors), None)
+            except TooManyError:
+                continue
+            if found is not None and found not in drawn:
+                drawn.add(found)
+                self.offer(found)
+            if len(self._stratum) == self._most:
+                break
+
+    def candidates(self) -> Iterable[Factors]:
+        return self._kept or self._below
+
+    def step(self) -> Step | None:
+        if self._kept:
+            return Step(self.budget, self._asked, self._asked)
+        if self._below:
+            return Step(self.budget, self._below_nnz, self._asked)
+        return None

@@ -1,0 +1,336 @@
+"""The study on disk: opened or resumed, locked, and read back as records."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import statistics
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from ksopt.errors import InvalidInputError
+from ksopt.measure.device import DeviceRecord
+from ksopt.measure.roofline import Roofline
+from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import Dims, SearchRequest
+from ksopt.search.results import TrialRecord
+from ksopt.search.samplers.priors import facts
+from ksopt.search.storage import Storage
+from ksopt.system import untrusted
+from ksopt.system.atomic_files import make_folder, remove_empty
+from ksopt.system.locks import Busy, Lock
+
+FILE = "study.db"
+SEVERAL = "of several layer sizes"
+LOST = "cut off: the search was stopped or its process ended"
+# Processes that end in the midst of one chain before it is tried no more.
+_MOST_ENDS = 3
+_NEXT = "another --out folder, --storage or --study starts a new study"
+
+
+@contextmanager
+def folder(request: SearchRequest) -> Iterator[Path]:
+    """The output folder, made if need be, and ours alone until the end.
+
+    Where the search is refused after all, nothing is left of it: neither the folders that were
+    made, nor the lock, nor a study without trials.
+
+    Raises:
+        InvalidInputError: It cannot be made or written, or another search is at work in it.
+    """
+    assert isinstance(request.out, Path)
+    out = request.out
+    missing = [place for place in (out, *out.parents) if not os.path.lexists(place)]
+    lock = Lock(out / ".lock", wait_s=0, mode=0o666)
+    try:
+        make_folder(out)
+        lock.acquire()
+    except Busy:
+        raise InvalidInputError(
+            f"another search is at work in {out}: wait for it, or choose another --out"
+        ) from None
+    except (OSError, ValueError) as error:
+        remove_empty(missing)
+        raise InvalidInputError(
+            f"the output folder {out} cannot be written ({untrusted.reason(error)}): "
+            "choose another with --out"
+        ) from None
+    has_study = os.path.lexists(out / FILE)
+    try:
+        yield out
+    except InvalidInputError:
+        if not has_study and not _has_trials(out / FILE):
+            (out / FILE).unlink(missing_ok=True)
+            (out / f".{FILE}.turn").unlink(missing_ok=True)
+        lock.release(remove=lock.created)
+        remove_empty(missing)
+        raise
+    except BaseException:
+        lock.release()
+        raise
+    lock.release()
+
+
+def _has_trials(file: Path) -> bool:
+    """Whether a study has something to lose, as where its report cannot be written."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT 1 FROM trials").fetchone() is not None
+    except sqlite3.Error:
+        return False  # there is none, or one without tables
+
+
+def refuse_another_report(folder: Path, several: bool) -> None:
+    """Nothing, but where a report is that this one would write over and that it does not contain.
+
+    Args:
+        folder: Of the report.
+        several: Whether it is one of several layer sizes.
+
+    Raises:
+        InvalidInputError: The folder has a report of one layer size for one of several, or the
+            other way round.
+    """
+    try:
+        schema = untrusted.json_of(folder / "results.json", "the report")["schema"]
+        is_several = schema.startswith("ksopt.shapes/")
+    except (InvalidInputError, KeyError, TypeError, AttributeError):
+        return  # there is none
+    if is_several != several:
+        there, here = ("several layer sizes", "one")[:: 1 if is_several else -1]
+        raise InvalidInputError(
+            f"{folder} has the report of a search of {there}, and that of a search of {here} would "
+            "be written over it: choose another --out, where --storage "
+            f"sqlite:///{folder / FILE} goes on with a study that is kept here"
+        )
+
+
+def storage_of(request: SearchRequest) -> Storage:
+    """Where a request, with its output folder resolved, keeps its study.
+
+    Raises:
+        InvalidInputError: It has no form that is known.
+    """
+    assert isinstance(request.out, Path)
+    return Storage(request.storage or f"sqlite:///{(request.out / FILE).absolute()}")
+
+
+def open_study(
+    storage: Storage, request: SearchRequest, device: DeviceRecord, weights: str | None = None
+) -> optuna.Study:
+    """The study of a request, new or resumed; ``weights`` tells given weights from others.
+
+    Raises:
+        InvalidInputError: The storage cannot be used, or holds a study of something else; the
+            sentence names what differs.
+    """
+    metrics = list(request.metrics)
+    study = storage.create(request.study, len(metrics))
+    with storage.leaving_nothing(), storage.turn():
+        _refuse_another_study(study, _identity(request, device) | {"weights": weights})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(metrics)
+    return study
+
+
+def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -> optuna.Study:
+    """The study, without trials, that says which studies of a search of several sizes belong to it.
+
+    Args:
+        storage: Of all of them.
+        request: That of any size; its study is the index's name.
+        device: As in `open_study`.
+
+    Raises:
+        InvalidInputError: The storage cannot be used, or holds a study of something else.
+    """
+    study = storage.create(request.study, objectives=1)
+    with storage.leaving_nothing(), storage.turn():
+        _refuse_another_study(study, _identity(request, device) | {"dims": SEVERAL})
+    return study
+
+
+def begin_run(storage: Storage, study: optuna.Study, device: DeviceRecord) -> int:
+    """Note that a run begins, and on what; its number, from 1."""
+    with storage.turn():
+        records = [*study.user_attrs.get("runs", []), asdict(device)]
+        study.set_user_attr("runs", records)
+    return len(records)
+
+
+def runs(study: optuna.Study) -> tuple[DeviceRecord, ...]:
+    """What the runs of a study ran on."""
+    known = {field.name for field in fields(DeviceRecord)}
+    return tuple(
+        DeviceRecord(**{key: value for key, value in one.items() if key in known})
+        for one in study.user_attrs.get("runs", [])
+    )
+
+
+def give_up_running(study: optuna.Study) -> None:
+    """Close the trials that ended processes left running, where no other process can be at work."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+
+
+def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Chain]]:
+    """(origin, chain) of what was begun, not ended, and not redone since."""
+    done = tried(trials)
+    found = {}
+    for trial in trials:
+        chain = chain_of(trial)
+        if trial.state == TrialState.FAIL and chain is not None and chain not in done:
+            found[chain] = str(trial.user_attrs["origin"])
+    return [(origin, chain) for chain, origin in found.items()]
+
+
+def chain_of(trial: FrozenTrial) -> Chain | None:
+    """The chain of a trial; None if its process ended before it had one."""
+    text = trial.user_attrs.get("chain")
+    return None if text is None else Chain.parse(text)
+
+
+def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
+    """Chains that are not to be drawn again.
+
+    They were measured, or failed, or are under way; or the processes that measured them were
+    killed so often that they may be what kills them. What was only drawn is nobody's fault: a trial
+    knows its device from when it is measured.
+    """
+    found: set[Chain] = set()
+    ends: Counter[Chain] = Counter()
+    for trial in trials:
+        chain = chain_of(trial)
+        if chain is None:
+            continue
+        if trial.state != TrialState.FAIL or "reason" in trial.user_attrs:
+            found.add(chain)
+        elif "interrupted" not in trial.user_attrs and "device" in trial.user_attrs:
+            ends[chain] += 1
+    return found | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
+
+
+def begun(trials: Sequence[FrozenTrial]) -> int:
+    """How many chains were measured, failed for a reason of their own, or are under way."""
+    return len(tried([trial for trial in trials if trial.state != TrialState.WAITING]))
+
+
+def settled(trials: Sequence[FrozenTrial]) -> int:
+    """How many were measured or failed for a reason of their own."""
+    return begun([trial for trial in trials if trial.state != TrialState.RUNNING])
+
+
+def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialRecord, ...]:
+    """Every trial that was begun with a chain and has ended, in order."""
+    found = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
+    return tuple(one for one in found if one is not None)
+
+
+def dense_us(trials: Sequence[TrialRecord]) -> float | None:
+    """Median of the dense layer's latencies in the trials; None without any."""
+    found = [trial.dense.median_us for trial in trials if trial.dense is not None]
+    return statistics.median(found) if found else None
+
+
+def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
+    """A trial as the report has it; None if it has no chain, was not begun, or has not ended."""
+    chain, attrs = chain_of(trial), trial.user_attrs
+    if chain is None or "device" not in attrs or not trial.state.is_finished():
+        return None
+    complete = trial.state == TrialState.COMPLETE
+    measured = complete or trial.state == TrialState.PRUNED
+    state = "complete" if complete else "pruned" if measured else "failed"
+    if not measured and "reason" not in attrs:
+        state = "lost"
+    return TrialRecord(
+        number=trial.number,
+        state=state,
+        facts=facts(
+            chain, roofline, batch, attrs.get("predicted_us"), train=attrs.get("train", False)
+        ),
+        origin=attrs["origin"],
+        latency=_measurement(attrs.get("latency")) if measured else None,
+        dense=_measurement(attrs.get("dense")) if measured else None,
+        error=attrs.get("error"),
+        reason=None if complete else attrs.get("pruned", attrs.get("reason", LOST)),
+        run=attrs.get("run", 1),
+        weight_error=attrs.get("weight_error"),
+        device=attrs.get("device"),
+        seconds=attrs.get("seconds"),
+        score=attrs.get("score"),
+        energy_mj=attrs.get("energy_mj"),
+    )
+
+
+def _measurement(stored: dict[str, Any] | None) -> Measurement | None:
+    return None if stored is None else Measurement(**stored)
+
+
+def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
+    return {
+        "dims": str(request.size),
+        "dtype": request.dtype,
+        "batch": request.batch,
+        "layout": request.layout,
+        "objective": request.objective,
+        "train": request.train,
+        "score": request.score,
+        "energy": request.energy,
+        **_limits(request),
+        "device": device.type,
+        "device name": device.name,
+    }
+
+
+def _limits(request: SearchRequest) -> dict[str, Any]:
+    """Which chains are searched: a study has those of one answer to that only."""
+    return {
+        "families": ",".join(request.families) or "any",
+        "block sizes": request.block_sizes or "any",
+        "chainable": request.chainable,
+        "aligned": request.aligned,
+    }
+
+
+def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
+    stored = study.user_attrs.get("identity")
+    if stored is None:
+        if study.get_trials(deepcopy=False):
+            raise InvalidInputError(
+                f"the storage holds a study {study.study_name!r} that ksopt did not make: {_NEXT}"
+            )
+        study.set_user_attr("identity", asked)
+        return
+    # Studies of older versions knew nothing of training and scores, nor of limits; whatever they
+    # were asked, their trials have no energy.
+    unlimited = _limits(SearchRequest(Dims(1, 1), budgets=("1",)))
+    stored = {"train": False, "score": None, "energy": False} | unlimited | stored
+    differing = [name for name in asked if asked[name] != stored.get(name)]
+    if differing:
+        pairs = ", ".join(f"{n} {stored.get(n)} there and {asked[n]} here" for n in differing)
+        if set(differing) <= set(unlimited):
+            raise InvalidInputError(
+                f"the study to resume is limited to other chains ({pairs}): its answer would not "
+                f"be of those that are asked for; {_NEXT}"
+            )
+        if differing == ["energy"]:
+            has, asked_for = ("energy", "none") if stored["energy"] else ("no energy", "it")
+            raise InvalidInputError(
+                f"the trials of the study to resume have {has}, and {asked_for} is asked for here "
+                f"({pairs}): what a study keeps low cannot change; {_NEXT}"
+            )
+        raise InvalidInputError(
+            f"the study to resume measured something else ({pairs}): its times cannot be compared; "
+            f"{_NEXT}"
+        )

@@ -1,0 +1,222 @@
+"""One process's share of a study: draw a chain, measure it, tell, until the trials are done.
+
+Where several layer sizes are searched, each has a study and a campaign, and they take turns: the
+one that is furthest from its trials is next. So all have come equally far whenever time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import Trial, TrialState
+
+from ksopt.errors import KsoptError
+from ksopt.measure import device_health
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search import device_locks
+from ksopt.search.claims import Claim, Claims, alive
+from ksopt.search.compile_ahead import CHAINS_AHEAD, Compilers
+from ksopt.search.objectives import Objective, Outcome
+from ksopt.search.pruning import Pruning
+from ksopt.search.request import SearchRequest
+from ksopt.search.results import ChainFacts
+from ksopt.search.samplers import priors
+from ksopt.search.samplers.cost_model import CostModel
+
+_WAIT_S = 0.2
+
+
+@dataclass
+class Campaign:
+    """Measures what its claims draw.
+
+    Args:
+        claims: What to measure.
+        objective: How.
+        device: Where; no other process measures there meanwhile.
+        roofline: Ceilings of the device.
+        request: With its batch resolved.
+        pruning: When a chain is hopeless.
+        model: Predicts latencies, where it can.
+        compilers: Compile for a few chains that are drawn ahead, if they can.
+    """
+
+    claims: Claims
+    objective: Objective
+    device: torch.device
+    roofline: Roofline
+    request: SearchRequest
+    pruning: Pruning
+    model: CostModel | None
+    compilers: Compilers = field(default_factory=Compilers)
+    _drawn: deque[Claim] = field(default_factory=deque)
+
+    def step(self) -> int | None:
+        """Measure one chain; the number of its trial, or None if there is nothing to draw now."""
+        wanted = CHAINS_AHEAD if self.compilers.at_work else 1
+        while len(self._drawn) < wanted and (claim := self.claims.next()) is not None:
+            self.compilers.soon([claim.chain], self.request)
+            self._drawn.append(claim)
+        if not self._drawn:
+            return None
+        claim = self._drawn[0]
+        try:
+            self._measure(claim)
+        finally:
+            self._drawn.popleft()
+        return claim.trial.number
+
+    @property
+    def held(self) -> list[Claim]:
+        """The claim that is being measured, and those drawn ahead."""
+        return list(self._drawn)
+
+    def end(self) -> None:
+        """Give back what was drawn and not begun: it is drawn first when the study goes on."""
+        for claim in self._drawn:
+            self.claims.give_back(claim)
+        self._drawn.clear()
+
+    def _measure(self, claim: Claim) -> None:
+        study, trial, chain = self.claims.study, claim.trial, claim.chain
+        try:
+            trial.set_user_attr("device", str(self.device))  # it is begun
+            known = self._note_facts(trial, chain)
+        except UpdateFinishedTrialError:
+            return  # as in `_tell`, while it was drawn ahead
+        try:
+            with device_locks.device(self.device):
+                limit = self.pruning.limit(chain, trial.user_attrs["origin"])
+                outcome = self.objective.measure(chain, limit)
+        except (KsoptError, RuntimeError) as error:
+            # Out of memory, a kernel that does not compile, a wrong result: the chain has no time.
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._tell(trial, {"reason": reason}, TrialState.FAIL)
+            device_health.check(self.device, chain)
+        except KeyboardInterrupt:
+            trial.set_user_attr("interrupted", True)
+            study.tell(trial, state=TrialState.FAIL)
+            raise
+        else:
+            latency, dense = outcome.latency.median_us, outcome.dense.median_us
+            found = {
+                "latency": asdict(outcome.latency),
+                "dense": asdict(outcome.dense),
+                "dense_ratio": latency / dense,
+                "times_as_fast_as_dense": dense / latency,
+                "efficiency": known.floor_us / latency,
+                "error": outcome.error,
+                "error_pytorch": outcome.error_pytorch,
+                "weight_error": outcome.weight_error,
+                "score": outcome.score,
+                "energy_mj": outcome.energy_mj,
+                "factors_us": list(outcome.factors_us),
+                "seconds": outcome.seconds,
+            }
+            if outcome.latency.given_up:
+                found["pruned"] = (
+                    f"hopeless after {outcome.latency.repeats} repeats: more than {limit:.2f} "
+                    "times the dense layer's latency"
+                )
+                self._tell(trial, found, TrialState.PRUNED)
+                return
+            for name, value in self._violations(outcome).items():
+                trial.set_constraint(name, value)
+            objectives: dict[str, float | None] = {
+                "latency_us": latency,
+                "parameters": float(chain.nnz),
+            }
+            objectives |= {
+                "weight_error": outcome.weight_error,
+                "energy_mj": outcome.energy_mj,
+                "score": outcome.score,
+            }
+            values = []
+            for name in self.request.metrics:
+                objective = objectives[name]
+                assert objective is not None, f"{name} is asked for, so the outcome has it"
+                values.append(objective)
+            self._tell(trial, found, TrialState.COMPLETE, values)
+
+    def _violations(self, outcome: Outcome) -> dict[str, float]:
+        """By how much a chain misses each constraint of the request; at most 0 is met."""
+        found = {}
+        if self.request.max_error is not None and outcome.weight_error is not None:
+            found["max_error"] = outcome.weight_error - self.request.max_error
+        if self.request.min_speedup is not None:
+            speedup = outcome.dense.median_us / outcome.latency.median_us
+            found["min_speedup"] = self.request.min_speedup - speedup
+        return found
+
+    def _tell(
+        self,
+        trial: Trial,
+        attrs: dict[str, object],
+        state: TrialState,
+        values: list[float] | None = None,
+    ) -> None:
+        try:
+            for name, value in attrs.items():
+                trial.set_user_attr(name, value)
+        except UpdateFinishedTrialError:
+            return  # this process stood still for so long that another one took the chain over
+        self.claims.study.tell(trial, values, state=state, skip_if_finished=True)
+
+    def _note_facts(self, trial: Trial, chain: Chain) -> ChainFacts:
+        assert self.request.batch is not None
+        predicted = None if self.model is None else self.model.predicted_us(chain)
+        train = self.request.train
+        if train:
+            trial.set_user_attr("train", True)
+        known = priors.facts(chain, self.roofline, self.request.batch, predicted, train)
+        for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
+            trial.set_user_attr(name, getattr(known, name))
+        return known
+
+
+def take_turns(
+    campaigns: Sequence[Campaign], told: Callable[[int, int], None], deadline: float | None
+) -> bool:
+    """Measure until the trials of every campaign's study are done.
+
+    It ends when every trial has, those of other processes too: if one of them is killed, its chain
+    is measured here.
+
+    Args:
+        campaigns: In the order in which they begin.
+        told: Called with the campaign's place in the order and the number of each trial that ended
+            here.
+        deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
+
+    Returns:
+        Whether the trials were done in time.
+    """
+    try:
+        with alive(lambda: [claim for campaign in campaigns for claim in campaign.held]):
+            return _in_turns(campaigns, told, deadline)
+    finally:
+        for campaign in campaigns:
+            campaign.end()
+
+
+def _in_turns(
+    campaigns: Sequence[Campaign], told: Callable[[int, int], None], deadline: float | None
+) -> bool:
+    places = range(len(campaigns))
+    while deadline is None or time.monotonic() < deadline:
+        for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):
+            number = campaigns[place].step()
+            if number is not None:
+                told(place, number)
+                break
+        else:
+            if not any(campaign.claims.others() for campaign in campaigns):
+                return True
+            time.sleep(_WAIT_S)
+    return False

@@ -1,0 +1,103 @@
+"""A user's own measure of a chain, as an objective beside latency: ``--score MODULE:FUNCTION``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.patterns.chain import Chain
+from ksopt.search.request import SearchRequest
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the function is given of a chain that was measured.
+
+    Args:
+        chain: The chain; ``str(chain)`` is its text, and iterating it gives its patterns.
+        in_features, out_features: Of the layer.
+        parameters: Weights of the chain.
+        share: Its weights over the dense layer's.
+        rho: (b + c)/(b c), averaged over the factors by their weights.
+        latency_us: Median latency, with ``--train`` of a training step.
+        dense_us: The dense layer's, timed in turns with it.
+        weight_error: Relative error of its nearest product to the given weights; None without them.
+        energy_mj: Energy of a call in millijoules; None without ``--energy``.
+        dtype, batch, layout, device: What was measured, and where.
+    """
+
+    chain: Chain
+    in_features: int
+    out_features: int
+    parameters: int
+    share: float
+    rho: float
+    latency_us: float
+    dense_us: float
+    weight_error: float | None
+    energy_mj: float | None
+    dtype: str
+    batch: int
+    layout: str
+    device: str
+
+
+class ScoreError(KsoptError, RuntimeError):
+    """A user's function raised, or returned no number: the trial has failed."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A function of a user's.
+
+    Args:
+        name: MODULE:FUNCTION.
+        function: A `Scored` gives a number, the lower the better.
+    """
+
+    name: str
+    function: Callable[[Scored], float]
+
+    @classmethod
+    def of(cls, request: SearchRequest) -> Score | None:
+        """The function that a request names; None if it names none. Its module is imported.
+
+        Raises:
+            InvalidInputError: There is no such function, or its module cannot be imported.
+        """
+        return None if request.score is None else _loaded(request.score)
+
+    def __call__(self, scored: Scored) -> float:
+        """The score.
+
+        Raises:
+            ScoreError: The function raised, or returned something else than a finite number.
+        """
+        try:
+            # What it prints must not come between the lines of a result.
+            with contextlib.redirect_stdout(sys.stderr):
+                found = self.function(scored)
+            value = float(found)
+        except (Exception, SystemExit) as error:
+            raise ScoreError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        if not math.isfinite(value):
+            raise ScoreError(f"{self.name} returned {value}: a score must be a finite number")
+        return value
+
+
+@functools.cache
+def _loaded(name: str) -> Score:
+    from ksopt.cli.convert import load_function
+
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise InvalidInputError(
+            f"--score {name!r}: write MODULE:FUNCTION, such as mine:cost for the function "
+            "cost(scored) of mine.py"
+        )
+    return Score(name, load_function("--score", name, sys.stderr))

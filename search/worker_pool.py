@@ -1,0 +1,244 @@
+"""Who measures a study's trials: this process, or several, one for each GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import optuna
+import torch
+
+from ksopt.measure import device as devices
+from ksopt.measure.energy import Meter
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Chain
+from ksopt.search import interrupts, study_store, worker_processes
+from ksopt.search.claims import Claims
+from ksopt.search.compile_ahead import Compilers
+from ksopt.search.device_locks import Presence
+from ksopt.search.objectives import Objective
+from ksopt.search.progress import Progress
+from ksopt.search.pruning import Pruning
+from ksopt.search.request import SEEDS, SearchRequest
+from ksopt.search.results import TrialRecord
+from ksopt.search.samplers import priors
+from ksopt.search.samplers.chain_sampler import ChainSampler, Kind, suited
+from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.samplers.factor_times import Estimator
+from ksopt.search.space.space import Space
+from ksopt.search.storage import Storage
+from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trial_loop import Campaign, take_turns
+
+# Between the seeds of two workers: more than the trials of any study, whose count is added.
+_SEEDS_APART = 1_000_003
+# Seconds for each step in which the cost model looks for its picks: shared by the sizes, and at
+# least.
+_PREDICTING_S, _LEAST_PREDICTING_S = 1.5, 0.3
+
+
+@dataclass(frozen=True)
+class Share:
+    """One layer size's part of a search.
+
+    Args:
+        request: What to search, with batch, device and output folder resolved.
+        study: Where trials are kept.
+        run: The study's run that this is, from 1.
+        space: What to draw from.
+        given: The trained weights, if any.
+    """
+
+    request: SearchRequest
+    study: optuna.Study
+    run: int
+    space: Space
+    given: GivenWeights | None = None
+
+    def sampler(self, seed: int) -> ChainSampler:
+        """What draws where no prior is left."""
+        return ChainSampler(self.space.candidates, sampler_name(self.space, self.request), seed)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Measures the trials of one layer size, or of several in turns.
+
+    Args:
+        shares: One for each size; of one device, dtype, layout, storage, timeout, seed and number
+            of workers.
+        device: Where.
+        storage: Of the studies.
+        roofline: Of the device.
+        compilers: Of kernels that come next, where this process measures.
+        meter: Of the device, if energy is asked for and this process measures.
+    """
+
+    shares: Sequence[Share]
+    device: torch.device
+    storage: Storage
+    roofline: Roofline
+    compilers: Compilers = field(default_factory=Compilers)
+    meter: Meter | None = None
+
+    @property
+    def _request(self) -> SearchRequest:
+        """What the shares have in common."""
+        return self.shares[0].request
+
+    def run(self, progress: Progress, began: float) -> str | None:
+        """Measure until the trials are done.
+
+        Returns:
+            Why it stopped before they were ("timeout" or "interrupted"), or None.
+        """
+        request = self._request
+        if request.storage is None:  # the studies are in the output folder, which is ours alone
+            for share in self.shares:
+                study_store.give_up_running(share.study)
+        trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
+        done = [study_store.settled(of_one) for of_one in trials]
+        limits = [share.request.trials for share in self.shares]
+        progress.start(sum(map(max, limits, done)), sum(done))
+        tell = self._teller(progress)
+        deadline = None if request.timeout_s is None else began + request.timeout_s
+        seeds = [(request.seed + len(of_one)) % SEEDS for of_one in trials]
+        try:
+            with interrupts.remembered() as interrupted:
+
+                def told(place: int, number: int) -> None:
+                    tell(place, number)
+                    if interrupted():
+                        raise KeyboardInterrupt
+
+                if request.workers == 1:
+                    in_time = self._alone(seeds, told, deadline)
+                else:
+                    in_time = self._together(seeds, told, deadline, progress.note)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return None if in_time else "timeout"
+
+    def _alone(
+        self, seeds: Sequence[int], told: Callable[[int, int], None], deadline: float | None
+    ) -> bool:
+        with Presence() as presence:
+            campaigns = []
+            for share, seed in zip(self.shares, seeds, strict=True):
+                model = CostModel.of(share.request, self.device)
+                request, space = share.request, share.space
+                claims = Claims(
+                    self.storage,
+                    share.study,
+                    share.sampler(seed),
+                    self._priors(share, model),
+                    limit=share.request.trials,
+                    run=share.run,
+                    presence=presence,
+                    estimator=Estimator.of(
+                        request, space.candidates, space.steps, model, self.roofline
+                    ),
+                )
+                campaigns.append(
+                    Campaign(
+                        claims,
+                        Objective(share.request, self.device, share.given, meter=self.meter),
+                        self.device,
+                        self.roofline,
+                        share.request,
+                        Pruning(share.study, share.space.steps, share.request),
+                        model,
+                        self.compilers,
+                    )
+                )
+            return take_turns(campaigns, told, deadline)
+
+    def _together(
+        self,
+        seeds: Sequence[int],
+        told: Callable[[int, int], None],
+        deadline: float | None,
+        note: Callable[[str], None],
+    ) -> bool:
+        places = workplaces(self.device, self._request.workers)
+        if len(set(places)) < len(places):
+            note(
+                f"{len(places)} workers share {', '.join(sorted(set(places)))}: they measure there "
+                "one after the other, so that no measurement disturbs another, and only what comes "
+                "between measurements runs side by side; what noise that makes is in the times"
+            )
+        shares = [self._share_task(share) for share in self.shares]
+        seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
+        tasks = [
+            {
+                "task": "trials",
+                "device": place,
+                "roofline": asdict(self.roofline),
+                "seconds": seconds,
+                "workers": len(places),
+                "shares": [
+                    {**share, "seed": (seed + _SEEDS_APART * worker) % SEEDS}
+                    for share, seed in zip(shares, seeds, strict=True)
+                ],
+            }
+            for worker, place in enumerate(places)
+        ]
+        return worker_processes.run(tasks, told, note)
+
+    def _share_task(self, share: Share) -> dict[str, object]:
+        first = self._priors(share, CostModel.of(share.request, self.device))
+        return {
+            "request": share.request.to_json(),
+            "candidates": [str(chain) for chain in share.space.candidates],
+            "steps": [asdict(step) for step in share.space.steps],
+            "priors": [[origin, str(chain)] for origin, chain in first],
+            "run": share.run,
+        }
+
+    def _priors(self, share: Share, model: CostModel | None) -> list[tuple[str, Chain]]:
+        seconds = max(_LEAST_PREDICTING_S, _PREDICTING_S / len(self.shares))
+        return priors.enqueued(share.space, share.request, self.roofline, model, seconds)
+
+    def _teller(self, progress: Progress) -> Callable[[int, int], None]:
+        """Tells the progress of a trial by its share's place and its number."""
+        best: dict[int, TrialRecord] = {}
+
+        def told(place: int, number: int) -> None:
+            share = self.shares[place]
+            assert share.request.batch is not None
+            trial = share.study.get_trials(deepcopy=False)[number]
+            record = study_store.record(trial, self.roofline, share.request.batch)
+            if record is None:
+                return
+            so_far = best.get(place)
+            if record.ratio and (so_far is None or record.ratio < (so_far.ratio or 0.0)):
+                best[place] = record
+            progress.trial(record, best.get(place))
+
+        return told
+
+
+def sampler_name(space: Space, request: SearchRequest) -> Kind:
+    """What chooses the trials of a space, as the report calls it."""
+    return suited(len(space.candidates), request)
+
+
+def workplaces(device: torch.device, workers: int) -> list[str]:
+    """The devices of so many workers: from the request's on, the GPUs of its kind, in turns.
+
+    Example:
+        >>> workplaces(torch.device("cpu"), 2)
+        ['cpu', 'cpu']
+    """
+    if device.type != "cuda":
+        return [str(device)] * workers
+    name = torch.cuda.get_device_name(device)
+    alike = [
+        place
+        for place in devices.available()
+        if place != "cpu" and torch.cuda.get_device_name(place) == name
+    ]
+    at = alike.index(str(device))
+    alike = alike[at:] + alike[:at]
+    return [alike[worker % len(alike)] for worker in range(workers)]

@@ -1,0 +1,113 @@
+"""The families for a few rows, without a GPU: what they take, what compiles, what they predict."""
+
+import math
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ksopt.jit import nvrtc
+from ksopt.kernels.families import decode_fma, decode_mma16
+from ksopt.kernels.problem import SHARED_LIMIT, Problem
+from ksopt.patterns.chain import Pattern
+
+MULTIPROCESSORS = 132
+FAMILIES = [(decode_mma16, "bfloat16"), (decode_fma, "float32"), (decode_fma, "float16")]
+TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
+SHAPES = [(8, 512, 512, 1), (4, 24, 48, 2), (2, 48, 24, 3), (1, 512, 512, 8), (1, 64, 64, 64)]
+
+
+def ranked(module: ModuleType, problem: Problem, batch: int) -> list[Any]:
+    configs = module.configs(problem, MULTIPROCESSORS)
+    pattern = problem.pattern
+    return sorted(configs, key=lambda c: module.predicted_us(pattern, c, batch, MULTIPROCESSORS))
+
+
+@pytest.mark.parametrize(("module", "dtype"), FAMILIES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_compiles(module, dtype, target):
+    for shape in SHAPES:
+        problem = Problem(Pattern(*shape), dtype, batch_last=False)
+        configs = ranked(module, problem, 64)
+        if target in ("sm_80", "sm_86", "sm_89"):
+            configs = [c for c in configs if getattr(c, "capability", (8, 0)) == (8, 0)]
+        assert nvrtc.cubin(module.source(problem, configs[0]), target).data
+
+
+@pytest.mark.parametrize("cluster", [2, 4, 8])
+def test_clusters_compile_and_say_what_they_need(cluster):
+    problem = Problem(Pattern(1, 512, 512, 8), "float16", batch_last=False)
+    config = next(c for c in ranked(decode_mma16, problem, 16) if c.cluster == cluster)
+    assert config.capability == (9, 0)
+    assert nvrtc.cubin(decode_mma16.source(problem, config), "sm_90a").data
+
+
+@pytest.mark.parametrize(("module", "dtype"), FAMILIES)
+def test_tiles_fit_and_the_grid_is_whole_clusters(module, dtype):
+    for shape in SHAPES:
+        problem = Problem(Pattern(*shape), dtype, batch_last=False)
+        for config in module.configs(problem, MULTIPROCESSORS):
+            geometry = module.geometry(problem, config)
+            assert geometry.early
+            assert geometry.shared_bytes <= SHARED_LIMIT
+            assert geometry.threads % 32 == 0
+            assert geometry.tiles_per_row_tile % getattr(config, "cluster", 1) == 0
+
+
+@pytest.mark.parametrize(("module", "dtype"), FAMILIES)
+def test_more_rows_than_a_few_are_for_other_families(module, dtype):
+    problem = Problem(Pattern(4, 64, 64, 4), dtype, batch_last=False)
+    config = ranked(module, problem, 1)[0]
+    few, many = module.MAX_BATCH, module.MAX_BATCH + 1
+    assert 0 < module.predicted_us(problem.pattern, config, few, MULTIPROCESSORS) < math.inf
+    assert module.predicted_us(problem.pattern, config, many, MULTIPROCESSORS) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "dtype", "last", "words"),
+    [
+        (decode_mma16, (4, 64, 64, 1), "float32", False, "float32 is not one of"),
+        (decode_mma16, (4, 64, 64, 1), "float16", True, "batch_last"),
+        (decode_mma16, (4, 64, 64, 5), "float16", False, "d = 5"),
+        (decode_mma16, (8, 64, 12, 1), "float16", False, "c*d = 12 is not a multiple of 8"),
+        (decode_mma16, (3, 9, 64, 1), "float16", False, "27 outputs"),
+        (decode_mma16, (1, 8, 65536, 1), "float16", False, "does not fit"),
+        (decode_fma, (4, 64, 64, 1), "float64", False, "float64 is not one of"),
+        (decode_fma, (4, 64, 6, 1), "float32", False, "c*d = 6"),
+        (decode_fma, (3, 9, 64, 1), "float32", False, "27 outputs"),
+        (decode_fma, (4, 64, 64, 1), "float32", True, "batch_last"),
+    ],
+)
+def test_what_it_does_not_compute_it_says(module, shape, dtype, last, words):
+    assert words in str(module.supports(Problem(Pattern(*shape), dtype, last)))
+
+
+# The fastest tiles measured on an H200 at 1, 16 and 64 rows (docs/performance.md): microseconds.
+MEASURED = {
+    "(8,512,512,1)": (2.42, 2.61, 4.15),
+    "(4,1024,1024,1)": (3.88, 4.22, 7.43),
+    "(1,512,512,8)": (3.31, 4.64, 7.69),
+    "(16,256,256,1)": (1.87, 1.93, 2.75),
+    "(1,256,256,16)": (2.92, 4.02, 6.68),
+    "(8,1376,512,1)": (4.71, 4.99, 9.40),
+    "(4,2752,1024,1)": (7.78, 9.09, 15.40),
+    "(1,64,64,64)": (2.08, 3.00, 3.73),
+    "(64,64,64,1)": (1.27, 1.29, 1.68),
+}
+
+
+@pytest.mark.parametrize("text", MEASURED)
+def test_predictions_are_near_what_was_measured(text):
+    problem = Problem(Pattern.parse(text), "bfloat16", batch_last=False)
+    for batch, measured in zip((1, 16, 64), MEASURED[text], strict=True):
+        best = ranked(decode_mma16, problem, batch)[0]
+        predicted = decode_mma16.predicted_us(problem.pattern, best, batch, MULTIPROCESSORS)
+        assert measured / 1.4 < predicted < measured * 1.4
+
+
+@pytest.mark.parametrize(("module", "dtype"), FAMILIES)
+def test_fewer_multiprocessors_are_predicted_to_be_slower(module, dtype):
+    problem = Problem(Pattern(8, 512, 512, 1), dtype, batch_last=False)
+    config = ranked(module, problem, 16)[0]
+    slow, fast = (module.predicted_us(problem.pattern, config, 16, count) for count in (32, 132))
+    assert fast < slow

@@ -1,0 +1,102 @@
+"""What the fp32 families take, when they are exact, and that they compile for every target."""
+
+import random
+
+import pytest
+import torch
+
+from ksopt.jit import nvrtc
+from ksopt.kernels.families import mma_tf32x3, wgmma_tf32x3
+from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
+
+SHAPES = [(2, 64, 64, 1), (1, 96, 96, 2), (1, 48, 96, 3), (1, 48, 192, 6), (4, 64, 64, 4),
+          (1, 128, 512, 16), (2, 48, 36, 12)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
+
+
+def problem_of(shape: tuple[int, int, int, int]) -> Problem:
+    return Problem(Pattern(*shape), "float32", batch_last=False)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_it_compiles(target, exact):
+    # The source itself checks that C++ and Python agree on the shared memory.
+    shape = random.Random(target).choice(SHAPES)
+    problem = problem_of(shape)
+    for resident in (True, False):
+        candidates = [c for c in mma_tf32x3.configs(problem, 108) if c.resident == resident]
+        config = random.Random(0).choice(candidates)
+        code = nvrtc.cubin(mma_tf32x3.source(problem, config, exact), target).data
+        assert mma_tf32x3.kernel_name(problem, exact).encode() in code
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_warpgroup_products_compile_for_hopper(shape):
+    problem = problem_of(shape)
+    for resident, exact in ((True, True), (False, True), (False, False)):
+        candidates = list(wgmma_tf32x3.configs(problem, 132))
+        fitting = [c for c in candidates if c.resident == resident] or candidates
+        config = random.Random(str(shape)).choice(fitting)
+        code = nvrtc.cubin(wgmma_tf32x3.source(problem, config, exact), "sm_90a").data
+        assert wgmma_tf32x3.kernel_name(problem, exact).encode() in code
+        code = nvrtc.cubin(wgmma_tf32x3.pack_source(problem, config, exact), "sm_90a").data
+        assert wgmma_tf32x3.pack_name(problem, exact).encode() in code
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem(Pattern(1, 64, 64, 4), "float16", False), "float16"),
+        (Problem(Pattern(1, 64, 64, 4), "float32", True), "batch_last"),
+        (Problem(Pattern(1, 64, 64, 5), "float32", False), "d = 5"),
+        (Problem(Pattern(1, 60, 64, 4), "float32", False), "b = 60"),
+        (Problem(Pattern(1, 64, 63, 2), "float32", False), "c\\*d = 126"),
+        (Problem(Pattern(1, 2**15, 2**15, 4), "float32", False), "32 bits"),
+    ],
+)
+def test_it_says_why_not(problem, reason):
+    for family in (mma_tf32x3, wgmma_tf32x3):
+        with pytest.raises(AssertionError, match=reason):
+            assert family.supports(problem) is None, family.supports(problem)
+
+
+def test_every_supported_fold_has_tiles():
+    for d in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48, 64, 96, 128):
+        problem = problem_of((1, 1024, 1024, d))
+        for family in (mma_tf32x3, wgmma_tf32x3):
+            assert family.supports(problem) is None
+            assert next(family.configs(problem, 132), None) is not None, (family, d)
+
+
+@pytest.fixture
+def precision():
+    """The switch that never clashes with torch's older ones, put back afterwards."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield torch.backends.cuda.matmul
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_precise_follows_torchs_switch(precision):
+    for name, exact in (("ieee", True), ("tf32", False), ("none", True)):
+        precision.fp32_precision = name
+        assert mma_tf32x3.precise() is exact
+
+
+def test_precise_follows_the_older_switches(precision):
+    # They are read through the newer one, because reading them raises where both were set.
+    before = torch.get_float32_matmul_precision()
+    try:
+        for name, exact in (("high", False), ("highest", True)):
+            torch.set_float32_matmul_precision(name)
+            assert mma_tf32x3.precise() is exact
+        torch.backends.cuda.matmul.allow_tf32 = True
+        assert mma_tf32x3.precise() is False
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,156 @@
+"""The 16-bit family on warpgroup products: its index logic and hand-over, run on the CPU."""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from cuda_emulator import EmulationError, Instance
+
+from ksopt.kernels.families import wgmma16
+from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
+
+# A shape for every fold d; c is a multiple of the unit of l (16 or 32), or is none.
+SHAPES = [
+    (1, 32, 20, 2),
+    (2, 24, 40, 3),
+    (1, 48, 22, 4),
+    (2, 16, 20, 6),
+    (3, 32, 33, 8),
+    (1, 16, 18, 12),
+    (2, 48, 17, 16),
+    (1, 64, 32, 24),
+    (1, 32, 48, 32),
+]
+MULTIPROCESSORS = 4
+
+
+def problem_of(shape: tuple[int, int, int, int], dtype: str = "float16") -> Problem:
+    return Problem(Pattern(*shape), dtype, batch_last=False)
+
+
+def cases() -> Iterator[tuple[Problem, wgmma16.Config]]:
+    """For each shape two tiles, which divide the work between warpgroups in different ways."""
+    draw = random.Random(0)
+    for at, shape in enumerate(SHAPES):
+        problem = problem_of(shape, "bfloat16" if at % 4 == 3 else "float16")
+        candidates = list(wgmma16.configs(problem, MULTIPROCESSORS))
+        alone = [c for c in candidates if c.groups == 1]
+        several = [c for c in candidates if c.groups > 1]
+        yield problem, draw.choice(alone or several)
+        yield problem, draw.choice(several)
+
+
+CASES = list(cases())
+
+
+def without_predicates(name: str, text: str) -> str:
+    """A header, with calls of the emulator instead of the two things that need a PTX predicate."""
+    if name == "mbarrier.cuh":
+        wait = r"uint32 over = 0;.*?memory\"\);\n\s*\}"
+        call = "emulate::wait_for_phase(shared_address(&state), unsigned(parity));"
+        text, found = re.subn(wait, call, text, flags=re.DOTALL)
+        assert found == 1
+    if name == "wgmma_16bit.cuh":
+        text = text[: text.index("#define")] + (
+            "template <typename T, int N> void multiply_warpgroup_16(float (&sums)[N / 2],"
+            " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
+            "  using namespace emulate::ptx;\n"
+            "  constexpr auto widen = std::is_same_v<T, Float16> ? cvt_f32_f16 : widen_bf16;\n"
+            "  emulate::ptx::multiply_warpgroup_16<N, widen>(sums, a, b, accumulate);\n"
+            "}\n"
+        )
+    return text
+
+
+def instance(problem: Problem, config: wgmma16.Config) -> Instance:
+    source = wgmma16.source(problem, config)
+    return Instance(problem, source, wgmma16.geometry(problem, config))
+
+
+@pytest.fixture(scope="module")
+def kernels(emulator):
+    return emulator.build([instance(*case) for case in CASES], without_predicates)
+
+
+def name(at: int) -> str:
+    problem, c = CASES[at]
+    groups = f"{c.groups_j}x{c.groups_n}x{c.groups_m}w"
+    return f"{problem.pattern}-{groups}-{c.nt}n-{c.kl}l-{c.stages}s-{c.team_j}t"
+
+
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_results(kernels, at):
+    problem, config = CASES[at]
+    for batch in (1, config.rows + 37):
+        x, weight = operands(problem, batch, seed=batch)
+        y = kernels[at](x, weight)
+        assert_close_to_float64(y, x, weight, problem)
+        assert torch.equal(y, kernels[at](x, weight, seed=1))
+
+
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_what_is_not_finite_reaches_what_it_met(kernels, at):
+    assert_not_finite_stays(kernels[at], CASES[at][0], batch=37, seed=at)
+
+
+@pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
+def test_teams_share_rows_and_groups_of_columns(kernels, at):
+    """One team does everything, and three share the rows of groups that three do not divide."""
+    problem, config = CASES[at]
+    x, weight = operands(problem, 4 * config.rows + 3, seed=at)
+    results = []
+    for teams in (1, 3):
+        few = replace(config, max_blocks=teams * config.team(problem.pattern))
+        launched = kernels[at].launched_as(wgmma16.geometry(problem, few))
+        results.append(launched(x, weight, seed=teams))
+        assert_close_to_float64(results[-1], x, weight, problem)
+    assert torch.equal(results[0], results[1])
+
+
+@pytest.mark.parametrize(("at", "teams"), [(15, 2), (17, 3)])
+def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
+    """Thirteen tiles of rows, in two or three shares, for three groups of columns or two."""
+    problem, config = CASES[at]
+    width = config.groups_j * fold(problem.pattern.d).j * config.team_j
+    assert width < problem.pattern.d
+    x, weight = operands(problem, 13 * config.rows - 5, seed=at)
+    few = replace(config, max_blocks=teams * config.team(problem.pattern))
+    y = kernels[at].launched_as(wgmma16.geometry(problem, few))(x, weight)
+    assert_close_to_float64(y, x, weight, problem)
+    assert torch.equal(y, kernels[at](x, weight))
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        (
+            "full[slot].wait(parity);",
+            "race|nothing wrote|under way",
+        ),
+        ("empty[slot].wait(parity);", "race|under way|for ever"),
+        ("wait_at(Tile::ALL_MULTIPLIERS, Tile::MULTIPLIERS);", "race|nothing wrote"),
+        ("meet();", "race|nothing wrote"),
+    ],
+)
+def test_a_missing_wait_is_found(emulator, cut, message):
+    """So the hand-over of stages, weights and results is really checked."""
+    shape = (2, 16, 32, 16)
+    problem = problem_of(shape)
+    config = wgmma16.Config(2, 1, 1, 2, 16, 2, 1, 1, max_blocks=1)
+
+    def edit(header: str, text: str) -> str:
+        if header == "wgmma16.cuh":
+            assert cut in text
+            text = text.replace(cut, "")
+        return without_predicates(header, text)
+
+    (kernel,) = emulator.build([instance(problem, config)], edit)
+    x, weight = operands(problem, 3 * config.rows, seed=0)
+    with pytest.raises(EmulationError, match=message):
+        kernel(x, weight)
