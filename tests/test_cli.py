@@ -265,3 +265,13 @@ def test_a_reader_that_has_gone_is_no_traceback() -> None:
     process.stdout.close()
     assert process.wait(timeout=60) == 1
     assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("word", ["--dtype=--", "--out=a\0b", "a\0b"])
+def test_words_that_no_argument_can_be(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main(["tune", "--pattern", "(1,4,4,2)", word])
+    assert leaving.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ksopt: ")
+    assert repr(word).strip("'") in line

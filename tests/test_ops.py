@@ -439,7 +439,7 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
 
 def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatch):
     monkeypatch.setattr(cpu, "_least", lambda _: "einsum")
-    monkeypatch.setattr(cpu.choices, "load", lambda *_: None)
+    monkeypatch.setattr(cpu.tuning_cache, "load", lambda *_: None)
     taken = []
     real = cpu._Choice.multiply
     shape = (2, 64, 64, 2)

@@ -82,6 +82,13 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = list(sys.argv[1:] if args is None else args)
+        for word in self._words:
+            if "\0" in word:
+                self.error(f"{word!r}: no argument can hold a NUL character")
+            if word.startswith("--") and word.endswith(
+                "=--"
+            ):  # argparse takes it for an empty list
+                self.error(f"{word}: -- is no value")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -330,7 +330,7 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
         return SimpleNamespace(measured_us=None, predicted_us=3.0)
 
     monkeypatch.setattr(decide, "choice_report", report)
-    monkeypatch.setattr(decide.pytorch_ways, "predicted_us", lambda *_: decide.INDUCTOR_GAIN)
+    monkeypatch.setattr(decide.pytorch_ops, "predicted_us", lambda *_: decide.INDUCTOR_GAIN)
     one = SimpleNamespace(multi_processor_count=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)
     cuda = torch.device("cuda")

@@ -30,6 +30,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from .bad_files import make_valid
 from .bad_words import Case, draw
 
@@ -252,6 +254,7 @@ def preload() -> None:
         ),
     ):
         importlib.import_module(name)
+    torch.set_num_threads(1)  # a fork waits for ever for threads that only its parent has
 
 
 def attack(

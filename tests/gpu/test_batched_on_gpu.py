@@ -54,10 +54,10 @@ class Case:
         values = torch.randn(pattern.weight_shape, device="cuda") / pattern.c**0.5
         self.weight = nn.Parameter(STORED[stored](values.to(dtype)), requires_grad=False)
         found = cuda.situation_of(self.x, self.weight, last)
-        if name == "permuted":
+        if name == "transpose_bmm":
             reason = transpose_bmm.supports(found.problem)
             if reason is not None:
-                pytest.skip(f"permuted: {reason}")
+                pytest.skip(f"transpose_bmm: {reason}")
             call = transpose_bmm.launcher(found.problem, Config(found.problem.dtype), 0)
         else:
             call = multiplier(name, found.problem)
@@ -80,7 +80,7 @@ class Case:
         assert error <= ALLOWED[self.dtype], error
 
 
-WAYS = [("bmm", False), ("bmm", True), ("permuted", False)]
+WAYS = [("bmm", False), ("bmm", True), ("transpose_bmm", False)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -59,7 +59,7 @@ class Device:
         self.clock = Clock()
         self.ms: dict[str, Any] = {
             "mma16": [1.0],
-            "permuted": [7.0],
+            "transpose_bmm": [7.0],
             "naive": 9.0,
             "bmm": 3.0,
             "bmm_paper": 8.0,

@@ -97,7 +97,7 @@ def test_what_was_not_told_apart_goes_to_the_simpler_way(device):
 def test_what_is_hopeless_is_timed_no_longer(device):
     cuda.run(*operands(), False)
     # One is compared, one warms it up, its weight kept, and one fresh: far behind.
-    assert device.clock.calls.count("permuted 0") == 3
+    assert device.clock.calls.count("transpose_bmm 0") == 3
     # Two to warm up and two rounds, for one alone may be a hiccup; its weight kept, and fresh.
     assert device.clock.calls.count("bmm") == 2 * (2 + 2)
     assert device.clock.calls.count("mma16 0") > 5
@@ -344,7 +344,7 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
     device.clock.calls.clear()
     built = base.Tile.launcher
     if what == "family":
-        monkeypatch.setattr(cuda.ways, "FAMILIES", ())
+        monkeypatch.setattr(cuda.registry, "FAMILIES", ())
     elif what == "config":
         real = base.mma16.configs
         values = tuning_cache.load_all(stand_ins.IDENTITY)[0].chosen(changing=False).config
@@ -465,6 +465,6 @@ def test_nothing_that_runs_is_an_error(device, monkeypatch):
     def refuses(x, weight):
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr(cuda.ways, "built", lambda found, *_: [(found[0], refuses)])
+    monkeypatch.setattr(cuda.registry, "built", lambda found, *_: [(found[0], refuses)])
     with pytest.raises(UnavailableError, match="no way to multiply by"):
         cuda.run(*operands(), False)

@@ -84,7 +84,7 @@ def test_which_families_prepare_weights() -> None:
     d1, d4 = Pattern(4, 64, 64, 1), Pattern(4, 64, 64, 4)
     prepare = {f.name: (f.prepares(d1), f.prepares(d4)) for f in FAMILIES}
     assert prepare["mma16"] == prepare["mma_tf32x3"] == prepare["decode_mma16"] == (False, False)
-    assert prepare["batch_last_mma16"] == prepare["permuted"] == (False, True)
+    assert prepare["batch_last_mma16"] == prepare["transpose_bmm"] == (False, True)
     assert prepare["wgmma_tf32x3"] == (True, True)
 
 
@@ -195,7 +195,7 @@ def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come
     """So that the ways of a race are compiled side by side, and not each at its first call."""
     problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
     tiles = [way for way in registry.candidates(problem, 1001, H200) if way.tile is not None]
-    tiles = [way for way in tiles if way.name != "permuted"]  # copies unfit rows
+    tiles = [way for way in tiles if way.name != "transpose_bmm"]  # copies unfit rows
     assert tiles
     for way, call in registry.built(tiles, 0, "unaligned"):
         asked.clear()

@@ -408,7 +408,7 @@ def test_every_worker_measures_energy(
                 told(answer["share"], answer["trial"])
         return True
 
-    monkeypatch.setattr(worker_pool.processes, "run", in_this_process)
+    monkeypatch.setattr(worker_pool.worker_processes, "run", in_this_process)
     result = search(energy=True, workers=2, trials=3)
     assert len(played.opened) == 3  # of the one that asks, and of each worker
     for trial in result.trials:

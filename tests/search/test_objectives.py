@@ -57,7 +57,7 @@ def test_training_is_timed_and_said(
         made.append(len(given[2]))
         return right(*given)
 
-    monkeypatch.setattr(objectives.passes, "training_step", counted)
+    monkeypatch.setattr(objectives.timed_call, "training_step", counted)
     result = search(train=True, trials=3, layout=layout)
     assert [trial.state for trial in result.trials] == ["complete"] * 3
     assert made.count(1) >= 4  # the dense layer's, of every trial and of the final

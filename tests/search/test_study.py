@@ -125,7 +125,9 @@ def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.Monkey
     assert len(search(seed=seed, trials=2).trials) == 2
     assert len(search(seed=seed, trials=3).trials) == 3
     tasks: list[Any] = []
-    monkeypatch.setattr(worker_pool.processes, "run", lambda given, *_: tasks.extend(given) or True)
+    monkeypatch.setattr(
+        worker_pool.worker_processes, "run", lambda given, *_: tasks.extend(given) or True
+    )
     search(seed=seed, trials=5, workers=2)
     seeds = [share["seed"] for task in tasks for share in task["shares"]]
     assert seeds == [2, 2 + worker_pool._SEEDS_APART]

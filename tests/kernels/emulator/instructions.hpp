@@ -113,13 +113,13 @@ INSTRUCTION void cp_async_cg_shared_global_L2_128B(uint32_t shared, const void* 
   copy_async(shared, global, 16, unsigned(source_bytes), __builtin_return_address(0));
 }
 
-INSTRUCTION void cp_async_commit_group() { cp_async_commit_group(); }
+INSTRUCTION void cp_async_commit_group() { commit_copies(); }
 
-INSTRUCTION void cp_async_wait_group(int pending) { cp_async_wait_group(unsigned(pending)); }
+INSTRUCTION void cp_async_wait_group(int pending) { wait_for_copies(unsigned(pending)); }
 
 INSTRUCTION void cp_async_wait_all() {
-  cp_async_commit_group();
-  cp_async_wait_group(0);
+  commit_copies();
+  wait_for_copies(0);
 }
 
 // Only a hint: what it must not be is misaligned.
@@ -377,8 +377,8 @@ INSTRUCTION void mbarrier_arrive_expect_tx_shared_cta_b64(unsigned long long& to
 }
 // The copies land at once: whoever does not wait for the arrival reads what this thread wrote.
 INSTRUCTION void cp_async_mbarrier_arrive_noinc_shared_cta_b64(uint32_t at) {
-  cp_async_commit_group();
-  cp_async_wait_group(0);
+  commit_copies();
+  wait_for_copies(0);
   arrive_at_phase_barrier(at);
 }
 INSTRUCTION void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t shared, const void* global,

@@ -109,7 +109,7 @@ struct Barrier {
   std::vector<std::uint32_t> known;  // what the arrived know of all clocks
 };
 
-struct Mbarrier {
+struct PhaseBarrier {
   unsigned count, missing, phase;
   std::vector<std::uint32_t> arriving, known;  // clocks: of this phase so far, of the last one
   std::vector<int> waiting;
@@ -132,7 +132,7 @@ Launch launch;
 jmp_buf scheduler;
 std::vector<Fiber> fibers;
 std::vector<Warp> warps;
-std::map<std::uint32_t, Mbarrier> phase_barriers;  // by their offset in shared memory
+std::map<std::uint32_t, PhaseBarrier> phase_barriers;  // by their offset in shared memory
 std::vector<int> ready;
 std::vector<Record> records;
 std::vector<std::uint8_t> written_y;
@@ -494,14 +494,14 @@ const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const 
 
 namespace {
 
-Mbarrier& phase_barrier_at(std::uint32_t at) {
+PhaseBarrier& phase_barrier_at(std::uint32_t at) {
   const auto found = phase_barriers.find(at);
   if (found == phase_barriers.end()) fail("no phase barrier was set up at byte %u of shared memory", at);
   return found->second;
 }
 
 // Ends the phase if all have arrived and all bytes are on their way: then these land.
-void end_phase_if_due(Mbarrier& barrier) {
+void end_phase_if_due(PhaseBarrier& barrier) {
   if (barrier.missing > 0 || barrier.bytes_missing != 0) return;
   for (const Copy& copy : barrier.copies) {
     for (std::size_t g = copy.shared / GRANULE; g < (copy.shared + copy.bytes) / GRANULE; ++g) {
@@ -527,7 +527,7 @@ void set_up_phase_barrier(std::uint32_t at, unsigned count) {
 }
 
 void arrive_at_phase_barrier(std::uint32_t at) {
-  Mbarrier& barrier = phase_barrier_at(at);
+  PhaseBarrier& barrier = phase_barrier_at(at);
   learn(barrier.arriving, clocks_of(current));
   ++clocks_of(current)[current];
   if (barrier.missing == 0) fail("a thread arrives at a phase that only waits for bytes");
@@ -546,14 +546,14 @@ void copy_in_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint3
   check(false, from, bytes, site);
   for (std::size_t g = to / GRANULE; g < (to + bytes) / GRANULE; ++g) ++records[g].copies;
   std::memset(shared + to, 0xff, bytes);
-  Mbarrier& barrier = phase_barrier_at(at);
+  PhaseBarrier& barrier = phase_barrier_at(at);
   barrier.copies.push_back({to, static_cast<const char*>(from), bytes, bytes, site});
   barrier.bytes_missing -= bytes;
   end_phase_if_due(barrier);
 }
 
 void wait_for_phase(std::uint32_t at, unsigned parity) {
-  Mbarrier& barrier = phase_barrier_at(at);
+  PhaseBarrier& barrier = phase_barrier_at(at);
   while (barrier.phase % 2 == parity) {
     barrier.waiting.push_back(current);
     leave(State::AT_BARRIER);
@@ -608,13 +608,13 @@ const void* read_shared(std::uint32_t from, std::size_t bytes, const void* calle
   return shared + from;
 }
 
-void cp_async_commit_group() {
+void commit_copies() {
   Fiber& fiber = fibers[current];
   fiber.groups.push_back(std::move(fiber.uncommitted));
   fiber.uncommitted.clear();
 }
 
-void cp_async_wait_group(unsigned pending) {
+void wait_for_copies(unsigned pending) {
   Fiber& fiber = fibers[current];
   while (fiber.groups.size() > pending) {
     for (const Copy& copy : fiber.groups.front()) land(copy);

@@ -45,8 +45,8 @@ void warp_collective(const char* name, void* operands, void (*execute)(void* con
 // beyond `source_bytes` becomes zero. `caller` is the place in device code that errors name.
 void copy_async(std::uint32_t shared, const void* global, unsigned bytes, unsigned source_bytes,
                 const void* caller);
-void cp_async_commit_group();
-void cp_async_wait_group(unsigned pending);
+void commit_copies();
+void wait_for_copies(unsigned pending);
 
 // Where `bytes` bytes of shared memory lie, checked as a read by this thread.
 const void* read_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
