@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
+from ksopt import precision
 from ksopt.errors import KsoptError
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import mma_tf32x3
 from ksopt.kernels.families.base import Machine
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Chain, Pattern
@@ -109,7 +109,7 @@ class Compilers:
         batch_last = request.layout == "batch_last"
         for chain in chains if self._processes else ():
             for pattern in chain:
-                exact = request.dtype != "float32" or mma_tf32x3.precise()
+                exact = request.dtype != "float32" or precision.is_exact()
                 problem = Problem(pattern, request.dtype, batch_last, exact)
                 if problem not in self._asked:
                     self._asked.add(problem)

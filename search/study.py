@@ -82,7 +82,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     request = replace(request, out=request.out or _default_folder(request))
     feasibility.check([request], device)  # refused before anything is listed
     storage = study_store.storage_of(request)
-    meter = energy.meter_of(request, device)  # refused before anything is measured
+    meter = energy.Meter(device) if request.energy else None  # refused before anything is measured
     record = devices.record(device)
     given = GivenWeights.of(request, device)
     if given is not None and given.sentence:

@@ -92,7 +92,7 @@ class Score:
 
 @functools.cache
 def _loaded(name: str) -> Score:
-    from ksopt.cli.convert import load_function
+    from ksopt.system.user_code import load_function
 
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):

@@ -23,7 +23,7 @@ import torch
 
 from ksopt.errors import KsoptError
 from ksopt.measure.device_health import DeviceLostError
-from ksopt.measure.energy import Meter, meter_of
+from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import study_store, write_errors
@@ -58,7 +58,8 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     in_words = write_errors.in_words(storage.url, storage.file)
     with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
         # One for all shares: they are of one search.
-        meter = meter_of(SearchRequest.from_json(task["shares"][0]["request"]), device)
+        request = SearchRequest.from_json(task["shares"][0]["request"])
+        meter = Meter(device) if request.energy else None
         campaigns = [
             _campaign(share, device, roofline, presence, compilers, meter)
             for share in task["shares"]
@@ -118,7 +119,7 @@ def final(task: Mapping[str, Any], answer: Answer) -> None:
 def energy(task: Mapping[str, Any], answer: Answer) -> None:
     """Energy of chains and dense; answers ``{"millijoules": {name: value}}``."""
     request, device = SearchRequest.from_json(task["request"]), torch.device(task["device"])
-    objective = Objective(request, device, meter=meter_of(request, device))
+    objective = Objective(request, device, meter=Meter(device))
     chains = [Chain.parse(text) for text in task["chains"]]
     answer({"millijoules": objective.energy(chains)})
 

@@ -78,8 +78,8 @@ def run(given: argparse.Namespace) -> int:
     """Explain, print, and write if asked."""
     import torch
 
-    from ksopt.cli.convert import build_model
     from ksopt.compile.explain import explain
+    from ksopt.system.user_code import build_model
 
     if given.dtype not in ("float32", "float16", "bfloat16"):
         raise InvalidInputError(f"--dtype {given.dtype!r}: it must be float32, float16 or bfloat16")

@@ -59,8 +59,8 @@ def run(given: argparse.Namespace, options: dict[str, Any]) -> int:
     what: Any = given.dims
     asked_by = None
     if given.model is not None:
-        from ksopt.cli.convert import build_model
         from ksopt.search.layers.model import layers_of_model
+        from ksopt.system.user_code import build_model
 
         model = build_model(given.model, sys.stderr)
         what = layers_of_model(model, given.model, given.include, given.exclude)
@@ -107,7 +107,7 @@ def _names(given: argparse.Namespace) -> dict[str, str]:
 def _inputs(text: str, model: nn.Module) -> object:
     """What the model is timed on."""
     if text:
-        from ksopt.cli.convert import call_factory
+        from ksopt.system.user_code import call_factory
 
         return call_factory("--measure-model", text, sys.stderr)
     try:

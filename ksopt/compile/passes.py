@@ -14,9 +14,10 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 
 from ksopt import ops
+from ksopt.compile import slice_writes
 from ksopt.compile.capture import frozen_weight
 from ksopt.compile.capture.interpreter import CannotRunError, run
-from ksopt.compile.capture.rules import slice_writes
+from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
 from ksopt.compile.lowering.candidates import (
@@ -27,7 +28,6 @@ from ksopt.compile.lowering.candidates import (
     worth_a_look,
 )
 from ksopt.compile.lowering.effects import CannotLowerError, Uses, check, product_of, uses
-from ksopt.compile.lowering.emit import fake_result
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern

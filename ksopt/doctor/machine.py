@@ -20,6 +20,7 @@ import ksopt
 from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.system import ownership
+from ksopt.system.cpu import cpu_name, cpus_allowed
 
 PACKAGES = {
     "torch": "everything",
@@ -138,23 +139,6 @@ def examine() -> Facts:
         cache=_cache(settings.cache_dir()),
         settings=settings.in_force(),
     )
-
-
-def cpus_allowed() -> int:
-    """CPUs that this process may use: a container may be given fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """The CPU's name, as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _torch_facts() -> tuple[tuple[Device, ...], int | None, str | None, str | None]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ksopt.kernels.families import mma_tf32x3
+from ksopt import precision
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
@@ -47,7 +47,7 @@ class Situation:
         if dtype != "float32":
             exact = True
         elif exact is None:
-            exact = mma_tf32x3.precise()
+            exact = precision.is_exact()
         size = getattr(torch, dtype).itemsize
         row = batch if batch_last else pattern.in_features
         rows: Rows = "aligned" if row * size % 16 == 0 else "unaligned"

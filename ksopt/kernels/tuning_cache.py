@@ -26,10 +26,10 @@ from typing import Any, Literal
 
 import torch
 
-from ksopt.doctor.machine import cpu_name
 from ksopt.jit import cache, driver
 from ksopt.kernels.problem_key import Situation
 from ksopt.system import locks, sources, temporary_files
+from ksopt.system.cpu import cpu_name
 
 Machine = dict[str, str]
 """What a choice depends on besides the situation, in words."""

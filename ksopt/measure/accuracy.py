@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ksopt import precision
 from ksopt.baselines import BASELINES
-from ksopt.kernels.families import mma_tf32x3
 from ksopt.reference import ks_reference
 
 _ENDS = 64  # rows at either end of the batch: the first tiles, and the last, which may be partial
@@ -42,7 +42,7 @@ class Check:
         self._allowed = self._allowed_beyond = float("inf")
         if 0 < float(self._size) < float("inf"):  # false for NaN
             pytorch = BASELINES["bmm"].bind(weight, layout)(few)
-            tf32 = x.is_cuda and x.dtype == torch.float32 and not mma_tf32x3.precise()
+            tf32 = x.is_cuda and x.dtype == torch.float32 and not precision.is_exact()
             least = _TF32_ROUNDING if tf32 else torch.finfo(x.dtype).eps
             theirs = self._error(pytorch)
             if theirs < float("inf"):  # otherwise PyTorch's own overflows or is NaN too

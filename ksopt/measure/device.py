@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import ksopt
-from ksopt.doctor.machine import cpu_name, cpus_allowed
 from ksopt.errors import InvalidInputError
+from ksopt.system.cpu import cpu_name, cpus_allowed
 
 
 @dataclass(frozen=True)

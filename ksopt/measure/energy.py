@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.search.request import SearchRequest
 
 TRIAL_SECONDS = 0.5
 """How long a chain is called for its trial's energy; beside it come two waits for a step."""
@@ -86,15 +85,6 @@ class Meter:
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self._device)
-
-
-def meter_of(request: SearchRequest, device: torch.device) -> Meter | None:
-    """The meter that a request needs; None if it asks for no energy.
-
-    Raises:
-        InvalidInputError: As `Meter`.
-    """
-    return Meter(device) if request.energy else None
 
 
 def millijoules(

@@ -105,7 +105,7 @@ def _run(
     request = replace(request, each=each)
     feasibility.check(request.requests, device)  # refused before anything is listed
     storage = study_store.storage_of(each)
-    meter = energy.meter_of(each, device)  # refused before anything is measured
+    meter = energy.Meter(device) if each.energy else None  # refused before anything is measured
     record = devices.record(device)
     target = Target.of(device) if each.workers == 1 else None
     if to_measure is not None:

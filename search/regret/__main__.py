@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ksopt.doctor.machine import cpus_allowed
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.kernels.families.base import Machine
 from ksopt.measure import device as devices
@@ -33,6 +32,7 @@ from ksopt.search.regret.rows import Book
 from ksopt.search.regret.schedule import Schedule
 from ksopt.search.regret.work import Work
 from ksopt.search.request import LADDER, SearchRequest
+from ksopt.system.cpu import cpus_allowed
 
 _SIZES = ("384x384", "384x1536", "768x3072", "1024x4096", "4096x4096", "4096x11008")
 _MOST_PREDICTING = 24

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ksopt.compile.capture.index_map import Atom
-from ksopt.compile.lowering.reshape_plan import plan
+from ksopt.compile.capture.reshape_plan import plan
 from ksopt.compile.sites import Verdict
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ksopt.compile.capture.index_map import IndexMap, NotNestedError, identity, permute, reshape
-from ksopt.compile.lowering.reshape_plan import plan
+from ksopt.compile.capture.reshape_plan import plan
 
 
 def carried_out(move, tensor):

@@ -5,10 +5,10 @@ import stand_ins
 import torch
 from stand_ins import A100, OnDevice
 
+from ksopt import precision
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends import cpu, cuda
 from ksopt.kernels.explain import choice_report, from_record
-from ksopt.kernels.families import mma_tf32x3
 from ksopt.kernels.families.base import Machine
 from ksopt.kernels.problem_key import Situation
 from ksopt.patterns.chain import Pattern
@@ -150,7 +150,7 @@ def test_predictions_grow_with_the_batch():
 
 
 def test_the_precision_is_torchs_unless_it_is_given(monkeypatch):
-    monkeypatch.setattr(mma_tf32x3, "precise", lambda: False)
+    monkeypatch.setattr(precision, "is_exact", lambda: False)
     for exact, expected in ((None, False), (True, True)):
         found = choice_report(PATTERN, "float32", 1000, exact=exact, machine=A100)
         assert found.situation.problem.exact is expected

@@ -7,10 +7,11 @@ import stand_ins
 import torch
 from stand_ins import OnDevice
 
+from ksopt import precision
 from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
 from ksopt.kernels import autotuner, tuning_cache, weight_cache, weight_scopes
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import base, mma_tf32x3, naive, pytorch_ops
+from ksopt.kernels.families import base, naive, pytorch_ops
 from ksopt.kernels.families.base import Machine
 from ksopt.measure import interleaved
 from ksopt.patterns.chain import Pattern
@@ -145,7 +146,7 @@ def test_tf32_is_another_situation_and_another_kernel(monkeypatch):
         base.Tile, "launcher", lambda tile, _: asked.append(tile.problem.exact) or _noop
     )
     for exact in (True, False):
-        monkeypatch.setattr(mma_tf32x3, "precise", lambda exact=exact: exact)
+        monkeypatch.setattr(precision, "is_exact", lambda exact=exact: exact)
         asked.clear()
         cuda.run(*operands(torch.float32), False)
         assert set(asked) == {exact}

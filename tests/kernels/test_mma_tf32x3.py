@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from ksopt import precision
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import mma_tf32x3, wgmma_tf32x3
 from ksopt.kernels.problem import Problem
@@ -75,28 +76,28 @@ def test_every_supported_fold_has_tiles():
 
 
 @pytest.fixture
-def precision():
+def switch():
     """The switch that never clashes with torch's older ones, put back afterwards."""
     before = torch.backends.cuda.matmul.fp32_precision
     yield torch.backends.cuda.matmul
     torch.backends.cuda.matmul.fp32_precision = before
 
 
-def test_precise_follows_torchs_switch(precision):
+def test_precise_follows_torchs_switch(switch):
     for name, exact in (("ieee", True), ("tf32", False), ("none", True)):
-        precision.fp32_precision = name
-        assert mma_tf32x3.precise() is exact
+        switch.fp32_precision = name
+        assert precision.is_exact() is exact
 
 
-def test_precise_follows_the_older_switches(precision):
+def test_precise_follows_the_older_switches(switch):
     # They are read through the newer one, because reading them raises where both were set.
     before = torch.get_float32_matmul_precision()
     try:
         for name, exact in (("high", False), ("highest", True)):
             torch.set_float32_matmul_precision(name)
-            assert mma_tf32x3.precise() is exact
+            assert precision.is_exact() is exact
         torch.backends.cuda.matmul.allow_tf32 = True
-        assert mma_tf32x3.precise() is False
+        assert precision.is_exact() is False
     finally:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.set_float32_matmul_precision(before)

@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ksopt.compile.capture.index_map import NotNestedError, identity, is_identity
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.reshape_plan import plan
 from ksopt.compile.capture.rules import concat, mask, matmul, movement, structured_weight, vmap
 from ksopt.compile.capture.rules.einsum_series import is_series, note_series
 from ksopt.compile.capture.shortcuts import may_write, take, writes_in_place, writes_its_inputs
 from ksopt.compile.capture.symbolic import is_multiple_of_a_size, plain
 from ksopt.compile.capture.tracker import FixedSizeNeeded, FrozenPattern, Tracker
 from ksopt.compile.capture.values import Holder, Kind, Region, Trace, View
-from ksopt.compile.lowering.emit import fake_result
-from ksopt.compile.lowering.reshape_plan import plan
 
 _RULES = (movement, matmul, concat, structured_weight, mask)  # registered on import
 

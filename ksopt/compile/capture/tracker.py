@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ksopt.compile.capture.index_map import IndexMap, NotNestedError, identity
+from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import Size, plain
 from ksopt.compile.capture.values import Cast, Kind, Miss, Origin, Root, Structured, Trace, View
-from ksopt.compile.lowering.emit import fake_result
 from ksopt.patterns.chain import Pattern
 
 

@@ -34,14 +34,14 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ksopt import settings
+from ksopt import precision, settings
 from ksopt.compile.lowering.benchmark import Question, Times, by_clock
 from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.jit import cache
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.explain import ChoiceReport, choice_report
-from ksopt.kernels.families import mma_tf32x3, pytorch_ops
+from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem_key import Situation, bits_of
 from ksopt.system import sources
 from ksopt.system.atomic_files import write_whole
@@ -114,7 +114,7 @@ def _told(question: Question, device: torch.device) -> Times | None:
     if device.type == "cpu":
         return None
     try:
-        return _predicted_once(question, device, mma_tf32x3.precise())
+        return _predicted_once(question, device, precision.is_exact())
     except Exception as error:  # a compilation must not fail for what is only told
         log.warning("what %s takes was not predicted: %s", question.chain, error)
         return None
@@ -208,7 +208,7 @@ def _path(question: Question, device: torch.device) -> Path:
     else:
         machine = tuning_cache.cpu_machine()
     text = str(question.chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
-    is_tf32 = question.dtype == "float32" and not mma_tf32x3.precise()
+    is_tf32 = question.dtype == "float32" and not precision.is_exact()
     dtype = "tf32" if is_tf32 else question.dtype
     how = [dtype, str(bits_of(question.batch)), *question.fused]
     kinds = ("training", "to_input", "computed")

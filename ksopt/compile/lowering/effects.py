@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ksopt.compile.capture.interpreter import holds_all
+from ksopt.compile.capture.nodes import memory_of
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
     Applied,
@@ -30,7 +31,6 @@ from ksopt.compile.capture.values import (
     Trace,
     View,
 )
-from ksopt.compile.lowering.weight_lifetime import memory_of
 
 
 class CannotLowerError(Exception):

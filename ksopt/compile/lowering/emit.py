@@ -18,15 +18,11 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
 from ksopt.compile.capture.index_map import Atoms
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.reshape_plan import Move, plan
 from ksopt.compile.capture.symbolic import same
-from ksopt.compile.lowering.reshape_plan import Move, plan
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
-
-
-def fake_result(node: fx.Node) -> Any:
-    """The fake result that a node carries, None if it carries none."""
-    return node.meta.get("example_value", node.meta.get("val"))
 
 
 class Emitter:

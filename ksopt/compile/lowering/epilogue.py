@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from ksopt.compile.lowering.emit import fake_result
+from ksopt.compile.capture.nodes import fake_result
 
 ACTIVATIONS: dict[Any, str] = {
     F.relu: "relu",

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from ksopt import ops
 from ksopt.compile.capture.index_map import Atoms, NotNestedError, identity
+from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.recognize import weight_dims, x_dims
 from ksopt.compile.capture.symbolic import plain
 from ksopt.compile.capture.tracker import Tracker
@@ -38,7 +39,7 @@ from ksopt.compile.lowering.effects import (
     operands,
     product_of,
 )
-from ksopt.compile.lowering.emit import Emitter, fake_result, has_strides_of, is_torchs
+from ksopt.compile.lowering.emit import Emitter, has_strides_of, is_torchs
 from ksopt.compile.lowering.emit_mask import emit_applied
 from ksopt.compile.lowering.weight_lifetime import Weights
 

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from ksopt.compile.capture.index_map import NotNestedError
+from ksopt.compile.capture.nodes import fake_result, memory_of
 from ksopt.compile.capture.recognize import weight_dims
+from ksopt.compile.capture.reshape_plan import keeps_memory, plan
 from ksopt.compile.capture.values import (
     Applied,
     Cast,
@@ -26,8 +28,6 @@ from ksopt.compile.capture.values import (
     Stacked,
     Trace,
 )
-from ksopt.compile.lowering.emit import fake_result
-from ksopt.compile.lowering.reshape_plan import keeps_memory, plan
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,6 @@ class Weights:
 
     def _is_written(self, root: Root) -> bool:
         return root.storage is not None and root.storage[0] in self._trace.writes
-
-
-def memory_of(node: fx.Node) -> int | None:
-    """Identity of the memory of a node's fake result."""
-    known = fake_result(node)
-    try:
-        return known.untyped_storage()._cdata if isinstance(known, Tensor) else None
-    except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have none
-        return None
 
 
 def _is_view(node: fx.Node, have: object, want: object) -> bool:

@@ -27,11 +27,10 @@ from dataclasses import astuple, replace
 import torch
 from torch import Tensor
 
-from ksopt import settings
+from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import problem_key, registry, tuning_cache, weight_cache, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, measured, rebuilt
-from ksopt.kernels.families import mma_tf32x3
 from ksopt.kernels.families.base import Machine
 from ksopt.kernels.launcher import Enterable, Entry
 from ksopt.kernels.problem import Problem
@@ -69,7 +68,7 @@ def run_known(
         return run_known_changing(x, weight, batch_last, out)
     if _launch_known is None or torch.are_deterministic_algorithms_enabled():
         return None
-    exact = x.dtype != torch.float32 or mma_tf32x3.precise()
+    exact = x.dtype != torch.float32 or precision.is_exact()
     try:
         ready = weight_table.of(weight, owner)
         if not ready or _launch_prepared is None:
@@ -90,7 +89,7 @@ def run_known_changing(
     """`run_known` where weights are said to change, whether or not they are in this scope."""
     if _launch_known is None or torch.are_deterministic_algorithms_enabled():
         return None
-    exact = x.dtype != torch.float32 or mma_tf32x3.precise()
+    exact = x.dtype != torch.float32 or precision.is_exact()
     try:
         return _launch_known(x, weight, batch_last, exact, True, out)
     except RuntimeError:  # as above
@@ -99,7 +98,7 @@ def run_known_changing(
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     global _launch_known, _launch_prepared
-    exact = x.dtype != torch.float32 or mma_tf32x3.precise()
+    exact = x.dtype != torch.float32 or precision.is_exact()
     for changing, choice in enumerate((decision.kept, decision.changing)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
@@ -139,7 +138,7 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     shape, dtype = weight.shape, x.dtype
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
     rows = problem_key.rows_of(x, batch_last, batch)
-    exact = dtype != torch.float32 or mma_tf32x3.precise()
+    exact = dtype != torch.float32 or precision.is_exact()
     bits = problem_key.bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
     decision = _table().get(key) or _decide(key, x, weight, batch)
@@ -213,7 +212,7 @@ def situation_of(x: Tensor, weight: Tensor, batch_last: bool) -> Situation:
     """What a choice for these operands is made for, at torch's present precision."""
     pattern, dtype = Pattern(*weight.shape), str(x.dtype).removeprefix("torch.")
     batch = x.numel() // pattern.in_features
-    exact = dtype != "float32" or mma_tf32x3.precise()
+    exact = dtype != "float32" or precision.is_exact()
     rows = problem_key.rows_of(x, batch_last, batch)
     return Situation(Problem(pattern, dtype, batch_last, exact), rows, problem_key.bits_of(batch))
 

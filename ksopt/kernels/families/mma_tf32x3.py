@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
-import torch
-
 from ksopt.kernels import codegen
 from ksopt.kernels.families import naive
 from ksopt.kernels.families.fold import Fold
@@ -77,17 +75,6 @@ class Config:
         sums = self.mt * self.nt * f.j * 4
         operands = self.mt * f.j * f.steps * 8 + f.chunks * 4
         return sums + operands + 16 + 38
-
-
-def precise() -> bool:
-    """Whether fp32 products are to be exact to fp32 (three TF32 products) at this moment.
-
-    False where ``torch.backends.cuda.matmul.allow_tf32`` is True,
-    ``torch.set_float32_matmul_precision`` was given ``"high"`` or ``"medium"``, or one of torch's
-    ``fp32_precision`` switches above matrix products is ``"tf32"``: what PyTorch's own products do.
-    """
-    # What torch.backends.cuda.matmul.fp32_precision gives, in a tenth of the time.
-    return bool(torch._C._get_fp32_precision_getter("cuda", "matmul") != "tf32")
 
 
 def supports(problem: Problem) -> str | None:

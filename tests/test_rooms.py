@@ -1,0 +1,76 @@
+"""Imports run one way: a room knows those below it only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# From the ground up; rooms of one line do not know each other.
+ORDER = """
+errors
+patterns settings report
+reference system precision
+batched jit
+baselines
+measure doctor
+kernels
+op_kernels
+ops
+functional projection tune
+nn
+compile.capture conversion
+compile.lowering
+compile
+bench
+search
+cli
+"""
+RANKS = {room: at for at, line in enumerate(ORDER.split("\n")) for room in line.split()}
+# ``ksopt`` itself is the package's list of names, which are imported when they are used.
+ANYWHERE = {"ksopt", "__main__"}
+# The report of a graph: what both stages of the compiler fill.
+DATA = {"ksopt.compile.sites"}
+
+
+def modules() -> dict[str, Path]:
+    files = [*ROOT.glob("ksopt/**/*.py"), *ROOT.glob("search/**/*.py")]
+    names = {}
+    for file in files:
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        parts = ("ksopt", *parts) if parts[0] == "search" else parts
+        names[".".join(parts).removesuffix(".__init__")] = file
+    return names
+
+
+MODULES = modules()
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    if parts[1:2] == ["compile"] and parts[2:3] in (["capture"], ["lowering"]):
+        return ".".join(parts[1:3])
+    return parts[1] if len(parts) > 1 else "ksopt"
+
+
+def imported(module: str) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module}: a relative import"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= (inner & MODULES.keys()) or {str(node.module)}
+    return {name for name in names if name.split(".")[0] == "ksopt"} - DATA
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_knows_only_the_rooms_below_its_own(module: str) -> None:
+    own = room(module)
+    if own in ANYWHERE:
+        return
+    others = {room(name): name for name in imported(module)}
+    others = {other: name for other, name in others.items() if other not in {own, *ANYWHERE}}
+    above = [name for other, name in others.items() if RANKS[other] >= RANKS[own]]
+    assert not above, f"{module} imports {above}"
