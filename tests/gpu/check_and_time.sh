@@ -37,7 +37,7 @@ step() {
 devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n "$((4 * devices))")
 step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}" \
-  tests/gpu tests/test_roofline.py tests/test_timing.py
+  tests/gpu tests/measure/test_roofline.py tests/measure/test_timing.py
 
 # The processes above have one device each.
 [ "$devices" -gt 1 ] && step two-devices 60 "$python" -m pytest -m gpu -q tests/gpu -k two_devices

@@ -39,7 +39,7 @@ from ksopt.search.report.phrases import millijoules
 from ksopt.search.request import STUDY
 from ksopt.search.space.space import build
 
-from test_results_schema import check  # isort: skip
+from test_results import check  # isort: skip
 
 Search = Callable[..., SearchResult]
 DENSE_MJ = 7.0

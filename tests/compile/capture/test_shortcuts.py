@@ -12,7 +12,7 @@ import ksopt
 from ksopt.compile.capture import interpreter, shortcuts
 from ksopt.compile.capture.tracker import Tracker
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 LAYERS = sorted([*(HERE / "corpus").glob("*.py"), *(HERE / "models").glob("*.py")])
 
 

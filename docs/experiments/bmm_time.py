@@ -1,6 +1,6 @@
 """What a product costs the host in Python and through the host library, without a GPU.
 
-    python tests/jit/batched_time.py
+    python tests/csrc/batched_time.py
 
 Prints microseconds a call, the least of 7 rounds, of tiny products on the CPU with a driver that is
 played: of batched products by the operators that compiled graphs call, by ks_mm, and past torch's

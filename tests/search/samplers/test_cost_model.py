@@ -11,7 +11,7 @@ from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.regret.tables import spearman
 from ksopt.search.samplers.cost_model import CostModel
 
-DATA = Path(__file__).parents[2] / "docs" / "data" / "search-regret-chains.csv"
+DATA = Path(__file__).parents[3] / "docs" / "data" / "search-regret-chains.csv"
 H200 = Machine((9, 0), 132, 227 * 1024)
 ROWS = [
     (row["dims"], row["budget"], row["chain"], float(row["latency_us"]) / float(row["dense_us"]))

@@ -27,9 +27,9 @@ from ksopt.search.layers import whole_model
 from ksopt.search.report import export
 
 from shapes_models import inputs, tiny  # isort: skip
-from test_shapes_model import final_of  # isort: skip
+from test_whole_model import final_of  # isort: skip
 
-PAGE = Path(__file__).parents[2] / "docs" / "search.md"
+PAGE = Path(__file__).parents[3] / "docs" / "search.md"
 OPTIONS: dict[str, Any] = {"batch": 16, "device": "cpu"}
 
 

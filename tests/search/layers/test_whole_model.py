@@ -32,7 +32,7 @@ from ksopt.search.report import phrases
 
 from shapes_models import Tiny, inputs, keywords, on_meta, tiny  # isort: skip
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 OPTIONS = {"budgets": ("60%", "90%"), "batch": 16, "device": "cpu", "trials": 24}
 WORDS = (
     *("search", "--model", "usersmodel:tiny", "--budget", "60%", "90%", "--batch", "16"),

