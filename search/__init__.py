@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ksopt.search.layers.results import ShapesResult
     from ksopt.search.layers.study import ToMeasure, run_shapes
     from ksopt.search.progress import Progress, for_terminal
-    from ksopt.search.replay import replay
     from ksopt.search.report.export import print_result, to_json
     from ksopt.search.results import Finalist, Recommendation, SearchResult, TrialRecord
+    from ksopt.search.saved_study import replay
     from ksopt.search.study import run_search
 
 __all__ = [
@@ -51,7 +51,7 @@ _LAZY = {
     "layers_of_config": "layers.hf_config",
     "layers_of_model": "layers.model",
     "run_shapes": "layers.study",
-    "replay": "replay",
+    "replay": "saved_study",
     "run_search": "study",
     "for_terminal": "progress",
     "Progress": "progress",

@@ -353,8 +353,8 @@ def _replay(given: argparse.Namespace) -> int:
         )
     from ksopt.cli import search_layers as shapes_command
     from ksopt.search import print_result, to_json
-    from ksopt.search.replay import replay
     from ksopt.search.results import SearchResult
+    from ksopt.search.saved_study import replay
 
     result = replay(given.replay, given.study, given.out)
     if not isinstance(result, SearchResult):

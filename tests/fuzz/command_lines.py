@@ -247,7 +247,7 @@ def preload() -> None:
         *("optuna.storages.journal", "safetensors.torch", "sqlalchemy.dialects.sqlite"),
         *("torch._dynamo", "ksopt.bench.run", "ksopt.compile.explain", "ksopt.conversion.folder"),
         *(
-            "ksopt.search.replay",
+            "ksopt.search.saved_study",
             "ksopt.search.space.listing",
             "ksopt.search.layers.study",
             "ksopt.tune",

@@ -6,8 +6,8 @@ import sqlalchemy
 
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.search.replay import replay
 from ksopt.search.request import SearchRequest
+from ksopt.search.saved_study import replay
 from ksopt.search.storage import Storage
 from ksopt.search.storage_url import without_password, without_secrets
 
