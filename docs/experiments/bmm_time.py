@@ -1,6 +1,6 @@
 """What a product costs the host in Python and through the host library, without a GPU.
 
-    python tests/csrc/batched_time.py
+    python docs/experiments/bmm_time.py
 
 Prints microseconds a call, the least of 7 rounds, of tiny products on the CPU with a driver that is
 played: of batched products by the operators that compiled graphs call, by ks_mm, and past torch's
@@ -9,12 +9,12 @@ dispatcher; and of a kernel that does nothing, by weights that are stored in its
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import played_driver
 import torch
 
 from ksopt import ops
@@ -26,6 +26,9 @@ from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Geometry
 from ksopt.kernels.registry import Way
 from ksopt.patterns.chain import Pattern
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "csrc"))
+import played_driver
 
 ROUNDS, CALLS = 7, 430
 PATTERNS = (Pattern(8, 4, 4, 1), Pattern(1, 4, 4, 8))

@@ -1,6 +1,6 @@
 """How long one kernel takes to compile, and to come from the cache on disk.
 
-    python tests/jit/compile_time.py
+    python docs/experiments/compile_time.py
 
 No GPU is needed: for each family of kernels, the three tiles predicted best for each of a few
 problems are compiled for an H200 into an empty cache, then read from it as another process would.

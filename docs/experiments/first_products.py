@@ -1,6 +1,6 @@
 """How long the first product of a situation takes: compiling, comparing, timing, choosing.
 
-    KSOPT_CACHE_DIR=$(mktemp -d) python tests/gpu/first_products.py
+    KSOPT_CACHE_DIR=$(mktemp -d) python docs/experiments/first_products.py
 
 With a cache that has the choices, how long they take to be read and loaded.
 """

@@ -1,6 +1,6 @@
 """What an eager call costs the host, without waiting for the device, and what of it goes where.
 
-    python tests/gpu/host_time.py
+    python docs/experiments/host_time.py
 
 Prints microseconds a call, the least of 10 rounds of 500, for each layout and dtype: of ksopt's
 operator and layer, of what they are made of, and of torch's own products of the same size. The

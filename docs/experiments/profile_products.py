@@ -1,8 +1,8 @@
 """Run products again and again: for a profiler to look at, or to see how their times vary.
 
-    python tests/gpu/profile_products.py float32 "(1,768,768,96)" --seconds 2
+    python docs/experiments/profile_products.py float32 "(1,768,768,96)" --seconds 2
     ncu --clock-control none --section SpeedOfLight --launch-skip 20 --launch-count 6 \\
-        python tests/gpu/profile_products.py float16 "(1,768,192,48)" --calls 4
+        python docs/experiments/profile_products.py float16 "(1,768,192,48)" --calls 4
 
 Prints, for each pattern, what ``ks_mm`` chose, the spread of its times, and beside them the
 device's clock and power and why it slowed down, as nvidia-smi saw them meanwhile.

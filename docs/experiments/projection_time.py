@@ -1,6 +1,6 @@
 """How long the nearest product of two factors takes to find on the GPU, and how near it comes.
 
-    python tests/gpu/projection_time.py [SIDE]
+    python docs/experiments/projection_time.py [SIDE]
 
 For a SIDE x SIDE matrix (default 4096) and Monarch chains of few, medium and many blocks: seconds
 of `ksopt.project` for a random matrix and for one that is a product of the chain, the first run's

@@ -1,4 +1,4 @@
-"""``python -m ksopt.search.regret``: measure the search itself against a reference.
+"""Measure the search itself against a reference.
 
 Every size is searched as its user would search it; then chains of the same spaces are measured in
 the same way, as many as ``--reference`` and for as long as ``--times`` says: half of those that
@@ -24,15 +24,15 @@ from typing import Any
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.kernels.families.base import Machine
 from ksopt.measure import device as devices
-from ksopt.search.regret import tables
-from ksopt.search.regret.asked import Asked
-from ksopt.search.regret.predicting import processes
-from ksopt.search.regret.reference import Reference
-from ksopt.search.regret.rows import Book
-from ksopt.search.regret.schedule import Schedule
-from ksopt.search.regret.work import Work
 from ksopt.search.request import LADDER, SearchRequest
 from ksopt.system.cpu import cpus_allowed
+from regret import tables
+from regret.asked import Asked
+from regret.predicting import processes
+from regret.reference import Reference
+from regret.rows import Book
+from regret.schedule import Schedule
+from regret.work import Work
 
 _SIZES = ("384x384", "384x1536", "768x3072", "1024x4096", "4096x4096", "4096x11008")
 _MOST_PREDICTING = 24
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _run(given)
     except InvalidInputError as error:
-        print(f"ksopt.search.regret: {error}", file=sys.stderr)
+        print(f"search_regret.py: {error}", file=sys.stderr)
         return 2
     except KsoptError as error:
-        print(f"ksopt.search.regret: {error}", file=sys.stderr)
+        print(f"search_regret.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ksopt.search.regret", description=__doc__, allow_abbrev=False
+        prog="python docs/experiments/search_regret.py", description=__doc__, allow_abbrev=False
     )
     add = parser.add_argument
     add("--dims", nargs="+", default=list(_SIZES), metavar="INxOUT", help="sizes of layers")
@@ -159,7 +159,7 @@ def _run(given: argparse.Namespace) -> int:
     _tell(book)
     print(f"this run took {time.monotonic() - began:.0f} s on {len(places)} device(s)")
     for failure in run.failures:
-        print(f"ksopt.search.regret: {failure}", file=sys.stderr)
+        print(f"search_regret.py: {failure}", file=sys.stderr)
     return 1 if run.failures else 0
 
 

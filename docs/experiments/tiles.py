@@ -1,4 +1,4 @@
-"""``python -m ksopt.bench.tiles FAMILY``: random tiles of a kernel family, checked and timed.
+"""Random tiles of a kernel family, checked and timed.
 
 The tables of docs/performance.md are of such tiles, and the cost models (``predicted_us`` of the
 families in ksopt.kernels) are fitted to them and judged by them: for each pattern, how much slower
@@ -175,13 +175,13 @@ def write(path: Path, rows_of: dict[Pattern, list[Row]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, measure, print, write."""
-    parser = argparse.ArgumentParser(prog="python -m ksopt.bench.tiles")
+    parser = argparse.ArgumentParser(prog="python docs/experiments/tiles.py")
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--tiles", type=int, default=60, help="random tiles a pattern (60)")
     parser.add_argument("--batch", type=int, default=paper.BATCH)
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-tiles.csv"))
     given = parser.parse_args(arguments)
-    module = importlib.import_module(f"ksopt.kernels.{given.family}")
+    module = importlib.import_module(f"ksopt.kernels.families.{given.family}")
     try:
         device = devices.resolve("cuda")
         problems = [problem_of(given.family, Pattern.parse(text)) for text in PATTERNS]
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             p.pattern: time_tiles(module, p, given.tiles, given.batch, roofline) for p in problems
         }
     except KsoptError as error:
-        print(f"python -m ksopt.bench.tiles: {error}", file=sys.stderr)
+        print(f"python docs/experiments/tiles.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidInputError) else 1
     print(f"{record.name}, torch {record.torch}, commit {record.commit}, batch {given.batch}")
     tables.write(summary(given.family, rows_of))

@@ -1,4 +1,4 @@
-"""``python -m ksopt.bench.models``: whole models, uncompiled, under Inductor and under ksopt.
+"""Whole models, uncompiled, under Inductor and under ksopt.
 
 A ViT, a GPT-2 and a Llama of the library ``transformers``, with random weights, whose linear layers
 three authors have replaced by Kronecker-sparse ones in plain PyTorch. Each is compiled, compared
@@ -17,19 +17,19 @@ from pathlib import Path
 
 import torch
 
-from ksopt.bench import model_report as report
-from ksopt.bench.model_build import SIZES, SMALL, build
-from ksopt.bench.model_measuring import EAGER, INDUCTOR, Way, measure_model
-from ksopt.bench.model_report import Case
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure import device as devices
 from ksopt.report import tables
+from models import report
+from models.build import SIZES, SMALL, build
+from models.measuring import EAGER, INDUCTOR, Way, measure_model
+from models.report import Case
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _EPILOG = """\
 examples:
-  python -m ksopt.bench.models --small --models gpt2 --dtypes float32
-  python -m ksopt.bench.models --layers 4 --out models      # on a GPU, 4 blocks of each model
+  python docs/experiments/whole_models.py --small --models gpt2 --dtypes float32
+  python docs/experiments/whole_models.py --layers 4 --out models  # on a GPU, 4 blocks a model
 
 On a GPU most of the first run goes into measuring what is faster, which is kept on disk.
 
@@ -42,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, measure, print, write."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     given = _parser().parse_args(words)
-    command = shlex.join(["python", "-m", "ksopt.bench.models", *words])
+    command = shlex.join(["python", "docs/experiments/whole_models.py", *words])
     try:
         cases = _measured(given, command)
     except KsoptError as error:
-        print(f"python -m ksopt.bench.models: {error}", file=sys.stderr)
+        print(f"python docs/experiments/whole_models.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidInputError) else 1
     for table in (report.times_table(cases), report.sites_table(cases), report.errors_table(cases)):
         tables.write(table)
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ksopt.bench.models",
+        prog="python docs/experiments/whole_models.py",
         description="Check and time whole models with Kronecker-sparse layers under torch.compile.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -33,6 +33,7 @@ def sizes(shape, batch_dim, dynamic):
             yield tuple(n + more if at == batch_dim else n for at, n in enumerate(shape))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_is_lowered_and_equal(path, dynamic, compiled_by_eager):

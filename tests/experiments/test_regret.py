@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,18 +12,20 @@ from pathlib import Path
 
 import pytest
 
+import search_regret
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.regret import tables
-from ksopt.search.regret.__main__ import main
-from ksopt.search.regret.asked import Asked
-from ksopt.search.regret.reference import Predictions, Reference
-from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
-from ksopt.search.regret.schedule import Schedule, Unit
-from ksopt.search.regret.work import Work
 from ksopt.search.request import SearchRequest
 from ksopt.search.space.space import build
+from regret import tables
+from regret.asked import Asked
+from regret.reference import Predictions, Reference
+from regret.rows import Book, Measured, Searched, Stage, TimedWay
+from regret.schedule import Schedule, Unit
+from regret.work import Work
+from search_regret import main
 
+SCRIPT = Path(search_regret.__file__)
 REQUEST = SearchRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
 
 
@@ -137,7 +140,7 @@ def test_rows_that_belong_together_are_one_write(
             raise Cut
         return "{}"
 
-    monkeypatch.setattr("ksopt.search.regret.rows.json.dumps", dumped)
+    monkeypatch.setattr("regret.rows.json.dumps", dumped)
     with pytest.raises(Cut):  # a final of which one row is there would be taken for all of it
         found.add([row(chain, 5.0, "final") for chain in chains])
     assert found.path.read_text() == before
@@ -453,7 +456,7 @@ def test_a_process_that_dies_is_replaced(
         with monkeypatch.context() as patch:
             popen = subprocess.Popen
             patch.setattr(
-                "ksopt.search.regret.asked.subprocess.Popen",
+                "regret.asked.subprocess.Popen",
                 lambda command, **more: popen([command[0], str(script)], **more),
             )
             return started(self)
@@ -493,13 +496,12 @@ def test_a_size_that_fails_leaves_the_others(
 def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
     """Predictions are made by other processes only beside a GPU: here for one that is not there."""
     # Run as the command is: nothing of such a file is known to the processes.
-    script = tmp_path / "asking" / "__main__.py"
-    script.parent.mkdir()
+    script = tmp_path / "asking.py"
     script.write_text(
         "import os, signal\n"
         "from ksopt.kernels.families.base import Machine\n"
-        "from ksopt.search.regret.predicting import processes\n"
-        "from ksopt.search.regret.reference import Reference\n"
+        "from regret.predicting import processes\n"
+        "from regret.reference import Reference\n"
         "from ksopt.search.request import SearchRequest\n"
         "if __name__ == '__main__':\n"
         "    pool = processes(1)\n"
@@ -510,8 +512,9 @@ def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
         "    print(*pool._processes, min(times) > 0, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
     done = subprocess.run(
-        [sys.executable, "-m", "asking"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == -9, done.stderr
     child, predicted = done.stdout.split()
@@ -554,7 +557,7 @@ def test_a_report_of_no_such_file_is_a_sentence(
 @pytest.mark.usefixtures("brief")
 def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
+    command = [sys.executable, str(SCRIPT), "--dims", "32x64", "--budgets", "60%"]
     command += ["--dtype", "float32", "--batch", "16", "--device", "cpu", "--trials", "2"]
     command += ["--reference", "20", "--times", "0", "--out", str(out)]
 
@@ -588,7 +591,7 @@ def test_what_was_measured_before_a_kill_is_kept(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("brief")
 def test_it_runs_stops_and_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    command = [sys.executable, "-m", "ksopt.search.regret", "--dims", "32x64", "--budgets", "60%"]
+    command = [sys.executable, str(SCRIPT), "--dims", "32x64", "--budgets", "60%"]
     command += ["--dtype", "float32", "--batch", "16", "--device", "cpu", "--trials", "2"]
     command += ["--reference", "4", "--times", "0", "--out", str(out)]
     done = subprocess.run([*command, "--timeout", "0.001"], capture_output=True, text=True)

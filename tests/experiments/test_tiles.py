@@ -1,4 +1,4 @@
-"""`python -m ksopt.bench.tiles`, with a family that is played on the CPU."""
+"""`python docs/experiments/tiles.py`, with a family that is played on the CPU."""
 
 import csv
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ksopt.bench import tiles
+import tiles
 from ksopt.errors import KsoptError
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.patterns.chain import Pattern
@@ -86,7 +86,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_family_has_what_is_asked_of_it(name: str) -> None:
     import importlib
 
-    module = importlib.import_module(f"ksopt.kernels.{name}")
+    module = importlib.import_module(f"ksopt.kernels.families.{name}")
     problem = tiles.problem_of(name, Pattern.parse(tiles.PATTERNS[0]))
     assert module.supports(problem) is None
     config = next(iter(module.configs(problem, 132)))

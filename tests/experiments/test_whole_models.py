@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 
-from ksopt.bench import model_measuring, models
-from ksopt.bench.model_build import SIZES, SMALL, build
-from ksopt.bench.model_measuring import EAGER, INDUCTOR, Errors, Way
-from ksopt.bench.model_report import Case, sentences, times_table
+import whole_models
 from ksopt.compile import backend
 from ksopt.compile.sites import Place, Report, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
+from models import measuring
+from models.build import SIZES, SMALL, build
+from models.measuring import EAGER, INDUCTOR, Errors, Way
+from models.report import Case, sentences, times_table
 
 transformers = pytest.importorskip("transformers", reason="the models come from transformers")
 CPU = torch.device("cpu")
@@ -25,14 +26,14 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def quick(monkeypatch):
     """Graphs run through AOTAutograd, but eagerly: Inductor takes a minute a model."""
-    monkeypatch.setattr(model_measuring, "_BACKEND", "aot_eager")
+    monkeypatch.setattr(measuring, "_BACKEND", "aot_eager")
     monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
 
 
 def run(tmp_path, *words):
     out = tmp_path / "out"
     given = ["--small", "--layers", "1", "--device", "cpu", "--seconds", "0.01", "--out", str(out)]
-    return models.main([*given, *words]), out
+    return whole_models.main([*given, *words]), out
 
 
 LAYERS = {"vit": 6, "gpt2": 4, "llama": 7}  # in each block
@@ -70,7 +71,7 @@ def test_every_layer_is_a_site_and_results_are_right(names, more, quick, tmp_pat
     assert [row["way"] for row in rows] == len(names) * [EAGER, INDUCTOR, "ksopt"]
     page = (out / "models.md").read_text(encoding="utf-8")
     assert "## Times" in page
-    assert "ksopt.bench.models --small" in page
+    assert "whole_models.py --small" in page
 
 
 def test_a_wrong_result_is_a_fault_and_not_timed(quick, tmp_path, capsys, monkeypatch):
@@ -93,24 +94,24 @@ def test_a_wrong_result_is_a_fault_and_not_timed(quick, tmp_path, capsys, monkey
 def test_a_missed_site_is_a_fault():
     missed = Site("n", Place("author.py", 3), "bmm", Verdict.MISSED, "At node n: no.")
     lowered = Site("m", Place(), "bmm", Verdict.LOWERED, "")
-    faults = model_measuring._missing("step", Report([lowered, missed], graphs=1), 2)
+    faults = measuring._missing("step", Report([lowered, missed], graphs=1), 2)
     assert faults == [
         "step: 1 sites for 2 Kronecker-sparse layers",
         "step: author.py:3 is not recognised: At node n: no.",
     ]
-    assert model_measuring._missing("step", Report([lowered], graphs=1), 1) == []
+    assert measuring._missing("step", Report([lowered], graphs=1), 1) == []
     left = Report(notes=["a graph was left alone"])
-    assert "step: a graph was left alone" in model_measuring._missing("step", left, 0)
+    assert "step: a graph was left alone" in measuring._missing("step", left, 0)
 
 
 def test_gradients_that_are_nothing_are_not_compared():
-    one = model_measuring._Results(
+    one = measuring._Results(
         torch.ones(2), torch.ones(()), {"w": torch.ones(4), "b": torch.tensor([1e-9])}
     )
-    other = model_measuring._Results(
+    other = measuring._Results(
         torch.ones(2), torch.ones(()), {"w": torch.full((4,), 1.5), "b": torch.tensor([7e-9])}
     )
-    found = model_measuring._errors(other, one)
+    found = measuring._errors(other, one)
     assert found == Errors(0.0, 0.0, pytest.approx(0.5), {"w": 0.5})
 
 

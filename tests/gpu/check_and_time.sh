@@ -80,15 +80,15 @@ if [ "$failed" -ne 0 ]; then
   exit 1
 fi
 [ "${2:-}" = checks ] && exit 0
-step host-time 120 "$python" tests/gpu/host_time.py
-step projection 120 "$python" tests/gpu/projection_time.py
+step host-time 120 "$python" docs/experiments/host_time.py
+step projection 120 "$python" docs/experiments/projection_time.py
 if "$python" -c 'import pynvml' 2>/dev/null; then
   step energy 120 "$python" -m ksopt search --dims 768x3072 --budget 25% --dtype bf16 --trials 8 --energy \
     --device cuda --out "$out/energy"
 else
   echo "skipped energy: there is no nvidia-ml-py (pip install 'ksopt[energy]')"
 fi
-step tiles 150 "$python" -m ksopt.bench.tiles mma16 --tiles 20 --out "$out/tiles.csv"
+step tiles 150 "$python" docs/experiments/tiles.py mma16 --tiles 20 --out "$out/tiles.csv"
 for layout in batch_first batch_last; do
   step "bench-$layout" 150 "$python" -m ksopt bench kernels --patterns sample:12 --dtype float16 --layout "$layout" \
     --device cuda --out "$out/bench-$layout"

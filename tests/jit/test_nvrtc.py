@@ -16,6 +16,7 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", list(naive.DTYPES))
 @pytest.mark.parametrize("batch_last", [False, True])

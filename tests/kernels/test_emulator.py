@@ -136,6 +136,7 @@ def run(kernel, seed=0):
     return x[:, 0], kernel(x, torch.zeros(SCALAR.weight_shape), seed)[:, 0]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_fault_is_found_in_every_order(small_kernels, fault, seed):
@@ -318,6 +319,7 @@ def test_the_real_kernels_pass(emulator, problem):
     compute(real_kernel(emulator, problem), problem)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_the_real_kernels_fail_without(emulator, mutation):
     problem, header, edit, report = MUTATIONS[mutation]

@@ -104,6 +104,7 @@ def test_opcheck(layout, requires_grad):
             torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad_inner, (g, x, a, d, last))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -1,6 +1,6 @@
 """Whole models of the library ``transformers``, from their configurations, with random weights.
 
-Their dense layers are replaced by the layers of `ksopt.bench.model_layers`, as an author would who
+Their dense layers are replaced by the layers of `layers.py`, as an author would who
 wants a smaller model. What stays dense is what is no layer of a block: embeddings and the head.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ksopt.bench.model_layers import BlocksByVmap, ButterflyByEinsum, MonarchByBmm
 from ksopt.errors import InvalidInputError, UnavailableError
+from models.layers import BlocksByVmap, ButterflyByEinsum, MonarchByBmm
 
 _HEADS = ("classifier", "lm_head")
 

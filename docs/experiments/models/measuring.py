@@ -20,10 +20,10 @@ import torch
 import torch._inductor.utils
 from torch import Tensor, nn
 
-from ksopt.bench.model_build import Built, loss
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
 from ksopt.measure.timing import Measurement, measure
+from models.build import Built, loss
 
 EAGER, INDUCTOR = "uncompiled", "Inductor"
 _BACKEND = "inductor"

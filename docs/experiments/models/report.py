@@ -1,4 +1,4 @@
-"""What `ksopt bench models` found, as tables, Markdown, CSV and JSON."""
+"""What a run of `whole_models.py` measured, as tables, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ksopt.bench.model_measuring import INDUCTOR, Way
 from ksopt.compile.sites import Report, Site, Verdict
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Comparison, Measurement, compare
@@ -18,8 +17,9 @@ from ksopt.report import document, tables
 from ksopt.report.document import Section
 from ksopt.report.tables import Table
 from ksopt.system.atomic_files import write_whole
+from models.measuring import INDUCTOR, Way
 
-SCHEMA = "ksopt.bench.models/1"
+SCHEMA = "ksopt.experiments.whole_models/1"
 _TITLE = "Models with Kronecker-sparse layers under torch.compile"
 
 

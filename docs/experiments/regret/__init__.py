@@ -1,4 +1,4 @@
 """How far a search's answer is from the best that a ten times larger search finds.
 
-``python -m ksopt.search.regret`` runs the searches and the reference on this machine's devices.
+The script ``search_regret.py`` runs the searches and the reference on this machine's devices.
 """

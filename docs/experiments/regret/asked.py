@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ksopt.errors import KsoptError
+
+_WORKER = Path(__file__).with_name("worker.py")
 
 
 class ProcessEndedError(KsoptError, RuntimeError):
@@ -27,7 +30,7 @@ class ProcessEndedError(KsoptError, RuntimeError):
 
 
 class Asked:
-    """A process on a device that answers questions (`ksopt.search.regret.worker`).
+    """A process on a device that answers questions (`worker.py`).
 
     Args:
         device: torch's name of it.
@@ -107,7 +110,7 @@ class Asked:
 
     def _started(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ksopt.search.regret.worker"],
+            [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

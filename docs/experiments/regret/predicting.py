@@ -1,6 +1,6 @@
 """Processes that predict, beside those that measure.
 
-In a file of its own: what is defined in ``__main__.py`` cannot be sent to another process.
+In a file of its own: what the script itself defines cannot be sent to another process.
 """
 
 from __future__ import annotations

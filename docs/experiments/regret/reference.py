@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 
 from ksopt.kernels.families.base import Machine
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.regret.rows import Measured
 from ksopt.search.request import SEEDS, SearchRequest
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import estimates, factor_times, overlaps_us
 from ksopt.search.space.space import Space, Step, build
+from regret.rows import Measured
 
 # Patterns that one process predicts at a time.
 _PREDICTED_TOGETHER = 200

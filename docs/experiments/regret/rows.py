@@ -168,7 +168,7 @@ class Book:
         except ValueError:
             raise InvalidInputError(
                 f"report {path}: its first line is not the settings that "
-                "python -m ksopt.search.regret --out writes"
+                "python docs/experiments/search_regret.py --out writes"
             ) from None
         book = cls(path, first)
         book._read_all(kept)

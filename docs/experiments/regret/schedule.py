@@ -16,10 +16,10 @@ from math import ceil
 from typing import Any, Literal
 
 from ksopt.patterns.chain import Chain
-from ksopt.search.regret.reference import Reference
-from ksopt.search.regret.rows import Book, Measured, Searched, Stage, TimedWay
 from ksopt.search.request import SearchRequest
 from ksopt.search.samplers import priors
+from regret.reference import Reference
+from regret.rows import Book, Measured, Searched, Stage, TimedWay
 
 CHUNK = 24
 """Chains that a device measures between two answers."""

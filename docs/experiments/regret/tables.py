@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from ksopt.report import tables
-from ksopt.search.regret.rows import Book, Measured, Stage
 from ksopt.search.report import phrases
 from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.system.atomic_files import write_whole
+from regret.rows import Book, Measured, Stage
 
 CLOSE = 0.03
 """A regret that counts as none: what the searches are held to."""

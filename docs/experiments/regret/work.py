@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ksopt.errors import KsoptError
-from ksopt.search.regret.asked import Asked, ProcessEndedError
-from ksopt.search.regret.rows import Searched, TimedWay
-from ksopt.search.regret.schedule import FINAL_S, Schedule, Unit
 from ksopt.search.request import SearchRequest
+from regret.asked import Asked, ProcessEndedError
+from regret.rows import Searched, TimedWay
+from regret.schedule import FINAL_S, Schedule, Unit
 
 # Times that a device's process is replaced: a chain that ends one is not measured again.
 _MOST_REPLACED = 5
@@ -148,4 +148,4 @@ class Work:
 
     @staticmethod
     def _note(sentence: str) -> None:
-        print(f"ksopt.search.regret: {sentence}", file=sys.stderr, flush=True)
+        print(f"search_regret.py: {sentence}", file=sys.stderr, flush=True)

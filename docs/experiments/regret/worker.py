@@ -1,4 +1,4 @@
-"""``python -m ksopt.search.regret.worker``: one process on one device, which does what it is told.
+"""One process on one device, which does what it is told.
 
 It reads one JSON document a line from stdin and answers each with one on stdout: a search, some
 chains of the reference (each said in a line of its own before the answer), or a final. It ends when

@@ -26,7 +26,7 @@ _REGISTERS = 65536  # of a multiprocessor
 _RESERVED_SHARED = 1024  # bytes of shared memory that each block costs beyond its own
 
 # The cost model's constants: fitted to 142 tiles of 18 of the paper's patterns (fp16, batch 25,088,
-# one H200). ``python -m ksopt.bench.tiles wgmma16`` measures such tiles, and how much slower
+# one H200). ``python docs/experiments/tiles.py wgmma16`` measures such tiles, and how much slower
 # the best predicted ones are than the best (docs/performance.md).
 _DRAM_BYTES_US = 32_300.0  # per multiprocessor and microsecond
 _L2_BYTES_US = 37_600.0  # of y, and of x's first reading; per multiprocessor too

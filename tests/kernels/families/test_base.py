@@ -173,6 +173,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("batch", [16, 25_088])
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("batch_last", [False, True])

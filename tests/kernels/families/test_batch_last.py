@@ -62,6 +62,7 @@ def test_every_tile_fits_and_covers_the_outputs(name, shape):
     assert count > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("shifted", [False, True], ids=["aligned", "shifted"])

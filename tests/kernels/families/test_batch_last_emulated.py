@@ -64,6 +64,7 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
     return weight.permute(0, 3, 1, 2).contiguous()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_against_float64(kernels, at):
     problem, _, shifted = CASES[at]

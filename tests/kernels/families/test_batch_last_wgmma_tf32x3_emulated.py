@@ -113,6 +113,7 @@ def name(at: int) -> str:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, config = CASES[at]
@@ -123,11 +124,13 @@ def test_results(kernels, at):
         assert torch.equal(y, kernels[at](x, weight, seed=1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-1], seed=at)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_blocks_walk_over_many_tiles_and_columns(kernels, at):
     problem, config = CASES[at]
@@ -161,6 +164,7 @@ def test_one_product_is_tf32(emulator):
     assert 2**-16 < error < 2**-11
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("resident", "cut", "message"),
     [

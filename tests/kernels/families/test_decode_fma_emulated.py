@@ -72,6 +72,7 @@ def name(at: int) -> str:
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, _ = CASES[at]
@@ -82,6 +83,7 @@ def test_results(kernels, at):
     assert torch.equal(y, kernels[at](x, weight, seed=1)), "it depends on the order of threads"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-1], seed=at)
@@ -113,6 +115,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulator_finds(emulator, fault):
     before, after, message = FAULTS[fault]

@@ -23,6 +23,7 @@ def ranked(module: ModuleType, problem: Problem, batch: int) -> list[Any]:
     return sorted(configs, key=lambda c: module.predicted_us(pattern, c, batch, MULTIPROCESSORS))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("module", "dtype"), FAMILIES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles(module, dtype, target):

@@ -88,6 +88,7 @@ def name(at: int) -> str:
     return f"{problem.pattern}-{problem.dtype}-{warps}-{c.mt}x{c.nt}-{c.units}u-{c.cluster}b"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, _ = CASES[at]
@@ -98,6 +99,7 @@ def test_results(kernels, at):
     assert torch.equal(y, kernels[at](x, weight, seed=1)), "it depends on the order of threads"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-1], seed=at)
@@ -165,6 +167,7 @@ IN_CLUSTERS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", FAULTS | IN_CLUSTERS)
 def test_the_emulator_finds(emulator, fault):
     before, after, message = (FAULTS | IN_CLUSTERS)[fault]

@@ -24,6 +24,7 @@ def problem_of(shape: tuple[int, int, int, int]) -> Problem:
     return Problem(Pattern(*shape), "float32", batch_last=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("exact", [True, False])
 def test_it_compiles(target, exact):

@@ -79,6 +79,7 @@ def name(at: int) -> str:
     return f"{problem.pattern}-{tile}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, config = CASES[at]
@@ -89,11 +90,13 @@ def test_results(kernels, at):
         assert torch.equal(y, kernels[at](x, weight, seed=1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=17, seed=at)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_blocks_walk_over_many_tiles(kernels, at):
     problem, config = CASES[at]

@@ -36,6 +36,7 @@ def name(problem: Problem) -> str:
     return f"{problem.pattern}-{problem.dtype}-{'last' if problem.batch_last else 'first'}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("problem", PROBLEMS, ids=name)
 def test_results(kernels, problem):
     for batch in BATCHES:
@@ -45,6 +46,7 @@ def test_results(kernels, problem):
     assert torch.equal(y, kernels[problem](x, weight, seed=1)), "it depends on the order of threads"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("problem", PROBLEMS, ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, problem):
     assert_not_finite_stays(kernels[problem], problem, batch=BATCHES[-1], seed=0)

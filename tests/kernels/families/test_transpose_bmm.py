@@ -86,6 +86,7 @@ def test_what_is_refused(problem, reason):
     assert reason in transpose_bmm.supports(problem)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):

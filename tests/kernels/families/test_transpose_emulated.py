@@ -31,6 +31,7 @@ def kernels(emulator):
     return dict(zip(CASES, emulator.build([instance(*case) for case in CASES]), strict=True))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_transposes(kernels, case):
     dtype, a, length, d, to_planar = case

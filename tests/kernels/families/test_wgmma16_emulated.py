@@ -84,6 +84,7 @@ def name(at: int) -> str:
     return f"{problem.pattern}-{groups}-{c.nt}n-{c.kl}l-{c.stages}s-{c.team_j}t"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, config = CASES[at]
@@ -99,6 +100,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=37, seed=at)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_teams_share_rows_and_groups_of_columns(kernels, at):
     """One team does everything, and three share the rows of groups that three do not divide."""
@@ -126,6 +128,7 @@ def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
     assert torch.equal(y, kernels[at](x, weight))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("cut", "message"),
     [

@@ -88,6 +88,7 @@ def name(at: int) -> str:
     return f"{problem.pattern}-{groups}-{c.nt}n-{c.kl}l-{c.stages}s"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, config = CASES[at]
@@ -115,6 +116,7 @@ def test_any_number_of_blocks_computes_every_tile(kernels, at):
     assert torch.equal(results[0], results[1])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("cut", "message"),
     [

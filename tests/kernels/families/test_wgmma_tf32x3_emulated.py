@@ -127,6 +127,7 @@ def name(at: int) -> str:
     return f"{problem.pattern}-{team}-{c.nt}n-{c.kl}l-{c.stages}s-{c.chain}c-{where}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_results(kernels, at):
     problem, config = CASES[at]
@@ -137,6 +138,7 @@ def test_results(kernels, at):
         assert torch.equal(y, kernels[at](x, weight, seed=1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=37, seed=at)
@@ -163,6 +165,7 @@ def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
         assert_close_to_float64(y, x, weight, problem)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_blocks_walk_over_many_tiles(kernels, at):
     problem, config = CASES[at]
@@ -188,6 +191,7 @@ def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("cut", "message"),
     [

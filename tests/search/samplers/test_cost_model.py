@@ -8,8 +8,8 @@ import pytest
 from ksopt.kernels.families import base
 from ksopt.kernels.families.base import FAMILIES, Machine
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.regret.tables import spearman
 from ksopt.search.samplers.cost_model import CostModel
+from regret.tables import spearman
 
 DATA = Path(__file__).parents[3] / "docs" / "data" / "search-regret-chains.csv"
 H200 = Machine((9, 0), 132, 227 * 1024)

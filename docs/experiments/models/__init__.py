@@ -1,0 +1,1 @@
+"""Whole models with Kronecker-sparse layers: how they are built, compared, timed and reported."""
