@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.search.metrics import ENERGY
 from ksopt.search.report import phrases
 from ksopt.search.results import ChainFacts, Finalist, SearchResult, TrialRecord
 
@@ -124,9 +125,9 @@ def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
         spearman = _spearman(pairs)
         if spearman is not None:
             used = [
-                (value, trial.energy_mj)
+                (value, used_mj)
                 for trial in trials
-                if trial.energy_mj is not None
+                if (used_mj := ENERGY.of(trial)) is not None
                 and (value := predictor.value(trial.facts)) is not None
             ]
             found.append(Correlation(predictor, spearman, len(pairs), _spearman(used)))

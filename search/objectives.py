@@ -1,4 +1,4 @@
-"""What a trial measures: a chain's latency beside the dense layer's, its energy, if it is right."""
+"""What a trial does: it checks a chain, times it beside the dense layer, measures its metrics."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
 from ksopt.search import timed_call
+from ksopt.search.metrics import METRICS, TimedChain
 from ksopt.search.request import SearchRequest
-from ksopt.search.samplers import priors
-from ksopt.search.trained_weights import GivenWeights
-from ksopt.search.user_score import Score, Scored
+from ksopt.search.trained_weights import TrainedWeights
 
 DENSE = "dense"
 # The error allowed over PyTorch's in the same dtype, both against float64: another order of
@@ -53,24 +52,19 @@ class Outcome:
         dense: The dense layer's.
         error: Relative error (Frobenius norm) of the chain's product against float64.
         error_pytorch: The same of PyTorch's einsum in the chain's dtype.
-        weight_error: How far the nearest product is from the given weights; None without them.
         seconds: How long all of it took: choosing kernels, checking, timing.
-        score: By the user's function; None without one.
+        values: The metrics that the request asks for, by name; of a chain that was given up few.
         factors_us: What each factor took when its kernel was chosen, None where that is not known;
             empty on a CPU.
-        energy_mj: Energy of a call of the chain in millijoules; None unless asked for, and of a
-            chain that was given up.
     """
 
     latency: Measurement
     dense: Measurement
     error: float
     error_pytorch: float
-    weight_error: float | None
     seconds: float
-    score: float | None = None
+    values: Mapping[str, float]
     factors_us: tuple[float | None, ...] = ()
-    energy_mj: float | None = None
 
 
 class Objective:
@@ -83,7 +77,7 @@ class Objective:
     Args:
         request: What to measure, with ``batch`` set.
         device: Where.
-        given: The trained weights to come near to, if any.
+        weights: The trained weights to come near to, if any.
         seed: Of inputs and weights; None takes the request's.
         meter: Of the device, where the request asks for energy; None for none.
     """
@@ -92,7 +86,7 @@ class Objective:
         self,
         request: SearchRequest,
         device: torch.device,
-        given: GivenWeights | None = None,
+        weights: TrainedWeights | None = None,
         seed: int | None = None,
         meter: Meter | None = None,
     ) -> None:
@@ -100,7 +94,7 @@ class Objective:
         self._request = request
         self._batch = request.batch
         self._device = device
-        self._given = given
+        self._trained = weights
         self._meter = meter
         self._dtype: torch.dtype = getattr(torch, request.dtype)
         self._generator = torch.Generator(device=device).manual_seed(
@@ -108,42 +102,55 @@ class Objective:
         )
 
     def measure(self, chain: Chain, limit: float | None = None) -> Outcome:
-        """Check a chain, then time it in turns with the dense layer, then measure its energy.
+        """Check a chain, time it in turns with the dense layer, then measure its other metrics.
 
         If its first repeats take more than ``limit`` times as long as the dense layer it is given
-        up, and its measurement says so. Energy is measured where there is a meter.
+        up, and its measurement says so.
 
         Raises:
             WrongResultError: Its product is wrong; nothing was timed.
             KsoptError, RuntimeError: It does not run here: memory, a kernel that does not compile;
-                the energy counter fails, or the user's function.
+                a metric cannot be measured.
         """
         began = time.monotonic()
         x, weights = self._input(), self._weights(chain)
         self._look(x, weights)
         error, error_pytorch = self._check(x, weights)
-        call = {str(chain): self._pass(self._product, x, weights)}
-        found = self._time(call, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
-        latency, dense = found[str(chain)], found[DENSE]
-        energy_mj = None
-        if self._meter is not None and not latency.given_up:
-            energy_mj = self._energy(call, self._meter, energy.TRIAL_SECONDS)[str(chain)]
-        weight_error = None if self._given is None else self._given.error(chain)
-        score = Score.of(self._request)
-        scored = None
-        if score is not None and not latency.given_up:
-            scored = score(self._scored(chain, latency, dense, weight_error, energy_mj))
+        call = self._pass(self._product, x, weights)
+        times = self._time({str(chain): call}, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
+        latency, dense = times[str(chain)], times[DENSE]
+        values = self._values(chain, latency, dense, call)
         return Outcome(
             latency,
             dense,
             error,
             error_pytorch,
-            weight_error,
             seconds=time.monotonic() - began,
-            score=scored,
+            values=values,
             factors_us=self._factors_us(chain),
-            energy_mj=energy_mj,
         )
+
+    def _values(
+        self, chain: Chain, latency: Measurement, dense: Measurement, call: Callable[[], object]
+    ) -> dict[str, float]:
+        values: dict[str, float] = {}
+        timed = TimedChain(
+            chain,
+            self._request,
+            self._device,
+            latency,
+            dense,
+            call,
+            self._trained,
+            self._meter,
+            values,
+        )
+        for metric in METRICS.values():
+            if metric.is_measured(self._request) and (metric.of_given_up or not latency.given_up):
+                value = metric.measure(timed)
+                if value is not None:
+                    values[metric.name] = value
+        return values
 
     def final(
         self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
@@ -168,13 +175,8 @@ class Objective:
         assert self._meter is not None
         x = self._input()
         calls = {**self._passes(chains, x), DENSE: self._dense(x)}
-        return self._energy(calls, self._meter, energy.FINAL_SECONDS)
-
-    def _energy(
-        self, calls: Mapping[str, Callable[[], object]], meter: Meter, seconds: float
-    ) -> dict[str, float]:
         with torch.inference_mode(not self._request.train):
-            return energy.millijoules(calls, meter, seconds)
+            return energy.millijoules(calls, self._meter, energy.FINAL_SECONDS)
 
     def _time(
         self,
@@ -222,32 +224,6 @@ class Objective:
         shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
         gradient = self._random(*shape).to(self._dtype)
         return timed_call.training_step(product, x, weights, gradient)
-
-    def _scored(
-        self,
-        chain: Chain,
-        latency: Measurement,
-        dense: Measurement,
-        weight_error: float | None,
-        energy_mj: float | None,
-    ) -> Scored:
-        request, size = self._request, self._request.size
-        return Scored(
-            chain=chain,
-            in_features=size.in_features,
-            out_features=size.out_features,
-            parameters=chain.nnz,
-            share=chain.nnz / size.dense_parameters,
-            rho=priors.rhos(chain)[0],
-            latency_us=latency.median_us,
-            dense_us=dense.median_us,
-            weight_error=weight_error,
-            energy_mj=energy_mj,
-            dtype=request.dtype,
-            batch=self._batch,
-            layout=request.layout,
-            device=str(self._device),
-        )
 
     def choices(self, chain: Chain) -> tuple[Record | None, ...]:
         """What was timed when each factor's kernel was chosen in this process; empty on a CPU."""

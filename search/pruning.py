@@ -9,6 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.patterns.chain import Chain
+from ksopt.search import metrics
 from ksopt.search.recommend import FINALISTS_PER_STEP
 from ksopt.search.request import SearchRequest
 from ksopt.search.samplers.priors import HEURISTIC
@@ -41,11 +42,12 @@ class Pruning:
         more weights. The heuristic's picks are always measured in full.
         """
         request = self.request
-        if origin == HEURISTIC or request.score is not None:
-            return None  # the report compares the heuristic; a slow chain may have the best score
-        if request.energy:
-            # Energy is latency times power, and a board at work may draw anything between its idle
-            # draw and its limit, several times as much: who takes twice as long may use less.
+        if origin == HEURISTIC:
+            return None  # the report compares the heuristic
+        if not metrics.knows_only_latency(request):
+            # A slow chain may be the best in another metric. Even in energy: it is latency times
+            # power, and a board at work may draw anything between its idle draw and its limit,
+            # several times as much.
             return None
         if request.objective != "latency" and request.weights is not None:
             return None  # the error is on the front too

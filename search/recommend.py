@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ksopt.measure.timing import Comparison, Measurement, compare
-from ksopt.search import pareto, suspect_dense
+from ksopt.search import metrics, suspect_dense
+from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.objectives import DENSE
 from ksopt.search.report import phrases
 from ksopt.search.request import Budget, SearchRequest
@@ -29,10 +30,16 @@ def front_of(trials: Sequence[TrialRecord], request: SearchRequest) -> list[Tria
     within = [
         trial
         for trial in asked_for(trials, request)
-        if (most is None or (trial.weight_error is not None and trial.weight_error <= most))
+        if (most is None or _is_near(trial, most))
         and (times is None or (trial.ratio is not None and trial.ratio * times <= 1))
     ]
-    return pareto.pareto_front(within, request.metrics)
+    return metrics.pareto_front(within, metrics.objectives(request))
+
+
+def _is_near(trial: TrialRecord, max_error: float) -> bool:
+    """Whether its chain comes so near to the trained weights."""
+    error = WEIGHT_ERROR.of(trial)
+    return error is not None and error <= max_error
 
 
 def elect(
@@ -40,20 +47,19 @@ def elect(
 ) -> list[TrialRecord]:
     """The trials whose chains go into the final.
 
-    They are, of each step, the three fastest, the one with the largest rho and, where there are
-    such, the one nearest to the given weights, the one of the least energy and the one with the
-    best score.
+    They are, of each step, the three fastest, the one with the largest rho and, of each metric
+    besides the latency, the best.
 
     With ``max_error`` only those count that come at least so near to the given weights.
     They are ranked by their latency over the dense layer's, measured in turns within the trial, so
     that trials of different runs and different moods of the machine can be compared.
     """
     if max_error is not None:
-        trials = [t for t in trials if t.weight_error is not None and t.weight_error <= max_error]
+        trials = [trial for trial in trials if _is_near(trial, max_error)]
     chosen: dict[int, TrialRecord] = {}
     for step in steps:
         ranked = _ranked(trials, step)
-        for trial in [*ranked[:FINALISTS_PER_STEP], *_heuristic(trials, step), *_least(ranked)]:
+        for trial in [*ranked[:FINALISTS_PER_STEP], *_heuristic(trials, step), *_best(ranked)]:
             chosen[trial.number] = trial
     return [chosen[number] for number in sorted(chosen)]
 
@@ -61,17 +67,26 @@ def elect(
 def finalists(
     elected: Sequence[TrialRecord],
     final: Mapping[str, Measurement] | None,
-    energy_mj: Mapping[str, float] | None = None,
+    values: Mapping[str, Mapping[str, float]] | None = None,
 ) -> tuple[Finalist, ...]:
-    """The elected with their times from the final; from their trials if there was none."""
-    found, used = [], energy_mj or {}
+    """The elected with their times from the final; from their trials if there was none.
+
+    Args:
+        elected: The trials.
+        final: Times of the final.
+        values: Metrics that were measured after it: by the metric's name, then by the chain's text
+            and "dense".
+    """
+    standing, values = [], values or {}
+    dense_values = {name: of_each[DENSE] for name, of_each in values.items()}
     for trial in elected:
         latency, dense = trial.latency, trial.dense
         if final is not None:
             latency, dense = final[str(trial.facts.chain)], final[DENSE]
         assert latency is not None
         assert dense is not None
-        found.append(
+        again = {name: of_each[str(trial.facts.chain)] for name, of_each in values.items()}
+        standing.append(
             Finalist(
                 trial.facts,
                 latency,
@@ -79,13 +94,11 @@ def finalists(
                 trial.number,
                 trial.origin,
                 retimed=final is not None,
-                weight_error=trial.weight_error,
-                score=trial.score,
-                energy_mj=used.get(str(trial.facts.chain), trial.energy_mj),
-                dense_energy_mj=used.get(DENSE),
+                values={**trial.values, **again},
+                dense_values=dense_values,
             )
         )
-    return tuple(sorted(found, key=lambda f: f.latency.median_us if f.retimed else f.ratio))
+    return tuple(sorted(standing, key=lambda f: f.latency.median_us if f.retimed else f.ratio))
 
 
 def recommend(
@@ -127,14 +140,13 @@ def _heuristic(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
     return [max(inside, key=lambda trial: trial.facts.rho)] if inside else []
 
 
-def _least(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Of each objective besides the latency, the trial where it is least."""
-    found = []
-    for name in ("weight_error", "energy_mj", "score"):
-        value = pareto.VALUES[name]
-        known = [(known, trial) for trial in trials if (known := value(trial)) is not None]
-        found += [min(known, key=lambda one: one[0])[1]] if known else []
-    return found
+def _best(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Of each metric besides latency and weights, the trial where it is best."""
+    best = []
+    for metric in metrics.stored():
+        costs = [(cost, trial) for trial in trials if (cost := metric.cost(trial)) is not None]
+        best += [min(costs, key=lambda one: one[0])[1]] if costs else []
+    return best
 
 
 def _unmet(budget: Budget, space: Space) -> Recommendation:
@@ -242,16 +254,9 @@ def _sentence(
             f"is within noise of it, {evidence}. Keep the dense layer, unless fewer weights are "
             "worth having by themselves."
         )
-    if chosen.weight_error is not None:
-        text += (
-            f" The nearest product of that chain has a relative error of {chosen.weight_error:.3f} "
-            "to the given weights."
-        )
-    if chosen.energy_mj is not None:
-        text += f" A call of it uses {phrases.millijoules(chosen.energy_mj)}"
-        if chosen.dense_energy_mj is not None:
-            text += f", one of the dense layer {phrases.millijoules(chosen.dense_energy_mj)}"
-        text += "."
+    for metric in metrics.stored():
+        if metric.remark is not None and metric.name in chosen.values:
+            text += f" {metric.remark(chosen)}"
     if step.least < step.asked:
         text += (
             f" No chain uses {step.asked:,} weights or more within this budget; those of "

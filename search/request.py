@@ -371,21 +371,6 @@ class SearchRequest:
         )
 
     @property
-    def metrics(self) -> tuple[str, ...]:
-        """What the study keeps low, by name.
-
-        Example:
-            >>> SearchRequest("8x8", score="mine:cost").metrics
-            ('latency_us', 'parameters', 'score')
-            >>> SearchRequest("8x8", objective="latency", energy=True).metrics
-            ('latency_us', 'energy_mj')
-        """
-        second = {"pareto": ("parameters",), "pareto-error": ("weight_error",)}
-        third = ("energy_mj",) if self.energy else ()
-        score = () if self.score is None else ("score",)
-        return ("latency_us", *second.get(self.objective, ()), *third, *score)
-
-    @property
     def command(self) -> str:
         """The command line that makes this request again.
 

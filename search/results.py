@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ksopt.measure.device import DeviceRecord
@@ -55,12 +56,9 @@ class TrialRecord:
         error: Relative error of its product against float64; None if not measured.
         reason: Why it failed; None if it did not.
         run: Which run of the study measured it, from 1.
-        weight_error: Relative error (Frobenius norm) of the nearest product to the given weights;
-            None if none were given.
         device: torch's name of where it was measured.
         seconds: For how long that held the device; None unless measured.
-        score: By the user's function; None without one.
-        energy_mj: Energy of a call in millijoules; None unless it was asked for and measured.
+        values: Its metrics besides latency and weights, by name (`ksopt.search.metrics`).
     """
 
     number: int
@@ -72,11 +70,9 @@ class TrialRecord:
     error: float | None
     reason: str | None
     run: int
-    weight_error: float | None = None
     device: str | None = None
     seconds: float | None = None
-    score: float | None = None
-    energy_mj: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -105,11 +101,9 @@ class Finalist:
         trial: Number of the trial that found it.
         origin: What chose it then.
         retimed: Whether both times come from the final, in which all finalists took turns.
-        weight_error: As in its trial.
-        score: As in its trial.
-        energy_mj: Energy of a call in millijoules, measured after the final for longer than in a
-            trial; as in its trial if that did not come about, None unless it was asked for.
-        dense_energy_mj: The dense layer's, of after the final; None otherwise.
+        values: Its metrics besides latency and weights, by name: measured after the final where a
+            metric is measured again then, its trial's otherwise.
+        dense_values: The dense layer's, of those measured after the final.
     """
 
     facts: ChainFacts
@@ -118,10 +112,8 @@ class Finalist:
     trial: int
     origin: str
     retimed: bool
-    weight_error: float | None = None
-    score: float | None = None
-    energy_mj: float | None = None
-    dense_energy_mj: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    dense_values: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ class RunRecord:
         stopped: As in `SearchResult`.
         seconds: How long it took.
         final_seconds: How long its final took; None if there was none.
-        energy_mj: Energy of a call of each finalist and of dense, in millijoules; None unless it
-            was asked for.
+        final_values: Metrics that were measured after the final, by their names: each by the
+            finalist's chain, and of "dense".
     """
 
     request: SearchRequest
@@ -55,7 +55,7 @@ class RunRecord:
     stopped: str | None = "interrupted"
     seconds: float = 0.0
     final_seconds: float | None = None
-    energy_mj: Mapping[str, float] | None = None
+    final_values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def begin(
@@ -99,7 +99,7 @@ class RunRecord:
             "stopped": self.stopped,
             "seconds": self.seconds,
             "final_seconds": self.final_seconds,
-            "energy_mj": self.energy_mj,
+            "final_values": self.final_values,
         }
         study.set_user_attr(_KEY, value)
 
@@ -157,8 +157,8 @@ class RunRecord:
             final,
             value["stopped"],
             value["seconds"],
-            value.get("final_seconds"),
-            value.get("energy_mj"),
+            value["final_seconds"],
+            value["final_values"],
         )
 
 
@@ -184,7 +184,7 @@ def result_of(
     elected = recommend.elect(asked_for, space.steps, request.max_error)
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
-    standing = recommend.finalists(elected, record.final, record.energy_mj)
+    standing = recommend.finalists(elected, record.final, record.final_values)
     return SearchResult(
         request=request,
         run=record.run,

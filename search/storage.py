@@ -7,9 +7,10 @@ import sqlite3
 import tempfile
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 import optuna
 import sqlalchemy
@@ -118,8 +119,10 @@ class Storage:
                 self._made.append(self._turn)
             yield
 
-    def create(self, name: str, objectives: int = 2) -> optuna.Study:
-        """The study of a name, made if it is not there, with so many objectives.
+    def create(
+        self, name: str, directions: Sequence[Literal["minimize", "maximize"]] = ("minimize",)
+    ) -> optuna.Study:
+        """The study of a name, made if it is not there, with a direction for each objective.
 
         Raises:
             InvalidInputError: The storage cannot be used.
@@ -128,7 +131,7 @@ class Storage:
             return optuna.create_study(
                 study_name=name,
                 storage=self._backend(),
-                directions=["minimize"] * objectives,
+                directions=list(directions),
                 load_if_exists=True,
             )
 

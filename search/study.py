@@ -14,7 +14,15 @@ import torch
 from ksopt.measure import device as devices
 from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
-from ksopt.search import device_locks, feasibility, finals, recommend, study_store, write_errors
+from ksopt.search import (
+    device_locks,
+    feasibility,
+    finals,
+    metrics,
+    recommend,
+    study_store,
+    write_errors,
+)
 from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.report import export, phrases
@@ -22,7 +30,7 @@ from ksopt.search.request import SearchRequest
 from ksopt.search.results import SearchResult
 from ksopt.search.run_record import RunRecord, result_of
 from ksopt.search.space.space import build
-from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.user_score import Score
 from ksopt.search.worker_pool import Crew, Share, sampler_name
 from ksopt.search.worker_processes import Spare
@@ -84,9 +92,9 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
     storage = study_store.storage_of(request)
     meter = energy.Meter(device) if request.energy else None  # refused before anything is measured
     record = devices.record(device)
-    given = GivenWeights.of(request, device)
-    if given is not None and given.sentence:
-        progress.note(given.sentence)
+    weights = TrainedWeights.of(request, device)
+    if weights is not None and weights.sentence:
+        progress.note(weights.sentence)
     progress.note(f"listing the chains of {phrases.layer(request.size)} within the budget")
     # Several workers have compilers of their own.
     target = Target.of(device) if request.workers == 1 else None
@@ -98,7 +106,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
         ):
             study_store.refuse_another_report(folder, several=False)
             study = study_store.open_study(
-                storage, request, record, None if given is None else given.digest
+                storage, request, record, None if weights is None else weights.digest
             )
             progress.note(f"measuring the roofline of {record.name}")
             with device_locks.device(device):
@@ -107,7 +115,7 @@ def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResu
             sampler = sampler_name(space, request)
             kept = RunRecord.begin(request, number, record, roofline, space, sampler)
             kept.keep(study)
-            share = Share(request, study, number, space, given)
+            share = Share(request, study, number, space, weights)
             stopped = Crew([share], device, storage, roofline, compilers, meter).run(
                 progress, began
             )
@@ -127,7 +135,7 @@ def concluded(
     began: float,
 ) -> RunRecord:
     """A run at its end: its finalists timed in the spare process unless it was interrupted."""
-    request, final, took, energy_mj = share.request, None, None, None
+    request = share.request
     assert request.batch is not None
     trials = study_store.records(share.study, kept.roofline, request.batch)
     elected = recommend.elect(
@@ -143,21 +151,18 @@ def concluded(
             dense_us = study_store.dense_us(trials)
             assert dense_us is not None  # every elected trial has it
             final = finals.trusted(request, device, chains, spare, dense_us, progress.note)
-            took = time.monotonic() - final_began
-            if request.energy:
-                # Should the counter fail now, the final is not lost.
-                until_now = time.monotonic() - began
-                replace(
-                    kept, final=final, stopped=stopped, seconds=until_now, final_seconds=took
-                ).keep(share.study)
-                progress.note("measuring the energy of the finalists and of dense")
-                energy_mj = finals.energy(request, device, chains)
+            kept = replace(kept, final=final, final_seconds=time.monotonic() - final_began)
+            for metric in metrics.measured(request):
+                if metric.final is not None:
+                    # Should it fail now, the final is not lost.
+                    until_now = time.monotonic() - began
+                    replace(kept, stopped=stopped, seconds=until_now).keep(share.study)
+                    progress.note(f"measuring the {metric.title} of the finalists and of dense")
+                    again = metric.final(request, device, chains)
+                    kept = replace(kept, final_values={**kept.final_values, metric.name: again})
         except KeyboardInterrupt:
             stopped = "interrupted"
-    seconds = time.monotonic() - began
-    kept = replace(
-        kept, final=final, stopped=stopped, seconds=seconds, final_seconds=took, energy_mj=energy_mj
-    )
+    kept = replace(kept, stopped=stopped, seconds=time.monotonic() - began)
     kept.keep(share.study)
     return kept
 

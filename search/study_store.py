@@ -7,7 +7,7 @@ import sqlite3
 import statistics
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -22,7 +22,8 @@ from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import Dims, SearchRequest
+from ksopt.search import metrics
+from ksopt.search.request import SearchRequest
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers.priors import facts
 from ksopt.search.storage import Storage
@@ -134,13 +135,15 @@ def open_study(
         InvalidInputError: The storage cannot be used, or holds a study of something else; the
             sentence names what differs.
     """
-    metrics = list(request.metrics)
-    study = storage.create(request.study, len(metrics))
+    objectives = metrics.objectives(request)
+    study = storage.create(request.study, [metric.direction for metric in objectives])
     with storage.leaving_nothing(), storage.turn():
-        _refuse_another_study(study, _identity(request, device) | {"weights": weights})
+        _refuse_another_study(
+            study, _identity(request, device) | {"weights": weights}, _limits(request)
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names(metrics)
+            study.set_metric_names([metric.name for metric in objectives])
     return study
 
 
@@ -155,9 +158,11 @@ def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -
     Raises:
         InvalidInputError: The storage cannot be used, or holds a study of something else.
     """
-    study = storage.create(request.study, objectives=1)
+    study = storage.create(request.study)
     with storage.leaving_nothing(), storage.turn():
-        _refuse_another_study(study, _identity(request, device) | {"dims": SEVERAL})
+        _refuse_another_study(
+            study, _identity(request, device) | {"dims": SEVERAL}, _limits(request)
+        )
     return study
 
 
@@ -265,11 +270,13 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         error=attrs.get("error"),
         reason=None if complete else attrs.get("pruned", attrs.get("reason", LOST)),
         run=attrs.get("run", 1),
-        weight_error=attrs.get("weight_error"),
         device=attrs.get("device"),
         seconds=attrs.get("seconds"),
-        score=attrs.get("score"),
-        energy_mj=attrs.get("energy_mj"),
+        values={
+            metric.name: value
+            for metric in metrics.stored()
+            if (value := attrs.get(metric.name)) is not None
+        },
     )
 
 
@@ -287,6 +294,7 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
         "train": request.train,
         "score": request.score,
         "energy": request.energy,
+        "metrics": ", ".join(metric.name for metric in metrics.objectives(request)),
         **_limits(request),
         "device": device.type,
         "device name": device.name,
@@ -303,28 +311,26 @@ def _limits(request: SearchRequest) -> dict[str, Any]:
     }
 
 
-def _refuse_another_study(study: optuna.Study, asked: dict[str, Any]) -> None:
+def _refuse_another_study(
+    study: optuna.Study, identity: dict[str, Any], limits: Collection[str]
+) -> None:
     stored = study.user_attrs.get("identity")
     if stored is None:
         if study.get_trials(deepcopy=False):
             raise InvalidInputError(
                 f"the storage holds a study {study.study_name!r} that ksopt did not make: {_NEXT}"
             )
-        study.set_user_attr("identity", asked)
+        study.set_user_attr("identity", identity)
         return
-    # Studies of older versions knew nothing of training and scores, nor of limits; whatever they
-    # were asked, their trials have no energy.
-    unlimited = _limits(SearchRequest(Dims(1, 1), budgets=("1",)))
-    stored = {"train": False, "score": None, "energy": False} | unlimited | stored
-    differing = [name for name in asked if asked[name] != stored.get(name)]
+    differing = [name for name in identity if identity[name] != stored.get(name)]
     if differing:
-        pairs = ", ".join(f"{n} {stored.get(n)} there and {asked[n]} here" for n in differing)
-        if set(differing) <= set(unlimited):
+        pairs = ", ".join(f"{n} {stored.get(n)} there and {identity[n]} here" for n in differing)
+        if set(differing) <= set(limits):
             raise InvalidInputError(
                 f"the study to resume is limited to other chains ({pairs}): its answer would not "
                 f"be of those that are asked for; {_NEXT}"
             )
-        if differing == ["energy"]:
+        if set(differing) == {"energy", "metrics"}:
             has, asked_for = ("energy", "none") if stored["energy"] else ("no energy", "it")
             raise InvalidInputError(
                 f"the trials of the study to resume have {has}, and {asked_for} is asked for here "

@@ -30,7 +30,7 @@ TRANSPOSED = "^T"
 
 
 @dataclass(frozen=True)
-class GivenWeights:
+class TrainedWeights:
     """The trained weights of the layers of one size.
 
     Args:
@@ -46,7 +46,7 @@ class GivenWeights:
     digest: str
 
     @classmethod
-    def of(cls, request: SearchRequest, device: torch.device) -> GivenWeights | None:
+    def of(cls, request: SearchRequest, device: torch.device) -> TrainedWeights | None:
         """The weights that a request names; None if it names none.
 
         Raises:

@@ -19,7 +19,7 @@ from ksopt.errors import KsoptError
 from ksopt.measure import device_health
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import device_locks
+from ksopt.search import device_locks, metrics
 from ksopt.search.claims import Claim, Claims, alive
 from ksopt.search.compile_ahead import CHAINS_AHEAD, Compilers
 from ksopt.search.objectives import Objective, Outcome
@@ -105,7 +105,7 @@ class Campaign:
             raise
         else:
             latency, dense = outcome.latency.median_us, outcome.dense.median_us
-            found = {
+            attrs: dict[str, object] = {
                 "latency": asdict(outcome.latency),
                 "dense": asdict(outcome.dense),
                 "dense_ratio": latency / dense,
@@ -113,46 +113,32 @@ class Campaign:
                 "efficiency": known.floor_us / latency,
                 "error": outcome.error,
                 "error_pytorch": outcome.error_pytorch,
-                "weight_error": outcome.weight_error,
-                "score": outcome.score,
-                "energy_mj": outcome.energy_mj,
                 "factors_us": list(outcome.factors_us),
                 "seconds": outcome.seconds,
+                **{metric.name: outcome.values.get(metric.name) for metric in metrics.stored()},
             }
             if outcome.latency.given_up:
-                found["pruned"] = (
+                attrs["pruned"] = (
                     f"hopeless after {outcome.latency.repeats} repeats: more than {limit:.2f} "
                     "times the dense layer's latency"
                 )
-                self._tell(trial, found, TrialState.PRUNED)
+                self._tell(trial, attrs, TrialState.PRUNED)
                 return
             for name, value in self._violations(outcome).items():
                 trial.set_constraint(name, value)
-            objectives: dict[str, float | None] = {
-                "latency_us": latency,
-                "parameters": float(chain.nnz),
-            }
-            objectives |= {
-                "weight_error": outcome.weight_error,
-                "energy_mj": outcome.energy_mj,
-                "score": outcome.score,
-            }
-            values = []
-            for name in self.request.metrics:
-                objective = objectives[name]
-                assert objective is not None, f"{name} is asked for, so the outcome has it"
-                values.append(objective)
-            self._tell(trial, found, TrialState.COMPLETE, values)
+            values = [outcome.values[one.name] for one in metrics.objectives(self.request)]
+            self._tell(trial, attrs, TrialState.COMPLETE, values)
 
     def _violations(self, outcome: Outcome) -> dict[str, float]:
         """By how much a chain misses each constraint of the request; at most 0 is met."""
-        found = {}
-        if self.request.max_error is not None and outcome.weight_error is not None:
-            found["max_error"] = outcome.weight_error - self.request.max_error
+        violations = {}
+        error = outcome.values.get(metrics.WEIGHT_ERROR.name)
+        if self.request.max_error is not None and error is not None:
+            violations["max_error"] = error - self.request.max_error
         if self.request.min_speedup is not None:
             speedup = outcome.dense.median_us / outcome.latency.median_us
-            found["min_speedup"] = self.request.min_speedup - speedup
-        return found
+            violations["min_speedup"] = self.request.min_speedup - speedup
+        return violations
 
     def _tell(
         self,

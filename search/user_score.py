@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.patterns.chain import Chain
+from ksopt.search.metrics import TimedChain
 from ksopt.search.request import SearchRequest
+from ksopt.search.samplers import priors
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,28 @@ class Scored:
     batch: int
     layout: str
     device: str
+
+    @classmethod
+    def of(cls, timed: TimedChain) -> Scored:
+        """What is known of a chain when its other metrics are measured."""
+        request, size, chain = timed.request, timed.request.size, timed.chain
+        assert request.batch is not None
+        return cls(
+            chain=chain,
+            in_features=size.in_features,
+            out_features=size.out_features,
+            parameters=chain.nnz,
+            share=chain.nnz / size.dense_parameters,
+            rho=priors.rhos(chain)[0],
+            latency_us=timed.latency.median_us,
+            dense_us=timed.dense.median_us,
+            weight_error=timed.values.get("weight_error"),
+            energy_mj=timed.values.get("energy_mj"),
+            dtype=request.dtype,
+            batch=request.batch,
+            layout=request.layout,
+            device=str(timed.device),
+        )
 
 
 class ScoreError(KsoptError, RuntimeError):

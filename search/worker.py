@@ -37,7 +37,7 @@ from ksopt.search.samplers.chain_sampler import ChainSampler, suited
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Step
-from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_loop import Campaign, take_turns
 
 # Time to note that a trial was interrupted.
@@ -94,7 +94,7 @@ def _campaign(
     )
     return Campaign(
         claims,
-        Objective(request, device, GivenWeights.of(request, device), share["seed"], meter),
+        Objective(request, device, TrainedWeights.of(request, device), share["seed"], meter),
         device,
         roofline,
         request,

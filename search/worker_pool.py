@@ -28,7 +28,7 @@ from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Space
 from ksopt.search.storage import Storage
-from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_loop import Campaign, take_turns
 
 # Between the seeds of two workers: more than the trials of any study, whose count is added.
@@ -47,14 +47,14 @@ class Share:
         study: Where trials are kept.
         run: The study's run that this is, from 1.
         space: What to draw from.
-        given: The trained weights, if any.
+        weights: The trained weights, if any.
     """
 
     request: SearchRequest
     study: optuna.Study
     run: int
     space: Space
-    given: GivenWeights | None = None
+    weights: TrainedWeights | None = None
 
     def sampler(self, seed: int) -> ChainSampler:
         """What draws where no prior is left."""
@@ -143,7 +143,7 @@ class Crew:
                 campaigns.append(
                     Campaign(
                         claims,
-                        Objective(share.request, self.device, share.given, meter=self.meter),
+                        Objective(share.request, self.device, share.weights, meter=self.meter),
                         self.device,
                         self.roofline,
                         share.request,

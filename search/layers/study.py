@@ -29,7 +29,7 @@ from ksopt.search.request import Dims, SearchRequest
 from ksopt.search.run_record import RunRecord, result_of
 from ksopt.search.space.space import Space, build
 from ksopt.search.study import DEFAULT_BATCH, concluded, quiet_optuna
-from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.user_score import Score
 from ksopt.search.worker_pool import Crew, Share, sampler_name
 from ksopt.search.worker_processes import Spare
@@ -111,7 +111,7 @@ def _run(
     if to_measure is not None:
         dtype = getattr(torch, each.dtype)
         whole_model.check(to_measure.model, to_measure.inputs, device, dtype)
-    given = _given(request.requests, device, progress)
+    trained = _trained_weights(request.requests, device, progress)
     in_words = write_errors.in_words(storage.url, storage.file)
     with study_store.folder(each) as folder, Compilers(target) as compilers, in_words:
         study_store.refuse_another_report(folder, several=True)
@@ -124,7 +124,7 @@ def _run(
             roofline = measure_roofline(device, each.dtype)
         shares, runs = [], []
         for one, space in spaces:
-            weights = given.get(one.size)
+            weights = trained.get(one.size)
             study = study_store.open_study(
                 storage, one, record, None if weights is None else weights.digest
             )
@@ -186,17 +186,17 @@ def _spaces(
     ], unmet
 
 
-def _given(
+def _trained_weights(
     requests: Sequence[SearchRequest], device: torch.device, progress: Progress
-) -> dict[Dims, GivenWeights]:
+) -> dict[Dims, TrainedWeights]:
     """The trained weights of each size, where there are any.
 
     Raises:
-        InvalidInputError: As `GivenWeights.of`.
+        InvalidInputError: As `TrainedWeights.of`.
     """
     found = {}
     for one in requests:
-        weights = GivenWeights.of(one, device)
+        weights = TrainedWeights.of(one, device)
         if weights is not None:
             found[one.size] = weights
             if weights.sentence:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.report import tables
-from ksopt.search import diagnostics, recommend, suspect_dense
+from ksopt.search import diagnostics, metrics, recommend, suspect_dense
 from ksopt.search.report import phrases, result_tables
 from ksopt.search.request import Dims, without_password
 from ksopt.search.results import (
@@ -88,7 +88,19 @@ def results_schema() -> dict[str, Any]:
         >>> results_schema()["title"]
         'results.json of ksopt search, version 3'
     """
-    return schema_of("ksopt.search", SCHEMA, "results")
+    schema = schema_of("ksopt.search", SCHEMA, "results")
+    properties = schema["properties"]
+    properties["front"]["properties"]["metrics"]["items"]["enum"] = list(metrics.METRICS)
+    for metric in metrics.stored():
+        of_dense = [f"dense_{metric.name}"] if metric.final is not None else []
+        for part, names in (
+            (schema["$defs"]["finalist"], [metric.name, *of_dense]),
+            (properties["trials"]["items"], [metric.name]),
+        ):
+            part["required"] += names
+            for name in names:
+                part["properties"][name] = {"type": ["number", "null"], **metric.schema}
+    return schema
 
 
 def to_json(result: SearchResult) -> str:
@@ -163,7 +175,7 @@ def to_value(result: SearchResult) -> dict[str, Any]:
         "dense_layer": _dense_layer(suspect_dense.dense_layer(result)),
         "trials": [_trial(trial) for trial in result.trials],
         "front": {
-            "metrics": list(request.metrics),
+            "metrics": [metric.name for metric in metrics.objectives(request)],
             "trials": [trial.number for trial in recommend.front_of(result.trials, request)],
         },
         "space": asdict(result.space),
@@ -187,11 +199,12 @@ def to_csv(result: SearchResult) -> str:
 
 def csv_of(trials: Iterable[TrialRecord]) -> str:
     """One row a trial, also of several layer sizes."""
-    rows = [_csv_row(trial) for trial in trials]
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=_CSV_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(
+        text, fieldnames=_csv_columns(), extrasaction="ignore", lineterminator="\n"
+    )
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(_csv_row(trial) for trial in trials)
     return text.getvalue()
 
 
@@ -236,6 +249,10 @@ def _facts(known: ChainFacts) -> dict[str, Any]:
     }
 
 
+def _values(of: Finalist | TrialRecord) -> dict[str, float | None]:
+    return {metric.name: of.values.get(metric.name) for metric in metrics.stored()}
+
+
 def _timing(measurement: Measurement | None) -> dict[str, Any] | None:
     return None if measurement is None else {**asdict(measurement), "noise": measurement.noise}
 
@@ -251,10 +268,12 @@ def _finalist(finalist: Finalist) -> dict[str, Any]:
         "trial": finalist.trial,
         "origin": finalist.origin,
         "retimed": finalist.retimed,
-        "weight_error": finalist.weight_error,
-        "score": finalist.score,
-        "energy_mj": finalist.energy_mj,
-        "dense_energy_mj": finalist.dense_energy_mj,
+        **_values(finalist),
+        **{
+            f"dense_{metric.name}": finalist.dense_values.get(metric.name)
+            for metric in metrics.stored()
+            if metric.final is not None
+        },
     }
 
 
@@ -305,40 +324,22 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "dense": _timing(trial.dense),
         "latency_over_dense": trial.ratio,
         "error": trial.error,
-        "weight_error": trial.weight_error,
-        "score": trial.score,
-        "energy_mj": trial.energy_mj,
+        **_values(trial),
         "seconds": trial.seconds,
         "reason": trial.reason,
     }
 
 
-_CSV_COLUMNS = [
-    "number",
-    "state",
-    "origin",
-    "run",
-    "device",
-    "dims",
-    "in_features",
-    "out_features",
-    "chain",
-    "parameters",
-    "share_of_dense",
-    "rho",
-    "d_rho",
-    "floor_us",
-    "predicted_us",
-    *(f"latency_{field.name}" for field in fields(Measurement)),
-    *(f"dense_{field.name}" for field in fields(Measurement)),
-    "latency_over_dense",
-    "error",
-    "weight_error",
-    "score",
-    "energy_mj",
-    "seconds",
-    "reason",
-]
+def _csv_columns() -> list[str]:
+    return [
+        *("number", "state", "origin", "run", "device", "dims", "in_features", "out_features"),
+        *("chain", "parameters", "share_of_dense", "rho", "d_rho", "floor_us", "predicted_us"),
+        *(f"latency_{field.name}" for field in fields(Measurement)),
+        *(f"dense_{field.name}" for field in fields(Measurement)),
+        *("latency_over_dense", "error"),
+        *(metric.name for metric in metrics.stored()),
+        *("seconds", "reason"),
+    ]
 
 
 def _csv_row(trial: TrialRecord) -> dict[str, Any]:
@@ -351,4 +352,4 @@ def _csv_row(trial: TrialRecord) -> dict[str, Any]:
     }
     for name in ("latency", "dense"):
         row |= {f"{name}_{key}": value for key, value in (row[name] or {}).items()}
-    return {column: row.get(column) for column in _CSV_COLUMNS}
+    return row

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from ksopt.report import tables
 from ksopt.report.tables import Table
-from ksopt.search import diagnostics
+from ksopt.search import diagnostics, metrics
 from ksopt.search.report import phrases
 from ksopt.search.results import Finalist, SearchResult, TrialRecord
 
@@ -15,7 +15,8 @@ def answers_table(result: SearchResult) -> Table:
     """The fastest chain of each step beside the dense layer."""
     heads = ["chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency"]
     # By what was asked, so that tables of several sizes have the same columns.
-    heads += [">energy"] if result.request.energy else []
+    asked = metrics.measured(result.request)
+    heads += [f">{metric.title}" for metric in asked]
     rows = []
     for answer in result.recommendations:
         chosen, cells = answer.chosen, [""] * len(heads)
@@ -29,9 +30,8 @@ def answers_table(result: SearchResult) -> Table:
                 f"{1 / chosen.ratio:.2f}x",
                 f"{known.rho:.4f}",
                 f"{chosen.efficiency:.2f}",
+                *(metric.cell(chosen.values) for metric in asked),
             ]
-            if result.request.energy:
-                cells += _cells([chosen.energy_mj], phrases.millijoules)
         rows.append([answer.budget.text, *cells, answer.verdict.value])
     size = result.request.size
     return tables.of(
@@ -50,7 +50,7 @@ def finalists_table(result: SearchResult) -> Table:
         rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
     heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
     # Beside the latency: what a chain costs else, and what it keeps.
-    return _with_extra_columns(heads, rows, heads.index("against dense") + 1, result.finalists)
+    return _with_metrics(heads, rows, heads.index("against dense") + 1, result.finalists)
 
 
 def front_table(trials: Sequence[TrialRecord]) -> Table:
@@ -70,32 +70,19 @@ def front_table(trials: Sequence[TrialRecord]) -> Table:
             ]
         )
     heads = ["chain", ">latency", ">dense / chain", ">weights", ">of dense", ">trial", "chosen by"]
-    return _with_extra_columns(heads, rows, heads.index(">trial"), trials)
+    return _with_metrics(heads, rows, heads.index(">trial"), trials)
 
 
-def _with_extra_columns(
+def _with_metrics(
     heads: list[str], rows: list[list[str]], at: int, of: Sequence[Finalist | TrialRecord]
 ) -> Table:
-    """A table with what was asked for besides, if there is any of it, from a column on."""
-    for head, cells in reversed(_extra_columns(of)):
-        if any(cells):
-            heads.insert(at, head)
-            for row, cell in zip(rows, cells, strict=True):
-                row.insert(at, cell)
+    """A table with a column for each metric that one of the rows has, from a column on."""
+    for metric in reversed(metrics.stored()):
+        if any(metric.name in one.values for one in of):
+            heads.insert(at, f">{metric.title}")
+            for row, one in zip(rows, of, strict=True):
+                row.insert(at, metric.cell(one.values))
     return tables.of(heads, rows)
-
-
-def _extra_columns(of: Sequence[Finalist | TrialRecord]) -> list[tuple[str, list[str]]]:
-    """Head and a cell for each finalist or trial, empty where there is none."""
-    return [
-        (">weight error", _cells((one.weight_error for one in of), "{:.3f}".format)),
-        (">score", _cells((one.score for one in of), "{:.4g}".format)),
-        (">energy", _cells((one.energy_mj for one in of), phrases.millijoules)),
-    ]
-
-
-def _cells(values: Iterable[float | None], word: Callable[[float], str]) -> list[str]:
-    return ["" if value is None else word(value) for value in values]
 
 
 def trials_table(trials: list[TrialRecord]) -> Table:
@@ -128,13 +115,7 @@ def trials_table(trials: list[TrialRecord]) -> Table:
     ]
     if not any(trial.reason for trial in trials):
         heads, rows = heads[:-1], [row[:-1] for row in rows]
-    energy = _cells((trial.energy_mj for trial in trials), phrases.millijoules)
-    if any(energy):
-        at = heads.index(">rho")
-        heads.insert(at, ">energy")
-        for row, cell in zip(rows, energy, strict=True):
-            row.insert(at, cell)
-    return tables.of(heads, rows)
+    return _with_metrics(heads, rows, heads.index(">rho"), trials)
 
 
 _FINALIST_HEADS = (

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+from ksopt.measure import energy
 from ksopt.report import tables
-from ksopt.report.document import Figure, Section
-from ksopt.search import diagnostics, recommend, suspect_dense
-from ksopt.search.pareto import NAMES
+from ksopt.report.document import Section
+from ksopt.search import diagnostics, metrics, recommend, suspect_dense
+from ksopt.search.metrics import ENERGY, LATENCY, Metric
 from ksopt.search.report import bounds, phrases, result_tables
-from ksopt.search.report import energy_sections as energy
-from ksopt.search.report.error_plot import error_plot
-from ksopt.search.report.latency_plot import latency_plot
-from ksopt.search.report.scatter import scatter
+from ksopt.search.report.plots import figure, latency_plot, metric_plot, scatter
 from ksopt.search.results import Finalist, Recommendation, SearchResult, Verdict
 from ksopt.search.samplers import factor_times
 
@@ -31,8 +32,8 @@ def sections(result: SearchResult) -> list[Section]:
 
 def of_size(result: SearchResult) -> list[Section]:
     """What a report says of one layer size: the answer first, then the evidence for it."""
-    found = [_answer(result), *_why(result), _plot(result), *_error(result)]
-    found += [*energy.plot(result), *_front(result), _finalists(result)]
+    found = [_answer(result), *_why(result), _plot(result), *_metrics(result)]
+    found += [*_front(result), _finalists(result)]
     return [*found, *_predictions(result), _method(result), _trials(result)]
 
 
@@ -55,7 +56,7 @@ def _answer(result: SearchResult) -> Section:
         lead.append(phrases.TRAINING)
     beside = []
     for answer in measured:
-        beside += [*_beside(answer), *energy.least(answer, result.finalists)]
+        beside += [*_beside(answer), *best_in_final(answer, result.finalists)]
     found = diagnostics.drift(result)
     beside += [found.sentence] if found is not None else []
     return Section("Answer", tuple(lead), tuple(beside), result_tables.answers_table(result))
@@ -141,29 +142,68 @@ def _plot(result: SearchResult) -> Section:
         "point is its trial's latency over the dense layer's, timed in turns with it, on the scale "
         "of the dense layer's latency of the final."
     )
-    figure = Figure(latency_plot(result, 800, 400), latency_plot(result, 360, 340))
-    return Section("Latency against weights", (), (text,), figure=figure)
+    drawing = figure(partial(latency_plot, result))
+    return Section("Latency against weights", (), (text,), figure=drawing)
 
 
-def _error(result: SearchResult) -> list[Section]:
-    wide = error_plot(result, 800, 340)
-    if not wide:
+def _metrics(result: SearchResult) -> list[Section]:
+    """Each metric besides latency and weights, plotted."""
+    sections = []
+    for metric in metrics.stored():
+        drawing = figure(partial(metric_plot, result, metric))
+        if drawing.wide:
+            assert metric.plotted_against is not None
+            against = metrics.METRICS[metric.plotted_against]
+            text = (
+                f"Each point is a trial: its {metric.axis}, and its {against.axis}. The stepped "
+                f"line is the best {metric.title} that the {against.title} allows, of what was "
+                "measured; rings mark the fastest of each budget."
+            )
+            if against is LATENCY:
+                text += " Left of the upright line chains are faster than dense."
+            title = f"{metric.title.capitalize()} against {against.title}"
+            sections.append(Section(title, (), (text,), figure=drawing))
+    return sections
+
+
+def best_in_final(answer: Recommendation, finalists: Sequence[Finalist]) -> list[str]:
+    """The chains of a step's final that are better than its fastest, each in a metric."""
+    chosen, sentences = answer.chosen, []
+    if chosen is None:
         return []
-    text = (
-        "The relative error (Frobenius norm) of each chain's nearest product to the given weights. "
-        "The stepped line is the least that the weights allow, of what was measured; rings mark "
-        "the fastest of each budget."
+    for metric in metrics.stored():
+        of_chosen = chosen.values.get(metric.name)
+        others = [
+            one
+            for one in finalists
+            if metric.name in one.values
+            and answer.least <= one.facts.nnz <= answer.budget.parameters
+        ]
+        if of_chosen is None or not others:
+            continue
+        pick = min if metric.direction == "minimize" else max
+        best = pick(others, key=lambda one: one.values[metric.name])
+        if pick(best.values[metric.name], of_chosen) != of_chosen:
+            sentences.append(_better(answer, metric, best, chosen))
+    return sentences
+
+
+def _better(answer: Recommendation, metric: Metric, best: Finalist, chosen: Finalist) -> str:
+    return (
+        f"At {answer.budget.text}, the best {metric.title} of the chains in the final is that of "
+        f"{best.facts.chain}: {metric.cell(best.values)} against {metric.cell(chosen.values)} of "
+        f"the fastest, at a latency of {phrases.microseconds(best.latency.median_us)} against "
+        f"{phrases.microseconds(chosen.latency.median_us)}."
     )
-    figure = Figure(wide, error_plot(result, 360, 320))
-    return [Section("Error against weights", (), (text,), figure=figure)]
 
 
 def _front(result: SearchResult) -> list[Section]:
     """What is left to choose from, where more than latency was to be low."""
-    metrics, front = result.request.metrics, recommend.front_of(result.trials, result.request)
-    if len(metrics) < 2 or not front:
+    titles = [metric.title for metric in metrics.objectives(result.request)]
+    front = recommend.front_of(result.trials, result.request)
+    if len(titles) < 2 or not front:
         return []
-    *others, last = (NAMES[name] for name in metrics)
+    *others, last = titles
     shown, count = front[:_TRIALS_SHOWN], f"{len(front)} chains"
     text = (
         f"Of all that was measured, what no other chain equals or beats in {', '.join(others)} and "
@@ -228,12 +268,10 @@ def _predictions(result: SearchResult) -> list[Section]:
     sections = [Section("Measured against predicted", (), (text,), table)]
     shown = [one for one in found if one.predictor.key in ("rho", "predicted_us")]
     for one in shown:
-        wide = scatter(result, one.predictor, 800, 340)
-        figure = Figure(wide, scatter(result, one.predictor, 360, 300))
+        drawing = figure(partial(scatter, result, one.predictor))
         title = f"Measured latency against {one.predictor.name}"
-        sections.append(
-            Section(title, (), (f"Spearman's correlation {one.spearman:+.2f}.",), figure=figure)
-        )
+        text = f"Spearman's correlation {one.spearman:+.2f}."
+        sections.append(Section(title, (), (text,), figure=drawing))
     return sections
 
 
@@ -287,7 +325,7 @@ def _method(result: SearchResult) -> Section:
         paragraphs.append(
             f"The score is {request.score}'s, of the user's own code; the lower the better."
         )
-    paragraphs += energy.method(result)
+    paragraphs += _energy_method(result)
     if len(result.runs) > 1:
         timed = " Finalists and the dense layer were timed anew, in this one."
         paragraphs.append(
@@ -295,6 +333,27 @@ def _method(result: SearchResult) -> Section:
             + (timed if all(finalist.retimed for finalist in result.finalists) else "")
         )
     return Section("How it was measured", (), tuple(paragraphs))
+
+
+def _energy_method(result: SearchResult) -> list[str]:
+    """How energy was measured, where it was."""
+    dense_mj = next((one.dense_values.get(ENERGY.name) for one in result.finalists), None)
+    in_trials = any(ENERGY.name in trial.values for trial in result.trials)
+    if dense_mj is None and not in_trials:
+        return []
+    text = (
+        "Energy is that of the whole board, by its own counter (NVML), idle draw included: of "
+        "calls without a pause, caches warm, shared out over the calls."
+    )
+    if in_trials:
+        text += f" In a trial it is taken over {energy.TRIAL_SECONDS:g} s, right after its timing."
+    if dense_mj is not None:
+        text += (
+            f" That of the finalists and of dense was taken after the final, over "
+            f"{energy.FINAL_SECONDS:g} s each; the dense layer uses "
+            f"{phrases.millijoules(dense_mj)} a call."
+        )
+    return [text]
 
 
 def _held(result: SearchResult) -> str:

@@ -22,6 +22,7 @@ from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.patterns.chain import Chain
+from ksopt.search import metrics
 from ksopt.search.request import MOST_FACTORS, Dims, SearchRequest
 
 # Random trials before the model is asked, those that were enqueued counted.
@@ -52,7 +53,7 @@ def suited(candidates: int, request: SearchRequest) -> Kind:
     if candidates <= request.trials:
         return "exhaustive"
     enough = request.trials >= _POPULATION * _FEWEST_GENERATIONS
-    return "NSGA-II" if len(request.metrics) > 1 and enough else "TPE"
+    return "NSGA-II" if len(metrics.objectives(request)) > 1 and enough else "TPE"
 
 
 def distributions(dims: Dims) -> dict[str, BaseDistribution]:

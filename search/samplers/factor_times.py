@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.search import metrics
 from ksopt.search.request import SearchRequest
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Step
@@ -31,7 +32,6 @@ ORIGIN = "estimate"
 """What the report calls what chose such a chain."""
 # Of its own, before each of the sampler's; and where more is to be low than what it knows.
 _TURNS, _FEWER_TURNS = 8, 1
-_KNOWN = ("latency_us", "parameters")
 # Predictions of one turn: processes that share a study wait for each other's turns.
 _PREDICTING_S = 0.1
 # A factor that was not predicted yet is hoped to come as near its floor as one in fifty that was.
@@ -40,20 +40,17 @@ _HOPE = 0.02
 IntArray = npt.NDArray[np.int64]
 
 
-def turns(metrics: Sequence[str]) -> int:
+def turns(request: SearchRequest) -> int:
     """How many turns an estimate has before each of the sampler's.
 
     It goes by latency and weights, and knows nothing of energy, an error or a score: where such are
     to be low, it is for the sampler to find chains that are slower and better in these.
 
-    Args:
-        metrics: What a study keeps low, by name.
-
     Example:
-        >>> turns(("latency_us", "parameters")), turns(("latency_us", "parameters", "energy_mj"))
+        >>> turns(SearchRequest("8x8")), turns(SearchRequest("8x8", energy=True))
         (8, 1)
     """
-    return _TURNS if set(metrics) <= set(_KNOWN) else _FEWER_TURNS
+    return _TURNS if metrics.knows_only_latency(request) else _FEWER_TURNS
 
 
 def estimates(
@@ -162,7 +159,7 @@ class Estimator:
             return None
         assert request.batch is not None
         floor_us = functools.partial(roofline.factor_floor_us, batch=request.batch)
-        return cls(candidates, steps, model, floor_us, turns(request.metrics))
+        return cls(candidates, steps, model, floor_us, turns(request))
 
     def next(self, trials: Sequence[FrozenTrial], tried: Set[Chain]) -> Chain | None:
         """The untried chain that is estimated to be fastest; None if it is the sampler's turn.

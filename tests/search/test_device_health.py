@@ -83,7 +83,7 @@ def test_a_worker_whose_device_is_lost_says_no_error_so_that_another_takes_its_p
         "32x64", budgets=("50%",), batch=16, device="cpu", trials=1, out=tmp_path
     )
     storage = study_store.storage_of(request)
-    storage.create(request.study)
+    storage.create(request.study, ("minimize", "minimize"))
     script = (
         "from ksopt.measure import device_health\nfrom ksopt.search import worker\n"
         "from ksopt.search.objectives import Objective\n"

@@ -54,7 +54,10 @@ def test_spearman_ranks_what_was_measured() -> None:
 def test_energy_is_ranked_where_it_was_measured() -> None:
     trials = [trial(i, float(i), 10.0 - i) for i in range(5)]
     assert all(one.energy_spearman is None for one in correlations(trials))
-    used = [replace(one, energy_mj=mj) for one, mj in zip(trials[1:], (5, 3, 2, 1), strict=True)]
+    used = [
+        replace(one, values={"energy_mj": mj})
+        for one, mj in zip(trials[1:], (5, 3, 2, 1), strict=True)
+    ]
     found = {one.predictor.key: one for one in correlations([trials[0], *used])}
     assert found["d_rho"].energy_spearman == pytest.approx(-1)
     assert found["d_rho"].chains == 5

@@ -31,11 +31,13 @@ from ksopt.search import (
     worker_pool,
 )
 from ksopt.search.layers import sections as shapes_document
+from ksopt.search.metrics import ENERGY
 from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
-from ksopt.search.report import energy_sections, page
-from ksopt.search.report.energy_plot import energy_plot
+from ksopt.search.report import page
 from ksopt.search.report.phrases import millijoules
+from ksopt.search.report.plots import metric_plot
+from ksopt.search.report.sections import best_in_final
 from ksopt.search.request import STUDY
 from ksopt.search.space.space import build
 
@@ -222,33 +224,37 @@ def test_energy_is_an_objective(search: Search, played: Played) -> None:
     assert study.metric_names == ["latency_us", "parameters", "energy_mj"]
     assert study.directions == [optuna.study.StudyDirection.MINIMIZE] * 3
     for trial, known in zip(study.trials, result.trials, strict=True):
-        assert known.energy_mj == pytest.approx(of_call(known.facts.chain))
-        assert trial.user_attrs["energy_mj"] == trial.values[2] == known.energy_mj
+        assert known.values["energy_mj"] == pytest.approx(of_call(known.facts.chain))
+        assert trial.user_attrs["energy_mj"] == trial.values[2] == known.values["energy_mj"]
 
     value = check(result)
-    assert [trial["energy_mj"] for trial in value["trials"]] == [t.energy_mj for t in result.trials]
+    assert [trial["energy_mj"] for trial in value["trials"]] == [
+        t.values["energy_mj"] for t in result.trials
+    ]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
-    assert [float(row["energy_mj"]) for row in rows] == [t.energy_mj for t in result.trials]
+    assert [float(row["energy_mj"]) for row in rows] == [
+        t.values["energy_mj"] for t in result.trials
+    ]
 
     # The front is what its definition says, and with the most weights the least energy is on it.
     assert value["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
     trials = value["trials"]
     alone = [one for one in trials if not any(beaten(one, other) for other in trials)]
     assert set(value["front"]["trials"]) == {one["number"] for one in alone}
-    least = min(result.trials, key=lambda trial: trial.energy_mj or 0.0)
+    least = min(result.trials, key=lambda trial: trial.values["energy_mj"] or 0.0)
     assert least.number in value["front"]["trials"]
     assert least.number in [finalist.trial for finalist in result.finalists]
     for finalist in result.finalists:
-        assert finalist.energy_mj == pytest.approx(of_call(finalist.facts.chain))
-        assert finalist.dense_energy_mj == pytest.approx(DENSE_MJ)
+        assert finalist.values["energy_mj"] == pytest.approx(of_call(finalist.facts.chain))
+        assert finalist.dense_values.get("energy_mj") == pytest.approx(DENSE_MJ)
 
 
 def test_energy_is_reported(search: Search, played: Played) -> None:
     result = search(energy=True, trials=5)
     chosen = result.recommendations[0].chosen
     assert chosen is not None
-    assert chosen.energy_mj is not None
-    used = millijoules(chosen.energy_mj)
+    assert chosen.values["energy_mj"] is not None
+    used = millijoules(chosen.values["energy_mj"])
     assert f"A call of it uses {used}, one of the dense layer 7.00 mJ." in (
         result.recommendations[0].sentence
     )
@@ -264,18 +270,20 @@ def test_energy_is_reported(search: Search, played: Played) -> None:
     shown = [trial for trial in result.trials if str(trial.facts.chain) in front.replace("\\", "")]
     assert [t.number for t in shown] == sorted(read(result)["front"]["trials"])
     for trial in shown:
-        assert millijoules(trial.energy_mj or 0.0) in front
+        assert millijoules(trial.values["energy_mj"] or 0.0) in front
     assert "In a trial it is taken over" in sections["How it was measured"]
     assert "the dense layer uses 7.00 mJ a call" in sections["How it was measured"]
     assert "Energy against latency" in page.html(result)
-    drawn = energy_plot(result, 800, 340)
+    drawn = metric_plot(result, ENERGY, 800, 340)
     assert drawn.count('class="point"') == 5
     assert drawn.count('class="chosen"') == drawn.count('class="front"') == 1
     assert drawn.count('class="dense"') == 2
 
     again = replay(str(result.folder), out=result.folder / "again")
     assert isinstance(again, SearchResult)
-    assert [trial.energy_mj for trial in again.trials] == [t.energy_mj for t in result.trials]
+    assert [trial.values["energy_mj"] for trial in again.trials] == [
+        t.values["energy_mj"] for t in result.trials
+    ]
     assert again.finalists == result.finalists
     assert page.markdown(again).count("Pareto front") == 1
 
@@ -283,21 +291,21 @@ def test_energy_is_reported(search: Search, played: Played) -> None:
 def test_a_finalist_of_less_energy_is_named(search: Search, played: Played) -> None:
     result = search(energy=True, trials=3)
     answer = result.recommendations[0]
-    chosen, other = (replace(result.finalists[0], energy_mj=mj) for mj in (2.0, 0.5))
+    chosen, other = (replace(result.finalists[0], values={"energy_mj": mj}) for mj in (2.0, 0.5))
     other = replace(other, facts=result.trials[-1].facts)
     at_two = replace(answer, chosen=chosen)
-    (sentence,) = energy_sections.least(at_two, [chosen, other])
-    assert f"the least energy of the chains in the final is that of {other.facts.chain}" in sentence
-    assert "0.500 mJ a call against 2.00 mJ of the fastest" in sentence
-    assert energy_sections.least(at_two, [chosen, replace(other, energy_mj=3.0)]) == []
+    (sentence,) = best_in_final(at_two, [chosen, other])
+    assert f"the best energy of the chains in the final is that of {other.facts.chain}" in sentence
+    assert "0.500 mJ against 2.00 mJ of the fastest" in sentence
+    assert best_in_final(at_two, [chosen, replace(other, values={"energy_mj": 3.0})]) == []
     large = replace(other, facts=replace(other.facts, nnz=answer.budget.parameters + 1))
-    assert energy_sections.least(at_two, [chosen, large]) == []
-    assert energy_sections.least(replace(at_two, chosen=None), [other]) == []
+    assert best_in_final(at_two, [chosen, large]) == []
+    assert best_in_final(replace(at_two, chosen=None), [other]) == []
 
 
 def test_without_energy_nothing_is_said_of_it(search: Search) -> None:
     result = search(trials=3)
-    assert energy_plot(result, 800, 340) == ""
+    assert metric_plot(result, ENERGY, 800, 340) == ""
     assert "Energy" not in page.html(result)
     markdown = page.markdown(result)
     assert "mJ" not in markdown
@@ -342,7 +350,9 @@ def test_a_users_function_knows_the_energy(
     assert "--energy" in result.request.command.split()
     for trial in result.trials:
         assert trial.latency is not None
-        assert trial.score == pytest.approx((trial.energy_mj or 0.0) * trial.latency.median_us)
+        assert trial.score == pytest.approx(
+            (trial.values["energy_mj"] or 0.0) * trial.latency.median_us
+        )
 
 
 def test_a_chain_that_is_slow_may_use_little() -> None:
@@ -387,8 +397,8 @@ def test_a_counter_that_fails_after_the_final_costs_no_final(
     assert all(finalist.retimed for finalist in again.finalists)
     # What is known of the finalists is what their trials saw.
     for finalist in again.finalists:
-        assert finalist.energy_mj == pytest.approx(of_call(finalist.facts.chain))
-        assert finalist.dense_energy_mj is None
+        assert finalist.values["energy_mj"] == pytest.approx(of_call(finalist.facts.chain))
+        assert finalist.dense_values.get("energy_mj") is None
     markdown = page.markdown(again)
     assert "In a trial it is taken over" in markdown
     assert "the dense layer uses" not in markdown
@@ -412,7 +422,7 @@ def test_every_worker_measures_energy(
     result = search(energy=True, workers=2, trials=3)
     assert len(played.opened) == 3  # of the one that asks, and of each worker
     for trial in result.trials:
-        assert trial.energy_mj == pytest.approx(of_call(trial.facts.chain))
+        assert trial.values["energy_mj"] == pytest.approx(of_call(trial.facts.chain))
 
 
 def test_energy_after_the_final_is_a_task(played: Played) -> None:
@@ -439,8 +449,8 @@ def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
     assert len(played.opened) == 1
     for one in result.results:
         for trial in one.trials:
-            assert trial.energy_mj == pytest.approx(of_call(trial.facts.chain))
-        assert [f.dense_energy_mj for f in one.finalists] == pytest.approx(
+            assert trial.values["energy_mj"] == pytest.approx(of_call(trial.facts.chain))
+        assert [f.dense_values.get("energy_mj") for f in one.finalists] == pytest.approx(
             [DENSE_MJ] * len(one.finalists)
         )
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
@@ -462,4 +472,4 @@ def test_a_pruned_trial_has_no_energy(played: Played) -> None:
     slow = Objective(request, torch.device("cpu"), meter=meter)
     found = slow.measure(Chain.monarch(32, 64, p=4), limit=1e-9)
     assert found.latency.given_up
-    assert found.energy_mj is None
+    assert "energy_mj" not in found.values

@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchRequest, SearchResult, objectives, replay
+from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.report import page
-from ksopt.search.report.error_plot import error_plot
+from ksopt.search.report.plots import metric_plot
 from ksopt.search.request import STUDY
 from ksopt.search.timed_call import training_step
 from ksopt.search.user_score import Score, Scored, ScoreError
@@ -117,8 +118,8 @@ def test_error_is_an_objective(search: Search, weights: str) -> None:
     study = study_of(result)
     assert study.metric_names == ["latency_us", "weight_error"]
     for trial, known in zip(study.trials, result.trials, strict=True):
-        assert trial.values[1] == known.weight_error
-    nearest = min(result.trials, key=lambda trial: trial.weight_error or 1.0)
+        assert trial.values[1] == known.values["weight_error"]
+    nearest = min(result.trials, key=lambda trial: trial.values["weight_error"] or 1.0)
     assert nearest.facts.chain in [finalist.facts.chain for finalist in result.finalists]
     with pytest.raises(InvalidInputError, match="objective 'pareto-error' needs weights"):
         SearchRequest("32x64", objective="pareto-error")
@@ -126,13 +127,13 @@ def test_error_is_an_objective(search: Search, weights: str) -> None:
 
 def test_the_error_is_drawn(search: Search, weights: str) -> None:
     result = search(weights=weights, trials=5)
-    drawn = error_plot(result, 800, 340)
+    drawn = metric_plot(result, WEIGHT_ERROR, 800, 340)
     assert drawn.count('class="point"') == 5
     assert drawn.count('class="chosen"') == drawn.count('class="front"') == 1
-    assert "Error against weights" in page.html(result)
+    assert "Weight error against weights" in page.html(result)
     plain = search(trials=3, out=result.folder.parent / "plain")
-    assert error_plot(plain, 800, 340) == ""
-    assert "Error against weights" not in page.html(plain)
+    assert metric_plot(plain, WEIGHT_ERROR, 800, 340) == ""
+    assert "Weight error against weights" not in page.html(plain)
 
 
 # A user's own function.
@@ -185,14 +186,18 @@ def test_a_users_function_is_an_objective(
         assert seen.latency_us == trial.latency.median_us
         with pytest.raises(AttributeError):
             seen.parameters = 0
-    best = min(result.trials, key=lambda trial: trial.score or 0.0)
+    best = min(result.trials, key=lambda trial: trial.values["score"] or 0.0)
     assert best.facts.chain in [finalist.facts.chain for finalist in result.finalists]
-    assert [trial["score"] for trial in read(result)["trials"]] == [t.score for t in result.trials]
+    assert [trial["score"] for trial in read(result)["trials"]] == [
+        t.values["score"] for t in result.trials
+    ]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
     assert float(rows[0]["score"]) == result.trials[0].score
     assert "| score |" in page.markdown(result)
     again = replay(str(result.folder), out=result.folder / "again")
-    assert [finalist.score for finalist in again.finalists] == [f.score for f in result.finalists]
+    assert [finalist.values["score"] for finalist in again.finalists] == [
+        f.values["score"] for f in result.finalists
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search.pareto import pareto_front
+from ksopt.search.metrics import ENERGY, LATENCY, PARAMETERS, pareto_front
 from ksopt.search.recommend import asked_for, elect, finalists, front_of, recommend
 from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.results import ChainFacts, TrialRecord, Verdict
@@ -173,7 +173,7 @@ def test_trials_of_chains_that_are_not_asked_for_are_said_to_count() -> None:
 
 
 def test_nothing_measured_is_told_from_nothing_near_enough() -> None:
-    far = replace(trial(0, SMALL, 10), weight_error=0.5)
+    far = replace(trial(0, SMALL, 10), values={"weight_error": 0.5})
     assert elect([far], LADDER, max_error=0.1) == []
     answers = recommend(space(*LADDER), (), max_error=0.1, trials=[far, failed(1, MIDDLE)])
     assert [a.verdict for a in answers] == [Verdict.KEEP_DENSE, Verdict.UNKNOWN]
@@ -202,21 +202,23 @@ def test_the_front_is_what_nothing_beats_in_both() -> None:
         trial(3, SMALL, 40, nnz=100),
         failed(4, SMALL),
     ]
-    assert [t.number for t in pareto_front(trials, ("parameters", "latency_us"))] == [3, 2]
+    assert [t.number for t in pareto_front(trials, (PARAMETERS, LATENCY))] == [3, 2]
 
 
 def test_a_chain_of_little_energy_is_on_the_front_of_energy_alone() -> None:
     slow = trial(2, SMALL, 90, nnz=300)
     trials = [trial(0, SMALL, 50, nnz=100), trial(1, SMALL, 60, nnz=100), slow, slow]
-    used = [replace(one, energy_mj=mj) for one, mj in zip(trials, (4, 5, 3, 3), strict=True)]
+    used = [
+        replace(one, values={"energy_mj": mj}) for one, mj in zip(trials, (4, 5, 3, 3), strict=True)
+    ]
     used.append(trial(4, SMALL, 1))  # of a run without energy
-    assert [t.number for t in pareto_front(used, ("latency_us", "energy_mj"))] == [0, 2]
-    assert [t.number for t in pareto_front(used[:4], ("latency_us", "parameters"))] == [0]
+    assert [t.number for t in pareto_front(used, (LATENCY, ENERGY))] == [0, 2]
+    assert [t.number for t in pareto_front(used[:4], (LATENCY, PARAMETERS))] == [0]
 
 
 def test_the_front_keeps_to_the_limits() -> None:
     trials = [
-        replace(trial(n, chain, us), weight_error=error)
+        replace(trial(n, chain, us), values={"weight_error": error})
         for n, (chain, us, error) in enumerate(
             (
                 (SMALL, 20, 0.9),

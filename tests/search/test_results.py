@@ -122,26 +122,6 @@ def kept(result: SearchResult) -> optuna.Study:
     return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
 
 
-def test_a_study_of_an_older_version_is_reported(search: Search) -> None:
-    """Version 2 kept no version, no seconds of the final, and knew no training or scores."""
-    result = search(trials=2)
-    study = kept(result)
-    value = study.user_attrs["report"]
-    for name in ("schema", "final_seconds", "energy_mj"):
-        del value[name]
-    for name in ("train", "score", "energy"):
-        del value["request"][name]
-    study.set_user_attr("report", value)
-    identity = study.user_attrs["identity"]
-    study.set_user_attr(
-        "identity", {k: v for k, v in identity.items() if k not in ("train", "score", "energy")}
-    )
-    again = replay(str(result.folder))
-    check(again)
-    assert again.final_seconds is None
-    assert len(search(trials=3).trials) == 3  # and it goes on
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -19,7 +19,7 @@ from ksopt.search import SearchRequest, SearchResult, ShapesRequest, run_shapes
 from ksopt.search.layers.hf_config import layers_of_config
 from ksopt.search.request import Dims
 from ksopt.search.results import Verdict
-from ksopt.search.trained_weights import GivenWeights
+from ksopt.search.trained_weights import TrainedWeights
 
 from shapes_models import tiny  # isort: skip
 
@@ -39,37 +39,42 @@ def weights(tmp_path: Path) -> Path:
 
 def test_each_trial_has_its_error(search: Search, weights: Path) -> None:
     result = search(weights=f"{weights}:up", trials=5)
-    given = GivenWeights.of(result.request, torch.device("cpu"))
+    given = TrainedWeights.of(result.request, torch.device("cpu"))
     assert given is not None
     for trial in result.trials:
         found = ksopt.project(given.matrices[0], trial.facts.chain, iterations=4).relative_error
-        assert trial.weight_error == pytest.approx(found, rel=1e-6)
+        assert trial.values["weight_error"] == pytest.approx(found, rel=1e-6)
         # What a conversion then makes of it is no worse.
         nearest = ksopt.project(given.matrices[0], trial.facts.chain).relative_error
-        assert nearest <= trial.weight_error * (1 + 1e-9)
+        assert nearest <= trial.values["weight_error"] * (1 + 1e-9)
     found = json.loads((result.folder / "results.json").read_text())
-    assert [t["weight_error"] for t in found["trials"]] == [t.weight_error for t in result.trials]
+    assert [t["weight_error"] for t in found["trials"]] == [
+        t.values["weight_error"] for t in result.trials
+    ]
     assert found["request"]["weights"] == f"{weights}:up"
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
-    assert float(rows[0]["weight_error"]) == result.trials[0].weight_error
+    assert float(rows[0]["weight_error"]) == result.trials[0].values["weight_error"]
     text = (result.folder / "report.md").read_text()
     assert "weight error" in text
     chosen = result.recommendations[0].chosen
-    assert f"relative error of {chosen.weight_error:.3f}" in result.recommendations[0].sentence
+    assert (
+        f"relative error of {chosen.values['weight_error']:.3f}"
+        in result.recommendations[0].sentence
+    )
 
 
 def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) -> None:
     again = {"budgets": ("25%",), "max_factors": 2, "min_use": 1.0, "trials": 9}
     again |= {"weights": f"{weights}:up"}
     free = search(**again)
-    errors = sorted(trial.weight_error for trial in free.trials)
+    errors = sorted(trial.values["weight_error"] for trial in free.trials)
     assert errors[0] < 1e-5  # the chain itself is in the space, and all of it was measured
     assert CHAIN in [trial.facts.chain for trial in free.trials]
     near = search(max_error=1e-4, **again)  # the same study: nothing is measured anew
     (answer,) = near.recommendations
     assert len(near.trials) == len(free.trials)
     assert len(near.finalists) < len(free.trials)
-    assert all(finalist.weight_error <= 1e-4 for finalist in near.finalists)
+    assert all(finalist.values["weight_error"] <= 1e-4 for finalist in near.finalists)
     assert answer.chosen.facts.chain == CHAIN
     none = search(max_error=0.0, **again)
     (answer,) = none.recommendations
@@ -85,13 +90,13 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
 
 
 def test_the_tensor_is_found_by_shape_where_that_is_enough(weights: Path) -> None:
-    def of(text: str, dims: str) -> GivenWeights | None:
+    def of(text: str, dims: str) -> TrainedWeights | None:
         request = SearchRequest(Dims.parse(dims), weights=text)
-        return GivenWeights.of(request, torch.device("cpu"))
+        return TrainedWeights.of(request, torch.device("cpu"))
 
     assert of(str(weights), "64x32").matrices[0].shape == (32, 64)
     assert of(f"{weights}:up", "32x64").digest != of(f"{weights}:other", "32x64").digest
-    assert GivenWeights.of(SearchRequest("32x64"), torch.device("cpu")) is None
+    assert TrainedWeights.of(SearchRequest("32x64"), torch.device("cpu")) is None
     for text, dims, message in [
         (str(weights), "32x64", "name the tensor, as in .*; of shape .* are"),
         (str(weights), "8x8", r"none of its tensors has shape \[8, 8\]"),
@@ -110,9 +115,9 @@ def test_weights_that_are_not_finite_are_refused(search: Search, tmp_path: Path)
         search(weights=str(path))
 
 
-def of(text: str, dims: str = "32x64") -> GivenWeights:
+def of(text: str, dims: str = "32x64") -> TrainedWeights:
     request = SearchRequest(Dims.parse(dims), weights=text)
-    found = GivenWeights.of(request, torch.device("cpu"))
+    found = TrainedWeights.of(request, torch.device("cpu"))
     assert found is not None
     return found
 
@@ -181,10 +186,10 @@ def test_several_sizes_take_what_is_of_their_shape(
         for trial in one.trials:
             matrices = [tensors[name] for name in names]
             expected = together(matrices, trial.facts.chain)
-            assert trial.weight_error == pytest.approx(expected, rel=1e-4)
+            assert trial.values["weight_error"] == pytest.approx(expected, rel=1e-4)
         chosen = one.recommendations[0].chosen
         assert chosen is not None
-        assert f"{chosen.weight_error:.3f}" in one.recommendations[0].sentence
+        assert f"{chosen.values['weight_error']:.3f}" in one.recommendations[0].sentence
     assert f"--weights {weights}" in request.command
     save_file({**tensors, "down": 2 * tensors["up"].T.contiguous()}, weights)
     with pytest.raises(InvalidInputError, match=r"weights .* there and .* here"):
@@ -237,7 +242,7 @@ def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> N
     save_file({f"h.{n}.attn.c_proj.weight": square.clone() for n in (0, 1)}, file)
     request = ShapesRequest.of(layers_of_config(path), weights=str(file), device="cpu")
     (one,) = [one for one in request.requests if str(one.size) == "16x16"]
-    found = GivenWeights.of(one, torch.device("cpu"))
+    found = TrainedWeights.of(one, torch.device("cpu"))
     assert found is not None
     assert found.names == tuple(f"h.{n}.attn.c_proj.weight^T" for n in (0, 1))
     assert all(torch.equal(matrix, square.T) for matrix in found.matrices)

@@ -293,7 +293,7 @@ def claims(storage: Storage, presence: Presence, **options: object) -> Claims:
     given = {"priors": [], "limit": 3, "run": 1, **options}
     return Claims(
         storage,
-        storage.create(STUDY),
+        storage.create(STUDY, ("minimize", "minimize")),
         ChainSampler(found, "exhaustive", seed=0),
         presence=presence,
         **given,  # type: ignore[arg-type]

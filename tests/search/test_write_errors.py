@@ -171,7 +171,7 @@ WRITE = """
 import os, signal, sys
 import optuna
 from ksopt.search.storage import Storage
-study = Storage("journal:" + sys.argv[1]).create("a", 1)
+study = Storage("journal:" + sys.argv[1]).create("a")
 for value in range(3):
     study.add_trial(optuna.trial.create_trial(value=value))
 with open(sys.argv[1], "ab") as journal:
@@ -185,7 +185,7 @@ def test_half_a_line_of_a_journal_is_lost_alone(tmp_path: Path) -> None:
     file = tmp_path / "trials.log"
     done = subprocess.run([sys.executable, "-c", WRITE, str(file)], timeout=TOO_LONG_S)
     assert done.returncode == -signal.SIGKILL
-    study = Storage(f"journal:{file}").create("a", 1)
+    study = Storage(f"journal:{file}").create("a")
     assert [trial.value for trial in study.trials] == [0, 1, 2]
     study.add_trial(optuna.trial.create_trial(value=3.0))
     study.add_trial(optuna.trial.create_trial(value=4.0))

@@ -90,22 +90,28 @@ def report(search: Search) -> Path:
         result,
         request=replace(result.request, energy=True),
         trials=tuple(
-            replace(trial, latency=steady(us), dense=dense, weight_error=us / 2e6, energy_mj=us / 3)
+            replace(
+                trial,
+                latency=steady(us),
+                dense=dense,
+                values={"weight_error": us / 2e6, "energy_mj": us / 3},
+            )
             for trial, us in zip(result.trials, times, strict=True)
         ),
         finalists=tuple(
             replace(
                 finalist,
                 dense=dense,
-                weight_error=0.5,
-                score=-1234.5,
-                energy_mj=12.345,
-                dense_energy_mj=20.0,
+                values={"weight_error": 0.5, "score": -1234.5, "energy_mj": 12.345},
+                dense_values={"energy_mj": 20.0},
             )
             for finalist in result.finalists
         ),
         recommendations=tuple(
-            replace(answer, chosen=answer.chosen and replace(answer.chosen, energy_mj=1234.5))
+            replace(
+                answer,
+                chosen=answer.chosen and replace(answer.chosen, values={"energy_mj": 1234.5}),
+            )
             for answer in result.recommendations
         ),
     )

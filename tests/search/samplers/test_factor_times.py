@@ -48,7 +48,7 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Claims]:
     with Presence() as presence:
         yield Claims(
             storage,
-            storage.create(STUDY),
+            storage.create(STUDY, ("minimize", "minimize")),
             ChainSampler(SPACE.candidates, "TPE", seed=0),
             [("largest rho", SPACE.candidates[-1])],
             limit=12,
@@ -80,7 +80,7 @@ def test_the_sampler_has_every_second_turn_where_an_estimate_knows_too_little(
     claims: Claims,
 ) -> None:
     assert claims.estimator is not None
-    claims.estimator = replace(claims.estimator, turns=turns(("latency_us", "energy_mj")))
+    claims.estimator = replace(claims.estimator, turns=turns(SearchRequest("8x8", energy=True)))
     origins = []
     for _ in range(7):
         claim = claims.next()

@@ -1,0 +1,306 @@
+"""Metrics: what a trial measures of a chain, one entry each.
+
+Whatever a study keeps low, and whatever its tables, plots, CSV and JSON show beside the latency, is
+an entry of `METRICS`. A new one is a call of `register`: storage, Pareto front, finalists, report
+and schema read the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ksopt.errors import InvalidInputError
+from ksopt.search.report import phrases
+
+if TYPE_CHECKING:
+    import torch
+
+    from ksopt.measure.energy import Meter
+    from ksopt.measure.timing import Measurement
+    from ksopt.patterns.chain import Chain
+    from ksopt.search.request import SearchRequest
+    from ksopt.search.results import Finalist, TrialRecord
+    from ksopt.search.trained_weights import TrainedWeights
+
+
+@dataclass(frozen=True)
+class TimedChain:
+    """What a metric is measured from: a chain that was checked and timed in a trial.
+
+    Args:
+        chain: The chain.
+        request: With its batch resolved.
+        device: Where it was timed.
+        latency: Its time.
+        dense: The dense layer's, measured in turns with it.
+        call: What was timed, on random input and weights.
+        weights: The trained weights to come near to; None without them.
+        meter: Of the device's energy; None unless the request asks for it.
+        values: The metrics measured before this one, by name.
+    """
+
+    chain: Chain
+    request: SearchRequest
+    device: torch.device
+    latency: Measurement
+    dense: Measurement
+    call: Callable[[], object]
+    weights: TrainedWeights | None = None
+    meter: Meter | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+def _always(request: SearchRequest) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of a chain.
+
+    Args:
+        name: Its key in studies, JSON and CSV, with its unit where it has one: ``energy_mj``.
+        title: What a person calls it; the head of its column.
+        axis: Its name beside an axis of a plot, with the unit.
+        measure: Measures it in a trial; None where the request does not ask for it.
+        shown: A value, as it is printed.
+        direction: Which end is good.
+        is_measured: Whether the trials of a request have it.
+        is_objective: Whether a study of the request optimises it.
+        read: Its value for the Pareto front, from a trial that keeps it in other fields; None where
+            it is one of the trial's ``values``.
+        of_given_up: Whether it is measured of a chain whose timing was given up, too.
+        final: Measures it again after the final, of chains and the dense layer; None where the
+            trial's value stands.
+        remark: What a recommendation says of it, after its verdict.
+        plotted_against: The metric on the x axis of its plot; None for no plot.
+        is_log: Whether its axis is logarithmic.
+        schema: Its JSON schema, besides the type.
+    """
+
+    name: str
+    title: str
+    axis: str
+    measure: Callable[[TimedChain], float | None]
+    shown: Callable[[float], str]
+    direction: Literal["minimize", "maximize"] = "minimize"
+    is_measured: Callable[[SearchRequest], bool] = _always
+    is_objective: Callable[[SearchRequest], bool] = _always
+    read: Callable[[TrialRecord], float | None] | None = None
+    of_given_up: bool = False
+    final: Callable[[SearchRequest, torch.device, Sequence[Chain]], Mapping[str, float]] | None = (
+        None
+    )
+    remark: Callable[[Finalist], str] | None = None
+    plotted_against: str | None = "latency_us"
+    is_log: bool = False
+    schema: Mapping[str, object] = field(default_factory=dict, hash=False)
+
+    def of(self, trial: TrialRecord) -> float | None:
+        """The trial's value; None if it has none."""
+        return trial.values.get(self.name) if self.read is None else self.read(trial)
+
+    def cost(self, trial: TrialRecord) -> float | None:
+        """The value, turned so that less is better."""
+        value = self.of(trial)
+        return value if value is None or self.direction == "minimize" else -value
+
+    def cell(self, values: Mapping[str, float]) -> str:
+        """The value among some, for a table; empty if it is not there."""
+        value = values.get(self.name)
+        return "" if value is None else self.shown(value)
+
+
+def _weight_error(timed: TimedChain) -> float | None:
+    return None if timed.weights is None else timed.weights.error(timed.chain)
+
+
+def _energy_mj(timed: TimedChain) -> float | None:
+    import torch
+
+    from ksopt.measure import energy
+
+    if timed.meter is None:
+        return None
+    with torch.inference_mode(not timed.request.train):
+        calls = {"chain": timed.call}
+        return energy.millijoules(calls, timed.meter, energy.TRIAL_SECONDS)["chain"]
+
+
+def _final_energy_mj(
+    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+) -> Mapping[str, float]:
+    from ksopt.search import finals
+
+    return finals.energy(request, device, chains)
+
+
+def _score(timed: TimedChain) -> float | None:
+    from ksopt.search.user_score import Score, Scored
+
+    score = Score.of(timed.request)
+    return None if score is None else score(Scored.of(timed))
+
+
+def _weight_error_remark(finalist: Finalist) -> str:
+    return (
+        "The nearest product of that chain has a relative error of "
+        f"{finalist.values['weight_error']:.3f} to the given weights."
+    )
+
+
+def _energy_remark(finalist: Finalist) -> str:
+    text = f"A call of it uses {phrases.millijoules(finalist.values['energy_mj'])}"
+    dense_mj = finalist.dense_values.get("energy_mj")
+    if dense_mj is not None:
+        text += f", one of the dense layer {phrases.millijoules(dense_mj)}"
+    return f"{text}."
+
+
+LATENCY = Metric(
+    "latency_us",
+    "latency",
+    axis="latency over dense",
+    measure=lambda timed: timed.latency.median_us,
+    shown=phrases.microseconds,
+    # Over the dense layer's, so that trials of several runs can be compared.
+    read=lambda trial: trial.ratio,
+    plotted_against=None,
+    is_log=True,
+)
+PARAMETERS = Metric(
+    "parameters",
+    "weights",
+    axis="weights",
+    measure=lambda timed: float(timed.chain.nnz),
+    shown="{:,.0f}".format,
+    is_objective=lambda request: request.objective == "pareto",
+    read=lambda trial: float(trial.facts.nnz),
+    plotted_against=None,
+)
+WEIGHT_ERROR = Metric(
+    "weight_error",
+    "weight error",
+    axis="relative error to the given weights",
+    measure=_weight_error,
+    shown="{:.3f}".format,
+    is_measured=lambda request: request.weights is not None,
+    is_objective=lambda request: request.objective == "pareto-error",
+    of_given_up=True,
+    remark=_weight_error_remark,
+    plotted_against="parameters",
+    schema={
+        "minimum": 0,
+        "description": "relative error (Frobenius norm) of the nearest product to request.weights",
+    },
+)
+ENERGY = Metric(
+    "energy_mj",
+    "energy",
+    axis="energy of a call, mJ",
+    measure=_energy_mj,
+    shown=phrases.millijoules,
+    is_measured=lambda request: request.energy,
+    is_objective=lambda request: request.energy,
+    final=_final_energy_mj,
+    remark=_energy_remark,
+    is_log=True,
+    schema={
+        "minimum": 0,
+        "description": "of a call, a finalist's measured after the final (its trial's if that did "
+        "not come about); null without request.energy",
+    },
+)
+SCORE = Metric(
+    "score",
+    "score",
+    axis="score",
+    measure=_score,
+    shown="{:.4g}".format,
+    is_measured=lambda request: request.score is not None,
+    is_objective=lambda request: request.score is not None,
+    schema={"description": "by request.score"},
+)
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric for metric in (LATENCY, PARAMETERS, WEIGHT_ERROR, ENERGY, SCORE)
+}
+"""By name, in the order in which they are measured, stored and shown."""
+
+
+def register(metric: Metric) -> Metric:
+    """Add a metric; it is measured after the others, in this process's searches from now on.
+
+    Processes that measure beside this one (``workers``) have the metrics that they import.
+
+    Raises:
+        InvalidInputError: There is one of that name.
+
+    Example:
+        >>> def count(timed: TimedChain) -> float:
+        ...     return float(len(timed.chain))
+        >>> factors = Metric("factors", "factors", "factors", measure=count, shown="{:.0f}".format)
+        >>> register(factors).name in METRICS
+        True
+        >>> del METRICS["factors"]
+    """
+    if metric.name in METRICS:
+        raise InvalidInputError(f"metric {metric.name!r}: there is one of that name")
+    METRICS[metric.name] = metric
+    return metric
+
+
+def stored() -> tuple[Metric, ...]:
+    """The metrics that a trial keeps among its ``values``."""
+    return tuple(metric for metric in METRICS.values() if metric.read is None)
+
+
+def measured(request: SearchRequest) -> tuple[Metric, ...]:
+    """Of those, what the trials of a request have."""
+    return tuple(metric for metric in stored() if metric.is_measured(request))
+
+
+def objectives(request: SearchRequest) -> tuple[Metric, ...]:
+    """What a study of a request optimises, the latency first.
+
+    Example:
+        >>> from ksopt.search import SearchRequest
+        >>> [metric.name for metric in objectives(SearchRequest("8x8", score="mine:cost"))]
+        ['latency_us', 'parameters', 'score']
+        >>> request = SearchRequest("8x8", objective="latency", energy=True)
+        >>> [metric.name for metric in objectives(request)]
+        ['latency_us', 'energy_mj']
+    """
+    return tuple(metric for metric in METRICS.values() if metric.is_objective(request))
+
+
+def knows_only_latency(request: SearchRequest) -> bool:
+    """Whether a study optimises nothing that a chain's time and size do not tell."""
+    known = (LATENCY.name, PARAMETERS.name)
+    return all(metric.name in known for metric in objectives(request))
+
+
+def pareto_front(trials: Iterable[TrialRecord], metrics: Sequence[Metric]) -> list[TrialRecord]:
+    """Complete trials that no other one equals or beats in all metrics, the first metric rising.
+
+    Of several that are alike in all, the first is kept; a trial that lacks a value is left out.
+
+    Args:
+        trials: Of one study.
+        metrics: What counts.
+    """
+    points: list[tuple[tuple[float, ...], TrialRecord]] = []
+    for trial in trials:
+        costs = tuple(cost for one in metrics if (cost := one.cost(trial)) is not None)
+        if trial.state == "complete" and len(costs) == len(metrics):
+            points.append((costs, trial))
+    front: list[tuple[tuple[float, ...], TrialRecord]] = []
+    # In this order whatever beats a trial comes before it.
+    for costs, trial in sorted(points, key=lambda point: point[0]):
+        if not any(
+            all(other <= own for other, own in zip(kept, costs, strict=True)) for kept, _ in front
+        ):
+            front.append((costs, trial))
+    return [trial for _, trial in front]

@@ -1,0 +1,136 @@
+"""The two axes of an inline SVG drawing: where data lands, in the drawing's pixels, and ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import log10
+
+from ksopt.report import svg
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 26.0, 44.0
+# Between the labels of two ticks of the x axis.
+_LABEL = 40.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an axis shows.
+
+    Args:
+        name: What stands beside it.
+        low, high: Its ends, in the data's units.
+        is_log: Whether it is logarithmic.
+    """
+
+    name: str
+    low: float
+    high: float
+    is_log: bool = False
+
+    @classmethod
+    def around(cls, name: str, values: Sequence[float], is_log: bool) -> Scale:
+        """One that holds some values, and 0 if it is linear; linear if one is not positive.
+
+        Example:
+            >>> Scale.around("us", [10.0, 100.0], is_log=True)
+            Scale(name='us', low=8.333333333333334, high=120.0, is_log=True)
+            >>> Scale.around("score", [-1.0, 3.0], is_log=True).is_log
+            False
+        """
+        least, most = min(values), max(values)
+        if is_log and least > 0:
+            return cls(name, least / 1.2, most * 1.2, is_log=True)
+        return cls(name, min(0.0, 1.05 * least), max(1.05 * most, 1e-6))
+
+    def share(self, value: float) -> float:
+        """Where a value lies between the ends, 0 to 1."""
+        if self.is_log:
+            return log10(value / self.low) / log10(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, count: int) -> list[float]:
+        """Round values, about so many where it is linear."""
+        if self.is_log:
+            return svg.log_ticks(self.low, self.high)
+        # They are whole numbers: of millionths, where there is little between the ends.
+        unit = 1.0 if self.high - self.low > 10 else 1e-6
+        return [unit * tick for tick in svg.linear_ticks(self.low / unit, self.high / unit, count)]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Two scales on a drawing.
+
+    Args:
+        width, height: Of the drawing.
+        x_scale, y_scale: What they show.
+    """
+
+    width: int
+    height: int
+    x_scale: Scale
+    y_scale: Scale
+    left = _LEFT
+    top = _TOP
+
+    @property
+    def right(self) -> float:
+        """Where the x axis ends."""
+        return self.width - _RIGHT
+
+    @property
+    def bottom(self) -> float:
+        """Where the x axis lies."""
+        return self.height - _BOTTOM
+
+    def x(self, value: float) -> float:
+        """Of a value on the x axis."""
+        return self.left + (self.right - self.left) * self.x_scale.share(value)
+
+    def y(self, value: float) -> float:
+        """Of a value on the y axis."""
+        return self.bottom + (self.top - self.bottom) * self.y_scale.share(value)
+
+    def drawn(self) -> list[str]:
+        """The axes, a grid of the y axis's ticks, and what is along them."""
+        left, right, top, bottom = self.left, self.right, self.top, self.bottom
+        parts = []
+        for tick in self.y_scale.ticks(5):
+            y = self.y(tick)
+            parts.append(f'<path class="grid" d="M{left:.1f} {y:.1f}H{right:.1f}"/>')
+            parts.append(svg.text(left - 6, y + 4, _label(tick), "end"))
+        last = left - _LABEL
+        for tick in self.x_scale.ticks(6 if self.width > 500 else 4):
+            x = self.x(tick)
+            parts.append(f'<path class="axis" d="M{x:.1f} {bottom:.1f}v5"/>')
+            if x - last >= _LABEL:  # a label beside another, not on it
+                parts.append(svg.text(x, bottom + 18, _label(tick), "middle"))
+                last = x
+        frame = f"M{left:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}"
+        parts.append(f'<path class="axis" d="{frame}"/>')
+        parts.append(svg.text((left + right) / 2, self.height - 8, self.x_scale.name, "middle"))
+        parts.append(svg.text(4, 14, self.y_scale.name, "start"))
+        return parts
+
+    def steps(self, points: Iterable[tuple[float, float]]) -> list[str]:
+        """A stepped line: between two points of a front, the left one is what x allows."""
+        line = ""
+        for x_value, y_value in points:
+            x, y = self.x(x_value), self.y(y_value)
+            line += f"H{x:.1f}V{y:.1f}" if line else f"M{x:.1f} {y:.1f}"
+        return [f'<path class="front" d="{line}H{self.right:.1f}"/>'] if line else []
+
+    def dense_line(self, value: float, words: str) -> list[str]:
+        """The dense layer's value on the y axis, named at its right end."""
+        y = self.y(value)
+        # Under the line where there is no room above it.
+        at = y - 6 if y - self.top > svg.FONT + 4 else y + svg.FONT + 4
+        return [
+            f'<path class="dense" d="M{self.left:.1f} {y:.1f}H{self.right:.1f}"/>',
+            svg.text(self.right, at, words, "end", "dense-text"),
+        ]
+
+
+def _label(value: float) -> str:
+    return svg.short(value) if abs(value) >= 1e4 else f"{value:,.6g}"

@@ -1,0 +1,180 @@
+"""The plots of a report, as inline SVG: no script, colours from the page's style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from ksopt.report import svg
+from ksopt.report.document import Figure
+from ksopt.search.diagnostics import Predictor
+from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric, pareto_front
+from ksopt.search.recommend import asked_for
+from ksopt.search.report import phrases
+from ksopt.search.report.axes import Axes, Scale
+from ksopt.search.results import SearchResult, TrialRecord
+
+WIDE, NARROW = (800, 400), (360, 340)
+
+
+def figure(drawn: Callable[[int, int], str]) -> Figure:
+    """A drawing for a screen, and for a telephone."""
+    return Figure(drawn(*WIDE), drawn(*NARROW))
+
+
+def latency_plot(result: SearchResult, width: int, height: int) -> str:
+    """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
+
+    A point is a trial. Its height is its latency over the dense layer's, as measured in turns with
+    it, times the dense layer's latency of the final: so points of several runs share one scale.
+    """
+    measured = [trial for trial in result.trials if trial.ratio is not None]
+    if not measured or not result.finalists:
+        return ""
+    dense_us = result.finalists[0].dense.median_us
+
+    def place(trial: TrialRecord) -> tuple[float, float]:
+        return float(trial.facts.nnz), dense_us * (trial.ratio or 1.0)
+
+    most = max(result.request.steps[-1].parameters, *(trial.facts.nnz for trial in measured))
+    least = min(trial.facts.nnz for trial in measured)
+    # From 0, unless that would leave a large part of the drawing empty.
+    low = 0.85 * least if least > 0.25 * most else 0.0
+    heights = [dense_us, *(place(trial)[1] for trial in measured)]
+    axes = Axes(
+        width,
+        height,
+        Scale(PARAMETERS.axis, low, 1.06 * most),
+        Scale.around("latency, us", heights, is_log=True),
+    )
+    parts = axes.drawn()
+    for answer in result.recommendations:
+        x = axes.x(answer.budget.parameters)
+        parts.append(f'<path class="budget" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
+        parts.append(svg.text(x, axes.top - 6, answer.budget.text, "middle", "budget-text"))
+    parts += axes.dense_line(dense_us, f"dense {phrases.microseconds(dense_us)}")
+    front = pareto_front(asked_for(measured, result.request), (PARAMETERS, LATENCY))
+    parts += axes.steps(map(place, front))
+    parts += _marks(result, measured, axes, place)
+    label = (
+        f"Latency against weights of {len(measured)} chains; the dense layer takes "
+        f"{phrases.microseconds(dense_us)}"
+    )
+    return svg.svg(parts, width, height, label)
+
+
+def metric_plot(result: SearchResult, metric: Metric, width: int, height: int) -> str:
+    """A metric against what `Metric.plotted_against` names; nothing if no trial has it.
+
+    The stepped line is the best value that the other metric allows, of what was measured. The dense
+    layer's value, where it was measured after the final, is a line.
+    """
+    if metric.plotted_against is None:
+        return ""
+    against = METRICS[metric.plotted_against]
+
+    def place(trial: TrialRecord) -> tuple[float, float]:
+        x, y = against.of(trial), metric.of(trial)
+        assert x is not None
+        assert y is not None
+        return x, y
+
+    trials = [
+        trial
+        for trial in result.trials
+        if metric.of(trial) is not None and against.of(trial) is not None
+    ]
+    if not trials:
+        return ""
+    dense = next((one.dense_values.get(metric.name) for one in result.finalists), None)
+    xs, ys = zip(*map(place, trials), strict=True)
+    # What is left of the dense layer's own latency is faster than it.
+    beside = [1.0] if against is LATENCY else [float(result.request.steps[-1].parameters)]
+    axes = Axes(
+        width,
+        height,
+        Scale.around(against.axis, [*beside, *xs], against.is_log),
+        Scale.around(metric.axis, [*ys, *([] if dense is None else [dense])], metric.is_log),
+    )
+    parts = axes.drawn()
+    if against is LATENCY:
+        x = axes.x(1.0)
+        parts.append(f'<path class="dense" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
+    if dense is not None:
+        parts += axes.dense_line(dense, f"dense {metric.shown(dense)}")
+    front = pareto_front(asked_for(trials, result.request), (against, metric))
+    parts += axes.steps(map(place, front))
+    parts += _marks(result, trials, axes, place, metric)
+    label = f"{metric.title.capitalize()} against {against.axis} of {len(trials)} chains"
+    return svg.svg(parts, width, height, label)
+
+
+def scatter(result: SearchResult, predictor: Predictor, width: int, height: int) -> str:
+    """Measured latency against a prediction; nothing if fewer than two chains have both.
+
+    Pruned chains, whose few repeats are less certain, are drawn as crosses.
+    """
+    points = [
+        (value, trial.ratio_seen, trial)
+        for trial in result.trials
+        if trial.ratio_seen is not None and (value := predictor.value(trial.facts)) is not None
+    ]
+    if len(points) < 2:
+        return ""
+    axes = Axes(
+        width,
+        height,
+        Scale.around(predictor.name, [value for value, _, _ in points], is_log=True),
+        Scale.around(LATENCY.axis, [ratio for _, ratio, _ in points], is_log=True),
+    )
+    parts = axes.drawn()
+    for value, ratio, trial in points:
+        x, y = axes.x(value), axes.y(ratio)
+        tip = f"{trial.facts.chain}: {predictor.name} {value:.4g}, {LATENCY.axis} {ratio:.3g}"
+        if trial.state == "pruned":
+            cross = f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"
+            parts.append(f'<path class="axis" d="{cross}">{_title(tip)}</path>')
+        else:
+            parts.append(_mark(trial, x, y, tip))
+    label = f"Measured latency against {predictor.name} of {len(points)} chains"
+    return svg.svg(parts, width, height, label)
+
+
+def _marks(
+    result: SearchResult,
+    trials: Sequence[TrialRecord],
+    axes: Axes,
+    place: Callable[[TrialRecord], tuple[float, float]],
+    metric: Metric | None = None,
+) -> list[str]:
+    """A mark for each trial, and a ring around each step's fastest chain."""
+    marks = []
+    for trial in trials:
+        x_value, y_value = place(trial)
+        x, y = axes.x(x_value), axes.y(y_value)
+        facts = [phrases.weights(trial.facts)]
+        if trial.ratio is not None:
+            facts.append(f"{phrases.times(trial.ratio)} dense")
+        if metric is not None:
+            facts.append(f"{metric.title} {metric.shown(y_value)}")
+        marks.append(_mark(trial, x, y, f"{trial.facts.chain}: {'; '.join(facts)}"))
+    by_number = {trial.number: trial for trial in trials}
+    for answer in result.recommendations:
+        if answer.chosen is not None and answer.chosen.trial in by_number:
+            x_value, y_value = place(by_number[answer.chosen.trial])
+            x, y = axes.x(x_value), axes.y(y_value)
+            marks.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
+    return marks
+
+
+def _mark(trial: TrialRecord, x: float, y: float, tip: str) -> str:
+    title = _title(tip)
+    return {
+        1: f'<path class="point" d="M{x - 4:.1f} {y - 4:.1f}h8v8h-8z">{title}</path>',
+        2: f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>',
+        3: f'<path class="point" d="M{x:.1f} {y - 5:.1f}l5 9h-10z">{title}</path>',
+    }[len(trial.facts.chain)]
+
+
+def _title(tip: str) -> str:
+    return f"<title>{escape(tip)}</title>"
