@@ -196,9 +196,11 @@ def _in_rows(grad: Tensor) -> Tensor:
 
 
 def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Any:
-    if weight.dtype != x.dtype and weight.requires_grad:
+    if weight.dtype != x.dtype:
         check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
-        weight = weight.to(x.dtype)
+        # The backward pass reads what the forward pass read, as where torch casts: a frozen weight
+        # may be written in between.
+        weight, owner = weight.to(x.dtype), None
     return _KsMm.apply(x, weight, batch_last, owner)
 
 
@@ -257,7 +259,10 @@ def _register_autograd(
         plain = type(x) in _PLAIN and type(args[1]) in _PLAIN and (x.is_cuda or x.is_cpu)
         if plain and torch._C._len_torch_dispatch_stack() == 0:
             return kernel_of_inner(*args)
-        return inner(*args)
+        # ``inner`` has no kernel for autograd: an owner that requires gradients, beside a weight that
+        # was detached from it, would make torch's own require them of the result.
+        with torch._C._AutoDispatchBelowAutograd():
+            return inner(*args)
 
     _LIBRARY.impl(op, kernel, "Autograd")
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import ksopt
-from ksopt.compile import backend
+from ksopt.compile import backend, collected
+from ksopt.compile.sites import Verdict
 
 KS_MM = torch.ops.ksopt.ks_mm.default
 
@@ -464,3 +465,58 @@ def test_a_dense_weight_in_the_memory_of_a_frozen_one_is_not_taken_for_it(compil
         layer.weight = nn.Parameter(torch.from_numpy(memory), requires_grad=False)
         check_equal(layer, compiled, x)
     assert operators(compiled_by_eager) == [1]
+
+
+def test_a_detached_weight_gets_no_gradient_and_gives_none():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 6, 18))
+
+        def forward(self, x):
+            return torch.bmm(x.reshape(-1, 2, 18).transpose(0, 1), self.weight.detach().mT)
+
+    model, x = Detached(), torch.randn(5, 36)
+    for handed_over in ("inductor", "eager"):
+        torch._dynamo.reset()
+        with (
+            collected() as reports,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            if handed_over == "eager":
+                patch.setattr(backend, "hand_over", lambda gm, inputs, config: gm.forward)
+            compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
+            assert compiled(x).requires_grad is model(x).requires_grad is False
+            leaf = x.clone().requires_grad_()
+            result = compiled(leaf)
+            result.square().sum().backward()
+        assert any(site.verdict is Verdict.LOWERED for report in reports for site in report.sites)
+        other = x.clone().requires_grad_()
+        model(other).square().sum().backward()
+        torch.testing.assert_close(leaf.grad, other.grad)
+        assert model.weight.grad is None
+
+
+def test_a_frozen_weight_may_be_written_before_the_backward_pass_under_autocast():
+    class Adapter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.Parameter(torch.randn(3, 32) * 0.5)
+            self.register_buffer("up", torch.randn(12, 3) * 0.5)
+
+        def forward(self, x):
+            return torch.einsum("ni,ri,or->no", x, self.down, self.up)
+
+    model, x = Adapter(), torch.randn(5, 32)
+    grads = []
+    for call in (model, torch.compile(model, backend="ksopt", options={"tune": "off"})):
+        torch._dynamo.reset()
+        before = model.up.clone()
+        model.down.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            result = call(x)
+        model.up.add_(1)
+        result.float().square().sum().backward()
+        grads.append(model.down.grad)
+        model.up.copy_(before)
+    torch.testing.assert_close(grads[1], grads[0], rtol=0.05, atol=0.1)
