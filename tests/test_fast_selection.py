@@ -1,4 +1,4 @@
-"""`make test` leaves tests out, but no room: every one has tests that are neither slow nor skipped."""
+"""`make test` leaves tests out, but no room: each has tests that are neither slow nor of a GPU."""
 
 import subprocess
 import sys
