@@ -249,6 +249,7 @@ def wait_for_lines(out: Path, count: int) -> None:
     pytest.fail(f"no {count} lines after two minutes")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_a_killed_process_measured_is_kept(workers: str, tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", workers)
@@ -266,6 +267,7 @@ def test_what_a_killed_process_measured_is_kept(workers: str, tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     process = started(tmp_path, "--workers", "2")
     wait_for_lines(tmp_path, 2)
@@ -286,6 +288,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_ctrl_c_reports_what_is_there(tmp_path: Path) -> None:
     process = started(tmp_path)
     wait_for_lines(tmp_path, 1)
@@ -294,6 +297,7 @@ def test_ctrl_c_reports_what_is_there(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path, "summary.csv")) == len(results_folder.read_rows(tmp_path)) >= 1
 
 
+@pytest.mark.slow
 def test_workers_share_the_patterns_and_one_file(tmp_path: Path) -> None:
     assert run(tmp_path, "--workers", "2") == 0
     lines = (tmp_path / results_folder.ROWS).read_text("utf-8").splitlines()
@@ -304,6 +308,7 @@ def test_workers_share_the_patterns_and_one_file(tmp_path: Path) -> None:
     assert [roof["device"] for roof in one["rooflines"]] == ["cpu", "cpu"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = worker._tell
 

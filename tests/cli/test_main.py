@@ -150,6 +150,7 @@ def test_help_needs_no_heavy_package() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_search_prints_a_table_and_where_the_report_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -174,6 +175,7 @@ def test_search_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
     assert printed == json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("budget", [(), ("--budget",)])
 def test_no_budget_is_the_ladder(
@@ -184,6 +186,7 @@ def test_no_budget_is_the_ladder(
     assert re.findall(r'"text": "(\d+%)"', printed)[:3] == ["10%", "25%", "50%"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_it_with_130_and_no_traceback(tmp_path: Path) -> None:
     words = ["search", "--dims", "256x256", "--trials", "100000", "--device", "cpu", "--out", "r"]
     process = subprocess.Popen(

@@ -1,12 +1,14 @@
 """docs/backend.md runs as it stands, and prints what it says."""
 
 import pages
+import pytest
 import torch
 from torch._dynamo.utils import counters
 
 PAGE = pages.DOCS / "backend.md"
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_it_stands() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.count("```") == 2 * text.count("```python"), "a block that no test runs"

@@ -175,6 +175,7 @@ def test_training_steps_match(compiled_by_eager):
     assert operators(compiled_by_eager) == [2]
 
 
+@pytest.mark.slow
 def test_no_length_is_fixed_because_it_equals_a_number_of_features(compiled_by_eager):
     class Attention(nn.Module):
         def __init__(self):
@@ -437,6 +438,7 @@ def test_a_kept_site_is_decided_and_nothing_is_emitted(compiled_by_eager, monkey
     assert [counters["ksopt"][name] for name in names] == [1, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_results_in_planned_memory_are_counted():
     model, x = nn.Sequential(Blocks(), nn.GELU(), Blocks()), torch.randn(5, 32)
     with torch.no_grad(), torch._inductor.utils.fresh_cache():

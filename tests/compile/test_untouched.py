@@ -266,6 +266,7 @@ def gradients(function, parameters, x):
     return [y, *(grad for grad in found if grad is not None)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_stays_untouched_and_equal(case, compiled_by_eager):
     model, twin = case(), case()

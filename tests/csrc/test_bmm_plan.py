@@ -84,6 +84,7 @@ def ops_of(played):
     return played.ops
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("small", PATTERNS, ids=str)

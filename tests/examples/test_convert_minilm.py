@@ -38,6 +38,7 @@ def test_the_model_is_the_published_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert scores[0, 2].item() == pytest.approx(-0.1050, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_search_convert_distil_save_and_load(tmp_path: Path) -> None:
     words = "--device cpu --sizes 384x1536 --trials 1 --rows 32 --steps 12 --batch 8 --pairs 24"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -38,6 +40,7 @@ def test_digits(tmp_path: Path) -> None:
     assert all(accuracy > 95 for _, accuracy in found.values()), printed
 
 
+@pytest.mark.slow
 def test_compile_model(tmp_path: Path) -> None:
     printed = run("compile_model.py", "--batch", "16", "--device", "cpu", folder=tmp_path)
     assert "compiled and eager agree" in printed

@@ -54,6 +54,7 @@ def book(tmp_path: Path, chosen: dict[str, str | None]) -> Book:
     return found
 
 
+@pytest.mark.slow
 def test_half_of_the_reference_is_uniform_and_of_every_step() -> None:
     found = reference().uniform
     assert len(found) == len(set(found)) == 6
@@ -63,6 +64,7 @@ def test_half_of_the_reference_is_uniform_and_of_every_step() -> None:
     assert found != Reference.of(REQUEST, None, None, 12, seed=1).uniform
 
 
+@pytest.mark.slow
 def test_a_space_that_is_a_sample_gets_another_sample_beside_it() -> None:
     large = SearchRequest("96x192", budgets=("50%",), batch=16, device="cpu")
     found = Reference.of(large, None, None, 40, seed=7)
@@ -358,6 +360,7 @@ def test_a_reference_takes_ten_times_as_long_as_the_search(tmp_path: Path) -> No
     assert len(schedule.book.of("32x64", "uniform")) == 8 // 2
 
 
+@pytest.mark.slow
 def test_a_reference_ends_with_the_space(tmp_path: Path) -> None:
     schedule = two_sizes(tmp_path, 6, times=1e5)
     both_searched(schedule)
@@ -475,6 +478,7 @@ def test_a_process_that_dies_is_replaced(
     assert "the process on cuda:0 was ended by signal" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_size_that_fails_leaves_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

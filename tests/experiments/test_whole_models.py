@@ -74,6 +74,7 @@ def test_every_layer_is_a_site_and_results_are_right(names, more, quick, tmp_pat
     assert "whole_models.py --small" in page
 
 
+@pytest.mark.slow
 def test_a_wrong_result_is_a_fault_and_not_timed(quick, tmp_path, capsys, monkeypatch):
     hand_over = backend.hand_over
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks, and l
 COUNT = 60
 
 
+@pytest.mark.slow
 def test_bad_command_lines_are_refused() -> None:
     seed = os.environ.get("FUZZ_SEED") or str(random.SystemRandom().randrange(10**6))
     command = [sys.executable, "-m", "tests.fuzz.command_lines", "--count", str(COUNT)]

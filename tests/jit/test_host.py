@@ -57,6 +57,7 @@ assert not os.path.exists(os.environ["KSOPT_CACHE_DIR"])
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_it_loads_where_the_cache_cannot_keep_it(monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", "/proc/ksopt-cache")

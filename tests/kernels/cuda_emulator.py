@@ -224,6 +224,14 @@ class Emulator:
             built = list(pool.map(partial(self._build_share, folder), range(jobs), shares))
         return [built[at % jobs][at // jobs] for at in range(len(instances))]
 
+    def on_demand(
+        self,
+        instances: Sequence[Instance],
+        edit: Callable[[str, str], str] = lambda name, text: text,
+    ) -> OnDemand:
+        """The kernels of a sweep, of which few may be run: see `build` and `OnDemand`."""
+        return OnDemand(lambda group: self.build(group, edit), instances)
+
     def _build_share(
         self, folder: Path, job: int, instances: Sequence[Instance]
     ) -> list[EmulatedKernel]:
@@ -237,6 +245,30 @@ class Emulator:
         )
         loaded = ctypes.CDLL(str(library))
         return [EmulatedKernel(library, loaded, at, one) for at, one in enumerate(instances)]
+
+
+class OnDemand:
+    """Kernels that are built in ten groups, each when the first of it is asked for.
+
+    ``make test`` runs every tenth case of a sweep and the last: two groups.
+    """
+
+    _GROUPS = 10
+
+    def __init__(
+        self,
+        build: Callable[[Sequence[Instance]], list[EmulatedKernel]],
+        instances: Sequence[Instance],
+    ) -> None:
+        self._build = build
+        self._instances = instances
+        self._groups: dict[int, list[EmulatedKernel]] = {}
+
+    def __getitem__(self, at: int) -> EmulatedKernel:
+        group = at % self._GROUPS
+        if group not in self._groups:
+            self._groups[group] = self._build(self._instances[group :: self._GROUPS])
+        return self._groups[group][at // self._GROUPS]
 
 
 def _run(command: list[str]) -> None:

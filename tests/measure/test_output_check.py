@@ -119,6 +119,7 @@ def test_a_process_compiles_ahead_into_the_cache(
     assert nvrtc.cubin(general, "compute_75").data
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_parent() -> None:
     parent = (
         "import json, sys, time\n"

@@ -145,6 +145,7 @@ def test_other_kinds_of_tensors_get_a_sentence(call, grad_mode):
         CALLS[call](x, weight.detach().to_sparse())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lazily", LAZY)
 @pytest.mark.parametrize("place", ["input", "inside"])
 def test_under_compile(lazily, place):

@@ -85,6 +85,7 @@ def test_writes_every_element_whatever_the_strides(shape, layout):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(layout, requires_grad):

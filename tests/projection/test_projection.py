@@ -319,6 +319,7 @@ print(json.dumps(errors))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("lazylinop") is None, reason="lazylinop is not installed")
 def test_the_error_is_never_above_lazylinops() -> None:
     named = [

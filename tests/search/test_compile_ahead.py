@@ -113,6 +113,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> Idle:
     return process
 
 
+@pytest.mark.slow
 def test_a_search_has_the_next_chains_compiled(
     search: Callable[..., SearchResult], idle: Idle
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_search_has_the_next_chains_compiled(
     assert {job["batch"] for job in told} == {16}
 
 
+@pytest.mark.slow
 def test_what_was_only_drawn_is_no_trial_and_is_next(
     search: Callable[..., SearchResult], idle: Idle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_device_that_is_full_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
     device_health.check(GPU, CHAIN)
 
 
+@pytest.mark.slow
 def test_a_search_ends_with_the_device_and_goes_on_without_the_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_search_ends_with_the_device_and_goes_on_without_the_chain(
     assert broken[0] not in {trial.facts.chain for trial in others}
 
 
+@pytest.mark.slow
 def test_a_worker_whose_device_is_lost_says_no_error_so_that_another_takes_its_place(
     tmp_path: Path,
 ) -> None:

@@ -435,6 +435,7 @@ def test_energy_after_the_final_is_a_task(played: Played) -> None:
     assert answers == [{"millijoules": {**wanted, "dense": pytest.approx(DENSE_MJ)}}]
 
 
+@pytest.mark.slow
 def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
     request = ShapesRequest.of(
         ("32x64", "64x32"),

@@ -85,6 +85,7 @@ def test_a_process_that_its_parent_has_not_buried_is_gone(
     process.communicate()
 
 
+@pytest.mark.slow
 def test_where_nothing_is_told_of_processes_the_lock_tells(
     other: tuple[subprocess.Popen[str], str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_training_step_is_the_gradients_of_everything() -> None:
     assert not x.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
 def test_training_is_timed_and_said(
     search: Search, monkeypatch: pytest.MonkeyPatch, layout: str
@@ -125,6 +126,7 @@ def test_error_is_an_objective(search: Search, weights: str) -> None:
         SearchRequest("32x64", objective="pareto-error")
 
 
+@pytest.mark.slow
 def test_the_error_is_drawn(search: Search, weights: str) -> None:
     result = search(weights=weights, trials=5)
     drawn = metric_plot(result, WEIGHT_ERROR, 800, 340)
@@ -200,6 +202,7 @@ def test_a_users_function_is_an_objective(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

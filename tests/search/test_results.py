@@ -122,6 +122,7 @@ def kept(result: SearchResult) -> optuna.Study:
     return optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

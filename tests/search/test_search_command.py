@@ -10,6 +10,7 @@ from ksopt.search.objectives import Objective
 LAYER = ("search", "--dims", "16x16", "--budget", "60%", "--batch", "4", "--device", "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(), ("--dims", "16x32")], ids=["one size", "several"])
 @pytest.mark.parametrize("program", [(), ("--json",)], ids=["", "json"])
 def test_a_search_without_a_trial_that_worked_has_failed(

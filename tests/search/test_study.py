@@ -67,6 +67,7 @@ def chains(result: SearchResult) -> list[str]:
     return [str(t.facts.chain) for t in result.trials if t.state != "lost"]
 
 
+@pytest.mark.slow
 def test_every_trial_is_another_chain_within_the_budget(search: Search) -> None:
     result = search(trials=15)
     assert len(result.trials) == 15
@@ -82,6 +83,7 @@ def test_every_trial_is_another_chain_within_the_budget(search: Search) -> None:
         assert trial.latency.repeats >= 3
 
 
+@pytest.mark.slow
 def test_priors_come_first(search: Search) -> None:
     result = search(trials=30)
     origins = [trial.origin for trial in result.trials]
@@ -163,6 +165,7 @@ def test_a_killed_search_resumes_with_nothing_lost(tmp_path: Path, search: Searc
     assert not any(t.state == optuna.trial.TrialState.RUNNING for t in stored(out).trials)
 
 
+@pytest.mark.slow
 def test_a_trial_cut_off_is_redone_first(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a kill in the middle of a measurement leaves it: running, with a chain."""
     with monkeypatch.context() as patched:
@@ -222,6 +225,7 @@ def test_a_timeout_ends_it(search: Search) -> None:
     assert (result.folder / "report.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -239,6 +243,7 @@ def test_a_study_of_something_else_is_refused(search: Search, change: dict, word
     assert search(trials=2, budgets=("60%",)).trials[0].run == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loose", "strict"),
     [({"min_rank": 4}, {}), ({"max_factors": 3}, {"max_factors": 2})],
@@ -270,6 +275,7 @@ def test_a_study_of_another_device_is_refused(search: Search) -> None:
         search(trials=2)
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     right = objectives.ks_linear
 
@@ -300,6 +306,7 @@ def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) ->
     assert result.recommendations[0].verdict is Verdict.UNKNOWN
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_each_dtype_and_layout(search: Search, dtype: str, layout: str) -> None:
@@ -327,6 +334,7 @@ def test_misuse_makes_no_folder(search: Search, tmp_path: Path) -> None:
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 def test_two_searches_do_not_share_a_folder(tmp_path: Path, search: Search) -> None:
     process = start(tmp_path / "report", trials=500)
     try:

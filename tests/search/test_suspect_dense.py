@@ -62,6 +62,7 @@ def test_far_above_its_floor_is_warned_of(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train", "times"), [(False, 1), (True, 3)])
 def test_the_floor_is_that_of_the_dense_product(search: Search, train: bool, times: int) -> None:
     result = search(trials=2, train=train)

@@ -168,6 +168,7 @@ def test_a_weight_that_is_stored_the_other_way_round(tmp_path: Path) -> None:
         of(f"{path}:x*")
 
 
+@pytest.mark.slow
 def test_several_sizes_take_what_is_of_their_shape(
     quick: None, weights: Path, tmp_path: Path
 ) -> None:

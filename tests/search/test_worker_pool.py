@@ -125,11 +125,13 @@ def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: 
     assert len(found[0]["runs"]) == len(found[1]["runs"]) == 2
 
 
+@pytest.mark.slow
 def test_two_searches_share_a_journal(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "site" / "sitecustomize.py").unlink()  # a fresh process times the finalists
     check_shared(f"journal:{tmp_path / 'shared.log'}", environment, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_trial_redone(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_killed_worker_is_replaced_and_its_trial_redone(
     assert states[TrialState.FAIL] <= 1  # the one that was cut off, if one was
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_parent_and_the_same_command_goes_on(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ def test_workers_end_with_a_killed_parent_and_the_same_command_goes_on(
     assert before <= after
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

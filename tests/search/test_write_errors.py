@@ -79,6 +79,7 @@ def test_a_limit_of_file_sizes_ends_a_search_which_then_goes_on(
     assert len([t for t in value["trials"] if t["state"] in ("complete", "pruned")]) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_what_was_measured_stays_where_the_report_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

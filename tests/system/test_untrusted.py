@@ -188,6 +188,7 @@ def test_a_folder_that_fails_leaves_no_folder_above_it(tmp_path: Path) -> None:
 SEARCH = ("search", "--dims", "32x64", "--batch", "16", "--device", "cpu", "--trials", "3")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "words",
     [

@@ -32,6 +32,7 @@ def told(model, x, dynamic):
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("path", LAYERS, ids=lambda path: path.stem)
 def test_the_same_sites_as_by_running_every_node(path, dynamic, monkeypatch):

@@ -481,6 +481,7 @@ def outcome(function, model, x):
     return values, [one.requires_grad for one in outs], list(grads), buffers, shares
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_does_what_eager_code_does(case, dynamic, compiled_by_eager):

@@ -46,6 +46,7 @@ def no_gradients(request):
         yield
 
 
+@pytest.mark.slow
 def test_the_code_calls_the_variants_and_nothing_else(no_gradients):
     model, x = Blocks(), torch.randn(30, 64)
     run, y, code = compiled(model, x)
@@ -73,6 +74,7 @@ def test_a_chain_takes_two_buffers_in_turns():
     assert body.count("# reuse") == 4
 
 
+@pytest.mark.slow
 def test_memory_from_one_pool():
     model, x = Blocks(), torch.randn(30, 64)
     with torch.no_grad():
@@ -83,6 +85,7 @@ def test_memory_from_one_pool():
     assert "alloc_from_pool(" in code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True])
 def test_both_layouts_and_a_dynamic_batch(last):
     weight = torch.randn(2, 3, 4, 5)
@@ -111,6 +114,7 @@ def test_a_result_that_is_returned_is_new_each_time():
     assert not second.any()
 
 
+@pytest.mark.slow
 def test_an_input_is_not_written_over():
     model, x = Blocks(), torch.randn(30, 64)
     before = x.clone()
@@ -119,6 +123,7 @@ def test_an_input_is_not_written_over():
     assert torch.equal(x, before)
 
 
+@pytest.mark.slow
 def test_training_has_equal_gradients():
     model, x = Blocks(), torch.randn(30, 64)
     twin = copy.deepcopy(model)
@@ -129,6 +134,7 @@ def test_training_has_equal_gradients():
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_inductors_own_backend_takes_them_too_once_told():
     plan_results()
     model, x = Blocks(), torch.randn(30, 64)
@@ -154,6 +160,7 @@ def test_code_in_cpp_calls_the_operators_that_return(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_an_inductor_that_is_not_known_gets_the_operator_as_it_is(monkeypatch, caplog):
     def changed(*_):
         raise TypeError("process_kernel() takes other arguments now")

@@ -55,6 +55,7 @@ def test_block_diagonal_factors_copy_nothing(layout, backend):
     check(run, model, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chain", ["(1,8,6,4)", "(2,8,6,2)"])
 def test_copies_of_the_others_are_inductors(chain, layout):
@@ -76,6 +77,7 @@ class Model(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
+@pytest.mark.slow
 def test_batches_of_any_size_and_rank_are_compiled_once():
     model = Model()
     compiled = torch.compile(model, backend="ksopt", fullgraph=True)

@@ -53,6 +53,7 @@ def test_instructions_of_one_capability_stay_there() -> None:
             assert not names & only
 
 
+@pytest.mark.slow
 def test_the_best_tiles_are_few_and_of_every_family_that_comes_near() -> None:
     for problem in PROBLEMS:
         tiles = best_tiles(problem, 25_088, H200)
@@ -131,6 +132,7 @@ def test_what_a_family_cannot_compute_has_no_tiles() -> None:
     assert not any(ranked_tiles(family, problem, 64, H200) for family in FAMILIES)
 
 
+@pytest.mark.slow
 def test_a_longer_batch_is_predicted_to_take_longer() -> None:
     for problem in PROBLEMS:
         for family in FAMILIES:
@@ -140,6 +142,7 @@ def test_a_longer_batch_is_predicted_to_take_longer() -> None:
                 assert one.predicted_us < other.predicted_us
 
 
+@pytest.mark.slow
 def test_more_multiprocessors_are_predicted_to_be_faster() -> None:
     bigger = dataclasses.replace(H200, multiprocessors=264)
     for problem in PROBLEMS:

@@ -74,6 +74,7 @@ def test_it_compiles_for_every_target(target, dtype, shifted):
     assert family.kernel_name(problem).encode() in code
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["wgmma", "fp32, wgmma"])
 def test_hopper_s_own_kernel_compiles(name, shape):

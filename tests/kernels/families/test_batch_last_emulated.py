@@ -42,7 +42,7 @@ CASES = list(cases())
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return emulator.build(
+    return emulator.on_demand(
         [
             Instance(
                 problem,

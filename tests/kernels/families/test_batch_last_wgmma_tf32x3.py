@@ -121,6 +121,7 @@ def some_tiles() -> list[tuple[Problem, Config]]:
     return list(chosen.values())
 
 
+@pytest.mark.slow
 def test_no_product_and_no_addition_is_lost_in_compilation() -> None:
     """Which has happened: see the last assertion of ``BatchLastWgmmaTf32x3Tile``."""
     for problem, c in some_tiles():

@@ -63,7 +63,7 @@ def instance(problem: Problem, config: decode_fma.Config) -> Instance:
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return emulator.build([instance(*case) for case in CASES])
+    return emulator.on_demand([instance(*case) for case in CASES])
 
 
 def name(at: int) -> str:

@@ -38,6 +38,7 @@ def test_it_compiles(target, exact):
         assert mma_tf32x3.kernel_name(problem, exact).encode() in code
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_warpgroup_products_compile_for_hopper(shape):
     problem = problem_of(shape)

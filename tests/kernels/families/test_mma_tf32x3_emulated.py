@@ -62,7 +62,7 @@ CASES = list(cases())
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return emulator.build(
+    return emulator.on_demand(
         [
             Instance(
                 problem, mma_tf32x3.source(problem, config), mma_tf32x3.geometry(problem, config)

@@ -75,7 +75,7 @@ def instance(problem: Problem, config: wgmma16.Config) -> Instance:
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return emulator.build([instance(*case) for case in CASES], without_predicates)
+    return emulator.on_demand([instance(*case) for case in CASES], without_predicates)
 
 
 def name(at: int) -> str:
@@ -115,6 +115,7 @@ def test_teams_share_rows_and_groups_of_columns(kernels, at):
     assert torch.equal(results[0], results[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "teams"), [(15, 2), (17, 3)])
 def test_teams_take_groups_that_share_lines_side_by_side(kernels, at, teams):
     """Thirteen tiles of rows, in two or three shares, for three groups of columns or two."""

@@ -144,6 +144,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=37, seed=at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cached", [0, 2 * 40_960 + 1])
 def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
     """Columns of 32 j and one or two of four tiles of outputs at a time, instead of all 128."""

@@ -83,6 +83,7 @@ def test_sizes_fit(quick: None, tmp_path: Path) -> None:
     assert check(again)["replayed"] is True
 
 
+@pytest.mark.slow
 def test_a_model_fits(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finals, "final", final_of(dense_us=1000.0, chain_us=300.0))
     monkeypatch.setattr(study_store, "dense_us", lambda _: 1000.0)

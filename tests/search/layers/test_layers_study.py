@@ -165,6 +165,7 @@ def test_without_a_number_each_size_has_as_many_trials_as_a_search_of_its_own(
         assert len(one.trials) == one.space.candidates
 
 
+@pytest.mark.slow
 def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, shapes: Shapes) -> None:
     out = tmp_path / "killed"
     process = start(out, trials=500)
@@ -226,6 +227,7 @@ def test_two_searches_share_the_studies_of_a_journal(tmp_path: Path) -> None:
     assert chains[0] == chains[1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     out = tmp_path / "interrupted"
     process = start(out, trials=500)
@@ -272,6 +274,7 @@ def test_what_a_later_version_wrote_is_refused(shapes: Shapes) -> None:
         replay(str(folder))
 
 
+@pytest.mark.slow
 def test_other_sizes_may_join_the_study(shapes: Shapes) -> None:
     first = shapes()
     again = shapes(("64x32", "32x32"), trials=8)
@@ -280,6 +283,7 @@ def test_other_sizes_may_join_the_study(shapes: Shapes) -> None:
     assert {t.run for t in new.trials} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -293,6 +297,7 @@ def test_a_study_of_something_else_is_refused(shapes: Shapes, change: dict, word
         shapes(**change)
 
 
+@pytest.mark.slow
 def test_one_size_and_several_do_not_share_a_study(
     shapes: Shapes, search: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -329,6 +334,7 @@ def test_a_size_with_fewer_weights_than_any_budget_stays_dense(shapes: Shapes) -
     assert again.unmet == result.unmet
 
 
+@pytest.mark.slow
 def test_what_a_small_size_is_asked_instead_is_said(shapes: Shapes) -> None:
     result = shapes(("16x16", "32x64"), budgets=("60%", "300"), min_rank=24, max_params="900")
     small, large = result.results
@@ -348,6 +354,7 @@ def test_what_a_small_size_is_asked_instead_is_said(shapes: Shapes) -> None:
     assert "--budget 60% 300" in result.request.command
 
 
+@pytest.mark.slow
 def test_no_report_is_written_over_another_kinds(
     shapes: Shapes, search: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_from_a_model_to_the_model_converted(
     )
 
 
+@pytest.mark.slow
 def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: Path) -> None:
     result = run_shapes(ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS))
     found = found_in(tmp_path)
@@ -152,6 +153,7 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
     assert str(tmp_path) in result.request.command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -172,6 +174,7 @@ def test_a_budget_is_of_every_size_whatever_its_step_is_called_there(
     assert found == expected
 
 
+@pytest.mark.slow
 def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> None:
     request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
     result = run_shapes(request, to_measure=ToMeasure(tiny(), inputs()))
@@ -213,6 +216,7 @@ def test_json_is_one_document(quick: None, place: Path, capsys: pytest.CaptureFi
     assert main(shlex.split(command)[1:]) == 0  # it goes on with the same studies
 
 
+@pytest.mark.slow
 def test_a_plan_that_changes_nothing_is_not_timed(
     fast_dense: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +332,7 @@ def test_what_a_model_prints_is_no_part_of_the_result(capsys: pytest.CaptureFixt
     assert "forward" in printed.err
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path: Path) -> None:
     request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
     with pytest.raises(InvalidInputError, match="cannot be copied"):

@@ -117,6 +117,7 @@ def test_nothing_is_said_where_nothing_was_measured(search: Search) -> None:
     assert "Where the time goes" not in [section.title for section in of_size(result)]
 
 
+@pytest.mark.slow
 def test_the_code_of_a_report_runs(result: SearchResult) -> None:
     (use,) = [section for section in sections(result) if section.title == "Use it"]
     assert "KSLinear" in use.code

@@ -99,6 +99,7 @@ def test_there_is_no_cost_model_on_a_cpu(search: Search) -> None:
     assert all(trial.facts.predicted_us is None for trial in search(trials=2).trials)
 
 
+@pytest.mark.slow
 def test_hopeless_chains_are_given_up_and_say_so(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:

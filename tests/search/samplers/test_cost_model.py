@@ -20,6 +20,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dims", sorted({dims for dims, *_ in ROWS}))
 def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
     dims: str, monkeypatch: pytest.MonkeyPatch

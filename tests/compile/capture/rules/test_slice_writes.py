@@ -169,6 +169,7 @@ def results(function, model, x):
     return [*outputs, *torch.autograd.grad(total, [leaf, *model.parameters()])]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("call", [*FOLLOWED, written_afterwards], ids=lambda call: call.__name__)
 def test_slices_are_one_factor(call, dynamic, compiled_by_eager):
@@ -194,6 +195,7 @@ def test_autocast_writes_16_bits_into_32(compiled_by_eager):
     assert [str(site.chain) for site in compiled_by_eager.reports[0].sites] == ["(4,8,4,1)"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("call", REASONS, ids=lambda call: call.__name__)
 def test_other_slices_are_left_alone_with_the_reason(call, compiled_by_eager):
     model, x = Case(call), torch.randn(5, 16)

@@ -85,6 +85,7 @@ def results(function, layer, x):
     return [y, *(grad for grad in grads if grad is not None)]
 
 
+@pytest.mark.sweep
 @ways
 def test_values_and_gradients_are_the_authors(way, compiled_by_eager):
     layer, x = Layer(way, WAYS[way]), torch.randn(5, 16)
@@ -97,12 +98,14 @@ def test_values_and_gradients_are_the_authors(way, compiled_by_eager):
         assert report.covered == 1.0
 
 
+@pytest.mark.slow
 def test_a_masked_weight_has_no_gradient():
     layer = Layer(masked, (32, 16), STRIDED)
     torch.compile(layer, backend="ksopt")(torch.randn(3, 16)).sum().backward()
     assert torch.equal(layer.w.grad != 0, STRIDED.bool())
 
 
+@pytest.mark.sweep
 @ways
 def test_autocast_finds_what_float32_does_and_float64_is_left_alone(way):
     layer, x = Layer(way, WAYS[way]), torch.randn(5, 16)
