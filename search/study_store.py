@@ -323,6 +323,8 @@ def _refuse_another_study(
         study.set_user_attr("identity", identity)
         return
     differing = [name for name in identity if identity[name] != stored.get(name)]
+    # What a study optimises differs with what was asked, which says more.
+    differing = [name for name in differing if name != "metrics"] or differing
     if differing:
         pairs = ", ".join(f"{n} {stored.get(n)} there and {identity[n]} here" for n in differing)
         if set(differing) <= set(limits):
@@ -330,7 +332,7 @@ def _refuse_another_study(
                 f"the study to resume is limited to other chains ({pairs}): its answer would not "
                 f"be of those that are asked for; {_NEXT}"
             )
-        if set(differing) == {"energy", "metrics"}:
+        if differing == ["energy"]:
             has, asked_for = ("energy", "none") if stored["energy"] else ("no energy", "it")
             raise InvalidInputError(
                 f"the trials of the study to resume have {has}, and {asked_for} is asked for here "
