@@ -35,9 +35,9 @@ from ksopt.search.metrics import ENERGY
 from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
 from ksopt.search.report import page
+from ksopt.search.report.layer_sections import best_in_final
 from ksopt.search.report.phrases import millijoules
 from ksopt.search.report.plots import metric_plot
-from ksopt.search.report.sections import best_in_final
 from ksopt.search.request import STUDY
 from ksopt.search.space.space import build
 

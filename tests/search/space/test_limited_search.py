@@ -208,22 +208,6 @@ def test_a_study_is_of_one_set_of_limits(search: Search) -> None:
         search(trials=3, batch=8)
 
 
-def test_a_study_from_before_there_were_limits_goes_on_without(search: Search) -> None:
-    result = search(trials=2)
-    study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
-    identity, report = study.user_attrs["identity"], study.user_attrs["report"]
-    for name in ("families", "block sizes", "chainable", "aligned"):
-        del identity[name]
-    for name in ("families", "block_sizes", "chainable", "aligned"):
-        del report["request"][name]
-    study.set_user_attr("identity", identity)
-    study.set_user_attr("report", report)
-    assert isinstance(replay(str(result.folder)), SearchResult)
-    with pytest.raises(InvalidInputError, match="chainable False there and True here"):
-        search(trials=3, chainable=True)
-    assert len(search(trials=3).trials) == 3
-
-
 def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch": 16, "device": "cpu", "budgets": ("60%",), "trials": 4}
     request = ShapesRequest.of(("32x64", "30x50"), out=tmp_path, **options, **LIMITS)
