@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from ksopt.cli.main import _parser, main
@@ -24,13 +23,11 @@ from ksopt.search import (
     replay,
     run_shapes,
 )
-from ksopt.search.request import STUDY
 from ksopt.search.space import space as spaces
 from ksopt.search.space.listing import listing
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
 from ksopt.search.space.space import build
-from ksopt.search.study_store import FILE
 
 from shapes_models import tiny  # isort: skip
 
