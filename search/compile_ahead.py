@@ -91,7 +91,7 @@ class Compilers:
 
     target: Target | None = None
     count: int | None = None
-    _asked: set[Problem] = field(default_factory=set)
+    _queued: set[Problem] = field(default_factory=set)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,8 +111,8 @@ class Compilers:
             for pattern in chain:
                 exact = request.dtype != "float32" or precision.is_exact()
                 problem = Problem(pattern, request.dtype, batch_last, exact)
-                if problem not in self._asked:
-                    self._asked.add(problem)
+                if problem not in self._queued:
+                    self._queued.add(problem)
                     job = asdict(problem) | {
                         "pattern": pattern.weight_shape,
                         "batch": request.batch,
@@ -203,10 +203,10 @@ def main() -> int:
         while True:
             job = jobs.get()
             batch, pattern = job.pop("batch"), Pattern(*job.pop("pattern"))
-            found: Sequence[str] = ()
+            kernels: Sequence[str] = ()
             with contextlib.suppress(Exception):
-                found = sources(Problem(pattern, **job), batch, target.machine)
-            for source in found:
+                kernels = sources(Problem(pattern, **job), batch, target.machine)
+            for source in kernels:
                 pool.submit(_compile, source, target.arch)
 
 

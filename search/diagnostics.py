@@ -119,7 +119,7 @@ def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
     Chains that were given up as hopeless count with the time seen: without them, only the fast half
     of the space would be ranked.
     """
-    found = []
+    ranked = []
     for predictor in PREDICTORS:
         pairs = points(trials, predictor)
         spearman = _spearman(pairs)
@@ -130,8 +130,8 @@ def correlations(trials: Sequence[TrialRecord]) -> tuple[Correlation, ...]:
                 if (used_mj := ENERGY.of(trial)) is not None
                 and (value := predictor.value(trial.facts)) is not None
             ]
-            found.append(Correlation(predictor, spearman, len(pairs), _spearman(used)))
-    return tuple(found)
+            ranked.append(Correlation(predictor, spearman, len(pairs), _spearman(used)))
+    return tuple(ranked)
 
 
 def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -139,8 +139,8 @@ def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     if len(pairs) < _FEWEST_CHAINS:
         return None
     frame = pd.DataFrame(pairs, columns=["predicted", "measured"]).rank()
-    found = float(frame["predicted"].corr(frame["measured"]))
-    return found if found == found else None  # not a NaN
+    coefficient = float(frame["predicted"].corr(frame["measured"]))
+    return coefficient if coefficient == coefficient else None  # not a NaN
 
 
 def points(trials: Sequence[TrialRecord], predictor: Predictor) -> list[tuple[float, float]]:

@@ -38,8 +38,8 @@ def energy(
         "chains": [str(chain) for chain in chains],
     }
     with Spare() as spare, device_locks.device(device):
-        found: dict[str, float] = spare.ask(task)["millijoules"]
-    return found
+        used_mj: dict[str, float] = spare.ask(task)["millijoules"]
+    return used_mj
 
 
 def final(
@@ -68,7 +68,7 @@ def final(
     }
     with device_locks.device(device):
         answer = spare.ask(task)
-    return {name: Measurement(**found) for name, found in answer["times"].items()}
+    return {name: Measurement(**times) for name, times in answer["times"].items()}
 
 
 def trusted(
@@ -94,9 +94,9 @@ def trusted(
         expected_us: The dense layer's latency in the trials.
         note: Told of another final.
     """
-    found = final(request, device, chains, spare)
+    times = final(request, device, chains, spare)
     for _ in range(_MOST_FINALS - 1):
-        dense_us = found[objectives.DENSE].median_us
+        dense_us = times[objectives.DENSE].median_us
         if not suspect_dense.is_suspect(dense_us, expected_us):
             break
         note(
@@ -105,5 +105,5 @@ def trusted(
         )
         with Spare() as another:
             again = final(request, device, chains, another)
-        found = min(found, again, key=lambda one: one[objectives.DENSE].median_us)
-    return found
+        times = min(times, again, key=lambda one: one[objectives.DENSE].median_us)
+    return times

@@ -230,14 +230,14 @@ class Objective:
         if self._device.type != "cuda":
             return ()
         index = self._device.index
-        found: list[Record | None] = []
+        records: list[Record | None] = []
         for pattern in chain:
             situation = Situation.of(
                 pattern, self._request.dtype, self._batch, self._is_batch_last()
             )
             known = cuda.known(situation, torch.cuda.current_device() if index is None else index)
-            found.append(None if known is None else known.kept.record)
-        return tuple(found)
+            records.append(None if known is None else known.kept.record)
+        return tuple(records)
 
     def _factors_us(self, chain: Chain) -> tuple[float | None, ...]:
         return tuple(
@@ -281,8 +281,8 @@ class Objective:
         """The gradients of the whole batch must be finite, and the input's right on some rows."""
         layout, axis = self._request.layout, 1 if self._is_batch_last() else 0
         gradient = torch.ones_like(self._product(x, weights))
-        found = timed_call.training_step(self._product, x, weights, gradient)()
-        if not all(bool(torch.isfinite(one).all()) for one in found):
+        gradients = timed_call.training_step(self._product, x, weights, gradient)()
+        if not all(bool(torch.isfinite(one).all()) for one in gradients):
             raise WrongResultError("its gradients are not finite")
 
         def reference(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -292,7 +292,7 @@ class Objective:
         same = timed_call.training_step(reference, some, weights, ones)()[0]
         exact = [weight.double() for weight in weights]
         truth = timed_call.training_step(reference, some.double(), exact, ones.double())()[0]
-        error = _relative_error(found[0].index_select(axis, rows), truth)
+        error = _relative_error(gradients[0].index_select(axis, rows), truth)
         self._refuse("its input gradient's", error, _relative_error(same, truth))
 
     def _refuse(self, whose: str, error: float, error_pytorch: float) -> None:
@@ -322,5 +322,5 @@ class Objective:
         return self._request.layout == "batch_last"
 
 
-def _relative_error(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth).norm() / truth.norm().clamp_min(1e-300))
+def _relative_error(result: Tensor, truth: Tensor) -> float:
+    return float((result.double() - truth).norm() / truth.norm().clamp_min(1e-300))

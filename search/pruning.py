@@ -32,7 +32,7 @@ class Pruning:
     study: optuna.Study
     steps: Sequence[Step]
     request: SearchRequest
-    _asked_for: dict[str, bool] = field(default_factory=dict)  # by the chain's text
+    _admitted: dict[str, bool] = field(default_factory=dict)  # by the chain's text
 
     def limit(self, chain: Chain, origin: str) -> float | None:
         """Latency over the dense layer's above which a chain is hopeless; None if it never is.
@@ -73,11 +73,11 @@ class Pruning:
             step.holds(attrs["nnz"])
             and (self.request.objective == "latency" or attrs["nnz"] <= chain.nnz)
             and (most is None or attrs["weight_error"] <= most)
-            and self._is_asked_for(attrs["chain"])
+            and self._is_admitted(attrs["chain"])
         )
 
-    def _is_asked_for(self, text: str) -> bool:
+    def _is_admitted(self, text: str) -> bool:
         """Whether the request allows a chain: an earlier run of the study may have allowed more."""
-        if text not in self._asked_for:
-            self._asked_for[text] = self.request.admits(Chain.parse(text))
-        return self._asked_for[text]
+        if text not in self._admitted:
+            self._admitted[text] = self.request.admits(Chain.parse(text))
+        return self._admitted[text]

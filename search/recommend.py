@@ -19,7 +19,7 @@ FINALISTS_PER_STEP = 3
 _BUSY_NOISE = 0.5
 
 
-def asked_for(trials: Sequence[TrialRecord], request: SearchRequest) -> list[TrialRecord]:
+def admitted(trials: Sequence[TrialRecord], request: SearchRequest) -> list[TrialRecord]:
     """The trials whose chains a request allows: others are of earlier runs of its study."""
     return [trial for trial in trials if request.admits(trial.facts.chain)]
 
@@ -29,7 +29,7 @@ def front_of(trials: Sequence[TrialRecord], request: SearchRequest) -> list[Tria
     most, times = request.max_error, request.min_speedup
     within = [
         trial
-        for trial in asked_for(trials, request)
+        for trial in admitted(trials, request)
         if (most is None or _is_near(trial, most))
         and (times is None or (trial.ratio is not None and trial.ratio * times <= 1))
     ]
@@ -107,7 +107,7 @@ def recommend(
     max_error: float | None = None,
     min_speedup: float | None = None,
     dense_in_trials_us: float | None = None,
-    not_asked_for: int = 0,
+    not_admitted: int = 0,
     trials: Sequence[TrialRecord] = (),
 ) -> tuple[Recommendation, ...]:
     """One recommendation for each step, unmet ones too, in rising order.
@@ -118,12 +118,12 @@ def recommend(
         max_error, min_speedup: The request's.
         dense_in_trials_us: The dense layer's latency in the trials. Where it was strangely slow in
             the final, a chain has to be faster than that, too.
-        not_asked_for: Trials of the study that no step may recommend: see `asked_for`.
+        not_admitted: Trials of the study that no step may recommend: see `admitted`.
         trials: The others: with ``max_error``, those of a step say that chains were measured where
             none stands.
     """
     answers = [
-        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us, not_asked_for, trials)
+        _for_step(step, standing, max_error, min_speedup, dense_in_trials_us, not_admitted, trials)
         for step in space.steps
     ]
     answers += [_unmet(budget, space) for budget in space.unmet]
@@ -164,7 +164,7 @@ def _for_step(
     max_error: float | None,
     min_speedup: float | None,
     dense_in_trials_us: float | None,
-    not_asked_for: int,
+    not_admitted: int,
     trials: Sequence[TrialRecord],
 ) -> Recommendation:
     inside = [f for f in standing if step.holds(f.facts.nnz)]
@@ -177,9 +177,9 @@ def _for_step(
                 f"No measured chain for the budget of {step.budget.text} comes within a relative "
                 f"error of {max_error:g} of the given weights: keep the dense layer."
             )
-        if not_asked_for:
+        if not_admitted:
             sentence += (
-                f" {not_asked_for} trials of earlier runs are of chains that are not asked for any "
+                f" {not_admitted} trials of earlier runs are of chains that are not asked for any "
                 "more (by their rank, factors or sizes), and count as trials: give more of them."
             )
         return Recommendation(step.budget, step.least, verdict, None, (), None, sentence)
@@ -257,9 +257,9 @@ def _sentence(
     for metric in metrics.stored():
         if metric.remark is not None and metric.name in chosen.values:
             text += f" {metric.remark(chosen)}"
-    if step.least < step.asked:
+    if step.least < step.requested:
         text += (
-            f" No chain uses {step.asked:,} weights or more within this budget; those of "
+            f" No chain uses {step.requested:,} weights or more within this budget; those of "
             f"{step.least:,} come closest."
         )
     if noise > _BUSY_NOISE:

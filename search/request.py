@@ -67,12 +67,12 @@ class Dims:
             ksopt.errors.InvalidInputError: dims '768': write INxOUT, as in nn.Linear(in, out), \
 such as 768x3072
         """
-        found = _DIMS.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _DIMS.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             raise InvalidInputError(
                 f"dims {text!r}: write INxOUT, as in nn.Linear(in, out), such as 768x3072"
             )
-        in_features, out_features = int(found[1]), int(found[2])
+        in_features, out_features = int(match[1]), int(match[2])
         if in_features < 1 or out_features < 1:
             raise InvalidInputError(f"dims {text!r}: both sizes must be at least 1")
         return cls(in_features, out_features)
@@ -112,20 +112,20 @@ class Budget:
             ksopt.errors.InvalidInputError: budget '300%' is more than the dense layer's 2,359,296 \
 weights: give at most 100%
         """
-        found = _NUMBER.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             raise InvalidInputError(
                 f"budget {text!r}: write a share of the dense weights (25% or 0.25) "
                 "or a count (600k, 2.4M)"
             )
-        number, unit = float(found[1]), found[2].lower()
+        number, unit = float(match[1]), match[2].lower()
         dense = dims.dense_parameters
-        if unit == "%" or (not unit and "." in found[1]):
+        if unit == "%" or (not unit and "." in match[1]):
             share = number / 100 if unit else number
             if not unit and number > 1:
                 raise InvalidInputError(
                     f"budget {text!r}: a number with a decimal point is a share of the dense "
-                    f"weights, at most 1.0; for a percentage write {found[1]}%, for a count 600k"
+                    f"weights, at most 1.0; for a percentage write {match[1]}%, for a count 600k"
                 )
             # Rounded, so that 0.29 % of a million is 2,900 whatever binary fractions make of it.
             count = math.floor(round(share * dense, 6))
@@ -315,9 +315,9 @@ class SearchRequest:
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` makes the same request of."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.init}
         plain = {"dims": str(self.size), "budgets": [step.text for step in self.steps]}
-        return given | plain | {"out": None if self.out is None else str(self.out)}
+        return values | plain | {"out": None if self.out is None else str(self.out)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SearchRequest:

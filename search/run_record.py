@@ -136,8 +136,8 @@ class RunRecord:
         """What `keep` wrote."""
         request, space, final = SearchRequest.from_json(value["request"]), value["space"], None
         if value["final"] is not None:
-            final = {name: Measurement(**found) for name, found in value["final"].items()}
-        steps = (Step(Budget(**s["budget"]), s["least"], s["asked"]) for s in space["steps"])
+            final = {name: Measurement(**times) for name, times in value["final"].items()}
+        steps = (Step(Budget(**s["budget"]), s["least"], s["requested"]) for s in space["steps"])
         return cls(
             request,
             value["run"],
@@ -180,8 +180,8 @@ def result_of(
     request, space = record.request, record.space
     assert request.batch is not None
     trials = study_store.records(study, record.roofline, request.batch)
-    asked_for = recommend.asked_for(trials, request)
-    elected = recommend.elect(asked_for, space.steps, request.max_error)
+    admitted = recommend.admitted(trials, request)
+    elected = recommend.elect(admitted, space.steps, request.max_error)
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
     standing = recommend.finalists(elected, record.final, record.final_values)
@@ -201,8 +201,8 @@ def result_of(
             request.max_error,
             request.min_speedup,
             study_store.dense_us(trials),
-            not_asked_for=len(trials) - len(asked_for),
-            trials=asked_for,
+            not_admitted=len(trials) - len(admitted),
+            trials=admitted,
         ),
         stopped=record.stopped,
         seconds=record.seconds,

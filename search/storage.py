@@ -104,8 +104,8 @@ class Storage:
         assert self._engine is not None
         lock, unlock = self._server
         with self._engine.connect() as connection:
-            given = connection.execute(sqlalchemy.text(lock)).scalar()
-            if given in (0, None):  # by MySQL; PostgreSQL says nothing, and waits for ever
+            lock_result = connection.execute(sqlalchemy.text(lock)).scalar()
+            if lock_result in (0, None):  # by MySQL; PostgreSQL says nothing, and waits for ever
                 raise RuntimeError("the server did not give its lock for a day")
             try:
                 yield

@@ -139,7 +139,7 @@ def concluded(
     assert request.batch is not None
     trials = study_store.records(share.study, kept.roofline, request.batch)
     elected = recommend.elect(
-        recommend.asked_for(trials, request), share.space.steps, request.max_error
+        recommend.admitted(trials, request), share.space.steps, request.max_error
     )
     if elected and stopped != "interrupted":
         progress.note(

@@ -192,12 +192,12 @@ def give_up_running(study: optuna.Study) -> None:
 def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Chain]]:
     """(origin, chain) of what was begun, not ended, and not redone since."""
     done = tried(trials)
-    found = {}
+    origins = {}
     for trial in trials:
         chain = chain_of(trial)
         if trial.state == TrialState.FAIL and chain is not None and chain not in done:
-            found[chain] = str(trial.user_attrs["origin"])
-    return [(origin, chain) for chain, origin in found.items()]
+            origins[chain] = str(trial.user_attrs["origin"])
+    return [(origin, chain) for chain, origin in origins.items()]
 
 
 def chain_of(trial: FrozenTrial) -> Chain | None:
@@ -213,17 +213,17 @@ def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
     killed so often that they may be what kills them. What was only drawn is nobody's fault: a trial
     knows its device from when it is measured.
     """
-    found: set[Chain] = set()
+    tried_chains: set[Chain] = set()
     ends: Counter[Chain] = Counter()
     for trial in trials:
         chain = chain_of(trial)
         if chain is None:
             continue
         if trial.state != TrialState.FAIL or "reason" in trial.user_attrs:
-            found.add(chain)
+            tried_chains.add(chain)
         elif "interrupted" not in trial.user_attrs and "device" in trial.user_attrs:
             ends[chain] += 1
-    return found | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
+    return tried_chains | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
 
 
 def begun(trials: Sequence[FrozenTrial]) -> int:
@@ -238,14 +238,14 @@ def settled(trials: Sequence[FrozenTrial]) -> int:
 
 def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialRecord, ...]:
     """Every trial that was begun with a chain and has ended, in order."""
-    found = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
-    return tuple(one for one in found if one is not None)
+    ended = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
+    return tuple(one for one in ended if one is not None)
 
 
 def dense_us(trials: Sequence[TrialRecord]) -> float | None:
     """Median of the dense layer's latencies in the trials; None without any."""
-    found = [trial.dense.median_us for trial in trials if trial.dense is not None]
-    return statistics.median(found) if found else None
+    latencies = [trial.dense.median_us for trial in trials if trial.dense is not None]
+    return statistics.median(latencies) if latencies else None
 
 
 def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
@@ -323,6 +323,8 @@ def _refuse_another_study(
         study.set_user_attr("identity", identity)
         return
     differing = [name for name in identity if identity[name] != stored.get(name)]
+    # What a study optimises differs with what was asked, which says more.
+    differing = [name for name in differing if name != "metrics"] or differing
     if differing:
         pairs = ", ".join(f"{n} {stored.get(n)} there and {identity[n]} here" for n in differing)
         if set(differing) <= set(limits):
@@ -330,10 +332,10 @@ def _refuse_another_study(
                 f"the study to resume is limited to other chains ({pairs}): its answer would not "
                 f"be of those that are asked for; {_NEXT}"
             )
-        if set(differing) == {"energy", "metrics"}:
-            has, asked_for = ("energy", "none") if stored["energy"] else ("no energy", "it")
+        if differing == ["energy"]:
+            has, wanted = ("energy", "none") if stored["energy"] else ("no energy", "it")
             raise InvalidInputError(
-                f"the trials of the study to resume have {has}, and {asked_for} is asked for here "
+                f"the trials of the study to resume have {has}, and {wanted} is asked for here "
                 f"({pairs}): what a study keeps low cannot change; {_NEXT}"
             )
         raise InvalidInputError(

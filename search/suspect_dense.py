@@ -74,9 +74,9 @@ class DenseLayer:
         return self.measured.median_us > _TIMES_THE_FLOOR * self.floor_us + overhead
 
 
-def warning_of(found: Mapping[str, DenseLayer]) -> str:
+def warning_of(layers: Mapping[str, DenseLayer]) -> str:
     """One sentence for dense layers of several sizes, by name; nothing if none is strange."""
-    strange = {name: dense for name, dense in found.items() if dense.is_strange}
+    strange = {name: dense for name, dense in layers.items() if dense.is_strange}
     if len(strange) < 2:
         return "".join(f"{name}: {dense.warning}" for name, dense in strange.items())
     listed = ", ".join(

@@ -36,13 +36,13 @@ class TrainedWeights:
     Args:
         matrices: Each [out_features, in_features], on the device of the search.
         names: Of the tensors.
-        found: How many there were to take these from.
+        available: How many there were to take these from.
         digest: What tells them from other weights when a study is resumed.
     """
 
     matrices: tuple[Tensor, ...]
     names: tuple[str, ...]
-    found: int
+    available: int
     digest: str
 
     @classmethod
@@ -79,14 +79,14 @@ class TrainedWeights:
     def sentence(self) -> str:
         """What is fitted, for a person; nothing for one matrix."""
         count = len(self.matrices)
-        if self.found == 1:
+        if self.available == 1:
             return ""
         size = f"{self.matrices[0].shape[1]}x{self.matrices[0].shape[0]}"
-        if self.found == count:
+        if self.available == count:
             return f"the error of a {size} chain is that of {count} matrices together"
         return (
-            f"the error of a {size} chain is that of {count} of {self.found} matrices together: "
-            f"{', '.join(self.names)}"
+            f"the error of a {size} chain is that of {count} of {self.available} matrices "
+            f"together: {', '.join(self.names)}"
         )
 
     def error(self, chain: Chain) -> float:
@@ -150,16 +150,16 @@ def _chosen(
                 f"weights {path}: name the tensor, as in {path}:NAME; {_listed(fitting, shape)}"
             )
         return fitting
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for text in texts:
-        found |= dict.fromkeys(_named(path, text, known, shape, alone=len(texts) == 1))
-    if not found:
+        names |= dict.fromkeys(_named(path, text, known, shape, alone=len(texts) == 1))
+    if not names:
         fitting = [name for name, own in known.items() if own == shape]
         raise InvalidInputError(
             f"weights {path}: none of {', '.join(texts[:_SHOWN])} is a tensor of a {dims} layer; "
             f"{_listed(fitting, shape)}"
         )
-    return list(found)
+    return list(names)
 
 
 def _named(

@@ -167,7 +167,7 @@ class Campaign:
 
 
 def take_turns(
-    campaigns: Sequence[Campaign], told: Callable[[int, int], None], deadline: float | None
+    campaigns: Sequence[Campaign], on_trial: Callable[[int, int], None], deadline: float | None
 ) -> bool:
     """Measure until the trials of every campaign's study are done.
 
@@ -176,8 +176,8 @@ def take_turns(
 
     Args:
         campaigns: In the order in which they begin.
-        told: Called with the campaign's place in the order and the number of each trial that ended
-            here.
+        on_trial: Called with the campaign's place in the order and the number of each trial that
+            ended here.
         deadline: Of ``time.monotonic()``, after which no trial begins; None for none.
 
     Returns:
@@ -185,21 +185,21 @@ def take_turns(
     """
     try:
         with alive(lambda: [claim for campaign in campaigns for claim in campaign.held]):
-            return _in_turns(campaigns, told, deadline)
+            return _in_turns(campaigns, on_trial, deadline)
     finally:
         for campaign in campaigns:
             campaign.end()
 
 
 def _in_turns(
-    campaigns: Sequence[Campaign], told: Callable[[int, int], None], deadline: float | None
+    campaigns: Sequence[Campaign], on_trial: Callable[[int, int], None], deadline: float | None
 ) -> bool:
     places = range(len(campaigns))
     while deadline is None or time.monotonic() < deadline:
         for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):
             number = campaigns[place].step()
             if number is not None:
-                told(place, number)
+                on_trial(place, number)
                 break
         else:
             if not any(campaign.claims.others() for campaign in campaigns):

@@ -105,8 +105,8 @@ class Score:
         try:
             # What it prints must not come between the lines of a result.
             with contextlib.redirect_stdout(sys.stderr):
-                found = self.function(scored)
-            value = float(found)
+                result = self.function(scored)
+            value = float(result)
         except (Exception, SystemExit) as error:
             raise ScoreError(f"{self.name} raised {type(error).__name__}: {error}") from error
         if not math.isfinite(value):

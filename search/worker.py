@@ -105,15 +105,15 @@ def _campaign(
 
 
 def _step(value: Mapping[str, Any]) -> Step:
-    return Step(Budget(**value["budget"]), value["least"], value["asked"])
+    return Step(Budget(**value["budget"]), value["least"], value["requested"])
 
 
 def final(task: Mapping[str, Any], answer: Answer) -> None:
     """Time chains against each other and dense; answers ``{"times": {name: Measurement}}``."""
     request = SearchRequest.from_json(task["request"])
     objective = Objective(request, torch.device(task["device"]))
-    found = objective.final([Chain.parse(text) for text in task["chains"]], task["seconds"])
-    answer({"times": {name: asdict(one) for name, one in found.items()}})
+    times = objective.final([Chain.parse(text) for text in task["chains"]], task["seconds"])
+    answer({"times": {name: asdict(one) for name, one in times.items()}})
 
 
 def energy(task: Mapping[str, Any], answer: Answer) -> None:

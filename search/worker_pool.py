@@ -107,21 +107,21 @@ class Crew:
         try:
             with interrupts.remembered() as interrupted:
 
-                def told(place: int, number: int) -> None:
+                def on_trial(place: int, number: int) -> None:
                     tell(place, number)
                     if interrupted():
                         raise KeyboardInterrupt
 
                 if request.workers == 1:
-                    in_time = self._alone(seeds, told, deadline)
+                    in_time = self._alone(seeds, on_trial, deadline)
                 else:
-                    in_time = self._together(seeds, told, deadline, progress.note)
+                    in_time = self._together(seeds, on_trial, deadline, progress.note)
         except KeyboardInterrupt:
             return "interrupted"
         return None if in_time else "timeout"
 
     def _alone(
-        self, seeds: Sequence[int], told: Callable[[int, int], None], deadline: float | None
+        self, seeds: Sequence[int], on_trial: Callable[[int, int], None], deadline: float | None
     ) -> bool:
         with Presence() as presence:
             campaigns = []
@@ -152,12 +152,12 @@ class Crew:
                         self.compilers,
                     )
                 )
-            return take_turns(campaigns, told, deadline)
+            return take_turns(campaigns, on_trial, deadline)
 
     def _together(
         self,
         seeds: Sequence[int],
-        told: Callable[[int, int], None],
+        on_trial: Callable[[int, int], None],
         deadline: float | None,
         note: Callable[[str], None],
     ) -> bool:
@@ -184,7 +184,7 @@ class Crew:
             }
             for worker, place in enumerate(places)
         ]
-        return worker_processes.run(tasks, told, note)
+        return worker_processes.run(tasks, on_trial, note)
 
     def _share_task(self, share: Share) -> dict[str, object]:
         first = self._priors(share, CostModel.of(share.request, self.device))
@@ -204,7 +204,7 @@ class Crew:
         """Tells the progress of a trial by its share's place and its number."""
         best: dict[int, TrialRecord] = {}
 
-        def told(place: int, number: int) -> None:
+        def on_trial(place: int, number: int) -> None:
             share = self.shares[place]
             assert share.request.batch is not None
             trial = share.study.get_trials(deepcopy=False)[number]
@@ -216,7 +216,7 @@ class Crew:
                 best[place] = record
             progress.trial(record, best.get(place))
 
-        return told
+        return on_trial
 
 
 def sampler_name(space: Space, request: SearchRequest) -> Kind:

@@ -85,14 +85,14 @@ class Worker:
 
 def run(
     tasks: Sequence[Mapping[str, Any]],
-    told: Callable[[int, int], None],
+    on_trial: Callable[[int, int], None],
     note: Callable[[str], None],
 ) -> bool:
     """Let a process do each task of trials, and replace those that are killed.
 
     Args:
         tasks: One for each process.
-        told: Called with the place of its share in the tasks and its number for each trial that
+        on_trial: Called with the place of its share in the tasks and its number for each trial that
             ended.
         note: Called with what a person should know.
 
@@ -115,7 +115,7 @@ def run(
         while working:
             slot, answer = answers.get()
             if "trial" in answer:
-                told(answer["share"], answer["trial"])
+                on_trial(answer["share"], answer["trial"])
             elif "in_time" in answer:
                 in_time &= answer["in_time"]
             elif "error" in answer:

@@ -44,11 +44,11 @@ def add_arguments(add: Callable[..., Any]) -> None:
     )
 
 
-def options(given: argparse.Namespace) -> dict[str, Any]:
+def options(args: argparse.Namespace) -> dict[str, Any]:
     """What a request takes of them."""
     return {
-        "families": () if given.families is None else given.families,
-        "block_sizes": given.block_sizes,
-        "chainable": given.chainable,
-        "aligned": given.aligned,
+        "families": () if args.families is None else args.families,
+        "block_sizes": args.block_sizes,
+        "chainable": args.chainable,
+        "aligned": args.aligned,
     }

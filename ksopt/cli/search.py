@@ -237,10 +237,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Search, or report again, as the arguments say; the exit code."""
     with options_named():
-        return _run(given)
+        return _run(args)
 
 
 # What a request calls what the command line has an option for, where the two differ.
@@ -278,21 +278,21 @@ def options_named() -> Iterator[None]:
         raise InvalidInputError(text) from error.__cause__
 
 
-def _run(given: argparse.Namespace) -> int:
-    if given.replay is not None:
-        return _replay(given)
+def _run(args: argparse.Namespace) -> int:
+    if args.replay is not None:
+        return _replay(args)
     from ksopt.cli import search_layers as shapes_command
 
-    options = _options(given)
-    if shapes_command.is_asked(given):
-        return shapes_command.run(given, options)
-    trials = {} if given.trials is None else {"trials": given.trials}
-    request = SearchRequest(given.dims[0], **options, **trials)
+    options = _options(args)
+    if shapes_command.is_asked(args):
+        return shapes_command.run(args, options)
+    trials = {} if args.trials is None else {"trials": args.trials}
+    request = SearchRequest(args.dims[0], **options, **trials)
     from ksopt.search import for_terminal, print_result, run_search, to_json
 
     # Progress goes to stderr, so that stdout holds the answer alone; a program wants none of it.
-    result = run_search(request, for_terminal(sys.stderr, quiet=given.json))
-    if given.json:
+    result = run_search(request, for_terminal(sys.stderr, quiet=args.json))
+    if args.json:
         sys.stdout.write(to_json(result))
     else:
         print_result(result, sys.stdout)
@@ -310,41 +310,41 @@ def exit_code(results: Sequence[SearchResult], stopped: str | None) -> int:
     return 0
 
 
-def _options(given: argparse.Namespace) -> dict[str, Any]:
+def _options(args: argparse.Namespace) -> dict[str, Any]:
     """What a request takes, besides what is searched and how many trials there are."""
     return {
-        "budgets": tuple(given.budget or ()),
-        "batch": given.batch,
-        "dtype": given.dtype,
-        "layout": given.layout,
-        "device": given.device,
-        "max_factors": given.factors,
-        "timeout_s": given.timeout,
-        "seed": given.seed,
-        "storage": given.storage,
-        "study": given.study,
-        "workers": given.workers,
-        "out": given.out,
-        "min_rank": given.min_rank,
-        "min_use": given.min_use,
-        "weights": given.weights,
-        "max_error": given.max_error,
-        "max_params": given.max_params,
-        "min_speedup": given.min_speedup,
-        "objective": given.objective,
-        "train": given.train,
-        "score": given.score,
-        "energy": given.energy,
-        **constraint_arguments.options(given),
+        "budgets": tuple(args.budget or ()),
+        "batch": args.batch,
+        "dtype": args.dtype,
+        "layout": args.layout,
+        "device": args.device,
+        "max_factors": args.factors,
+        "timeout_s": args.timeout,
+        "seed": args.seed,
+        "storage": args.storage,
+        "study": args.study,
+        "workers": args.workers,
+        "out": args.out,
+        "min_rank": args.min_rank,
+        "min_use": args.min_use,
+        "weights": args.weights,
+        "max_error": args.max_error,
+        "max_params": args.max_params,
+        "min_speedup": args.min_speedup,
+        "objective": args.objective,
+        "train": args.train,
+        "score": args.score,
+        "energy": args.energy,
+        **constraint_arguments.options(args),
     }
 
 
-def _replay(given: argparse.Namespace) -> int:
+def _replay(args: argparse.Namespace) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     unset = vars(parser.parse_args([]))
     free = ("replay", "out", "study")
-    others = [name for name in unset if name not in free and getattr(given, name) != unset[name]]
+    others = [name for name in unset if name not in free and getattr(args, name) != unset[name]]
     if others:
         named = ", ".join("--" + name.replace("_", "-") for name in others)
         raise InvalidInputError(
@@ -356,10 +356,10 @@ def _replay(given: argparse.Namespace) -> int:
     from ksopt.search.results import SearchResult
     from ksopt.search.saved_study import replay
 
-    result = replay(given.replay, given.study, given.out)
+    result = replay(args.replay, args.study, args.out)
     if not isinstance(result, SearchResult):
-        shapes_command.show(result, given.json)
-    elif given.json:
+        shapes_command.show(result, args.json)
+    elif args.json:
         sys.stdout.write(to_json(result))
     else:
         print_result(result, sys.stdout)

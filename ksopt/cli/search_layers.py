@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ksopt.search.layers.results import ShapesResult
 
 
-def is_asked(given: argparse.Namespace) -> bool:
+def is_asked(args: argparse.Namespace) -> bool:
     """Whether the arguments name a model or several sizes, not one size.
 
     Raises:
         InvalidInputError: They name nothing, or two things at once, or options do not fit.
     """
-    sources = {"--dims": given.dims, "--model": given.model, "--hf-config": given.hf_config}
+    sources = {"--dims": args.dims, "--model": args.model, "--hf-config": args.hf_config}
     named = [name for name, value in sources.items() if value is not None]
     if not named:
         raise InvalidInputError(
@@ -35,54 +35,54 @@ def is_asked(given: argparse.Namespace) -> bool:
         raise InvalidInputError(
             f"search: {' and '.join(named)} cannot be given together: search sizes, or a model"
         )
-    if given.model is None and given.measure_model is not None:
+    if args.model is None and args.measure_model is not None:
         raise InvalidInputError("search: --measure-model times the model of --model: give that")
     if named == ["--dims"]:
         for name in ("include", "exclude"):
-            if getattr(given, name):
+            if getattr(args, name):
                 raise InvalidInputError(
                     f"search: --{name} names layers of a model: give --model or --hf-config, or "
                     "leave it out"
                 )
-        return len({Dims.parse(text) for text in given.dims}) > 1
+        return len({Dims.parse(text) for text in args.dims}) > 1
     return True
 
 
-def run(given: argparse.Namespace, options: dict[str, Any]) -> int:
+def run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     """Search as the arguments say; the exit code.
 
     Args:
-        given: The arguments.
+        args: The arguments.
         options: Those that one size's search takes too.
     """
     model: nn.Module | None = None
-    what: Any = given.dims
+    what: Any = args.dims
     asked_by = None
-    if given.model is not None:
+    if args.model is not None:
         from ksopt.search.layers.model import layers_of_model
         from ksopt.system.user_code import build_model
 
-        model = build_model(given.model, sys.stderr)
-        what = layers_of_model(model, given.model, given.include, given.exclude)
-        asked_by = {"model": given.model}
-    elif given.hf_config is not None:
-        what = layers_of_config(given.hf_config, given.include, given.exclude)
-        asked_by = {"hf-config": shlex.quote(given.hf_config)}
+        model = build_model(args.model, sys.stderr)
+        what = layers_of_model(model, args.model, args.include, args.exclude)
+        asked_by = {"model": args.model}
+    elif args.hf_config is not None:
+        what = layers_of_config(args.hf_config, args.include, args.exclude)
+        asked_by = {"hf-config": shlex.quote(args.hf_config)}
     if asked_by is not None:
-        asked_by |= _names(given)
-    request = ShapesRequest.of(what, trials=given.trials, asked_by=asked_by, **options)
+        asked_by |= _names(args)
+    request = ShapesRequest.of(what, trials=args.trials, asked_by=asked_by, **options)
     from ksopt.cli.search import exit_code
     from ksopt.search import for_terminal
     from ksopt.search.layers.study import ToMeasure, run_shapes
 
     to_measure = None
-    if model is not None and given.measure_model is not None:
-        to_measure = ToMeasure(model, _inputs(given.measure_model, model))
-    progress = for_terminal(sys.stderr, quiet=given.json)
+    if model is not None and args.measure_model is not None:
+        to_measure = ToMeasure(model, _inputs(args.measure_model, model))
+    progress = for_terminal(sys.stderr, quiet=args.json)
     if request.layers is not None:
         progress.note(request.layers.sentence)
     result = run_shapes(request, progress, to_measure)
-    show(result, given.json)
+    show(result, args.json)
     return exit_code(result.results, result.stopped)
 
 
@@ -96,12 +96,12 @@ def show(result: ShapesResult, as_json: bool) -> None:
         export.print_result(result, sys.stdout)
 
 
-def _names(given: argparse.Namespace) -> dict[str, str]:
+def _names(args: argparse.Namespace) -> dict[str, str]:
     """The options that choose layers, as words of a command line."""
-    found = {"include": quoted(given.include), "exclude": quoted(given.exclude)}
-    if given.measure_model is not None:
-        found["measure-model"] = given.measure_model
-    return {name: words for name, words in found.items() if words is not None}
+    options = {"include": quoted(args.include), "exclude": quoted(args.exclude)}
+    if args.measure_model is not None:
+        options["measure-model"] = args.measure_model
+    return {name: words for name, words in options.items() if words is not None}
 
 
 def _inputs(text: str, model: nn.Module) -> object:
@@ -111,15 +111,15 @@ def _inputs(text: str, model: nn.Module) -> object:
 
         return call_factory("--measure-model", text, sys.stderr)
     try:
-        found = getattr(model, "dummy_inputs", None)
+        inputs = getattr(model, "dummy_inputs", None)
     except Exception as error:  # a property of the user's
         raise InvalidInputError(
             f"--measure-model: the model's dummy_inputs raised {type(error).__name__}: {error}"
         ) from error
-    if found is None:
+    if inputs is None:
         raise InvalidInputError(
             "--measure-model: the model has no dummy_inputs of its own; write --measure-model "
             "MODULE:FACTORY, where FACTORY() returns its inputs: a tensor, a tuple of arguments "
             "or a mapping of keyword arguments"
         )
-    return found
+    return inputs

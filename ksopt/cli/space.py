@@ -71,31 +71,31 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Count and list as the arguments say; the exit code."""
     from ksopt.search.space.listing import listing
     from ksopt.search.space.smallest import no_chain
 
     with options_named():
         request = SearchRequest(
-            dims=given.dims,
-            budgets=(given.budget,),
-            max_factors=given.factors,
-            min_rank=given.min_rank,
-            dtype=given.dtype,
-            layout=given.layout,
-            train=given.train,
-            **constraint_arguments.options(given),
+            dims=args.dims,
+            budgets=(args.budget,),
+            max_factors=args.factors,
+            min_rank=args.min_rank,
+            dtype=args.dtype,
+            layout=args.layout,
+            train=args.train,
+            **constraint_arguments.options(args),
         )
-        found = listing(request, given.limit, given.order, given.visits)
-    if given.json:
-        sys.stdout.write(found.to_json())
+        listed = listing(request, args.limit, args.order, args.visits)
+    if args.json:
+        sys.stdout.write(listed.to_json())
         return 0
-    print(found.sentence)
-    if found.total == 0 and found.exact:
+    print(listed.sentence)
+    if listed.total == 0 and listed.exact:
         print(f"\n{in_options(no_chain(request))}.")
-    if found.chains:
-        of = "them" if found.exact else "those counted"
-        print(f"\nThe first {len(found.chains)} of {of}, by {found.order}:\n")
-        tables.write(found.table(), sys.stdout)
+    if listed.chains:
+        of = "them" if listed.exact else "those counted"
+        print(f"\nThe first {len(listed.chains)} of {of}, by {listed.order}:\n")
+        tables.write(listed.table(), sys.stdout)
     return 0

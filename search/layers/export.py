@@ -113,39 +113,41 @@ def print_result(result: ShapesResult, stream: TextIO) -> None:
 
 def lead(result: ShapesResult) -> list[str]:
     """The answer in sentences, and what makes it less certain than it looks."""
-    found = [*effect_sentences(result), *whole_sentences(result)]
+    sentences = [*effect_sentences(result), *whole_sentences(result)]
     if result.request.each.train:
-        found.append(phrases.TRAINING)
+        sentences.append(phrases.TRAINING)
     if result.request.layers is None:
-        found.append(_sizes_sentence(result))
-    found += [f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()]
-    found += result.request.notes
+        sentences.append(_sizes_sentence(result))
+    sentences += [
+        f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()
+    ]
+    sentences += result.request.notes
     if result.replayed and result.results:
-        found.append(phrases.replayed(result.results[0]))
+        sentences.append(phrases.replayed(result.results[0]))
     if result.stopped == "interrupted":
-        found.append("The search was interrupted: this is what it had measured.")
+        sentences.append("The search was interrupted: this is what it had measured.")
     if result.stopped == "timeout":
-        found.append("The time was up before all trials were measured.")
-    return found + warnings(result)
+        sentences.append("The time was up before all trials were measured.")
+    return sentences + warnings(result)
 
 
 def warnings(result: ShapesResult) -> list[str]:
     """What makes the times less certain than they look, in a sentence each."""
     beside = {str(one.request.size): suspect_dense.dense_layer(one) for one in result.results}
     strange = suspect_dense.warning_of({size: dense for size, dense in beside.items() if dense})
-    found = [strange] if strange else []
+    sentences = [strange] if strange else []
     failures = [(one.request.size, diagnostics.failures(one)) for one in result.results]
-    found += [f"{size}: {sentence}" for size, sentence in failures if sentence]
+    sentences += [f"{size}: {sentence}" for size, sentence in failures if sentence]
     drifts = [(one.request.size, diagnostics.drift(one)) for one in result.results]
     drifted = [str(size) for size, drift in drifts if drift and drift.beyond_noise]
     if drifted:
-        found.append(
+        sentences.append(
             f"The dense layers of {', '.join(drifted)} took another time in the final than at the "
             "beginning, beyond their noise: clocks, throttling or another process changed the "
             "machine meanwhile. Ratios to dense, measured in turns, allow for that, absolute times "
             "do not."
         )
-    return found
+    return sentences
 
 
 def effect_sentences(result: ShapesResult) -> list[str]:
@@ -181,31 +183,31 @@ def effect_sentences(result: ShapesResult) -> list[str]:
             f"{phrases.microseconds(effect.dense_us)}: predicted, the linear layers are "
             f"{phrases.times(effect.ratio)} the dense ones"
         )
-    found = [f"{text}."]
+    sentences = [f"{text}."]
     doubtful = _doubtful(result, effect)
     if doubtful:
-        found.append(
+        sentences.append(
             f"Do not rely on that yet: the dense layers of {', '.join(doubtful)} were strangely "
             "slow, see below."
         )
     if layers.parameters is not None:
         left = layers.parameters - effect.dense_parameters + effect.parameters
-        found.append(
+        sentences.append(
             f"The whole model, with what is not linear, goes from {layers.parameters:,} parameters "
             f"to {left:,} ({phrases.percent(left / layers.parameters)})."
         )
     if effect.unmeasured:
         sizes = ", ".join(map(str, effect.unmeasured))
-        found.append(f"The latencies of the layers of {sizes} are not known, and in no sum.")
-    return found
+        sentences.append(f"The latencies of the layers of {sizes} are not known, and in no sum.")
+    return sentences
 
 
 def whole_sentences(result: ShapesResult) -> list[str]:
     """What the model took as a whole; nothing if it was not timed."""
     whole, effect = result.whole, result.effect()
     if whole is None:
-        asked = "measure-model" in result.request.asked_by and result.stopped != "interrupted"
-        if asked and effect is not None and effect.converted == 0:
+        is_wanted = "measure-model" in result.request.asked_by and result.stopped != "interrupted"
+        if is_wanted and effect is not None and effect.converted == 0:
             return ["The model was not timed whole: with this plan nothing in it would change."]
         return []
     what = "a forward pass" if result.request.each.train else "a pass"
@@ -261,8 +263,8 @@ def plan_table(result: ShapesResult) -> Table:
 def budgets_table(result: ShapesResult) -> Table:
     """What each budget would do to the model, beside the plan."""
     plan = result.effect()
-    found = list(result.effects().items())
-    found += [] if plan is None else [("the plan", plan)]
+    effects = list(result.effects().items())
+    effects += [] if plan is None else [("the plan", plan)]
     rows = [
         [
             text,
@@ -273,7 +275,7 @@ def budgets_table(result: ShapesResult) -> Table:
             phrases.microseconds(one.dense_us) if one.dense_us else "",
             f"{1 / one.ratio:.2f}x" if one.ratio else "",
         ]
-        for text, one in found
+        for text, one in effects
     ]
     heads = (
         "budget",
@@ -313,10 +315,10 @@ def _sizes_sentence(result: ShapesResult) -> str:
 def _choice(answer: Recommendation | None) -> str:
     if answer is None or answer.chosen is None:
         return "stays dense"
-    found = answer.chosen
+    chosen = answer.chosen
     return (
-        f"becomes {found.facts.chain} ({phrases.percent(found.facts.share)} of the weights, "
-        f"{phrases.times(found.ratio)} dense)"
+        f"becomes {chosen.facts.chain} ({phrases.percent(chosen.facts.share)} of the weights, "
+        f"{phrases.times(chosen.ratio)} dense)"
     )
 
 

@@ -171,7 +171,7 @@ def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Grou
     for layer in layers:
         members.setdefault((layer.dims, layer.pattern), []).append(layer)
     called = {key: own[0].name if len(own) == 1 else own[0].pattern for key, own in members.items()}
-    found, counted = [], set[str]()
+    groups, counted = [], set[str]()
     for (dims, _), own in members.items():
         names = [layer.name for layer in own]
         pattern = called[dims, own[0].pattern]
@@ -183,12 +183,12 @@ def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Grou
         matches = (pattern,) if len(alike) == len(names) else tuple(names)
         weights = {layer.weight for layer in own} - counted
         counted |= weights
-        found.append(
+        groups.append(
             Group(
                 dims, role(pattern, called.values()), len(own), len(weights), matches, own[0].kind
             )
         )
-    return tuple(found)
+    return tuple(groups)
 
 
 def role(pattern: str, patterns: Iterable[str]) -> str:

@@ -194,11 +194,11 @@ def _of_any(sizes: Sequence[Dims], options: Mapping[str, Any]) -> SearchRequest:
 
 def _fitted(each: SearchRequest, dims: Dims) -> _Fitted:
     changes: dict[str, Any] = {"dims": dims, "study": f"{each.study} {dims}"}
-    said = []
+    differences = []
     full = min(dims.in_features, dims.out_features)
     if each.min_rank is not None and each.min_rank > full:
         changes["min_rank"] = full
-        said.append(f"its chains have full rank, {full}, which is less than {each.min_rank}")
+        differences.append(f"its chains have full rank, {full}, which is less than {each.min_rank}")
     refusals = {}
     for text in each.budgets:
         try:
@@ -209,7 +209,7 @@ def _fitted(each: SearchRequest, dims: Dims) -> _Fitted:
         return _Fitted(dims, None, "; ".join(refusals.values()))
     if refusals:
         changes["budgets"] = tuple(text for text in each.budgets if text not in refusals)
-        said.append(
+        differences.append(
             f"it has no step of {' and '.join(refusals)}, for its dense layer has "
             f"{dims.dense_parameters:,} weights"
         )
@@ -218,7 +218,7 @@ def _fitted(each: SearchRequest, dims: Dims) -> _Fitted:
             Budget.parse(each.max_params, dims)
         except InvalidInputError:
             changes["max_params"] = None  # its dense layer has fewer
-    sentence = f"{dims}: {'; '.join(said)}." if said else ""
+    sentence = f"{dims}: {'; '.join(differences)}." if differences else ""
     return _Fitted(dims, replace(each, **changes), sentence)
 
 
@@ -240,13 +240,13 @@ def shared(trials: int, candidates: Sequence[int]) -> list[int]:
         >>> shared(100, [10, 20, 5])
         [10, 20, 5]
     """
-    found = [0] * len(candidates)
+    parts = [0] * len(candidates)
     for _ in range(trials):
-        able = [place for place, most in enumerate(candidates) if found[place] < most]
+        able = [place for place, most in enumerate(candidates) if parts[place] < most]
         if not able:
             break
-        found[min(able, key=found.__getitem__)] += 1
-    return found
+        parts[min(able, key=parts.__getitem__)] += 1
+    return parts
 
 
 def quoted(names: Sequence[str]) -> str | None:
@@ -254,6 +254,6 @@ def quoted(names: Sequence[str]) -> str | None:
     return " ".join(map(shlex.quote, names)) if names else None
 
 
-def _sizes(given: Sequence[Dims | str]) -> tuple[Dims, ...]:
-    found = (one if isinstance(one, Dims) else Dims.parse(one) for one in given)
-    return tuple(dict.fromkeys(found))
+def _sizes(sizes: Sequence[Dims | str]) -> tuple[Dims, ...]:
+    each = (one if isinstance(one, Dims) else Dims.parse(one) for one in sizes)
+    return tuple(dict.fromkeys(each))

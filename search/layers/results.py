@@ -157,8 +157,8 @@ class ShapesResult:
 
     def choice(self, dims: Dims) -> Recommendation | None:
         """The step whose chain the plan takes for a size; None where its layers stay dense."""
-        found = self.of(dims)
-        return None if found is None else one_plan.chosen(found)
+        result = self.of(dims)
+        return None if result is None else one_plan.chosen(result)
 
     def effect(self) -> Effect | None:
         """What the plan does to the model's layers; None where no model was given."""
@@ -174,16 +174,16 @@ class ShapesResult:
         for text in self.request.each.budgets:
             counts = (self._within(text, dims) or dims.dense_parameters for dims in sizes)
             texts.setdefault(tuple(counts), text)
-        found = {texts[counts]: self._effect(self._at(texts[counts])) for counts in sorted(texts)}
-        return {text: effect for text, effect in found.items() if effect is not None}
+        effects = {texts[counts]: self._effect(self._at(texts[counts])) for counts in sorted(texts)}
+        return {text: effect for text, effect in effects.items() if effect is not None}
 
     def _within(self, text: str, dims: Dims) -> int | None:
         """The weights that a budget allows a size; its step there may have another text.
 
         None where it is more than the dense layer has, which it then allows.
         """
-        found = self.of(dims)
-        most = None if found is None else found.request.max_params
+        result = self.of(dims)
+        most = None if result is None else result.request.max_params
         texts = (text,) if most is None else (text, most)
         try:
             return min(Budget.parse(one, dims).parameters for one in texts)
@@ -192,11 +192,11 @@ class ShapesResult:
 
     def _at(self, text: str) -> Callable[[Dims], Recommendation | None]:
         def pick(dims: Dims) -> Recommendation | None:
-            found = self.of(dims)
-            if found is None:
+            result = self.of(dims)
+            if result is None:
                 return None
             count = self._within(text, dims)
-            used = (a for a in found.recommendations if a.verdict is Verdict.USE)
+            used = (a for a in result.recommendations if a.verdict is Verdict.USE)
             return next((a for a in used if a.budget.parameters == count), None)
 
         return pick
@@ -206,8 +206,8 @@ class ShapesResult:
             return None
         planned = []
         for group in self.request.layers.groups:
-            answer, found = pick(group.dims), self.of(group.dims)
-            dense = None if found is None else dense_us(found)
+            answer, result = pick(group.dims), self.of(group.dims)
+            dense = None if result is None else dense_us(result)
             latency = dense
             if answer is not None and answer.chosen is not None:
                 # On the scale of the final's dense layer, where there was a final.

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 from ksopt.report import document, tables
 from ksopt.report.document import Figure, Section
 from ksopt.search.layers import export
 from ksopt.search.layers.bars import bars
 from ksopt.search.layers.results import ShapesResult
-from ksopt.search.report import sections as one_size
-from ksopt.search.report.page import where
-from ksopt.search.results import SearchResult
+from ksopt.search.report import one_layer_sections
+from ksopt.search.report.page import of_layers, where
+from ksopt.search.report.sections import section
 
 
 def html(result: ShapesResult) -> str:
     """The page; what report.html holds."""
-    return document.html(title(result), where(result.results[0]), sections(result))
+    return document.html(title(result), where(result.results[0]), of_layers(result, result.results))
 
 
 def markdown(result: ShapesResult) -> str:
     """The report as markdown; what report.md holds."""
-    return document.markdown(title(result), sections(result))
+    return document.markdown(title(result), of_layers(result, result.results))
 
 
 def title(result: ShapesResult) -> str:
@@ -31,19 +31,12 @@ def title(result: ShapesResult) -> str:
     return f"Chains for the linear layers of {result.request.name}"
 
 
-def sections(result: ShapesResult) -> list[Section]:
-    """The whole report: the answer and the plan first, then each size, then what they share."""
-    found = [
-        Section(
-            "Answer", tuple(export.lead(result)), _beside(result), export.answers_table(result)
-        ),
-        *_plan(result),
-        *_use(result),
-    ]
-    for one in result.results:
-        found += _of_size(one)
-    first = result.results[0]
-    return [*found, *_left_dense(result), one_size.device(first), _again(result)]
+@section(order=10, of="several layers")
+def answer(result: ShapesResult) -> Section:
+    """The answer of all sizes."""
+    return Section(
+        "Answer", tuple(export.lead(result)), _beside(result), export.answers_table(result)
+    )
 
 
 def _beside(result: ShapesResult) -> tuple[str, ...]:
@@ -57,10 +50,15 @@ def _beside(result: ShapesResult) -> tuple[str, ...]:
     )
 
 
-def _plan(result: ShapesResult) -> list[Section]:
+def _is_of_a_model(result: ShapesResult) -> bool:
+    return result.request.layers is not None
+
+
+@section(order=20, of="several layers", when=_is_of_a_model)
+def plan(result: ShapesResult) -> Iterator[Section]:
+    """What becomes of a model's layers."""
     layers = result.request.layers
-    if layers is None:
-        return []
+    assert layers is not None
     texts = [f"{layers.sentence}. {layers.note}".strip()]
     texts.append(
         "Latencies are those of one layer, with cold caches, as if every layer saw "
@@ -74,24 +72,27 @@ def _plan(result: ShapesResult) -> list[Section]:
             "The model was not timed whole. With --model, --measure-model does that at the end of "
             "a search."
         )
-    found = [Section("Plan for the model", (), tuple(texts), export.plan_table(result))]
+    yield Section("Plan for the model", (), tuple(texts), export.plan_table(result))
     effect = result.effect()
     if effect is not None and effect.dense_us > 0:
         text = "Above dense, below by the plan; all layers of a group together."
         figure = Figure(bars(effect, 800), bars(effect, 360))
-        found.append(Section("Latency of the layers", (), (text,), figure=figure))
+        yield Section("Latency of the layers", (), (text,), figure=figure)
     if result.results:
         text = (
             "If every size took its chain of one budget, where that is faster than dense, and "
             "stayed dense elsewhere."
         )
-        found.append(Section("By budget", (), (text,), export.budgets_table(result)))
-    return found
+        yield Section("By budget", (), (text,), export.budgets_table(result))
 
 
-def _use(result: ShapesResult) -> list[Section]:
-    if not any(rule.chains for rule in result.plan().rules):
-        return []
+def _is_used(result: ShapesResult) -> bool:
+    return any(rule.chains for rule in result.plan().rules)
+
+
+@section(order=30, of="several layers", when=_is_used)
+def use(result: ShapesResult) -> Section:
+    """How a model is converted."""
     model = result.request.asked_by.get("model", "mymodel:build")
     module, _, factory = model.partition(":")
     lines = [
@@ -114,29 +115,33 @@ def _use(result: ShapesResult) -> list[Section]:
         f"products in the place of the layers. Chains are not the trained weights: this search "
         f"says {known}, and most models need fine-tuning after it."
     )
-    return [Section("Use it", (), (text,), code="\n".join(lines), language="python")]
+    return Section("Use it", (), (text,), code="\n".join(lines), language="python")
 
 
-def _of_size(result: SearchResult) -> list[Section]:
-    """The sections of one size's own report, with the size in their titles."""
-    size = result.request.size
-    return [
-        replace(section, title=f"{size}: {section.title[0].lower()}{section.title[1:]}")
-        for section in one_size.of_size(result)
-    ]
+def _has_dense(result: ShapesResult) -> bool:
+    return result.request.layers is not None and bool(result.request.layers.dense)
 
 
-def _left_dense(result: ShapesResult) -> list[Section]:
+@section(order=60, of="several layers", when=_has_dense)
+def left_dense(result: ShapesResult) -> Section:
+    """The layers of a model that were not searched."""
     layers = result.request.layers
-    if layers is None or not layers.dense:
-        return []
+    assert layers is not None
     rows = [[name, reason] for name, reason in layers.dense.items()]
     text = "These linear layers are in no sum above, and the plan leaves them as they are."
     table = tables.of(("layer", "why"), rows)
-    return [Section("Layers that were not searched", (), (text,), table)]
+    return Section("Layers that were not searched", (), (text,), table)
 
 
-def _again(result: ShapesResult) -> Section:
+@section(order=70, of="several layers")
+def device(result: ShapesResult) -> Section:
+    """Where they were measured."""
+    return one_layer_sections.device(result.results[0])
+
+
+@section(order=80, of="several layers")
+def again(result: ShapesResult) -> Section:
+    """The command."""
     text = (
         "The same command with the same folder goes on with these studies, and times the finalists "
         "anew; with another folder it starts over."

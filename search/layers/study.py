@@ -166,23 +166,23 @@ def _spaces(
     Raises:
         InvalidInputError: No size has a chain within any budget.
     """
-    found: list[tuple[SearchRequest, Space]] = []
+    spaces: list[tuple[SearchRequest, Space]] = []
     unmet = request.impossible
     for note in request.notes:
         progress.note(note)
     for one in request.requests:
         progress.note(f"listing the chains of {phrases.layer(one.size)} within the budget")
         try:
-            found.append((one, build(one)))
+            spaces.append((one, build(one)))
         except InvalidInputError as error:
             unmet[one.size] = str(error)
-    if not found:
+    if not spaces:
         raise InvalidInputError(next(iter(unmet.values())))
     if request.trials is None:
-        return found, unmet
-    parts = shared(request.trials, [len(space.candidates) for _, space in found])
+        return spaces, unmet
+    parts = shared(request.trials, [len(space.candidates) for _, space in spaces])
     return [
-        (replace(one, trials=part), space) for (one, space), part in zip(found, parts, strict=True)
+        (replace(one, trials=part), space) for (one, space), part in zip(spaces, parts, strict=True)
     ], unmet
 
 
@@ -194,14 +194,14 @@ def _trained_weights(
     Raises:
         InvalidInputError: As `TrainedWeights.of`.
     """
-    found = {}
+    trained = {}
     for one in requests:
         weights = TrainedWeights.of(one, device)
         if weights is not None:
-            found[one.size] = weights
+            trained[one.size] = weights
             if weights.sentence:
                 progress.note(weights.sentence)
-    return found
+    return trained
 
 
 def _measured_whole(
@@ -213,20 +213,20 @@ def _measured_whole(
     progress.note("timing the model whole, dense and with the plan")
     dtype = getattr(torch, result.request.each.dtype)
     try:
-        found = whole_model.measure(
+        whole = whole_model.measure(
             to_measure.model, to_measure.inputs, result.plan(), device, dtype
         )
     except KeyboardInterrupt:
         return replace(result, stopped="interrupted")
-    return replace(result, whole=found)
+    return replace(result, whole=whole)
 
 
 def _default_folder(request: ShapesRequest, each: SearchRequest) -> Path:
     """Of a request with its device and batch resolved; the same for the same words."""
     what = "-".join(map(str, request.shapes))
     if request.layers is not None:
-        asked = request.asked_by.get("model") or request.asked_by.get("hf-config") or ""
-        what = re.sub(r"[^A-Za-z0-9]+", "-", asked).strip("-") or "model"
+        source = request.asked_by.get("model") or request.asked_by.get("hf-config") or ""
+        what = re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-") or "model"
     if len(what) > _LONGEST_NAME:
         what = f"{what[:_LONGEST_NAME]}-{crc32(what.encode()):08x}"
     device = each.device.replace(":", "")

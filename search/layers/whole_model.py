@@ -64,13 +64,13 @@ def measure(
         rows = _rows(model, call)
         for one in (model, planned):
             _run(one, call)
-        found = timing.measure(
+        times = timing.measure(
             {"dense": _caller(model, call), "plan": _caller(planned, call)},
             device,
             max_seconds=seconds,
             min_repeats=10,
         )
-    return Whole(found["dense"], found["plan"], converted, rows)
+    return Whole(times["dense"], times["plan"], converted, rows)
 
 
 def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.dtype) -> None:

@@ -62,7 +62,7 @@ class Work:
 
 def sentences(result: SearchResult) -> list[str]:
     """Of each step's chain: what it saves, what binds it, and how near it comes to its floor."""
-    return list(dict.fromkeys(_sentence(found, result) for found in _chosen(result)))
+    return list(dict.fromkeys(_sentence(finalist, result) for finalist in _chosen(result)))
 
 
 def table(result: SearchResult) -> Table:
@@ -70,15 +70,15 @@ def table(result: SearchResult) -> Table:
     size, rows = result.request.size, []
     dense = _of_chain(Chain.dense(size.in_features, size.out_features), result)
     chosen = list(_chosen(result))
-    for found in chosen:
-        several = _of_chain(found.facts.chain, result)
-        latency = found.latency.median_us
-        rows.append([str(found.facts.chain), *_cells(several), *_reached(several, latency)])
+    for finalist in chosen:
+        several = _of_chain(finalist.facts.chain, result)
+        latency = finalist.latency.median_us
+        rows.append([str(finalist.facts.chain), *_cells(several), *_reached(several, latency)])
         if len(several) > 1:
             rows += [
                 [f"factor {place}: {pattern}", *_cells([one]), "", ""]
                 for place, (pattern, one) in enumerate(
-                    zip(found.facts.chain, several, strict=True), start=1
+                    zip(finalist.facts.chain, several, strict=True), start=1
                 )
             ]
     if chosen:
@@ -89,12 +89,12 @@ def table(result: SearchResult) -> Table:
 
 def _chosen(result: SearchResult) -> Iterable[Finalist]:
     """Chains of the answers, each once."""
-    found = {
+    finalists = {
         answer.chosen.facts.chain: answer.chosen
         for answer in result.recommendations
         if answer.chosen is not None
     }
-    return found.values()
+    return finalists.values()
 
 
 def _of_chain(chain: Chain, result: SearchResult) -> list[Work]:
@@ -104,10 +104,10 @@ def _of_chain(chain: Chain, result: SearchResult) -> list[Work]:
     return [Work.of(pattern, batch, result.roofline, passes) for pattern in chain]
 
 
-def _sentence(found: Finalist, result: SearchResult) -> str:
+def _sentence(finalist: Finalist, result: SearchResult) -> str:
     size = result.request.size
     (dense,) = _of_chain(Chain.dense(size.in_features, size.out_features), result)
-    factors = _of_chain(found.facts.chain, result)
+    factors = _of_chain(finalist.facts.chain, result)
     moved, flops = sum(one.bytes_moved for one in factors), sum(one.flops for one in factors)
     binding = [one.memory_bound for one in factors]
     if len(factors) == 1:
@@ -120,12 +120,12 @@ def _sentence(found: Finalist, result: SearchResult) -> str:
         )
         bound = f"of its factors, {named}"
     floor = sum(one.floor_us for one in factors)
-    reached = floor / found.latency.median_us
-    dense_reached = dense.floor_us / found.dense.median_us
-    is_faster = found.versus_dense is Comparison.FASTER
+    reached = floor / finalist.latency.median_us
+    dense_reached = dense.floor_us / finalist.dense.median_us
+    is_faster = finalist.versus_dense is Comparison.FASTER
     lead = _lead(floor, dense.floor_us, reached, dense_reached) if is_faster else ""
     return (
-        f"{found.facts.chain} computes {_against(dense.flops, flops)} the dense layer and moves "
+        f"{finalist.facts.chain} computes {_against(dense.flops, flops)} the dense layer and moves "
         f"{_against(dense.bytes_moved, moved)} it, its factors' inputs and outputs counted. By "
         f"this device's roofline {bound}, and the dense layer is "
         f"{_BINDS[dense.memory_bound]}-bound; the floors are {phrases.microseconds(floor)} and "

@@ -77,8 +77,8 @@ def schema_of(package: str, version: str, name: str) -> dict[str, Any]:
         name: The document's.
     """
     file = f"{name}-{version.rpartition('/')[2]}.schema.json"
-    found: dict[str, Any] = json.loads((resources.files(package) / file).read_text("utf-8"))
-    return found
+    schema: dict[str, Any] = json.loads((resources.files(package) / file).read_text("utf-8"))
+    return schema
 
 
 def results_schema() -> dict[str, Any]:
@@ -230,10 +230,10 @@ def print_result(result: SearchResult, stream: TextIO) -> None:
 def warnings(result: SearchResult) -> list[str]:
     """What makes the times less certain than they look, in a sentence each."""
     dense, drift = suspect_dense.dense_layer(result), diagnostics.drift(result)
-    found = [] if dense is None or not dense.warning else [dense.warning]
+    sentences = [] if dense is None or not dense.warning else [dense.warning]
     failures = diagnostics.failures(result)
-    found += [failures] if failures else []
-    return [*found, drift.sentence] if drift is not None and drift.beyond_noise else found
+    sentences += [failures] if failures else []
+    return [*sentences, drift.sentence] if drift is not None and drift.beyond_noise else sentences
 
 
 def _facts(known: ChainFacts) -> dict[str, Any]:
@@ -277,26 +277,26 @@ def _finalist(finalist: Finalist) -> dict[str, Any]:
     }
 
 
-def _drift(found: diagnostics.Drift | None) -> dict[str, Any] | None:
-    if found is None:
+def _drift(drift: diagnostics.Drift | None) -> dict[str, Any] | None:
+    if drift is None:
         return None
     return {
-        "begin": _timing(found.begin),
-        "end": _timing(found.end),
-        "change": found.change,
-        "beyond_noise": found.beyond_noise,
-        "sentence": found.sentence,
+        "begin": _timing(drift.begin),
+        "end": _timing(drift.end),
+        "change": drift.change,
+        "beyond_noise": drift.beyond_noise,
+        "sentence": drift.sentence,
     }
 
 
-def _dense_layer(found: suspect_dense.DenseLayer | None) -> dict[str, Any] | None:
-    if found is None:
+def _dense_layer(dense: suspect_dense.DenseLayer | None) -> dict[str, Any] | None:
+    if dense is None:
         return None
     return {
-        "median_us": found.measured.median_us,
-        "floor_us": found.floor_us,
-        "over_floor": found.over_floor,
-        "warning": found.warning or None,
+        "median_us": dense.measured.median_us,
+        "floor_us": dense.floor_us,
+        "over_floor": dense.over_floor,
+        "warning": dense.warning or None,
     }
 
 

@@ -9,7 +9,7 @@ from ksopt.report import svg
 from ksopt.report.document import Figure
 from ksopt.search.diagnostics import Predictor
 from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric, pareto_front
-from ksopt.search.recommend import asked_for
+from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Scale
 from ksopt.search.results import SearchResult, TrialRecord
@@ -53,7 +53,7 @@ def latency_plot(result: SearchResult, width: int, height: int) -> str:
         parts.append(f'<path class="budget" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
         parts.append(svg.text(x, axes.top - 6, answer.budget.text, "middle", "budget-text"))
     parts += axes.dense_line(dense_us, f"dense {phrases.microseconds(dense_us)}")
-    front = pareto_front(asked_for(measured, result.request), (PARAMETERS, LATENCY))
+    front = pareto_front(admitted(measured, result.request), (PARAMETERS, LATENCY))
     parts += axes.steps(map(place, front))
     parts += _marks(result, measured, axes, place)
     label = (
@@ -102,7 +102,7 @@ def metric_plot(result: SearchResult, metric: Metric, width: int, height: int) -
         parts.append(f'<path class="dense" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
     if dense is not None:
         parts += axes.dense_line(dense, f"dense {metric.shown(dense)}")
-    front = pareto_front(asked_for(trials, result.request), (against, metric))
+    front = pareto_front(admitted(trials, result.request), (against, metric))
     parts += axes.steps(map(place, front))
     parts += _marks(result, trials, axes, place, metric)
     label = f"{metric.title.capitalize()} against {against.axis} of {len(trials)} chains"

@@ -15,8 +15,8 @@ def answers_table(result: SearchResult) -> Table:
     """The fastest chain of each step beside the dense layer."""
     heads = ["chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency"]
     # By what was asked, so that tables of several sizes have the same columns.
-    asked = metrics.measured(result.request)
-    heads += [f">{metric.title}" for metric in asked]
+    measured = metrics.measured(result.request)
+    heads += [f">{metric.title}" for metric in measured]
     rows = []
     for answer in result.recommendations:
         chosen, cells = answer.chosen, [""] * len(heads)
@@ -30,7 +30,7 @@ def answers_table(result: SearchResult) -> Table:
                 f"{1 / chosen.ratio:.2f}x",
                 f"{known.rho:.4f}",
                 f"{chosen.efficiency:.2f}",
-                *(metric.cell(chosen.values) for metric in asked),
+                *(metric.cell(chosen.values) for metric in measured),
             ]
         rows.append([answer.budget.text, *cells, answer.verdict.value])
     size = result.request.size

@@ -67,14 +67,14 @@ class CostModel:
         A prediction weighs hundreds of tiles: some 10 ms for a pattern.
         """
         until = time.monotonic() + seconds
-        found: list[tuple[float, int, Chain]] = []
+        fastest: list[tuple[float, int, Chain]] = []
         for chain in chains:
             predicted = self.predicted_us(chain)
             if predicted is not None:
-                found.append((predicted, len(found), chain))
+                fastest.append((predicted, len(fastest), chain))
             if time.monotonic() > until:
                 break
-        return [chain for _, _, chain in sorted(found)[:count]]
+        return [chain for _, _, chain in sorted(fastest)[:count]]
 
     def _factor(self, pattern: Pattern) -> float | None:
         if pattern not in self._known:

@@ -74,7 +74,7 @@ def estimates(
         60.0
     """
     correction = _correction(measured, predicted)
-    found = {}
+    estimated = {}
     for chain in candidates:
         total = 0.0
         for pattern in chain:
@@ -86,8 +86,8 @@ def estimates(
                 us = correction * guess
             total += us
         else:
-            found[chain] = total - overlap_us * (len(chain) - 1)
-    return found
+            estimated[chain] = total - overlap_us * (len(chain) - 1)
+    return estimated
 
 
 def factor_times(
@@ -99,7 +99,7 @@ def factor_times(
         for pattern, us in zip(chain, factors_us, strict=False):
             if us is not None:
                 known.setdefault(pattern, []).append(us)
-    return {pattern: median(found) for pattern, found in known.items()}
+    return {pattern: median(times_us) for pattern, times_us in known.items()}
 
 
 def overlaps_us(
@@ -193,9 +193,9 @@ class Estimator:
             step = self.steps[place]
             inside = (step.least <= self._nnz) & (self._nnz <= step.budget.parameters)
             rows = np.flatnonzero(open_ & inside)
-            found = self._fastest(rows, times, overlap_us) if len(rows) else None
-            if found is not None:
-                return found
+            fastest = self._fastest(rows, times, overlap_us) if len(rows) else None
+            if fastest is not None:
+                return fastest
         return None
 
     def _fastest(
@@ -261,10 +261,10 @@ class Estimator:
     def _factors(self) -> IntArray:
         """Each candidate's places among the patterns; one beyond them where there is no factor."""
         places = {pattern: place for place, pattern in enumerate(self._patterns)}
-        found = np.full((len(self.candidates), max(map(len, self.candidates))), len(places))
+        factors = np.full((len(self.candidates), max(map(len, self.candidates))), len(places))
         for row, chain in enumerate(self.candidates):
-            found[row, : len(chain)] = [places[pattern] for pattern in chain]
-        return found
+            factors[row, : len(chain)] = [places[pattern] for pattern in chain]
+        return factors
 
     @functools.cached_property
     def _floors_us(self) -> npt.NDArray[np.float64]:

@@ -93,9 +93,9 @@ def enqueued(
                 *((named[chain], chain) for chain in family[:most]),
             ]
         )
-    found: dict[Chain, str] = {}
+    origins: dict[Chain, str] = {}
     for turn in itertools.zip_longest(*picks):
         for pick in turn:
             if pick is not None:
-                found.setdefault(pick[1], pick[0])
-    return [(origin, chain) for chain, origin in found.items()]
+                origins.setdefault(pick[1], pick[0])
+    return [(origin, chain) for chain, origin in origins.items()]

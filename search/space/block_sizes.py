@@ -49,16 +49,16 @@ as a list (16,32,64), a range (16-256) or multiples (multiple:16)
         if _LIST.fullmatch(plain):
             listed = tuple(sorted({int(size) for size in plain.split(",")}))
             return cls(listed[0], listed[-1], listed=listed)
-        if found := _RANGE.fullmatch(plain):
-            least, most = int(found[1]), int(found[2])
+        if match := _RANGE.fullmatch(plain):
+            least, most = int(match[1]), int(match[2])
             if least > most:
                 raise InvalidInputError(
                     f"block_sizes {text!r}: the range is empty; write the smaller size first, "
                     f"{most}-{least}"
                 )
             return cls(least, most)
-        if found := _MULTIPLE.fullmatch(plain):
-            return cls(step=int(found[1]))
+        if match := _MULTIPLE.fullmatch(plain):
+            return cls(step=int(match[1]))
         raise InvalidInputError(
             f"block_sizes {text!r}: write the b and c that are allowed as a list (16,32,64), "
             "a range (16-256) or multiples (multiple:16)"

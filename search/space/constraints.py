@@ -80,16 +80,16 @@ class Constraints:
     @property
     def words(self) -> list[str]:
         """What they ask, each in words that follow "chains"."""
-        found = []
+        phrases = []
         if self.families:
-            found.append(f"of {' or '.join(self.families)}")
+            phrases.append(f"of {' or '.join(self.families)}")
         if self.block_sizes != ANY_SIZE:
-            found.append(f"with every b and c {self.block_sizes.words}")
+            phrases.append(f"with every b and c {self.block_sizes.words}")
         if self.chainable:
-            found.append("chainable")
+            phrases.append("chainable")
         if self.alignment is not None:
-            found.append(f"aligned ({self.alignment.words})")
-        return found
+            phrases.append(f"aligned ({self.alignment.words})")
+        return phrases
 
     def _allows_d(self, d: int) -> bool:
         return self.alignment is None or self.alignment.allows_d(d)

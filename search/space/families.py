@@ -77,11 +77,11 @@ NAMES = (*FAMILIES, EVERY)
 _ALSO = {"butterfly": "square_dyadic"}
 
 
-def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
+def names_of(families: str | Sequence[str]) -> tuple[str, ...]:
     """Families by name, each once, in the order of Table 1.
 
     Args:
-        given: Names joined by commas, or a sequence of names.
+        families: Names joined by commas, or a sequence of names.
 
     Raises:
         InvalidInputError: There is no such family, or no name at all.
@@ -95,9 +95,9 @@ def names_of(given: str | Sequence[str]) -> tuple[str, ...]:
 dense, low_rank, square_dyadic (or butterfly), kaleidoscope, block_butterfly, monarch and \
 deformable_butterfly
     """
-    words = given.split(",") if isinstance(given, str) else given
-    found = [_ALSO.get(str(word).strip(), str(word).strip()) for word in words]
-    for word in found:
+    words = families.split(",") if isinstance(families, str) else families
+    names = [_ALSO.get(str(word).strip(), str(word).strip()) for word in words]
+    for word in names:
         if word not in NAMES:
             also = {name: f" (or {short})" for short, name in _ALSO.items()}
             *others, last = (name + also.get(name, "") for name in NAMES)
@@ -105,7 +105,7 @@ deformable_butterfly
                 f"families {word!r}: there is no such family; there are {', '.join(others)} and "
                 f"{last}"
             )
-    return tuple(name for name in NAMES if name in found)
+    return tuple(name for name in NAMES if name in names)
 
 
 def is_member(name: str, chain: Chain) -> bool:

@@ -176,16 +176,16 @@ def listing(
         # Runs of chains are merged into the list of the first ones, so that it stays short.
         run: list[tuple[float, Factors]] = []
         try:
-            for found in walk.factors(factors):
+            for chain in walk.factors(factors):
                 count += 1
-                run.append((_key(found, order), found))
+                run.append((_key(chain, order), chain))
                 if len(run) > 2 * limit + 1000:
                     first, run = heapq.nsmallest(limit, first + run), []
         except TooManyError:
             exact = False
         first = heapq.nsmallest(limit, first + run)
         counts.append(Count(factors, count, exact))
-    return Listing(request, order, tuple(counts), tuple(Chain(found) for _, found in first))
+    return Listing(request, order, tuple(counts), tuple(Chain(chain) for _, chain in first))
 
 
 def _key(factors: Factors, order: str) -> float:

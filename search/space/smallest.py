@@ -38,8 +38,8 @@ def smallest(
     for factors in range(1, max_factors + 1):
         walk = Walk(dims, most, least_inner, visits=visits, constraints=constraints)
         try:
-            for found in walk.factors(factors):
-                best = Chain(found)
+            for chain in walk.factors(factors):
+                best = Chain(chain)
                 most = walk.most = best.nnz - 1
         except TooManyError:
             certain = False
@@ -51,8 +51,8 @@ def no_chain(request: SearchRequest) -> str:
     constraints, size = request.constraints, request.size
     best, certain = smallest(size, request.rank, request.max_factors, constraints)
     steps = " or ".join(step.text for step in request.steps)
-    asked = f"of at most {request.max_factors} factors and rank bound {request.rank}"
-    asked = ", ".join([asked, *constraints.words])
+    limits = f"of at most {request.max_factors} factors and rank bound {request.rank}"
+    limits = ", ".join([limits, *constraints.words])
     if best is None:
         # A chain that is not found may be there, but nothing can be said of it.
         is_there = "is there" if certain else "was found"
@@ -62,27 +62,27 @@ def no_chain(request: SearchRequest) -> str:
             if (why := obstacle(name, size.in_features, size.out_features, MOST_FACTORS))
         ]
         parts = [
-            f"budget {steps}: no chain {asked}, {is_there} for dims {size}, whatever the budget",
+            f"budget {steps}: no chain {limits}, {is_there} for dims {size}, whatever the budget",
             *reasons,
         ]
-        found = _ways_out(request, size.dense_parameters)
-        if not found:
+        ways_out = _ways_out(request, size.dense_parameters)
+        if not ways_out:
             changes = ", ".join(change for change, _ in _loosened(request))
-            found = f"Not one of these alone helps: {changes}"
-        return f"{'; '.join(parts)}. {found}"
+            ways_out = f"Not one of these alone helps: {changes}"
+        return f"{'; '.join(parts)}. {ways_out}"
     works = "the smallest budget that works is" if certain else "a budget that works is"
     comma = "," if constraints.words else ""
     text = (
-        f"budget {steps}: no chain {asked}{comma} has so few weights for dims {size}; {works} "
+        f"budget {steps}: no chain {limits}{comma} has so few weights for dims {size}; {works} "
         f"{best.nnz} weights ({_share(best, size)}), the chain {best}. "
     )
-    found = "" if constraints == NONE else _ways_out(request, request.steps[-1].parameters)
-    return text + (found or "A smaller min_rank allows smaller chains")
+    ways_out = "" if constraints == NONE else _ways_out(request, request.steps[-1].parameters)
+    return text + (ways_out or "A smaller min_rank allows smaller chains")
 
 
 def _ways_out(request: SearchRequest, most: int) -> str:
     """Which one option, left out or changed, allows a chain of at most so many weights; or none."""
-    found = []
+    ways = []
     for change, loosened in _loosened(request):
         chain, _ = smallest(
             request.size,
@@ -92,11 +92,11 @@ def _ways_out(request: SearchRequest, most: int) -> str:
             visits=_VISITS_OF_A_WAY_OUT,
         )
         if chain is not None and chain.nnz <= most:
-            found.append(
+            ways.append(
                 f"{change} there is {chain} with {chain.nnz} weights "
                 f"({_share(chain, request.size)})"
             )
-    text = "; ".join(found)
+    text = "; ".join(ways)
     return text[:1].upper() + text[1:]
 
 

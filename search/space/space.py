@@ -35,13 +35,13 @@ class Step:
     Args:
         budget: The step.
         least: The fewest weights of a chain that the step may recommend.
-        asked: The fewest that the request asked for: more than ``least`` where no chain has that
-            many, and the largest chains below stand in.
+        requested: The fewest by the request's ``min_use``: more than ``least`` where no chain has
+            that many, and the largest chains below stand in.
     """
 
     budget: Budget
     least: int
-    asked: int
+    requested: int
 
     def holds(self, nnz: int) -> bool:
         """Whether a chain of so many weights may be recommended for this step."""
@@ -104,10 +104,10 @@ def build(request: SearchRequest) -> Space:
             constraints=request.constraints,
         )
         try:
-            for found in walk.factors(factors):
+            for patterns in walk.factors(factors):
                 count += 1
                 for pool in pools:
-                    pool.offer(found)
+                    pool.offer(patterns)
         except TooManyError:
             exact = False
             for pool in pools:
@@ -122,7 +122,7 @@ def build(request: SearchRequest) -> Space:
     steps = tuple(step for pool in pools if (step := pool.step()) is not None)
     if not steps:
         raise InvalidInputError(no_chain(request))
-    kept = dict.fromkeys(found for pool in pools for found in pool.candidates())
+    kept = dict.fromkeys(patterns for pool in pools for patterns in pool.candidates())
     return Space(
         dims=request.size,
         steps=steps,
@@ -144,7 +144,7 @@ class _Pool:
     def __init__(self, budget: Budget, min_use: float, rng: random.Random) -> None:
         self.budget = budget
         self.overflowed = False
-        self._asked = ceil(min_use * budget.parameters)
+        self._requested = ceil(min_use * budget.parameters)
         self._rng = rng
         self._kept: list[Factors] = []
         # The largest chains that use less than was asked, should none use as much.
@@ -162,28 +162,28 @@ class _Pool:
         self.overflowed |= self._seen > len(self._stratum)
         self._stratum = []
 
-    def offer(self, found: Factors) -> None:
+    def offer(self, factors: Factors) -> None:
         """Keep a chain with the same chance as every other of its stratum."""
-        nnz = sum(pattern.nnz for pattern in found)
+        nnz = sum(pattern.nnz for pattern in factors)
         if nnz > self.budget.parameters:
             return
-        if nnz < self._asked:
+        if nnz < self._requested:
             if nnz > self._below_nnz:
                 self._below, self._below_nnz = [], nnz
             if nnz == self._below_nnz and len(self._below) < self._most:
-                self._below.append(found)
+                self._below.append(factors)
             return
         self._seen += 1
         if len(self._stratum) < self._most:
-            self._stratum.append(found)
+            self._stratum.append(factors)
         elif (place := self._rng.randrange(self._seen)) < self._most:
-            self._stratum[place] = found
+            self._stratum[place] = factors
 
-    def add(self, found: Factors) -> None:
+    def add(self, factors: Factors) -> None:
         """Keep a chain for certain, if the step may recommend it."""
-        nnz = sum(pattern.nnz for pattern in found)
-        if self._asked <= nnz <= self.budget.parameters and found not in self._kept:
-            self._kept.append(found)
+        nnz = sum(pattern.nnz for pattern in factors)
+        if self._requested <= nnz <= self.budget.parameters and factors not in self._kept:
+            self._kept.append(factors)
 
     def draw(self, request: SearchRequest, factors: int) -> None:
         """Offer chains that random descents find, each once."""
@@ -198,12 +198,12 @@ class _Pool:
                 constraints=request.constraints,
             )
             try:
-                found = next(walk.factors(factors), None)
+                chain = next(walk.factors(factors), None)
             except TooManyError:
                 continue
-            if found is not None and found not in drawn:
-                drawn.add(found)
-                self.offer(found)
+            if chain is not None and chain not in drawn:
+                drawn.add(chain)
+                self.offer(chain)
             if len(self._stratum) == self._most:
                 break
 
@@ -212,7 +212,7 @@ class _Pool:
 
     def step(self) -> Step | None:
         if self._kept:
-            return Step(self.budget, self._asked, self._asked)
+            return Step(self.budget, self._requested, self._requested)
         if self._below:
-            return Step(self.budget, self._below_nnz, self._asked)
+            return Step(self.budget, self._below_nnz, self._requested)
         return None

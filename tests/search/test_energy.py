@@ -35,9 +35,9 @@ from ksopt.search.metrics import ENERGY
 from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
 from ksopt.search.report import page
+from ksopt.search.report.layer_sections import best_in_final
 from ksopt.search.report.phrases import millijoules
 from ksopt.search.report.plots import metric_plot
-from ksopt.search.report.sections import best_in_final
 from ksopt.search.request import STUDY
 from ksopt.search.space.space import build
 
@@ -106,6 +106,7 @@ def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
     monkeypatch.setattr(objectives, "ks_linear", ks_linear)
     monkeypatch.setattr(objectives, "F", types.SimpleNamespace(linear=linear))
     monkeypatch.setattr(energy, "Meter", found.meter)
+    monkeypatch.setattr(worker, "Meter", found.meter)
     monkeypatch.setattr(energy, "TRIAL_SECONDS", 0.005)
     monkeypatch.setattr(energy, "FINAL_SECONDS", 0.005)
     monkeypatch.setattr(energy, "_BURST_S", 0.001)
@@ -350,7 +351,7 @@ def test_a_users_function_knows_the_energy(
     assert "--energy" in result.request.command.split()
     for trial in result.trials:
         assert trial.latency is not None
-        assert trial.score == pytest.approx(
+        assert trial.values["score"] == pytest.approx(
             (trial.values["energy_mj"] or 0.0) * trial.latency.median_us
         )
 

@@ -178,7 +178,7 @@ def test_a_users_function_is_an_objective(
     assert "running odd() of scores.py: this is its own code" in capsys.readouterr().err
     assert study_of(result).metric_names == ["latency_us", "parameters", "score"]
     for trial, seen in zip(result.trials, scores.seen, strict=True):
-        assert trial.score == trial.facts.nnz % 1000
+        assert trial.values["score"] == trial.facts.nnz % 1000
         assert (seen.chain, seen.parameters, seen.rho) == (
             trial.facts.chain,
             trial.facts.nnz,
@@ -194,7 +194,7 @@ def test_a_users_function_is_an_objective(
         t.values["score"] for t in result.trials
     ]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
-    assert float(rows[0]["score"]) == result.trials[0].score
+    assert float(rows[0]["score"]) == result.trials[0].values["score"]
     assert "| score |" in page.markdown(result)
     again = replay(str(result.folder), out=result.folder / "again")
     assert [finalist.values["score"] for finalist in again.finalists] == [

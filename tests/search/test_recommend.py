@@ -8,7 +8,7 @@ import pytest
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search.metrics import ENERGY, LATENCY, PARAMETERS, pareto_front
-from ksopt.search.recommend import asked_for, elect, finalists, front_of, recommend
+from ksopt.search.recommend import admitted, elect, finalists, front_of, recommend
 from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.results import ChainFacts, TrialRecord, Verdict
 from ksopt.search.space.space import Space, Step
@@ -162,11 +162,11 @@ def test_chains_that_an_earlier_run_asked_for_are_not_elected(
     low_rank = Chain.low_rank(64, 64, 8)
     trials = [trial(n, c, 50 - n) for n, c in enumerate((SMALL, MIDDLE, MIRROR, ODD, low_rank))]
     request = SearchRequest("64x64", budgets=("50%",), **options)
-    assert [one.number for one in asked_for(trials, request)] == kept
+    assert [one.number for one in admitted(trials, request)] == kept
 
 
 def test_trials_of_chains_that_are_not_asked_for_are_said_to_count() -> None:
-    answer = recommend(space(LADDER[0]), (), not_asked_for=7)[0]
+    answer = recommend(space(LADDER[0]), (), not_admitted=7)[0]
     assert answer.verdict is Verdict.UNKNOWN
     assert "7 trials of earlier runs are of chains that are not asked for" in answer.sentence
     assert "earlier" not in recommend(space(LADDER[0]), ())[0].sentence

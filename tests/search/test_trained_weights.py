@@ -134,7 +134,7 @@ def together(matrices: list[torch.Tensor], chain: Chain) -> float:
 
 def test_several_matrices_have_one_error(weights: Path) -> None:
     both = of(f"{weights}:up,other")
-    assert [both.names, both.found] == [("up", "other"), 2]
+    assert [both.names, both.available] == [("up", "other"), 2]
     tensors = load_file(weights)
     chain = Chain.monarch(32, 64, p=4)
     expected = together([tensors["up"], tensors["other"]], chain)

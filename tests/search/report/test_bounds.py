@@ -12,7 +12,7 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import SearchResult, finals
 from ksopt.search.report import bounds
-from ksopt.search.report.sections import of_size, sections
+from ksopt.search.report.page import of_layer
 from ksopt.search.results import Verdict
 
 Search = Callable[..., SearchResult]
@@ -114,12 +114,12 @@ def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
 def test_nothing_is_said_where_nothing_was_measured(search: Search) -> None:
     result = search(trials=500, timeout_s=0.001)
     assert bounds.sentences(result) == []
-    assert "Where the time goes" not in [section.title for section in of_size(result)]
+    assert "Where the time goes" not in [section.title for section in of_layer(result)]
 
 
 @pytest.mark.slow
 def test_the_code_of_a_report_runs(result: SearchResult) -> None:
-    (use,) = [section for section in sections(result) if section.title == "Use it"]
+    (use,) = [section for section in of_layer(result) if section.title == "Use it"]
     assert "KSLinear" in use.code
     assert 'torch.compile(layer, backend="ksopt")' in use.code
     check = "import torch\nassert layer(torch.randn(3, 32)).shape == (3, 64)\n"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from ksopt.cli.main import _parser, main
@@ -24,13 +23,11 @@ from ksopt.search import (
     replay,
     run_shapes,
 )
-from ksopt.search.request import STUDY
 from ksopt.search.space import space as spaces
 from ksopt.search.space.listing import listing
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
 from ksopt.search.space.space import build
-from ksopt.search.study_store import FILE
 
 from shapes_models import tiny  # isort: skip
 
@@ -206,22 +203,6 @@ def test_a_study_is_of_one_set_of_limits(search: Search) -> None:
     )
     with pytest.raises(InvalidInputError, match=r"measured something else .*batch 16 there and 8"):
         search(trials=3, batch=8)
-
-
-def test_a_study_from_before_there_were_limits_goes_on_without(search: Search) -> None:
-    result = search(trials=2)
-    study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
-    identity, report = study.user_attrs["identity"], study.user_attrs["report"]
-    for name in ("families", "block sizes", "chainable", "aligned"):
-        del identity[name]
-    for name in ("families", "block_sizes", "chainable", "aligned"):
-        del report["request"][name]
-    study.set_user_attr("identity", identity)
-    study.set_user_attr("report", report)
-    assert isinstance(replay(str(result.folder)), SearchResult)
-    with pytest.raises(InvalidInputError, match="chainable False there and True here"):
-        search(trials=3, chainable=True)
-    assert len(search(trials=3).trials) == 3
 
 
 def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:

@@ -130,10 +130,10 @@ def test_candidates_use_their_budget() -> None:
 
 def test_where_nothing_uses_the_budget_the_largest_below_stands_in() -> None:
     space = build(SearchRequest("64x64", budgets=("50%",), max_factors=2, min_use=1.0))
-    assert space.steps[0].least == space.steps[0].asked == 2048
+    assert space.steps[0].least == space.steps[0].requested == 2048
     space = build(SearchRequest("64x64", budgets=("2040",), max_factors=2, min_use=1.0))
     step = space.steps[0]
-    assert step.least < step.asked == 2040
+    assert step.least < step.requested == 2040
     assert {chain.nnz for chain in space.candidates} == {step.least}
 
 

@@ -1,0 +1,149 @@
+"""The sections on how a layer was measured, and what would have predicted it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from ksopt.measure import energy
+from ksopt.report import tables
+from ksopt.report.document import Section
+from ksopt.search import diagnostics
+from ksopt.search.metrics import ENERGY
+from ksopt.search.report import phrases
+from ksopt.search.report.plots import figure, scatter
+from ksopt.search.report.sections import section
+from ksopt.search.results import SearchResult
+from ksopt.search.samplers import factor_times
+
+
+@section(order=80)
+def predictions(result: SearchResult) -> Iterator[Section]:
+    """What would have predicted the measured times, and how well."""
+    correlations = diagnostics.correlations(result.trials)
+    if not correlations:
+        return
+    text = (
+        "Spearman's rank correlation of each prediction with the measured latency over dense: 1 "
+        "would rank all chains rightly, 0 none. Chains given up as hopeless count with the time "
+        "seen, and are crosses in the plots. The largest rho is where a fused kernel gains most "
+        "over PyTorch's ways, not a claim about latency."
+    )
+    if all(one.predictor.key != "predicted_us" for one in correlations):
+        text += " The kernels' cost model is for GPUs: there is none here."
+    heads = ["prediction", ">Spearman", ">chains"]
+    rows = [[one.predictor.name, f"{one.spearman:+.2f}", str(one.chains)] for one in correlations]
+    if any(one.energy_spearman is not None for one in correlations):
+        text += " The largest d rho is where it saves most energy."
+        heads.append(">Spearman with energy")
+        for row, one in zip(rows, correlations, strict=True):
+            known = one.energy_spearman
+            row.append("" if known is None else f"{known:+.2f}")
+    table = tables.of(heads, rows)
+    yield Section("Measured against predicted", (), (text,), table)
+    shown = [one for one in correlations if one.predictor.key in ("rho", "predicted_us")]
+    for one in shown:
+        drawing = figure(partial(scatter, result, one.predictor))
+        title = f"Measured latency against {one.predictor.name}"
+        text = f"Spearman's correlation {one.spearman:+.2f}."
+        yield Section(title, (), (text,), figure=drawing)
+
+
+@section(order=90)
+def method(result: SearchResult) -> Section:
+    """How it was measured."""
+    request, space, roof = result.request, result.space, result.roofline
+    count = f"{'' if space.exact else 'More than '}{phrases.chains(space.count)}"
+    are = "is" if space.count == 1 and space.exact else "are"
+    kept = "all that use a budget" if space.complete else "a seeded sample of those that use it"
+    used = phrases.percent(request.min_use)
+    what = "A training step of each chain" if request.train else "Each chain"
+    paragraphs = [
+        f"{what} was timed on random input of {request.batch} rows, {request.dtype}, "
+        f"{request.layout}, without bias, in turns with the dense layer: caches overwritten before "
+        "each repeat, median of all repeats. Its product was first checked against float64; a "
+        "wrong one gets no time.",
+        f"{count} of at most {request.max_factors} factors {are} within the largest budget, "
+        "with every output depending on every input and a rank bound of at least "
+        f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
+        f"when it has at least {used} of its weights; without that rule the smallest chain, which "
+        "is nearly always the fastest, would be the answer to every budget.",
+        f"Sampler: {result.sampler}, after the paper's families, the largest rho, the lowest "
+        "roofline floor and, on a GPU, the kernels' cost model's picks of each budget"
+        f"{_estimated(result)}. "
+        f"{len(result.trials)} trials, "
+        f"{sum(t.state == 'failed' for t in result.trials)} failed, "
+        f"{sum(t.state == 'pruned' for t in result.trials)} given up after their first repeats as "
+        "hopeless; "
+        f"this run took {result.seconds:.0f} s{_held(result)}.",
+        f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
+        f"read and written), {phrases.rate(roof.rate)} ({roof.rate_from}, side "
+        f"{roof.gemm_side}), measured in the run that reports. It counts every factor's input, "
+        "output and weights as moved once; on a CPU, whose caches keep what passes from factor to "
+        "factor, efficiency can exceed 1.",
+    ]
+    limits = request.constraints.words
+    if limits:
+        paragraphs.append(f"The search was limited to chains {', '.join(limits)}.")
+    if request.weights is not None:
+        most = "" if request.max_error is None else f" of at most {request.max_error:g}"
+        paragraphs.append(
+            f"Each chain's nearest product to the weights of {request.weights} was found "
+            "(ksopt.project); the weight error is ||W - W'|| / ||W|| in the Frobenius norm."
+            + (f" Only chains with an error{most} are recommended." if most else "")
+        )
+    if request.train:
+        paragraphs.append(
+            "The roofline's floor of a training step is three times the product's; the cost "
+            "model's prediction is of the product alone."
+        )
+    if request.score is not None:
+        paragraphs.append(
+            f"The score is {request.score}'s, of the user's own code; the lower the better."
+        )
+    paragraphs += _energy_method(result)
+    if len(result.runs) > 1:
+        timed = " Finalists and the dense layer were timed anew, in this one."
+        paragraphs.append(
+            f"The study was resumed: its trials come from {len(result.runs)} runs."
+            + (timed if all(finalist.retimed for finalist in result.finalists) else "")
+        )
+    return Section("How it was measured", (), tuple(paragraphs))
+
+
+def _energy_method(result: SearchResult) -> list[str]:
+    """How energy was measured, where it was."""
+    dense_mj = next((one.dense_values.get(ENERGY.name) for one in result.finalists), None)
+    in_trials = any(ENERGY.name in trial.values for trial in result.trials)
+    if dense_mj is None and not in_trials:
+        return []
+    text = (
+        "Energy is that of the whole board, by its own counter (NVML), idle draw included: of "
+        "calls without a pause, caches warm, shared out over the calls."
+    )
+    if in_trials:
+        text += f" In a trial it is taken over {energy.TRIAL_SECONDS:g} s, right after its timing."
+    if dense_mj is not None:
+        text += (
+            f" That of the finalists and of dense was taken after the final, over "
+            f"{energy.FINAL_SECONDS:g} s each; the dense layer uses "
+            f"{phrases.millijoules(dense_mj)} a call."
+        )
+    return [text]
+
+
+def _held(result: SearchResult) -> str:
+    """How much of a run's time its measurements took."""
+    mine = [trial.seconds for trial in result.trials if trial.run == result.run and trial.seconds]
+    if not mine:
+        return ""
+    final = result.final_seconds
+    after = "" if final is None else f", the final for {final:.0f} s"
+    return f", of which its {len(mine)} trials held the device for {sum(mine):.0f} s{after}"
+
+
+def _estimated(result: SearchResult) -> str:
+    """That an estimate took turns with the sampler, if it did."""
+    if all(trial.origin != factor_times.ORIGIN for trial in result.trials):
+        return ""
+    return ", in turns with chains whose factors' times, measured or predicted, add up to the least"
