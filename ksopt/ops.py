@@ -259,8 +259,8 @@ def _register_autograd(
         plain = type(x) in _PLAIN and type(args[1]) in _PLAIN and (x.is_cuda or x.is_cpu)
         if plain and torch._C._len_torch_dispatch_stack() == 0:
             return kernel_of_inner(*args)
-        # ``inner`` has no kernel for autograd: an owner that requires gradients, beside a weight that
-        # was detached from it, would make torch's own require them of the result.
+        # ``inner`` has no kernel for autograd: an owner that requires gradients, beside a weight
+        # that was detached from it, would make torch's own require them of the result.
         with torch._C._AutoDispatchBelowAutograd():
             return inner(*args)
 
