@@ -522,3 +522,40 @@ def test_a_frozen_weight_may_be_written_before_the_backward_pass_under_autocast(
         grads.append(model.down.grad)
         model.up.copy_(before)
     torch.testing.assert_close(grads[1], grads[0], rtol=0.05, atol=0.1)
+
+
+def test_a_call_of_the_operator_that_reads_other_rows_is_a_site_of_its_own():
+    def repeated(x, one, other):
+        y = ksopt.ks_linear(x, [one])
+        return ksopt.ks_linear(y.unsqueeze(-2).expand(-1, 2, -1).flatten(1), [other])
+
+    def as_they_are(x, one, other):
+        return ksopt.ks_linear(ksopt.ks_linear(x, [one]), [other])
+
+    x, one = torch.randn(5, 90), torch.randn(2, 4, 45, 1)
+    for call, other, chains in (
+        (repeated, torch.randn(8, 8, 2, 1), ["(2,4,45,1)", "(8,8,2,1)"]),
+        (as_they_are, torch.randn(4, 8, 2, 1), ["(4,8,2,1)*(2,4,45,1)"]),
+    ):
+        torch._dynamo.reset()
+        with collected() as reports:
+            compiled = torch.compile(call, backend="ksopt")
+            torch.testing.assert_close(compiled(x, one, other), call(x, one, other))
+        assert [str(site.chain) for report in reports for site in report.sites] == chains
+
+
+def test_a_weight_that_is_cast_beside_a_vmap(compiled_by_eager):
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 5, 2).bfloat16(), requires_grad=False)
+
+        def forward(self, x):
+            y = x.view(-1, 4, 2)
+            return torch.vmap(F.linear, in_dims=(1, 0), out_dims=1)(y, self.weight.float())
+
+    model, x = Cast(), torch.randn(5, 8)
+    compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(x), model(x), rtol=0.05, atol=0.05)
+    assert operators(compiled_by_eager) == [1]

@@ -275,6 +275,7 @@ class Native:
 
     x: View
     pattern: Pattern
+    batch_last: bool
 
 
 Origin = (

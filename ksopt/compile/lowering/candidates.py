@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from ksopt.compile.capture.index_map import identity
 from ksopt.compile.capture.symbolic import Size, hint
 from ksopt.compile.capture.values import Biased, Contraction, Native, Root, Trace
 from ksopt.compile.lowering.effects import Uses
@@ -97,11 +98,12 @@ def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Cand
 
 def native_sites(trace: Trace) -> list[Site]:
     """Sites that call ksopt's operator already."""
-    inner = {root.origin.x.root: root for root in trace.natives if isinstance(root.origin, Native)}
+    following = {root: inner for root in trace.natives if (inner := _read_by(root)) is not None}
+    inner = {one: root for root, one in following.items()}
     sites = []
     for root in trace.natives:
         assert isinstance(root.origin, Native)
-        if isinstance(root.origin.x.root.origin, Native):
+        if root in following:
             continue
         roots = [root]
         while roots[-1] in inner:
@@ -166,6 +168,17 @@ def _exits(found: Uses, root: Root) -> list[fx.Node]:
         if product is root:
             exits.append(node)
     return exits
+
+
+def _read_by(root: Root) -> Root | None:
+    """The result of ksopt's operator whose rows another call of it reads as they are, if any."""
+    assert isinstance(root.origin, Native)
+    x = root.origin.x
+    features = 0 if root.origin.batch_last else -1
+    if not isinstance(x.root.origin, Native) or x.root.origin.batch_last != root.origin.batch_last:
+        return None
+    as_they_are = x.map.dims[features] == identity(x.root.shape).dims[features]
+    return x.root if as_they_are else None
 
 
 def _is_biased(found: Uses, root: Root) -> bool:

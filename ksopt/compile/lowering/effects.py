@@ -196,9 +196,14 @@ def computed_at(root: Root, trace: Trace, product: Root) -> fx.Node:
     if root.made_at is None:
         raise CannotLowerError(product, _no_node(root))
     node = root.made_at
-    while trace.regions[node].vmap_depth and node.next.op != "root":
-        node = node.next  # what runs inside a vmap is computed behind it
+    # What runs inside a vmap is computed behind it, and behind what is inserted there already.
+    while _is_in_vmap(node, trace) and node.next.op != "root":
+        node = node.next
     return node
+
+
+def _is_in_vmap(node: fx.Node, trace: Trace) -> bool:
+    return node not in trace.regions or trace.regions[node].vmap_depth > 0
 
 
 def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
@@ -267,7 +272,7 @@ def product_of(root: Root) -> Root:
 def insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
     """Where to put what replaces a node: there, or behind the vmaps that it is in."""
     users = set(node.users)
-    while trace.regions[node].vmap_depth and node not in users and node.next.op != "root":
+    while _is_in_vmap(node, trace) and node not in users and node.next.op != "root":
         node = node.next
     return node
 

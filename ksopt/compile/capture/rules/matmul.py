@@ -215,7 +215,9 @@ def _ks_mm(
 ) -> None:
     x, weight = args[:2]
     kind = tracker.view(x).root.kind | tracker.view(weight).root.kind
-    origin = Native(tracker.view(x), Pattern(*(int(size) for size in weight.shape)))
+    batch_last = bool(args[2] if len(args) > 2 else kwargs.get("batch_last", False))
+    pattern = Pattern(*(int(size) for size in weight.shape))
+    origin = Native(tracker.view(x), pattern, batch_last)
     tracker.trace.natives.append(tracker.fresh(result, kind, origin).root)
     a, b, _, d = weight.shape
     count_flops(tracker, [weight.numel()], [result.numel() // (a * b * d)])
