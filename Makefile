@@ -41,7 +41,8 @@ check: $(READY_TEST)
 	@# Types are checked in the installed layout, where search/ is ksopt.search and csrc/ ksopt.csrc.
 	@rm -rf build/types && mkdir -p build/types/ksopt
 	@ln -s $(CURDIR)/ksopt/* $(CURDIR)/search $(CURDIR)/csrc build/types/ksopt/
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p ksopt
+	cd build/types && MYPYPATH=../../docs/experiments ../../$(BIN)/mypy --config-file ../../pyproject.toml \
+	    -p ksopt -p regret -p models -m search_regret -m tiles -m whole_models
 	$(PYTEST) -m "not slow"
 
 bench: $(READY)
