@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ksopt.search.request import Budget, Dims, SearchRequest
 
 if TYPE_CHECKING:
-    from ksopt.search.layers.hf_config import layers_of_config
-    from ksopt.search.layers.model import layers_of_model
-    from ksopt.search.layers.request import ShapesRequest
-    from ksopt.search.layers.results import ShapesResult
-    from ksopt.search.layers.study import ToMeasure, run_shapes
+    from ksopt.search.hf_config import layers_of_config
+    from ksopt.search.layers_request import LayersRequest
+    from ksopt.search.layers_result import LayersResult
+    from ksopt.search.layers_study import ToMeasure, run_layers
+    from ksopt.search.model_layers import layers_of_model
     from ksopt.search.progress import Progress, for_terminal
     from ksopt.search.report.export import print_result, to_json
     from ksopt.search.results import Finalist, Recommendation, SearchResult, TrialRecord
@@ -26,12 +26,12 @@ __all__ = [
     "Budget",
     "Dims",
     "Finalist",
+    "LayersRequest",
+    "LayersResult",
     "Progress",
     "Recommendation",
     "SearchRequest",
     "SearchResult",
-    "ShapesRequest",
-    "ShapesResult",
     "ToMeasure",
     "TrialRecord",
     "for_terminal",
@@ -39,18 +39,18 @@ __all__ = [
     "layers_of_model",
     "print_result",
     "replay",
+    "run_layers",
     "run_search",
-    "run_shapes",
     "to_json",
 ]
 
 _LAZY = {
-    "ShapesRequest": "layers.request",
-    "ShapesResult": "layers.results",
-    "ToMeasure": "layers.study",
-    "layers_of_config": "layers.hf_config",
-    "layers_of_model": "layers.model",
-    "run_shapes": "layers.study",
+    "LayersRequest": "layers_request",
+    "LayersResult": "layers_result",
+    "ToMeasure": "layers_study",
+    "layers_of_config": "hf_config",
+    "layers_of_model": "model_layers",
+    "run_layers": "layers_study",
     "replay": "saved_study",
     "run_search": "study",
     "for_terminal": "progress",

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from ksopt.errors import InvalidInputError
 from ksopt.search import study_store
-from ksopt.search.layers import export as shapes_report
-from ksopt.search.layers.results import ShapesResult
-from ksopt.search.layers.run_record import ShapesRecord, replayed
-from ksopt.search.report import export
+from ksopt.search.layers_record import LayersRecord, replayed
+from ksopt.search.layers_result import LayersResult
+from ksopt.search.report import export, layers_export
 from ksopt.search.request import STUDY
 from ksopt.search.results import SearchResult
 from ksopt.search.run_record import RunRecord, result_of
@@ -24,7 +23,7 @@ from ksopt.system.atomic_files import make_folder, remove_empty
 
 def replay(
     where: str, study: str = STUDY, out: Path | str | None = None
-) -> SearchResult | ShapesResult:
+) -> SearchResult | LayersResult:
     """Write the report of the last run of a study, or of one of several sizes; nothing is measured.
 
     Args:
@@ -57,16 +56,16 @@ def replay(
         return _replayed(kept, study, out)
 
 
-def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult | ShapesResult:
+def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult | LayersResult:
     kept = storage.load(study)
     with _readable(study):
-        several = ShapesRecord.kept(kept)
+        several = LayersRecord.kept(kept)
     if several is not None:
         target = _checked(out or several.request.each.out, several=True)
         with _readable(study):
             together = replayed(several, storage, target)
         with _made(target), _readable(study):
-            shapes_report.write(together, target)
+            layers_export.write(together, target)
         return together
     with _readable(study):
         record = RunRecord.kept(kept)

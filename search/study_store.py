@@ -104,7 +104,7 @@ def refuse_another_report(folder: Path, several: bool) -> None:
     """
     try:
         schema = untrusted.json_of(folder / "results.json", "the report")["schema"]
-        is_several = schema.startswith("ksopt.shapes/")
+        is_several = schema.startswith("ksopt.layers/")
     except (InvalidInputError, KeyError, TypeError, AttributeError):
         return  # there is none
     if is_several != several:

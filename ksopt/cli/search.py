@@ -281,11 +281,11 @@ def options_named() -> Iterator[None]:
 def _run(args: argparse.Namespace) -> int:
     if args.replay is not None:
         return _replay(args)
-    from ksopt.cli import search_layers as shapes_command
+    from ksopt.cli import search_layers
 
     options = _options(args)
-    if shapes_command.is_asked(args):
-        return shapes_command.run(args, options)
+    if search_layers.is_asked(args):
+        return search_layers.run(args, options)
     trials = {} if args.trials is None else {"trials": args.trials}
     request = SearchRequest(args.dims[0], **options, **trials)
     from ksopt.search import for_terminal, print_result, run_search, to_json
@@ -351,14 +351,14 @@ def _replay(args: argparse.Namespace) -> int:
             f"search --replay measures nothing, so {named} cannot be given with it: only --out, "
             "--study and --json can"
         )
-    from ksopt.cli import search_layers as shapes_command
+    from ksopt.cli import search_layers
     from ksopt.search import print_result, to_json
     from ksopt.search.results import SearchResult
     from ksopt.search.saved_study import replay
 
     result = replay(args.replay, args.study, args.out)
     if not isinstance(result, SearchResult):
-        shapes_command.show(result, args.json)
+        search_layers.show(result, args.json)
     elif args.json:
         sys.stdout.write(to_json(result))
     else:

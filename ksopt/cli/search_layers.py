@@ -8,14 +8,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError
-from ksopt.search.layers.hf_config import layers_of_config
-from ksopt.search.layers.request import ShapesRequest, quoted
+from ksopt.search.hf_config import layers_of_config
+from ksopt.search.layers_request import LayersRequest, quoted
 from ksopt.search.request import Dims
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ksopt.search.layers.results import ShapesResult
+    from ksopt.search.layers_result import LayersResult
 
 
 def is_asked(args: argparse.Namespace) -> bool:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     what: Any = args.dims
     asked_by = None
     if args.model is not None:
-        from ksopt.search.layers.model import layers_of_model
+        from ksopt.search.model_layers import layers_of_model
         from ksopt.system.user_code import build_model
 
         model = build_model(args.model, sys.stderr)
@@ -70,10 +70,10 @@ def run(args: argparse.Namespace, options: dict[str, Any]) -> int:
         asked_by = {"hf-config": shlex.quote(args.hf_config)}
     if asked_by is not None:
         asked_by |= _names(args)
-    request = ShapesRequest.of(what, trials=args.trials, asked_by=asked_by, **options)
+    request = LayersRequest.of(what, trials=args.trials, asked_by=asked_by, **options)
     from ksopt.cli.search import exit_code
     from ksopt.search import for_terminal
-    from ksopt.search.layers.study import ToMeasure, run_shapes
+    from ksopt.search.layers_study import ToMeasure, run_layers
 
     to_measure = None
     if model is not None and args.measure_model is not None:
@@ -81,19 +81,19 @@ def run(args: argparse.Namespace, options: dict[str, Any]) -> int:
     progress = for_terminal(sys.stderr, quiet=args.json)
     if request.layers is not None:
         progress.note(request.layers.sentence)
-    result = run_shapes(request, progress, to_measure)
+    result = run_layers(request, progress, to_measure)
     show(result, args.json)
     return exit_code(result.results, result.stopped)
 
 
-def show(result: ShapesResult, as_json: bool) -> None:
+def show(result: LayersResult, as_json: bool) -> None:
     """Print a result."""
-    from ksopt.search.layers import export
+    from ksopt.search.report import layers_export
 
     if as_json:
-        sys.stdout.write(export.to_json(result))
+        sys.stdout.write(layers_export.to_json(result))
     else:
-        export.print_result(result, sys.stdout)
+        layers_export.print_result(result, sys.stdout)
 
 
 def _names(args: argparse.Namespace) -> dict[str, str]:

@@ -19,22 +19,22 @@ from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure import energy
 from ksopt.patterns.chain import Chain
 from ksopt.search import (
+    LayersRequest,
     SearchRequest,
     SearchResult,
-    ShapesRequest,
     finals,
     objectives,
     print_result,
     replay,
-    run_shapes,
+    run_layers,
     worker,
     worker_pool,
 )
-from ksopt.search.layers import sections as shapes_document
 from ksopt.search.metrics import ENERGY
 from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
 from ksopt.search.report import page
+from ksopt.search.report import several_layers_sections as layers_page
 from ksopt.search.report.layer_sections import best_in_final
 from ksopt.search.report.phrases import millijoules
 from ksopt.search.report.plots import metric_plot
@@ -438,7 +438,7 @@ def test_energy_after_the_final_is_a_task(played: Played) -> None:
 
 @pytest.mark.slow
 def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
-    request = ShapesRequest.of(
+    request = LayersRequest.of(
         ("32x64", "64x32"),
         budgets=("50%",),
         batch=16,
@@ -447,7 +447,7 @@ def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
         energy=True,
         out=tmp_path / "report",
     )
-    result = run_shapes(request)
+    result = run_layers(request)
     assert len(played.opened) == 1
     for one in result.results:
         for trial in one.trials:
@@ -457,14 +457,14 @@ def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
         )
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
     assert all(float(row["energy_mj"]) > 0 for row in rows)
-    written = shapes_document.html(result)
+    written = layers_page.html(result)
     assert "32x64: energy against latency" in written
     assert "64x32: pareto front" in written
     again = replay(str(result.folder))
     assert not isinstance(again, SearchResult)
     assert [one.trials for one in again.results] == [one.trials for one in result.results]
     with pytest.raises(InvalidInputError, match="energy True there and False here"):
-        run_shapes(ShapesRequest.of(("32x64",), batch=16, device="cpu", out=tmp_path / "report"))
+        run_layers(LayersRequest.of(("32x64",), batch=16, device="cpu", out=tmp_path / "report"))
 
 
 def test_a_pruned_trial_has_no_energy(played: Played) -> None:

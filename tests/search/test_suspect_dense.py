@@ -10,7 +10,7 @@ import torch
 
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search import ShapesRequest, finals, layers_of_model, run_shapes, suspect_dense
+from ksopt.search import LayersRequest, finals, layers_of_model, run_layers, suspect_dense
 from ksopt.search.report import export
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import SearchResult
@@ -106,10 +106,10 @@ def test_a_models_sum_that_rests_on_one_says_so(
     monkeypatch.setattr(finals, "final", finals_of(*[14_000.0] * 3)[0])
     monkeypatch.setattr(suspect_dense, "_SUSPECT", 1e9)  # as if it had been as slow in the trials
     model = torch.nn.Sequential(torch.nn.Linear(32, 64))
-    request = ShapesRequest.of(
+    request = LayersRequest.of(
         layers_of_model(model), budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path
     )
-    run_shapes(request)
+    run_layers(request)
     page = (tmp_path / "report.md").read_text("utf-8")
     assert "Do not rely on that yet: the dense layers of 32x64 were strangely slow" in page
     assert "32x64: The dense layer took 14,000 us" in page

@@ -15,13 +15,13 @@ import ksopt
 from ksopt import Chain, InvalidInputError
 from ksopt.cli.main import main
 from ksopt.projection.products import product
-from ksopt.search import SearchRequest, SearchResult, ShapesRequest, run_shapes
-from ksopt.search.layers.hf_config import layers_of_config
+from ksopt.search import LayersRequest, SearchRequest, SearchResult, run_layers
+from ksopt.search.hf_config import layers_of_config
 from ksopt.search.request import Dims
 from ksopt.search.results import Verdict
 from ksopt.search.trained_weights import TrainedWeights
 
-from shapes_models import tiny  # isort: skip
+from layer_models import tiny  # isort: skip
 
 Search = Callable[..., SearchResult]
 CHAIN = Chain.parse("(1,8,4,8)*(4,8,8,1)")  # 32 inputs, 64 outputs
@@ -172,7 +172,7 @@ def test_a_weight_that_is_stored_the_other_way_round(tmp_path: Path) -> None:
 def test_several_sizes_take_what_is_of_their_shape(
     quick: None, weights: Path, tmp_path: Path
 ) -> None:
-    request = ShapesRequest.of(
+    request = LayersRequest.of(
         ("32x64", "64x32"),
         budgets=("50%",),
         batch=16,
@@ -181,7 +181,7 @@ def test_several_sizes_take_what_is_of_their_shape(
         weights=str(weights),
         out=tmp_path / "found",
     )
-    result = run_shapes(request)
+    result = run_layers(request)
     tensors = load_file(weights)
     for one, names in zip(result.results, (["up", "other"], ["down"]), strict=True):
         for trial in one.trials:
@@ -194,7 +194,7 @@ def test_several_sizes_take_what_is_of_their_shape(
     assert f"--weights {weights}" in request.command
     save_file({**tensors, "down": 2 * tensors["up"].T.contiguous()}, weights)
     with pytest.raises(InvalidInputError, match=r"weights .* there and .* here"):
-        run_shapes(request)
+        run_layers(request)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_models_layers_are_found_by_their_names(
 ) -> None:
     """Two processes measure, so what they are told of the weights is tested too."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(Path(__file__).with_name("shapes_models.py"), tmp_path / "weighedmodel.py")
+    shutil.copy(Path(__file__).with_name("layer_models.py"), tmp_path / "weighedmodel.py")
     monkeypatch.syspath_prepend(tmp_path)
     torch.manual_seed(0)
     state = {name: torch.randn_like(value) for name, value in tiny().state_dict().items()}
@@ -216,15 +216,15 @@ def test_a_models_layers_are_found_by_their_names(
     assert main(command) == 0
     assert "error of a 16x48 chain is that of 2 matrices together" in capsys.readouterr().err
     found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(found["shapes"]) == 3
-    for shape in found["shapes"]:
+    assert len(found["sizes"]) == 3
+    for one in found["sizes"]:
         (layer,) = [
             layer
             for layer, size in {"qkv": (16, 48), "up": (16, 32), "down": (32, 16)}.items()
-            if size == (shape["in_features"], shape["out_features"])
+            if size == (one["in_features"], one["out_features"])
         ]
         matrices = [state[f"blocks.{block}.{layer}.weight"] for block in (0, 1)]
-        for trial in shape["trials"]:
+        for trial in one["trials"]:
             expected = together(matrices, Chain.parse(trial["chain"]))
             assert trial["weight_error"] == pytest.approx(expected, rel=1e-4)
     assert "weight error" in (tmp_path / "out" / "report.md").read_text()
@@ -241,7 +241,7 @@ def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> N
     file = tmp_path / "gpt2.safetensors"
     square = torch.randn(16, 16)  # its transpose fits as well, and would be another matrix
     save_file({f"h.{n}.attn.c_proj.weight": square.clone() for n in (0, 1)}, file)
-    request = ShapesRequest.of(layers_of_config(path), weights=str(file), device="cpu")
+    request = LayersRequest.of(layers_of_config(path), weights=str(file), device="cpu")
     (one,) = [one for one in request.requests if str(one.size) == "16x16"]
     found = TrainedWeights.of(one, torch.device("cpu"))
     assert found is not None

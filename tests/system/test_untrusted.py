@@ -15,7 +15,7 @@ from ksopt.cli.main import main
 from ksopt.conversion import weights
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
-from ksopt.search.layers.hf_config import layers_of_config
+from ksopt.search.hf_config import layers_of_config
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import check_new_folder, new_folder
 

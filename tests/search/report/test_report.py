@@ -14,10 +14,9 @@ import pytest
 
 from ksopt.errors import InvalidInputError
 from ksopt.report.svg import linear_ticks, log_ticks
-from ksopt.search import SearchResult, ShapesRequest, progress
-from ksopt.search.layers import export as shapes_report
-from ksopt.search.layers.results import ShapesResult
-from ksopt.search.report import export
+from ksopt.search import LayersRequest, SearchResult, progress
+from ksopt.search.layers_result import LayersResult
+from ksopt.search.report import export, layers_export
 
 Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
@@ -208,9 +207,9 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     said = "All 2 trials failed, the first because of RuntimeError: no memory | at all"
     assert said in terminal.getvalue()
     assert said in read(result, "report.md").split("## Finalists")[0]
-    assert shapes_report.warnings(
-        ShapesResult(
-            ShapesRequest.of(("32x64",), device="cpu"), (result,), {}, None, 1.0, result.folder
+    assert layers_export.warnings(
+        LayersResult(
+            LayersRequest.of(("32x64",), device="cpu"), (result,), {}, None, 1.0, result.folder
         )
     ) == [f"32x64: {said}"]
 

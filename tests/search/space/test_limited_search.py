@@ -15,13 +15,13 @@ from ksopt.cli.search import _options
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.search import (
+    LayersRequest,
+    LayersResult,
     SearchRequest,
     SearchResult,
-    ShapesRequest,
-    ShapesResult,
     layers_of_model,
     replay,
-    run_shapes,
+    run_layers,
 )
 from ksopt.search.space import space as spaces
 from ksopt.search.space.listing import listing
@@ -29,7 +29,7 @@ from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
 from ksopt.search.space.space import build
 
-from shapes_models import tiny  # isort: skip
+from models import tiny  # isort: skip
 
 Search = Callable[..., SearchResult]
 LIMITS: dict[str, Any] = {"block_sizes": "multiple:4", "chainable": True, "aligned": True}
@@ -207,8 +207,8 @@ def test_a_study_is_of_one_set_of_limits(search: Search) -> None:
 
 def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch": 16, "device": "cpu", "budgets": ("60%",), "trials": 4}
-    request = ShapesRequest.of(("32x64", "30x50"), out=tmp_path, **options, **LIMITS)
-    result = run_shapes(request)
+    request = LayersRequest.of(("32x64", "30x50"), out=tmp_path, **options, **LIMITS)
+    result = run_layers(request)
     (one,) = result.results
     assert all(keeps_to(one.request, trial.facts.chain) for trial in one.trials)
     ((dims, why),) = result.unmet.items()
@@ -216,19 +216,19 @@ def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:
     assert "is there for dims 30x50, whatever the budget" in why
     assert "--block-sizes multiple:4 --chainable --aligned" in result.request.command
     again = replay(str(tmp_path))
-    assert isinstance(again, ShapesResult)
+    assert isinstance(again, LayersResult)
     assert again.request.command == result.request.command
     with pytest.raises(InvalidInputError, match="chainable True there and False here"):
-        run_shapes(ShapesRequest.of(("32x64", "30x50"), out=tmp_path, **options))
+        run_layers(LayersRequest.of(("32x64", "30x50"), out=tmp_path, **options))
     with pytest.raises(InvalidInputError, match="dims 13x17, whatever the budget"):
-        run_shapes(ShapesRequest.of(("13x17", "7x13"), out=tmp_path / "b", **options, **LIMITS))
+        run_layers(LayersRequest.of(("13x17", "7x13"), out=tmp_path / "b", **options, **LIMITS))
 
 
 def test_a_models_layers_are_limited_alike(quick: None, tmp_path: Path) -> None:
-    request = ShapesRequest.of(
+    request = LayersRequest.of(
         layers_of_model(tiny()), batch=16, device="cpu", trials=8, families="monarch", out=tmp_path
     )
-    result = run_shapes(request)
+    result = run_layers(request)
     chains = [trial.facts.chain for one in result.results for trial in one.trials]
     assert chains
     assert all(

@@ -17,14 +17,13 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
-from ksopt.search import device_locks, feasibility, study_store, write_errors
+from ksopt.search import device_locks, feasibility, study_store, whole_model, write_errors
 from ksopt.search.compile_ahead import Compilers, Target
-from ksopt.search.layers import export, whole_model
-from ksopt.search.layers.request import ShapesRequest, shared
-from ksopt.search.layers.results import ShapesResult
-from ksopt.search.layers.run_record import ShapesRecord
+from ksopt.search.layers_record import LayersRecord
+from ksopt.search.layers_request import LayersRequest, shared
+from ksopt.search.layers_result import LayersResult
 from ksopt.search.progress import Progress, Silent
-from ksopt.search.report import phrases
+from ksopt.search.report import layers_export, phrases
 from ksopt.search.request import Dims, SearchRequest
 from ksopt.search.run_record import RunRecord, result_of
 from ksopt.search.space.space import Space, build
@@ -47,16 +46,16 @@ class ToMeasure:
 
     Args:
         model: The model.
-        inputs: What it takes: see `ksopt.search.layers.whole_model.measure`.
+        inputs: What it takes: see `ksopt.search.whole_model.measure`.
     """
 
     model: nn.Module
     inputs: object
 
 
-def run_shapes(
-    request: ShapesRequest, progress: Progress | None = None, to_measure: ToMeasure | None = None
-) -> ShapesResult:
+def run_layers(
+    request: LayersRequest, progress: Progress | None = None, to_measure: ToMeasure | None = None
+) -> LayersResult:
     """Measure chains for several layer sizes on this device, recommend, and write one report.
 
     The sizes are measured in turns, that which is furthest from its trials next, so that whenever
@@ -77,11 +76,11 @@ def run_shapes(
 
     Example:
         >>> import tempfile
-        >>> request = ShapesRequest.of(
+        >>> request = LayersRequest.of(
         ...     ("32x64", "64x32"),
         ...     budgets=("50%",), batch=16, device="cpu", trials=4, out=tempfile.mkdtemp(),
         ... )
-        >>> result = run_shapes(request)
+        >>> result = run_layers(request)
         >>> [(str(one.request.size), len(one.trials)) for one in result.results]
         [('32x64', 2), ('64x32', 2)]
     """
@@ -95,8 +94,8 @@ def run_shapes(
 
 
 def _run(
-    request: ShapesRequest, progress: Progress, to_measure: ToMeasure | None, began: float
-) -> ShapesResult:
+    request: LayersRequest, progress: Progress, to_measure: ToMeasure | None, began: float
+) -> LayersResult:
     Score.of(request.each)  # refused before anything is written or measured
     device = devices.resolve(request.each.device)
     batch = request.each.batch or DEFAULT_BATCH[device.type]
@@ -117,7 +116,7 @@ def _run(
         study_store.refuse_another_report(folder, several=True)
         spaces, unmet = _spaces(request, progress)
         index = study_store.open_index(storage, each, record)
-        kept = ShapesRecord(request, unmet)
+        kept = LayersRecord(request, unmet)
         kept.keep(index)
         progress.note(f"measuring the roofline of {record.name}")
         with device_locks.device(device):
@@ -140,7 +139,7 @@ def _run(
                 ended = concluded(share, run, device, spare, stopped, progress, began)
             stopped = ended.stopped
             results.append(result_of(share.study, ended, folder))
-        result = ShapesResult(
+        result = LayersResult(
             request, tuple(results), unmet, stopped, time.monotonic() - began, folder
         )
         if to_measure is not None and stopped != "interrupted":
@@ -152,14 +151,14 @@ def _run(
         return result
 
 
-def _concluded(result: ShapesResult, kept: ShapesRecord, index: optuna.Study) -> None:
+def _concluded(result: LayersResult, kept: LayersRecord, index: optuna.Study) -> None:
     """Keep a result, and write its report."""
     replace(kept, whole=result.whole, stopped=result.stopped, seconds=result.seconds).keep(index)
-    export.write(result, result.folder)
+    layers_export.write(result, result.folder)
 
 
 def _spaces(
-    request: ShapesRequest, progress: Progress
+    request: LayersRequest, progress: Progress
 ) -> tuple[list[tuple[SearchRequest, Space]], dict[Dims, str]]:
     """Each size's request, its trials shared out, and space; why other sizes have none.
 
@@ -205,8 +204,8 @@ def _trained_weights(
 
 
 def _measured_whole(
-    result: ShapesResult, to_measure: ToMeasure, device: torch.device, progress: Progress
-) -> ShapesResult:
+    result: LayersResult, to_measure: ToMeasure, device: torch.device, progress: Progress
+) -> LayersResult:
     effect = result.effect()
     if effect is None or effect.converted == 0:
         return result  # the plan changes nothing
@@ -221,9 +220,9 @@ def _measured_whole(
     return replace(result, whole=whole)
 
 
-def _default_folder(request: ShapesRequest, each: SearchRequest) -> Path:
+def _default_folder(request: LayersRequest, each: SearchRequest) -> Path:
     """Of a request with its device and batch resolved; the same for the same words."""
-    what = "-".join(map(str, request.shapes))
+    what = "-".join(map(str, request.sizes))
     if request.layers is not None:
         source = request.asked_by.get("model") or request.asked_by.get("hf-config") or ""
         what = re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-") or "model"

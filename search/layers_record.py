@@ -14,29 +14,29 @@ import optuna
 
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
-from ksopt.search.layers.export import SCHEMA
-from ksopt.search.layers.request import ShapesRequest
-from ksopt.search.layers.results import ShapesResult, Whole
+from ksopt.search.layers_request import LayersRequest
+from ksopt.search.layers_result import LayersResult, Whole
+from ksopt.search.report.layers_export import SCHEMA
 from ksopt.search.request import Dims, without_password
 from ksopt.search.run_record import RunRecord, result_of
 from ksopt.search.storage import Storage
 
-_KEY = "shapes"
+_KEY = "layers"
 
 
 @dataclass(frozen=True)
-class ShapesRecord:
+class LayersRecord:
     """A search of several sizes, as it was when it was last kept.
 
     Args:
         request: What was asked, with batch, device and output folder resolved.
-        unmet: As in `ShapesResult`.
-        whole: As in `ShapesResult`.
-        stopped: As in `ShapesResult`.
+        unmet: As in `LayersResult`.
+        whole: As in `LayersResult`.
+        stopped: As in `LayersResult`.
         seconds: How long it took.
     """
 
-    request: ShapesRequest
+    request: LayersRequest
     unmet: Mapping[Dims, str] = field(default_factory=dict)
     whole: Whole | None = None
     stopped: str | None = "interrupted"
@@ -59,7 +59,7 @@ class ShapesRecord:
         index.set_user_attr(_KEY, value)
 
     @classmethod
-    def kept(cls, index: optuna.Study) -> ShapesRecord | None:
+    def kept(cls, index: optuna.Study) -> LayersRecord | None:
         """The last one that was kept; None if the study is no index.
 
         Raises:
@@ -78,7 +78,7 @@ class ShapesRecord:
             times = {name: Measurement(**whole[name]) for name in ("dense", "planned")}
             whole = Whole(**{**whole, **times})
         return cls(
-            ShapesRequest.from_json(value["request"]),
+            LayersRequest.from_json(value["request"]),
             {Dims.parse(dims): sentence for dims, sentence in value["unmet"].items()},
             whole,
             value["stopped"],
@@ -86,7 +86,7 @@ class ShapesRecord:
         )
 
 
-def replayed(record: ShapesRecord, storage: Storage, folder: Path) -> ShapesResult:
+def replayed(record: LayersRecord, storage: Storage, folder: Path) -> LayersResult:
     """What the studies in a storage come to, without measuring.
 
     Raises:
@@ -97,7 +97,7 @@ def replayed(record: ShapesRecord, storage: Storage, folder: Path) -> ShapesResu
         if one.size not in record.unmet:
             study = storage.load(one.study)
             results.append(result_of(study, RunRecord.kept(study), folder, replayed=True))
-    return ShapesResult(
+    return LayersResult(
         record.request,
         tuple(results),
         record.unmet,

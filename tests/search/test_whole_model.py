@@ -18,21 +18,21 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.nn import KSLinear
 from ksopt.search import (
+    LayersRequest,
     SearchRequest,
-    ShapesRequest,
     ToMeasure,
     finals,
     layers_of_model,
-    run_shapes,
+    run_layers,
     study_store,
+    whole_model,
 )
-from ksopt.search.layers import whole_model
-from ksopt.search.layers.layers import Layers
+from ksopt.search.layers import Layers
 from ksopt.search.report import phrases
 
-from shapes_models import Tiny, inputs, keywords, on_meta, tiny  # isort: skip
+from layer_models import Tiny, inputs, keywords, on_meta, tiny  # isort: skip
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 OPTIONS = {"budgets": ("60%", "90%"), "batch": 16, "device": "cpu", "trials": 24}
 WORDS = (
     *("search", "--model", "usersmodel:tiny", "--budget", "60%", "90%", "--batch", "16"),
@@ -71,7 +71,7 @@ def fast_dense(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the user's module in it."""
-    shutil.copy(HERE / "shapes_models.py", tmp_path / "usersmodel.py")
+    shutil.copy(HERE / "layer_models.py", tmp_path / "usersmodel.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "usersmodel", raising=False)
     return tmp_path
@@ -115,16 +115,16 @@ def test_from_a_model_to_the_model_converted(
 
 @pytest.mark.slow
 def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: Path) -> None:
-    result = run_shapes(ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS))
+    result = run_layers(LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS))
     found = found_in(tmp_path)
     dense_us = latency_us = 0.0
-    for shape in found["shapes"]:
+    for one in found["sizes"]:
         # The plan takes the largest budget whose chain is faster: here all are.
-        chosen = shape["recommendations"][-1]["chosen"]
+        chosen = one["recommendations"][-1]["chosen"]
         (group,) = [
             g
             for g in found["plan"]["groups"]
-            if g["dims"] == f"{shape['in_features']}x{shape['out_features']}"
+            if g["dims"] == f"{one['in_features']}x{one['out_features']}"
         ]
         assert group["chain"] == chosen["chain"]
         assert group["budget"] == "90%"
@@ -166,18 +166,18 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
 def test_a_budget_is_of_every_size_whatever_its_step_is_called_there(
     slow_dense: None, tmp_path: Path, options: dict, expected: dict[str, int]
 ) -> None:
-    request = ShapesRequest.of(
+    request = LayersRequest.of(
         layers_of_model(tiny()), out=tmp_path, **{**OPTIONS, **options, "trials": 12}
     )
-    result = run_shapes(request)
+    result = run_layers(request)
     found = {text: effect.converted for text, effect in result.effects().items()}
     assert found == expected
 
 
 @pytest.mark.slow
 def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> None:
-    request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
-    result = run_shapes(request, to_measure=ToMeasure(tiny(), inputs()))
+    request = LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
+    result = run_layers(request, to_measure=ToMeasure(tiny(), inputs()))
     assert all(rule.chains == () for rule in result.plan().rules)
     effect = result.effect()
     assert effect is not None
@@ -195,7 +195,7 @@ def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
     slow_dense: None, tmp_path: Path
 ) -> None:
     options = {**OPTIONS, "budgets": ("90%",), "trials": 3, "min_speedup": 50.0}
-    run_shapes(ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **options))
+    run_layers(LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **options))
     page = (tmp_path / "report.md").read_text("utf-8")
     assert "3.33 times as fast as it" in page  # every chain is faster, but not so much
     assert "Keep the dense layers of the model: no chain that was measured is measurably 50" in page
@@ -308,9 +308,9 @@ def test_models_that_cannot_be_timed(
 
 
 def test_wrong_inputs_are_refused_before_the_search(quick: None, tmp_path: Path) -> None:
-    request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path / "out", **OPTIONS)
+    request = LayersRequest.of(layers_of_model(tiny()), out=tmp_path / "out", **OPTIONS)
     with pytest.raises(InvalidInputError, match="does not take these inputs"):
-        run_shapes(request, to_measure=ToMeasure(tiny(), torch.ones(4, 5)))
+        run_layers(request, to_measure=ToMeasure(tiny(), torch.ones(4, 5)))
     assert not (tmp_path / "out").exists()
 
 
@@ -334,9 +334,9 @@ def test_what_a_model_prints_is_no_part_of_the_result(capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path: Path) -> None:
-    request = ShapesRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
+    request = LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
     with pytest.raises(InvalidInputError, match="cannot be copied"):
-        run_shapes(request, to_measure=ToMeasure(NoCopy(), inputs()))
+        run_layers(request, to_measure=ToMeasure(NoCopy(), inputs()))
     found = found_in(tmp_path)
     assert found["plan"]["converted"] == 6
     assert found["whole"] is None
@@ -347,7 +347,7 @@ def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path
 def test_a_models_layers_take_batch_first() -> None:
     layers: Layers = layers_of_model(tiny())
     with pytest.raises(InvalidInputError, match="the layers of a model take batch_first"):
-        ShapesRequest.of(layers, layout="batch_last")
+        LayersRequest.of(layers, layout="batch_last")
 
 
 # The command line's refusals: exit code 2, one sentence, nothing on stdout, no folder.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError
-from ksopt.search.layers.layers import Group, Layer, Layers, chosen, grouped
+from ksopt.search.layers import Group, Layer, Layers, chosen, grouped
 from ksopt.search.request import Dims
 from ksopt.system import untrusted
 

@@ -10,8 +10,8 @@ from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement, compare
 from ksopt.search import plan as one_plan
-from ksopt.search.layers.layers import Group
-from ksopt.search.layers.request import ShapesRequest
+from ksopt.search.layers import Group
+from ksopt.search.layers_request import LayersRequest
 from ksopt.search.request import Budget, Dims
 from ksopt.search.results import Finalist, Recommendation, SearchResult, Verdict
 
@@ -112,7 +112,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class ShapesResult:
+class LayersResult:
     """A finished or stopped search of several layer sizes.
 
     Args:
@@ -126,7 +126,7 @@ class ShapesResult:
         replayed: Whether it was written again from the studies, without measuring.
     """
 
-    request: ShapesRequest
+    request: LayersRequest
     results: tuple[SearchResult, ...]
     unmet: Mapping[Dims, str]
     stopped: str | None
@@ -148,7 +148,7 @@ class ShapesResult:
         groups = [] if self.request.layers is None else self.request.layers.groups
         named = [(group.dims, match) for group in groups for match in group.matches]
         if self.request.layers is None:
-            named = [(dims, "*") for dims in self.request.shapes]
+            named = [(dims, "*") for dims in self.request.sizes]
         rules = [
             Rule(one_plan.chains(self.choice(dims)), match, dims.in_features, dims.out_features)
             for dims, match in dict.fromkeys(named)

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ksopt.errors import InvalidInputError
-from ksopt.search.layers.layers import Layers
+from ksopt.search.layers import Layers
 from ksopt.search.request import Budget, Dims, SearchRequest, command_line
 
 
 @dataclass(frozen=True)
-class ShapesRequest:
+class LayersRequest:
     """Everything that decides what a search of several layer sizes measures.
 
     Make it with `of`. Each size has a study of its own in one storage, with its own budgets: a
     share is of its own dense weights.
 
     Args:
-        shapes: The sizes, each once.
+        sizes: The sizes, each once.
         each: What is asked of each, as of the first that can have all of it; see `requests`.
         trials: Chains to measure in all, those of earlier runs counted; None for so many as one
             layer's search takes, for each size.
@@ -29,12 +29,12 @@ class ShapesRequest:
             ``hf-config``, ``include``, ``exclude`` and ``measure-model``.
 
     Example:
-        >>> request = ShapesRequest.of(["64x64", "64x128"], budgets=("25%",), device="cpu")
+        >>> request = LayersRequest.of(["64x64", "64x128"], budgets=("25%",), device="cpu")
         >>> [(str(one.size), one.steps[0].parameters, one.study) for one in request.requests]
         [('64x64', 1024, 'ksopt-search 64x64'), ('64x128', 2048, 'ksopt-search 64x128')]
     """
 
-    shapes: tuple[Dims, ...]
+    sizes: tuple[Dims, ...]
     each: SearchRequest
     trials: int | None = None
     layers: Layers | None = None
@@ -48,7 +48,7 @@ class ShapesRequest:
         trials: int | None = None,
         asked_by: Mapping[str, str] | None = None,
         **options: Any,
-    ) -> ShapesRequest:
+    ) -> LayersRequest:
         """A request for some sizes, or for those of a model's layers.
 
         Args:
@@ -62,7 +62,7 @@ class ShapesRequest:
             InvalidInputError: A value is not allowed, whatever the size.
         """
         layers = what if isinstance(what, Layers) else None
-        sizes = what.shapes if isinstance(what, Layers) else _sizes(what)
+        sizes = what.sizes if isinstance(what, Layers) else _sizes(what)
         if not sizes:
             raise InvalidInputError("search: give at least one layer size, such as 768x3072")
         if layers is not None and options.get("layout", "batch_first") != "batch_first":
@@ -102,7 +102,7 @@ class ShapesRequest:
 
     @property
     def _fitted(self) -> list[_Fitted]:
-        return [_fitted(self._weighed(dims), dims) for dims in self.shapes]
+        return [_fitted(self._weighed(dims), dims) for dims in self.sizes]
 
     def _weighed(self, dims: Dims) -> SearchRequest:
         """``each``, with what a size's layers are called in the file of weights, if there is one.
@@ -129,7 +129,7 @@ class ShapesRequest:
         """Of the sizes or the model, for a person."""
         if self.layers is not None:
             return self.layers.source
-        return f"{len(self.shapes)} layer sizes"
+        return f"{len(self.sizes)} layer sizes"
 
     @property
     def command(self) -> str:
@@ -148,7 +148,7 @@ class ShapesRequest:
         """What `from_json` makes the same request of."""
         budgets = {"budgets": list(self.each.budgets)}
         return {
-            "shapes": [str(dims) for dims in self.shapes],
+            "sizes": [str(dims) for dims in self.sizes],
             "each": {**self.each.to_json(), **budgets},
             "trials": self.trials,
             "layers": None if self.layers is None else self.layers.to_json(),
@@ -156,11 +156,11 @@ class ShapesRequest:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ShapesRequest:
+    def from_json(cls, value: Mapping[str, Any]) -> LayersRequest:
         """The request that `to_json` wrote."""
         layers = value["layers"]
         return cls(
-            tuple(map(Dims.parse, value["shapes"])),
+            tuple(map(Dims.parse, value["sizes"])),
             SearchRequest.from_json(value["each"]),
             value["trials"],
             None if layers is None else Layers.from_json(layers),

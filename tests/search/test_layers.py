@@ -16,12 +16,11 @@ from ksopt import Chain
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
-from ksopt.search import layers_of_config, layers_of_model
-from ksopt.search.layers import hf_config
-from ksopt.search.layers.layers import Layer, Layers, grouped
+from ksopt.search import hf_config, layers_of_config, layers_of_model
+from ksopt.search.layers import Layer, Layers, grouped
 from ksopt.search.request import Dims
 
-from shapes_models import Tiny, on_meta  # isort: skip
+from layer_models import Tiny, on_meta  # isort: skip
 
 CONFIG = {
     "model_type": "llama",
@@ -62,7 +61,7 @@ def test_a_models_layers(build: Callable[[], nn.Module]) -> None:
     assert list(found.dense) == ["head"]
     assert "shared with embed.weight" in found.dense["head"]
     assert found.parameters == sum(p.numel() for p in build().parameters())
-    assert found.shapes == (Dims(16, 48), Dims(16, 32), Dims(32, 16))
+    assert found.sizes == (Dims(16, 48), Dims(16, 32), Dims(32, 16))
     assert found.sentence == (
         "the model: 6 linear layers (2 of 16x48, 2 of 16x32, 2 of 32x16); 1 other is left dense"
     )

@@ -15,12 +15,12 @@ from typing import Any, TextIO
 from ksopt.report import tables
 from ksopt.report.tables import Table
 from ksopt.search import diagnostics, suspect_dense
-from ksopt.search.layers.results import Effect, PlannedGroup, ShapesResult, Whole
+from ksopt.search.layers_result import Effect, LayersResult, PlannedGroup, Whole
 from ksopt.search.report import export, phrases, result_tables
 from ksopt.search.request import without_password
 from ksopt.search.results import Recommendation, Verdict
 
-SCHEMA = "ksopt.shapes/1"
+SCHEMA = "ksopt.layers/1"
 
 # Columns that a terminal of fewer characters does without, so that chains are not cut into pieces.
 _WIDE = 130
@@ -28,21 +28,21 @@ _WIDE_ANSWERS = ("weights", "latency", "dense", "rho", "efficiency", "energy")
 _WIDE_PLAN = ("budget", "weights", "latency", "dense")
 
 
-def write(result: ShapesResult, folder: Path) -> None:
+def write(result: LayersResult, folder: Path) -> None:
     """Write report.html, report.md, results.json, plan.json and trials.csv into the folder.
 
     Raises:
         InvalidInputError: The folder cannot be written.
     """
-    from ksopt.search.layers import sections
+    from ksopt.search.report import several_layers_sections as page
 
     trials = [trial for one in result.results for trial in one.trials]
     texts = {
         "results.json": to_json(result),
         "plan.json": result.plan().to_json(),
         "trials.csv": export.csv_of(trials),
-        "report.md": sections.markdown(result),
-        "report.html": sections.html(result),
+        "report.md": page.markdown(result),
+        "report.html": page.html(result),
     }
     export.put(folder, texts)
 
@@ -52,12 +52,12 @@ def results_schema() -> dict[str, Any]:
 
     Example:
         >>> results_schema()["$id"]
-        'ksopt.shapes/1'
+        'ksopt.layers/1'
     """
-    return export.schema_of("ksopt.search.layers", SCHEMA, "shapes")
+    return export.schema_of("ksopt.search", SCHEMA, "layers")
 
 
-def to_json(result: ShapesResult) -> str:
+def to_json(result: LayersResult) -> str:
     """The result as JSON; what results.json holds."""
     request, each = result.request, result.request.each
     layers, effect = request.layers, result.effect()
@@ -65,7 +65,7 @@ def to_json(result: ShapesResult) -> str:
         "schema": SCHEMA,
         "request": {
             "command": request.command,
-            "dims": [str(dims) for dims in request.shapes],
+            "dims": [str(dims) for dims in request.sizes],
             "budgets": list(each.budgets),
             "trials": request.trials,
             "timeout_s": each.timeout_s,
@@ -85,7 +85,7 @@ def to_json(result: ShapesResult) -> str:
         "plan": None if effect is None else _effect(effect),
         "budgets": [{"budget": text, **_sums(one)} for text, one in result.effects().items()],
         "whole": None if result.whole is None else _whole(result.whole),
-        "shapes": [export.to_value(one) for one in result.results],
+        "sizes": [export.to_value(one) for one in result.results],
         "unmet": {str(dims): sentence for dims, sentence in result.unmet.items()},
         "notes": list(result.request.notes),
         "warnings": warnings(result),
@@ -97,7 +97,7 @@ def to_json(result: ShapesResult) -> str:
     return export.dumped(value)
 
 
-def print_result(result: ShapesResult, stream: TextIO) -> None:
+def print_result(result: LayersResult, stream: TextIO) -> None:
     """Write the answer to a terminal or a pipe: sentences, tables, where the report is."""
     for sentence in lead(result):
         print(sentence, file=stream)
@@ -111,7 +111,7 @@ def print_result(result: ShapesResult, stream: TextIO) -> None:
     print(f"plan:   {result.folder.resolve() / 'plan.json'}", file=stream)
 
 
-def lead(result: ShapesResult) -> list[str]:
+def lead(result: LayersResult) -> list[str]:
     """The answer in sentences, and what makes it less certain than it looks."""
     sentences = [*effect_sentences(result), *whole_sentences(result)]
     if result.request.each.train:
@@ -131,7 +131,7 @@ def lead(result: ShapesResult) -> list[str]:
     return sentences + warnings(result)
 
 
-def warnings(result: ShapesResult) -> list[str]:
+def warnings(result: LayersResult) -> list[str]:
     """What makes the times less certain than they look, in a sentence each."""
     beside = {str(one.request.size): suspect_dense.dense_layer(one) for one in result.results}
     strange = suspect_dense.warning_of({size: dense for size, dense in beside.items() if dense})
@@ -150,7 +150,7 @@ def warnings(result: ShapesResult) -> list[str]:
     return sentences
 
 
-def effect_sentences(result: ShapesResult) -> list[str]:
+def effect_sentences(result: LayersResult) -> list[str]:
     """What the plan would do to the model, predicted; nothing where no model was given."""
     effect, layers = result.effect(), result.request.layers
     if effect is None or layers is None:
@@ -202,7 +202,7 @@ def effect_sentences(result: ShapesResult) -> list[str]:
     return sentences
 
 
-def whole_sentences(result: ShapesResult) -> list[str]:
+def whole_sentences(result: LayersResult) -> list[str]:
     """What the model took as a whole; nothing if it was not timed."""
     whole, effect = result.whole, result.effect()
     if whole is None:
@@ -226,7 +226,7 @@ def whole_sentences(result: ShapesResult) -> list[str]:
     ]
 
 
-def answers_table(result: ShapesResult) -> Table:
+def answers_table(result: LayersResult) -> Table:
     """The fastest chain of each size and budget beside the dense layer."""
     rows = []
     for one in result.results:
@@ -238,7 +238,7 @@ def answers_table(result: ShapesResult) -> Table:
     )
 
 
-def plan_table(result: ShapesResult) -> Table:
+def plan_table(result: LayersResult) -> Table:
     """What becomes of each group of the model's layers."""
     effect = result.effect()
     groups = () if effect is None else effect.groups
@@ -260,7 +260,7 @@ def plan_table(result: ShapesResult) -> Table:
     )
 
 
-def budgets_table(result: ShapesResult) -> Table:
+def budgets_table(result: LayersResult) -> Table:
     """What each budget would do to the model, beside the plan."""
     plan = result.effect()
     effects = list(result.effects().items())
@@ -289,7 +289,7 @@ def budgets_table(result: ShapesResult) -> Table:
     return tables.of(heads, rows)
 
 
-def _doubtful(result: ShapesResult, effect: Effect) -> list[str]:
+def _doubtful(result: LayersResult, effect: Effect) -> list[str]:
     """The sizes whose dense layers are too slow to be true."""
     sizes = dict.fromkeys(one.group.dims for one in effect.groups)
     beside = {dims: result.of(dims) for dims in sizes}
@@ -306,7 +306,7 @@ def _without(table: Table, heads: Sequence[str]) -> Table:
     return tables.of([table.columns[i] for i in kept], rows, table.title)
 
 
-def _sizes_sentence(result: ShapesResult) -> str:
+def _sizes_sentence(result: LayersResult) -> str:
     chosen = [(one.request.size, result.choice(one.request.size)) for one in result.results]
     parts = [f"{dims} {_choice(answer)}" for dims, answer in chosen]
     return f"The plan: {'; '.join(parts)}."

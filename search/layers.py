@@ -107,7 +107,7 @@ class Layers:
     note: str = ""
 
     @property
-    def shapes(self) -> tuple[Dims, ...]:
+    def sizes(self) -> tuple[Dims, ...]:
         """The sizes, each once, those with the most weights in the model first."""
         total: dict[Dims, int] = {}
         for group in self.groups:
@@ -122,10 +122,10 @@ class Layers:
     @property
     def sentence(self) -> str:
         """How many layers of which sizes, for a person."""
-        sizes = dict.fromkeys(self.shapes, 0)
+        counts = dict.fromkeys(self.sizes, 0)
         for group in self.groups:
-            sizes[group.dims] += group.count
-        listed = ", ".join(f"{count} of {dims}" for dims, count in sizes.items())
+            counts[group.dims] += group.count
+        listed = ", ".join(f"{count} of {dims}" for dims, count in counts.items())
         others = "1 other is" if len(self.dense) == 1 else f"{len(self.dense)} others are"
         left = f"; {others} left dense" if self.dense else ""
         layers = "1 linear layer" if self.count == 1 else f"{self.count} linear layers"

@@ -19,7 +19,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure import timing
 from ksopt.nn import KSLinear, KSStacked
 from ksopt.search import device_locks
-from ksopt.search.layers.results import Whole
+from ksopt.search.layers_result import Whole
 
 _SECONDS = 4.0
 Call = tuple[tuple[Any, ...], dict[str, Any]]

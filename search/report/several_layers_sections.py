@@ -6,40 +6,42 @@ from collections.abc import Iterator
 
 from ksopt.report import document, tables
 from ksopt.report.document import Figure, Section
-from ksopt.search.layers import export
-from ksopt.search.layers.bars import bars
-from ksopt.search.layers.results import ShapesResult
-from ksopt.search.report import one_layer_sections
+from ksopt.search.layers_result import LayersResult
+from ksopt.search.report import layers_export, one_layer_sections
+from ksopt.search.report.bars import bars
 from ksopt.search.report.page import of_layers, where
 from ksopt.search.report.sections import section
 
 
-def html(result: ShapesResult) -> str:
+def html(result: LayersResult) -> str:
     """The page; what report.html holds."""
     return document.html(title(result), where(result.results[0]), of_layers(result, result.results))
 
 
-def markdown(result: ShapesResult) -> str:
+def markdown(result: LayersResult) -> str:
     """The report as markdown; what report.md holds."""
     return document.markdown(title(result), of_layers(result, result.results))
 
 
-def title(result: ShapesResult) -> str:
+def title(result: LayersResult) -> str:
     """The report's title."""
     if result.request.layers is None:
-        return f"Chains for linear layers of {len(result.request.shapes)} sizes"
+        return f"Chains for linear layers of {len(result.request.sizes)} sizes"
     return f"Chains for the linear layers of {result.request.name}"
 
 
 @section(order=10, of="several layers")
-def answer(result: ShapesResult) -> Section:
+def answer(result: LayersResult) -> Section:
     """The answer of all sizes."""
     return Section(
-        "Answer", tuple(export.lead(result)), _beside(result), export.answers_table(result)
+        "Answer",
+        tuple(layers_export.lead(result)),
+        _beside(result),
+        layers_export.answers_table(result),
     )
 
 
-def _beside(result: ShapesResult) -> tuple[str, ...]:
+def _beside(result: LayersResult) -> tuple[str, ...]:
     first = result.results[0].request
     return (
         f"Each size was measured by itself, on random input of {first.batch} rows of "
@@ -50,12 +52,12 @@ def _beside(result: ShapesResult) -> tuple[str, ...]:
     )
 
 
-def _is_of_a_model(result: ShapesResult) -> bool:
+def _is_of_a_model(result: LayersResult) -> bool:
     return result.request.layers is not None
 
 
 @section(order=20, of="several layers", when=_is_of_a_model)
-def plan(result: ShapesResult) -> Iterator[Section]:
+def plan(result: LayersResult) -> Iterator[Section]:
     """What becomes of a model's layers."""
     layers = result.request.layers
     assert layers is not None
@@ -72,7 +74,7 @@ def plan(result: ShapesResult) -> Iterator[Section]:
             "The model was not timed whole. With --model, --measure-model does that at the end of "
             "a search."
         )
-    yield Section("Plan for the model", (), tuple(texts), export.plan_table(result))
+    yield Section("Plan for the model", (), tuple(texts), layers_export.plan_table(result))
     effect = result.effect()
     if effect is not None and effect.dense_us > 0:
         text = "Above dense, below by the plan; all layers of a group together."
@@ -83,15 +85,15 @@ def plan(result: ShapesResult) -> Iterator[Section]:
             "If every size took its chain of one budget, where that is faster than dense, and "
             "stayed dense elsewhere."
         )
-        yield Section("By budget", (), (text,), export.budgets_table(result))
+        yield Section("By budget", (), (text,), layers_export.budgets_table(result))
 
 
-def _is_used(result: ShapesResult) -> bool:
+def _is_used(result: LayersResult) -> bool:
     return any(rule.chains for rule in result.plan().rules)
 
 
 @section(order=30, of="several layers", when=_is_used)
-def use(result: ShapesResult) -> Section:
+def use(result: LayersResult) -> Section:
     """How a model is converted."""
     model = result.request.asked_by.get("model", "mymodel:build")
     module, _, factory = model.partition(":")
@@ -118,12 +120,12 @@ def use(result: ShapesResult) -> Section:
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
 
 
-def _has_dense(result: ShapesResult) -> bool:
+def _has_dense(result: LayersResult) -> bool:
     return result.request.layers is not None and bool(result.request.layers.dense)
 
 
 @section(order=60, of="several layers", when=_has_dense)
-def left_dense(result: ShapesResult) -> Section:
+def left_dense(result: LayersResult) -> Section:
     """The layers of a model that were not searched."""
     layers = result.request.layers
     assert layers is not None
@@ -134,13 +136,13 @@ def left_dense(result: ShapesResult) -> Section:
 
 
 @section(order=70, of="several layers")
-def device(result: ShapesResult) -> Section:
+def device(result: LayersResult) -> Section:
     """Where they were measured."""
     return one_layer_sections.device(result.results[0])
 
 
 @section(order=80, of="several layers")
-def again(result: ShapesResult) -> Section:
+def again(result: LayersResult) -> Section:
     """The command."""
     text = (
         "The same command with the same folder goes on with these studies, and times the finalists "

@@ -20,22 +20,22 @@ from optuna.trial import TrialState
 
 from ksopt import Plan
 from ksopt.errors import InvalidInputError
-from ksopt.search import SearchResult, ShapesRequest, ShapesResult, replay, run_shapes
-from ksopt.search.layers import export
-from ksopt.search.layers.request import shared
-from ksopt.search.layers.study import _default_folder
+from ksopt.search import LayersRequest, LayersResult, SearchResult, replay, run_layers
+from ksopt.search.layers_request import shared
+from ksopt.search.layers_study import _default_folder
+from ksopt.search.report import layers_export
 from ksopt.search.request import STUDY, SearchRequest
 from ksopt.search.study_store import FILE
 
 pytestmark = pytest.mark.usefixtures("brief")
 
-Shapes = Callable[..., ShapesResult]
+Sizes = Callable[..., LayersResult]
 SIZES = ("32x64", "64x32")
 
 # Runs a search of two sizes in a process of its own.
 SCRIPT = """
 import sys
-from ksopt.search import (ShapesRequest, finals, run_shapes)
+from ksopt.search import (LayersRequest, finals, run_layers)
 finals._MOST_FINALS = 1
 out, trials, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 class Print:
@@ -44,19 +44,19 @@ class Print:
     def trial(self, record, best):
         print("trial", record.number, record.facts.chain.in_features, flush=True)
     def close(self): pass
-request = ShapesRequest.of(("32x64", "64x32"), budgets=("50%",), batch=16, device="cpu",
+request = LayersRequest.of(("32x64", "64x32"), budgets=("50%",), batch=16, device="cpu",
                            trials=trials, out=out, workers=workers,
                            storage=sys.argv[4] or None)
-result = run_shapes(request, Print())
+result = run_layers(request, Print())
 print("stopped", result.stopped)
 """
 
 
 @pytest.fixture
-def shapes(quick: None, tmp_path: Path) -> Shapes:
+def sizes(quick: None, tmp_path: Path) -> Sizes:
     """Runs a search of two sizes, with the options given."""
 
-    def run(sizes: Any = SIZES, progress: Any = None, **options: Any) -> ShapesResult:
+    def run(sizes: Any = SIZES, progress: Any = None, **options: Any) -> LayersResult:
         given = {
             "budgets": ("50%",),
             "batch": 16,
@@ -64,7 +64,7 @@ def shapes(quick: None, tmp_path: Path) -> Shapes:
             "trials": 6,
             "out": tmp_path / "report",
         }
-        return run_shapes(ShapesRequest.of(sizes, **{**given, **options}), progress)
+        return run_layers(LayersRequest.of(sizes, **{**given, **options}), progress)
 
     return run
 
@@ -98,8 +98,8 @@ def complete(out: Path, size: str) -> dict[int, optuna.trial.FrozenTrial]:
     return {trial.number: trial for trial in trials}
 
 
-def test_sizes_share_the_trials_and_a_report(shapes: Shapes) -> None:
-    result = shapes(trials=7)
+def test_sizes_share_the_trials_and_a_report(sizes: Sizes) -> None:
+    result = sizes(trials=7)
     assert [str(one.request.size) for one in result.results] == list(SIZES)
     assert [len(one.trials) for one in result.results] == [4, 3]
     for one in result.results:
@@ -124,19 +124,19 @@ def test_sizes_share_the_trials_and_a_report(shapes: Shapes) -> None:
     assert "ksopt search --dims 32x64 64x32 --budget 50%" in page
 
 
-def test_the_json_has_each_size_as_its_own_search_does(shapes: Shapes) -> None:
-    result = shapes()
+def test_the_json_has_each_size_as_its_own_search_does(sizes: Sizes) -> None:
+    result = sizes()
     found = json.loads((result.folder / "results.json").read_text("utf-8"))
-    assert found == json.loads(export.to_json(result))
-    assert found["schema"] == "ksopt.shapes/1"
-    assert [one["schema"] for one in found["shapes"]] == ["ksopt.search/3"] * 2
+    assert found == json.loads(layers_export.to_json(result))
+    assert found["schema"] == "ksopt.layers/1"
+    assert [one["schema"] for one in found["sizes"]] == ["ksopt.search/3"] * 2
     assert found["request"]["dims"] == list(SIZES)
     assert found["model"] is found["plan"] is found["whole"] is None
     assert found["budgets"] == []
     assert found["unmet"] == {}
 
 
-def test_they_are_measured_in_turns(shapes: Shapes) -> None:
+def test_they_are_measured_in_turns(sizes: Sizes) -> None:
     class Heard:
         sizes: list[int] = []  # noqa: RUF012
         started: list[tuple[int, int]] = []  # noqa: RUF012
@@ -150,23 +150,23 @@ def test_they_are_measured_in_turns(shapes: Shapes) -> None:
             assert best is None or best.facts.chain.shape == record.facts.chain.shape
             self.sizes.append(record.facts.chain.in_features)
 
-    shapes(trials=8, progress=Heard())
+    sizes(trials=8, progress=Heard())
     assert Heard.started == [(8, 0)]
     assert Heard.sizes == [32, 64] * 4
 
 
 def test_without_a_number_each_size_has_as_many_trials_as_a_search_of_its_own(
-    shapes: Shapes,
+    sizes: Sizes,
 ) -> None:
     """All chains of these sizes are fewer."""
-    result = shapes(("12x8", "8x12"), trials=None, budgets=("60%",))
+    result = sizes(("12x8", "8x12"), trials=None, budgets=("60%",))
     for one in result.results:
         assert one.request.trials == SearchRequest.trials
         assert len(one.trials) == one.space.candidates
 
 
 @pytest.mark.slow
-def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, shapes: Shapes) -> None:
+def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, sizes: Sizes) -> None:
     out = tmp_path / "killed"
     process = start(out, trials=500)
     seen = wait_for_trials(process, 5)
@@ -178,7 +178,7 @@ def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, shapes: Shapes) -> 
     done = sum(map(len, before.values()))
     assert done >= 5
     trials = 2 * max(map(len, before.values())) + 4
-    result = shapes(out=out, trials=trials)
+    result = sizes(out=out, trials=trials)
     assert len([t for one in result.results for t in one.trials if t.state == "complete"]) == trials
     for one in result.results:
         size = str(one.request.size)
@@ -220,10 +220,10 @@ def test_two_searches_share_the_studies_of_a_journal(tmp_path: Path) -> None:
         assert process.returncode == 0, said
     found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     for value in found:
-        for shape in value["shapes"]:
-            assert len({trial["chain"] for trial in shape["trials"]}) == len(shape["trials"]) == 4
-            assert len(shape["runs"]) == 2
-    chains = [[[t["chain"] for t in s["trials"]] for s in value["shapes"]] for value in found]
+        for one in value["sizes"]:
+            assert len({trial["chain"] for trial in one["trials"]}) == len(one["trials"]) == 4
+            assert len(one["runs"]) == 2
+    chains = [[[t["chain"] for t in s["trials"]] for s in value["sizes"]] for value in found]
     assert chains[0] == chains[1]
 
 
@@ -238,46 +238,46 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     assert "stopped interrupted" in rest
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert found["stopped"] == "interrupted"
-    assert all(len(one["trials"]) >= 2 for one in found["shapes"])
+    assert all(len(one["trials"]) >= 2 for one in found["sizes"])
     assert "interrupted" in (out / "report.md").read_text(encoding="utf-8")
 
 
-def test_a_timeout_ends_all(shapes: Shapes) -> None:
-    result = shapes(trials=500, timeout_s=0.001)
+def test_a_timeout_ends_all(sizes: Sizes) -> None:
+    result = sizes(trials=500, timeout_s=0.001)
     assert result.stopped == "timeout"
     assert [one.trials for one in result.results] == [(), ()]
     assert (result.folder / "report.html").exists()
     assert all(rule.chains == () for rule in result.plan().rules)
 
 
-def test_it_is_reported_again_without_measuring(shapes: Shapes, tmp_path: Path) -> None:
-    result = shapes()
+def test_it_is_reported_again_without_measuring(sizes: Sizes, tmp_path: Path) -> None:
+    result = sizes()
     before = json.loads((result.folder / "results.json").read_text("utf-8"))
     plan = (result.folder / "plan.json").read_text("utf-8")
     again = replay(str(result.folder), out=tmp_path / "again")
-    assert isinstance(again, ShapesResult)
+    assert isinstance(again, LayersResult)
     assert again.replayed
     after = json.loads((tmp_path / "again" / "results.json").read_text("utf-8"))
-    assert [one["trials"] for one in after["shapes"]] == [one["trials"] for one in before["shapes"]]
-    assert [one["finalists"] for one in after["shapes"]] == [
-        one["finalists"] for one in before["shapes"]
+    assert [one["trials"] for one in after["sizes"]] == [one["trials"] for one in before["sizes"]]
+    assert [one["finalists"] for one in after["sizes"]] == [
+        one["finalists"] for one in before["sizes"]
     ]
     assert (tmp_path / "again" / "plan.json").read_text("utf-8") == plan
     assert "Nothing was measured for this report" in (tmp_path / "again" / "report.md").read_text()
 
 
-def test_what_a_later_version_wrote_is_refused(shapes: Shapes) -> None:
-    folder = shapes(trials=2).folder
+def test_what_a_later_version_wrote_is_refused(sizes: Sizes) -> None:
+    folder = sizes(trials=2).folder
     index = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{folder / FILE}")
-    index.set_user_attr("shapes", {**index.user_attrs["shapes"], "schema": "ksopt.shapes/9"})
-    with pytest.raises(InvalidInputError, match=r"written as 'ksopt\.shapes/9', and this version"):
+    index.set_user_attr("layers", {**index.user_attrs["layers"], "schema": "ksopt.layers/9"})
+    with pytest.raises(InvalidInputError, match=r"written as 'ksopt\.layers/9', and this version"):
         replay(str(folder))
 
 
 @pytest.mark.slow
-def test_other_sizes_may_join_the_study(shapes: Shapes) -> None:
-    first = shapes()
-    again = shapes(("64x32", "32x32"), trials=8)
+def test_other_sizes_may_join_the_study(sizes: Sizes) -> None:
+    first = sizes()
+    again = sizes(("64x32", "32x32"), trials=8)
     kept, new = again.results
     assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.results[1].trials]
     assert {t.run for t in new.trials} == {1}
@@ -291,26 +291,26 @@ def test_other_sizes_may_join_the_study(shapes: Shapes) -> None:
         ({"batch": 8}, "batch 16 there and 8 here"),
     ],
 )
-def test_a_study_of_something_else_is_refused(shapes: Shapes, change: dict, words: str) -> None:
-    shapes()
+def test_a_study_of_something_else_is_refused(sizes: Sizes, change: dict, words: str) -> None:
+    sizes()
     with pytest.raises(InvalidInputError, match=words):
-        shapes(**change)
+        sizes(**change)
 
 
 @pytest.mark.slow
 def test_one_size_and_several_do_not_share_a_study(
-    shapes: Shapes, search: Callable[..., Any], tmp_path: Path
+    sizes: Sizes, search: Callable[..., Any], tmp_path: Path
 ) -> None:
-    shapes()
+    sizes()
     with pytest.raises(InvalidInputError, match="has the report of a search of several"):
         search()
     search(out=tmp_path / "one")
     with pytest.raises(InvalidInputError, match="has the report of a search of one, "):
-        shapes(out=tmp_path / "one")
+        sizes(out=tmp_path / "one")
 
 
-def test_a_size_without_a_chain_stays_dense(shapes: Shapes) -> None:
-    result = shapes(("32x64", "7x13"), budgets=("40%",))
+def test_a_size_without_a_chain_stays_dense(sizes: Sizes) -> None:
+    result = sizes(("32x64", "7x13"), budgets=("40%",))
     assert [str(one.request.size) for one in result.results] == ["32x64"]
     assert len(result.results[0].trials) == 6
     ((dims, sentence),) = result.unmet.items()
@@ -319,24 +319,24 @@ def test_a_size_without_a_chain_stays_dense(shapes: Shapes) -> None:
     assert result.plan().rules[1].chains == ()
     assert "The layers of 7x13 stay dense: budget 40%" in (result.folder / "report.md").read_text()
     with pytest.raises(InvalidInputError, match="no chain of at most"):
-        shapes(("7x13", "13x7"), budgets=("40%",))
+        sizes(("7x13", "13x7"), budgets=("40%",))
 
 
-def test_a_size_with_fewer_weights_than_any_budget_stays_dense(shapes: Shapes) -> None:
-    result = shapes(("8x8", "32x64"), budgets=("1k",), min_rank=16)
+def test_a_size_with_fewer_weights_than_any_budget_stays_dense(sizes: Sizes) -> None:
+    result = sizes(("8x8", "32x64"), budgets=("1k",), min_rank=16)
     assert [str(one.request.size) for one in result.results] == ["32x64"]
     assert len(result.results[0].trials) == 6
     sentence = "The layers of 8x8 stay dense: budget '1k' is more than the dense layer's 64 weights"
     assert sentence in (result.folder / "report.md").read_text()
     assert result.plan().rules[0].chains == ()
     again = replay(str(result.folder))
-    assert isinstance(again, ShapesResult)
+    assert isinstance(again, LayersResult)
     assert again.unmet == result.unmet
 
 
 @pytest.mark.slow
-def test_what_a_small_size_is_asked_instead_is_said(shapes: Shapes) -> None:
-    result = shapes(("16x16", "32x64"), budgets=("60%", "300"), min_rank=24, max_params="900")
+def test_what_a_small_size_is_asked_instead_is_said(sizes: Sizes) -> None:
+    result = sizes(("16x16", "32x64"), budgets=("60%", "300"), min_rank=24, max_params="900")
     small, large = result.results
     assert (small.request.rank, large.request.rank) == (16, 24)
     assert [step.parameters for step in small.request.steps] == [153]
@@ -348,7 +348,7 @@ def test_what_a_small_size_is_asked_instead_is_said(shapes: Shapes) -> None:
     assert said in (result.folder / "report.md").read_text()
     assert json.loads((result.folder / "results.json").read_text())["notes"] == [said]
     again = replay(str(result.folder))
-    assert isinstance(again, ShapesResult)
+    assert isinstance(again, LayersResult)
     assert again.request.notes == (said,)
     assert "--min-rank 24" in result.request.command
     assert "--budget 60% 300" in result.request.command
@@ -356,9 +356,9 @@ def test_what_a_small_size_is_asked_instead_is_said(shapes: Shapes) -> None:
 
 @pytest.mark.slow
 def test_no_report_is_written_over_another_kinds(
-    shapes: Shapes, search: Callable[..., Any], tmp_path: Path
+    sizes: Sizes, search: Callable[..., Any], tmp_path: Path
 ) -> None:
-    several = shapes()
+    several = sizes()
     before = (several.folder / "results.json").read_bytes()
     own = "ksopt-search 32x64"
     with pytest.raises(InvalidInputError, match="has the report of a search of several layer"):
@@ -371,8 +371,8 @@ def test_no_report_is_written_over_another_kinds(
     assert len(apart.trials) == 5  # of which three are those of before
     assert isinstance(replay(str(several.folder), own, tmp_path / "two"), SearchResult)
     with pytest.raises(InvalidInputError, match="has the report of a search of one"):
-        shapes(study="others", out=tmp_path / "one")
-    assert len(shapes(trials=12).results[0].trials) == 6
+        sizes(study="others", out=tmp_path / "one")
+    assert len(sizes(trials=12).results[0].trials) == 6
 
 
 @pytest.mark.parametrize(
@@ -393,20 +393,20 @@ def test_no_report_is_written_over_another_kinds(
 )
 def test_requests_that_are_not_allowed(sizes: tuple, options: dict, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        ShapesRequest.of(sizes, **options)
+        LayersRequest.of(sizes, **options)
 
 
 def test_a_request_survives_json() -> None:
-    request = ShapesRequest.of(SIZES, budgets=("25%", "1k"), trials=9, device="cpu", batch=4)
-    assert ShapesRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
-    assert ShapesRequest.of(["8x8", "8x8"]).shapes == ShapesRequest.of(["8x8"]).shapes
+    request = LayersRequest.of(SIZES, budgets=("25%", "1k"), trials=9, device="cpu", batch=4)
+    assert LayersRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert LayersRequest.of(["8x8", "8x8"]).sizes == LayersRequest.of(["8x8"]).sizes
 
 
 def test_the_default_folder_says_what_is_in_it() -> None:
-    request = ShapesRequest.of(SIZES, batch=4, device="cuda:0")
+    request = LayersRequest.of(SIZES, batch=4, device="cuda:0")
     name = "ksopt-report-32x64-64x32-cuda0-float32-batch_first-4"
     assert str(_default_folder(request, request.each)) == name
-    many = ShapesRequest.of([f"{n}x{n}" for n in range(100, 140)], batch=4, device="cpu")
+    many = LayersRequest.of([f"{n}x{n}" for n in range(100, 140)], batch=4, device="cpu")
     assert len(str(_default_folder(many, many.each))) < 160
 
 
@@ -421,12 +421,12 @@ def test_trials_are_shared_alike(trials: int, candidates: list[int]) -> None:
         assert part == most or part >= max(parts) - 1
 
 
-def test_other_objectives_hold_for_every_size(shapes: Shapes) -> None:
-    result = shapes(train=True, objective="latency", min_speedup=1.5)
+def test_other_objectives_hold_for_every_size(sizes: Sizes) -> None:
+    result = sizes(train=True, objective="latency", min_speedup=1.5)
     assert [one.request.train for one in result.results] == [True, True]
     for one in result.results:
         assert stored(result.folder, str(one.request.size)).metric_names == ["latency_us"]
     assert "--train" in result.request.command
     assert "All times are of a training step" in (result.folder / "report.md").read_text("utf-8")
     with pytest.raises(InvalidInputError, match="train True there and False here"):
-        shapes(objective="latency")
+        sizes(objective="latency")
