@@ -98,8 +98,8 @@ def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Cand
 
 def native_sites(trace: Trace) -> list[Site]:
     """Sites that call ksopt's operator already."""
-    following = {root: inner for root in trace.natives if (inner := _read_by(root)) is not None}
-    inner = {one: root for root, one in following.items()}
+    following = {root: read for root in trace.natives if (read := _read_by(root)) is not None}
+    inner = {read: root for root, read in following.items()}
     sites = []
     for root in trace.natives:
         assert isinstance(root.origin, Native)
