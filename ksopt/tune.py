@@ -13,7 +13,7 @@ from ksopt.kernels import tuning_cache
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends import cpu, cuda
 from ksopt.kernels.explain import ChoiceReport, from_record
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.tuning_cache import Record
 from ksopt.patterns.chain import Pattern
 from ksopt.patterns.validate import checked_int
@@ -113,8 +113,8 @@ def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | Non
     """What is on disk for a product of the request."""
     on_cpu = request.device.type == "cpu"
     exact = on_cpu or request.dtype != "float32" or not request.tf32
-    situation = Situation.of(pattern, request.dtype, batch, request.batch_last, exact)
-    return tuning_cache.load(machine_of(request.device), situation)
+    situation = ProblemKey.of(pattern, request.dtype, batch, request.batch_last, exact)
+    return tuning_cache.load(fingerprint_of(request.device), situation)
 
 
 def all_recorded(device: torch.device) -> list[Record]:
@@ -123,18 +123,18 @@ def all_recorded(device: torch.device) -> list[Record]:
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
     """
-    return tuning_cache.load_all(machine_of(device))
+    return tuning_cache.load_all(fingerprint_of(device))
 
 
-def machine_of(device: torch.device) -> tuning_cache.Machine:
+def fingerprint_of(device: torch.device) -> tuning_cache.Fingerprint:
     """What choices on a device depend on.
 
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
     """
     if device.type == "cpu":
-        return tuning_cache.cpu_machine()
-    return tuning_cache.cuda_machine(_index(device))
+        return tuning_cache.cpu_fingerprint()
+    return tuning_cache.cuda_fingerprint(_index(device))
 
 
 def _index(device: torch.device) -> int:

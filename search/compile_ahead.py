@@ -29,8 +29,7 @@ import torch
 from ksopt import precision
 from ksopt.errors import KsoptError
 from ksopt.jit import nvrtc
-from ksopt.kernels.families.base import Machine
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.request import SearchRequest
 from ksopt.system import children
@@ -53,7 +52,7 @@ class Target:
         arch: NVRTC's name of it, such as "sm_90a".
     """
 
-    machine: Machine
+    machine: DeviceSpec
     arch: str
 
     @classmethod
@@ -65,7 +64,7 @@ class Target:
 
         index = torch.cuda.current_device() if device.index is None else device.index
         try:
-            return cls(Machine.of_device(index), arch.of_device(index))
+            return cls(DeviceSpec.of_device(index), arch.of_device(index))
         except KsoptError:  # the product says so once, and takes PyTorch's ways
             return None
 
@@ -77,7 +76,7 @@ class Target:
     def from_json(cls, value: Mapping[str, Any]) -> Target:
         """What `to_json` wrote."""
         machine = value["machine"] | {"capability": tuple(value["machine"]["capability"])}
-        return cls(Machine(**machine), value["arch"])
+        return cls(DeviceSpec(**machine), value["arch"])
 
 
 @dataclass
@@ -156,7 +155,7 @@ def affordable(workers: int = 1) -> int:
     return 0 if cores < _FEWEST_CORES else min(_MOST_PROCESSES, -(-(cores - 1) // _THREADS))
 
 
-def sources(problem: Problem, batch: int, machine: Machine) -> Sequence[str]:
+def sources(problem: Problem, batch: int, machine: DeviceSpec) -> Sequence[str]:
     """Sources of the kernels that a first look times for a problem, best predicted first."""
     from ksopt.bench import compile_ahead
 

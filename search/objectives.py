@@ -13,7 +13,7 @@ from torch import Tensor
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.quick_choice import first_look
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
@@ -232,7 +232,7 @@ class Objective:
         index = self._device.index
         records: list[Record | None] = []
         for pattern in chain:
-            situation = Situation.of(
+            situation = ProblemKey.of(
                 pattern, self._request.dtype, self._batch, self._is_batch_last()
             )
             known = cuda.known(situation, torch.cuda.current_device() if index is None else index)

@@ -39,7 +39,7 @@ struct Choice {
 std::array<std::unordered_map<Situation, Choice, SituationHash>, 2> known;
 std::shared_mutex known_mutex;
 
-// As ksopt.kernels.problem_key.bits_of counts: batches up to 2 to this power are one situation.
+// As ksopt.kernels.problem.bits_of counts: batches up to 2 to this power are one situation.
 int64_t bits_of(int64_t batch) {
   int64_t bits = 0;
   while (bits < 62 && batch > int64_t{1} << bits) ++bits;
@@ -53,7 +53,7 @@ int32_t dtype_of(const Tensor& x) {
 }
 
 // Whether x's elements lie side by side and its rows (batch last: its features) begin at multiples of
-// 16 bytes: what ksopt.kernels.problem_key calls aligned.
+// 16 bytes: what ksopt.kernels.problem calls aligned.
 bool is_aligned(const Tensor& x, bool batch_last) {
   const int64_t features = x.size(batch_last ? 0 : x.dim() - 1);
   const int64_t row = batch_last ? x.numel() / (features > 0 ? features : 1) : features;

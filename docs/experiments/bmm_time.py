@@ -24,7 +24,7 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.pytorch_ops import multiplier
 from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Geometry
-from ksopt.kernels.registry import Way
+from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "csrc"))
@@ -56,10 +56,10 @@ def measure(pattern: Pattern, by_library: bool) -> None:
     cuda._launch_known = cuda._launch_prepared = None
     x, weight = torch.randn(8, pattern.in_features), torch.randn(pattern.weight_shape)
     out = torch.empty(8, pattern.out_features)
-    found = cuda.situation_of(x, weight, False)
+    found = cuda.problem_key_of(x, weight, False)
     kept, changing = (
         Choice(
-            Way("bmm", found.problem, 1.0),
+            Candidate("bmm", found.problem, 1.0),
             _preparing(multiplier("bmm", found.problem), weight_is),
             "model",
         )
@@ -88,9 +88,9 @@ def measure_order(pattern: Pattern, stored_in_order: bool) -> None:
     if not stored_in_order:
         owner = owner.permute(0, 3, 1, 2).contiguous()
     weight = owner if stored_in_order else owner.permute(0, 2, 3, 1)
-    found = cuda.situation_of(x, weight, False)
+    found = cuda.problem_key_of(x, weight, False)
     launcher = HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), 1, nothing_known)
-    choice = Choice(Way("kernel", found.problem, 1.0), launcher, "model")
+    choice = Choice(Candidate("kernel", found.problem, 1.0), launcher, "model")
     cuda.remember(found, x.get_device(), Decision(choice, choice))
     view = torch._C._dynamo.guards._reinterpret_tensor  # what Inductor calls
     place = (owner, weight.shape, weight.stride(), 0)

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import naive
-from ksopt.kernels.families.base import FAMILIES, Machine, ranked_tiles
-from ksopt.kernels.problem import Problem
+from ksopt.kernels import registry
+from ksopt.kernels.families.base import KernelFamily, families
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
-H200 = Machine((9, 0), 132, 233_472)
+H200 = DeviceSpec((9, 0), 132, 233_472)
 ARCH = "sm_90a"
 PATTERNS = [
     Pattern(*shape)
@@ -41,7 +41,7 @@ TILES = 3
 def sources() -> Iterator[tuple[str, str]]:
     """(family, source) of every kernel, each once."""
     seen: set[str] = set()
-    for family in ("naive", *FAMILIES):
+    for family in families():
         for pattern in PATTERNS:
             for dtype in ("float16", "float32"):
                 for last in (False, True):
@@ -49,24 +49,21 @@ def sources() -> Iterator[tuple[str, str]]:
                     for source in _of(family, problem):
                         if source not in seen:
                             seen.add(source)
-                            yield getattr(family, "name", family), source
+                            yield family.name, source
 
 
-def _of(family: object, problem: Problem) -> Iterator[str]:
-    if family == "naive":
-        yield naive.source(problem, naive.default_config(problem))
-        return
+def _of(family: KernelFamily, problem: Problem) -> Iterator[str]:
     for batch in BATCHES:
-        for tile in ranked_tiles(family, problem, batch, H200)[:TILES]:
-            yield from tile.sources()
+        for kernel in registry.ranked(family, problem, batch, H200)[:TILES]:
+            yield from kernel.sources()
 
 
 def main() -> None:
     nvrtc.version()  # the library is loaded before the clock runs
     found = list(sources())
-    families = list(dict.fromkeys(family for family, _ in found))
-    cold: dict[str, list[float]] = {family: [] for family in families}
-    warm: dict[str, list[float]] = {family: [] for family in families}
+    names = list(dict.fromkeys(family for family, _ in found))
+    cold: dict[str, list[float]] = {family: [] for family in names}
+    warm: dict[str, list[float]] = {family: [] for family in names}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KSOPT_CACHE_DIR"] = str(Path(folder) / "cache")
         for times in (cold, warm):
@@ -77,7 +74,7 @@ def main() -> None:
     print(f"NVRTC {'.'.join(map(str, nvrtc.version()))}, {ARCH}, {len(found)} kernels")
     print("                              compile, s         from the cache, ms")
     print("family               kernels  median   most      median   most")
-    for family in families:
+    for family in names:
         c, w = cold[family], warm[family]
         print(
             f"{family:20} {len(c):7} {statistics.median(c):7.2f} {max(c):6.2f}"

@@ -44,7 +44,7 @@ def one(p: Pattern, dtype: torch.dtype, given: argparse.Namespace) -> None:
     x = torch.randn(shape, device="cuda", dtype=dtype)
     weight = torch.randn(p.weight_shape, device="cuda", dtype=dtype) * p.c**-0.5
     ops.ks_mm(x, weight, last)  # chooses
-    way = cuda.choice_for(x, weight, last).way.label
+    way = cuda.choice_for(x, weight, last).candidate.label
     torch.cuda.synchronize()
     if given.calls:
         for _ in range(given.calls):

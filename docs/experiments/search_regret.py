@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import device as devices
 from ksopt.search.request import LADDER, SearchRequest
 from ksopt.system.cpu import cpus_allowed
@@ -176,7 +176,7 @@ class _Listing(Mapping[str, Reference]):
     def __init__(
         self,
         requests: Mapping[str, SearchRequest],
-        machine: Machine | None,
+        machine: DeviceSpec | None,
         pool: Executor | None,
         given: argparse.Namespace,
     ) -> None:
@@ -221,7 +221,7 @@ def _cores(count: int) -> list[list[int]]:
     return [cores[at::count] or cores for at in range(count)]
 
 
-def _machine(target: Mapping[str, Any] | None) -> Machine | None:
+def _machine(target: Mapping[str, Any] | None) -> DeviceSpec | None:
     from ksopt.search.compile_ahead import Target
 
     return None if target is None else Target.from_json(target).machine

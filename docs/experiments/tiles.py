@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import random
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,8 @@ from ksopt.bench import paper
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.families.base import TemplateFamily, families, family_of
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.measure import device as devices
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure
@@ -33,10 +33,6 @@ from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 from ksopt.report import tables
 
-FAMILIES = (
-    *("mma16", "wgmma16", "wgmma16_streamed", "mma_tf32x3", "wgmma_tf32x3"),
-    *("batch_last_mma16", "batch_last_wgmma16", "batch_last_mma_tf32x3", "batch_last_wgmma_tf32x3"),
-)
 # One or two of every d and size of block that the paper has.
 PATTERNS = (
     *("(4,64,64,16)", "(64,64,64,8)", "(1,64,64,64)", "(96,48,48,16)", "(1,48,192,48)"),
@@ -58,41 +54,53 @@ class Row:
     floor_us: float
     bmm_us: float
     latency_us: float
-    predicted_us: float | None
+    predicted_us: float
 
 
-def problem_of(family: str, pattern: Pattern) -> Problem:
-    """The problem that a family is timed on: its element type and its layout."""
-    dtype = "float32" if "32" in family else "float16"
-    return Problem(pattern, dtype, family.startswith("batch_last"))
+def names() -> list[str]:
+    """The families that are timed: those of one kernel, with a choice of tiles for many rows."""
+    return [
+        family.name
+        for family in families()
+        if isinstance(family, TemplateFamily)
+        and not family.is_fallback
+        and family.max_batch is None
+    ]
+
+
+def problem_of(family: TemplateFamily[Any], pattern: Pattern) -> Problem:
+    """The problem that a family is timed on: its first element type, and its layout."""
+    return Problem(pattern, next(iter(family.dtypes)), family.layout == "batch_last")
 
 
 def time_tiles(
-    module: Any, problem: Problem, count: int, batch: int, roofline: Roofline
+    family: TemplateFamily[Any],
+    problem: Problem,
+    count: int,
+    batch: int,
+    roofline: Roofline,
+    spec: DeviceSpec,
 ) -> list[Row]:
     """Check and time ``count`` random tiles of a family, and the best predicted ones.
 
     Args:
-        module: the family, such as ksopt.kernels.families.mma16.
+        family: of kernels.
         problem: what is computed.
         count: how many random tiles.
         batch: rows of x.
         roofline: of the device that it is done on.
+        spec: of that device.
 
     Raises:
         KsoptError: a tile gives a wrong result.
     """
     pattern, last, device = problem.pattern, problem.batch_last, torch.device(roofline.device)
-    processors = _multiprocessors(device)
-    configs = list(module.configs(problem, processors))
-    predicted = {}
-    if hasattr(module, "predicted_us"):
-        predicted = {c: module.predicted_us(pattern, c, batch, processors) for c in configs}
-        configs.sort(key=predicted.__getitem__)
+    configs = list(family.configs(problem, spec))
+    predicted = {c: family.predicted_us(problem, c, batch, spec) for c in configs}
+    configs.sort(key=predicted.__getitem__)
     drawn = random.Random(str(pattern)).sample(configs, min(count, len(configs)))
-    best = configs[: max(BEST_PREDICTED)] if predicted else []
-    tiles = list(dict.fromkeys([*best, *drawn]))
-    _compile_ahead([module.source(problem, tile) for tile in tiles])
+    tiles = list(dict.fromkeys([*configs[: max(BEST_PREDICTED)], *drawn]))
+    _compile_ahead([source for tile in tiles for source in family.sources(problem, tile)])
 
     dtype = getattr(torch, problem.dtype)
     size = (pattern.in_features, batch) if last else (batch, pattern.in_features)
@@ -110,22 +118,18 @@ def time_tiles(
     bmm_us = measure({"bmm": bmm}, device, max_seconds=0.05)["bmm"].median_us
     rows = []
     for tile in tiles:
-        launch = partial(module.launcher(problem, tile, 0), x, weight)
+        launch = partial(family.launcher(problem, tile, 0), x, weight)
         torch.full((batch * pattern.out_features,), float("nan"), dtype=dtype, device=device)
         found = error(launch())
         if not found <= allowed:
             raise KsoptError(f"{pattern} {tile}: error {found:.2e}, allowed {allowed:.2e}")
         us = measure({"tile": launch}, device, max_seconds=0.02)["tile"].median_us
-        rows.append(Row(pattern, tile, floor_us, bmm_us, us, predicted.get(tile)))
+        rows.append(Row(pattern, tile, floor_us, bmm_us, us, predicted[tile]))
     return rows
 
 
 def _checked(tensor: torch.Tensor, batch_last: bool) -> torch.Tensor:
     return tensor[:, -_CHECKED_ROWS:] if batch_last else tensor[-_CHECKED_ROWS:]
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _compile_ahead(sources: list[str]) -> None:
@@ -139,7 +143,7 @@ def summary(family: str, rows_of: dict[Pattern, list[Row]]) -> tables.Table:
     lines = []
     for pattern, rows in rows_of.items():
         best = min(rows, key=lambda row: row.latency_us)
-        ranked = sorted(rows, key=lambda row: row.predicted_us or 0.0)
+        ranked = sorted(rows, key=lambda row: row.predicted_us)
         regrets = [min(row.latency_us for row in ranked[:n]) for n in BEST_PREDICTED]
         lines.append(
             [
@@ -149,10 +153,7 @@ def summary(family: str, rows_of: dict[Pattern, list[Row]]) -> tables.Table:
                 f"{best.latency_us:,.1f}",
                 f"{best.floor_us / best.latency_us:.2f}",
                 f"{best.bmm_us / best.latency_us:.2f}",
-                *(
-                    "" if best.predicted_us is None else f"{100 * (us / best.latency_us - 1):.0f} %"
-                    for us in regrets
-                ),
+                *(f"{100 * (us / best.latency_us - 1):.0f} %" for us in regrets),
             ]
         )
     heads = [f"best {n} predicted: slower by" for n in BEST_PREDICTED]
@@ -168,28 +169,29 @@ def write(path: Path, rows_of: dict[Pattern, list[Row]]) -> None:
         times = ["floor_us", "bmm_us", "latency_us", "predicted_us"]
         writer.writerow(["pattern", *asdict(rows[0].config), *times])
         for row in rows:
-            values = [getattr(row, name) for name in times]
-            cells = ["" if us is None else f"{us:.2f}" for us in values]
+            cells = [f"{getattr(row, name):.2f}" for name in times]
             writer.writerow([row.pattern, *asdict(row.config).values(), *cells])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the arguments, measure, print, write."""
     parser = argparse.ArgumentParser(prog="python docs/experiments/tiles.py")
-    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("family", choices=names())
     parser.add_argument("--tiles", type=int, default=60, help="random tiles a pattern (60)")
     parser.add_argument("--batch", type=int, default=paper.BATCH)
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-tiles.csv"))
     given = parser.parse_args(arguments)
-    module = importlib.import_module(f"ksopt.kernels.families.{given.family}")
+    family = family_of(given.family)
     try:
         device = devices.resolve("cuda")
-        problems = [problem_of(given.family, Pattern.parse(text)) for text in PATTERNS]
-        problems = [problem for problem in problems if module.supports(problem) is None]
+        spec = DeviceSpec.of_device(torch.cuda.current_device())
+        problems = [problem_of(family, Pattern.parse(text)) for text in PATTERNS]
+        problems = [one for one in problems if family.unsupported_reason(one, spec) is None]
         roofline = measure_roofline(device, problems[0].dtype)
         record = devices.record(device)
         rows_of = {
-            p.pattern: time_tiles(module, p, given.tiles, given.batch, roofline) for p in problems
+            p.pattern: time_tiles(family, p, given.tiles, given.batch, roofline, spec)
+            for p in problems
         }
     except KsoptError as error:
         print(f"python docs/experiments/tiles.py: {error}", file=sys.stderr)

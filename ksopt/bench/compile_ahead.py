@@ -24,30 +24,23 @@ from ksopt.bench.request import Subject
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import registry
-from ksopt.kernels.families import naive
-from ksopt.kernels.families.base import Machine
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.system import children
 
 _MOST_PROCESSES = 12
 
 
-def sources(problem: Problem, batch: int, machine: Machine) -> list[str]:
+def sources(problem: Problem, batch: int, spec: DeviceSpec) -> list[str]:
     """Sources of the kernels that ksopt's operator times for a problem, best predicted first.
 
     Args:
         problem: what is computed.
         batch: rows of x.
-        machine: what the kernels run on.
+        spec: of the device that the kernels run on.
     """
-    found: list[str] = []
-    for way in registry.candidates(problem, batch, machine):
-        if way.tile is not None:
-            found += way.tile.sources()
-        elif way.name == registry.NAIVE:
-            found.append(naive.source(problem, naive.default_config(problem)))
-    return list(dict.fromkeys(found))
+    candidates = registry.candidates(problem, batch, spec)
+    return list(dict.fromkeys(source for one in candidates for source in one.sources()))
 
 
 @contextmanager
@@ -68,7 +61,7 @@ def compiling(
         yield
         return
     try:
-        machine, target = Machine.of_device(device.index), arch.of_device(device.index)
+        spec, target = DeviceSpec.of_device(device.index), arch.of_device(device.index)
     except KsoptError:  # no bindings: the operator says so once and takes PyTorch's ways
         yield
         return
@@ -80,7 +73,7 @@ def compiling(
                 "problems": problems[index::count],
                 "dtype": dtype,
                 "batch_last": batch_last,
-                "machine": asdict(machine),
+                "spec": asdict(spec),
                 "target": target,
             }
             started.append(_start(job))
@@ -114,13 +107,13 @@ def main() -> int:
     """Read a job from stdin and compile; stop when stdin ends."""
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    described = job["machine"] | {"capability": tuple(job["machine"]["capability"])}
-    machine = Machine(**described)
+    described = job["spec"] | {"capability": tuple(job["spec"]["capability"])}
+    spec = DeviceSpec(**described)
     for shape, batch in job["problems"]:
         problem = Problem(Pattern(*shape), job["dtype"], job["batch_last"])
         found: list[str] = []
         with contextlib.suppress(Exception):
-            found = sources(problem, batch, machine)
+            found = sources(problem, batch, spec)
         for source in dict.fromkeys(found):
             with contextlib.suppress(KsoptError):
                 nvrtc.cubin(source, job["target"])

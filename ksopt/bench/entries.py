@@ -156,7 +156,7 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
         for name, us in choice.times_us:
             best[name] = min(us, best.get(name, us))
         times = ", ".join(f"{n} {us:.4g} us" for n, us in sorted(best.items(), key=lambda t: t[1]))
-        said.append(f"{choice.way.label} ({times or 'by the rule, nothing timed'})")
+        said.append(f"{choice.candidate.label} ({times or 'by the rule, nothing timed'})")
         if len(weights) > 1:
             x = ks_linear(x, [weight], layout=layout)
     return "; ".join(said)

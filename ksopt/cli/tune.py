@@ -156,15 +156,15 @@ def _recorded(
 ) -> list[ChoiceReport]:
     """Everything on disk for the device, or what there is of the patterns and batches named."""
     from ksopt.kernels.explain import from_record
-    from ksopt.kernels.problem_key import bits_of
+    from ksopt.kernels.problem import bits_of
     from ksopt.tune import all_recorded
 
     bits = {bits_of(batch) for batch in given.batch or []}
     return [
         from_record(record, "recorded")
         for record in all_recorded(device)
-        if (not patterns or record.situation.problem.pattern in patterns)
-        and (not bits or record.situation.bits in bits)
+        if (not patterns or record.key.problem.pattern in patterns)
+        and (not bits or record.key.bits in bits)
     ]
 
 
@@ -182,7 +182,7 @@ def _tuned(request: TuneRequest, stream: TextIO, quiet: bool) -> list[ChoiceRepo
     with _progress(stream, len(request.products()), quiet) as tell:
         for report in tune(request):
             reports.append(report)
-            tell(f"{report.situation}: {report.way}")
+            tell(f"{report.key}: {report.way}")
     return reports
 
 
@@ -204,9 +204,9 @@ def _progress(stream: TextIO, total: int, quiet: bool) -> Iterator[Callable[[str
 
 def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
     from ksopt.kernels import tuning_cache
-    from ksopt.tune import machine_of
+    from ksopt.tune import fingerprint_of
 
-    machine = machine_of(device)
+    machine = fingerprint_of(device)
     document = {
         "schema": 1,
         "device": str(device),
@@ -219,16 +219,16 @@ def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
 
 def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO) -> None:
     from ksopt.kernels import tuning_cache
-    from ksopt.tune import machine_of, summary
+    from ksopt.tune import fingerprint_of, summary
 
     if reports:
         tables.write(table(reports), stream)
         print(file=stream)
         for report in reports:
-            print(f"{report.situation}: {report.reason}.", file=stream)
+            print(f"{report.key}: {report.reason}.", file=stream)
         print(file=stream)
     print(summary(reports), file=stream)
-    print(f"They are in {tuning_cache.folder_of(machine_of(device))}", file=stream)
+    print(f"They are in {tuning_cache.folder_of(fingerprint_of(device))}", file=stream)
 
 
 def table(reports: Sequence[ChoiceReport]) -> tables.Table:
@@ -239,7 +239,7 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
         best = report.best_pytorch_us
         rows.append(
             [
-                str(report.situation.problem.pattern),
+                str(report.key.problem.pattern),
                 _kind_words(report),
                 str(report.batch),
                 report.way,
@@ -259,7 +259,7 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
 
 
 def _kind_words(report: ChoiceReport) -> str:
-    problem = report.situation.problem
+    problem = report.key.problem
     words = [problem.dtype if problem.exact else "tf32"]
     words.append("batch_last" if problem.batch_last else "batch_first")
-    return " ".join([*words, *([] if report.situation.rows == "aligned" else ["unaligned"])])
+    return " ".join([*words, *([] if report.key.rows == "aligned" else ["unaligned"])])

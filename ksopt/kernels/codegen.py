@@ -10,37 +10,37 @@ from collections.abc import Mapping
 from ksopt.patterns.chain import Pattern
 
 
-def kernel_name(family: str, kind: str, p: Pattern) -> str:
+def kernel_name(family: str, arithmetic: str, p: Pattern) -> str:
     """A kernel's name, as profilers show it.
 
     Args:
         family: such as ``mma16``.
-        kind: of arithmetic, such as ``float16``.
+        arithmetic: such as ``float16``.
         p: the pattern.
 
     Example:
         >>> kernel_name("mma16", "float16", Pattern(4, 64, 64, 16))
         'ksopt_mma16_float16_4_64_64_16'
     """
-    return f"ksopt_{family}_{kind}_{'_'.join(map(str, p.weight_shape))}"
+    return f"ksopt_{family}_{arithmetic}_{'_'.join(map(str, p.weight_shape))}"
 
 
-def tile(header: str, p: Pattern, instance: str, facts: Mapping[str, int], module: str) -> str:
-    """The part that says for which pattern and with which tile: ``Support`` and ``Tile``.
+def tile(template: str, p: Pattern, instance: str, facts: Mapping[str, int], family: str) -> str:
+    """The part that defines the pattern and the tile: ``Support`` and ``Tile``.
 
     Args:
-        header: the template's file without its ending, such as ``mma16``.
+        template: the template's file, such as ``mma16.cuh``.
         p: the pattern.
         instance: of the template, such as ``Mma16Tile<Support, 1, 2>``.
-        facts: what the tile computes -> what ``module`` has computed for it.
-        module: in this folder, without its ending.
+        facts: what the template computes -> what Python has computed for it.
+        family: the module that has, without its ending.
     """
     agree = "".join(
-        f'static_assert({fact} == {value}, "csrc and kernels/{module}.py disagree");\n'
+        f'static_assert({fact} == {value}, "csrc and kernels/families/{family}.py disagree");\n'
         for fact, value in facts.items()
     )
     return (
-        f'#include "{header}.cuh"\n'
+        f'#include "{template}"\n'
         f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
         f"using Tile = {instance};\n"
         f"{agree}"

@@ -13,20 +13,19 @@ from ksopt.baselines import BASELINES
 from ksopt.kernels import registry, tuning_cache
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends import cpu, cuda
-from ksopt.kernels.families.base import Machine
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.problem import DeviceSpec, ProblemKey
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 
 
 @dataclass(frozen=True)
 class ChoiceReport:
-    """What is chosen in a situation, and why.
+    """What is chosen for a problem, and why.
 
     Attributes:
-        situation: problem, alignment and range of batches that it is for.
+        key: problem, alignment and range of batches that it is for.
         batch: rows that the times are for.
-        way: a kernel family, ``general``, or one of PyTorch's ways (a baseline's name).
+        way: a kernel family, or one of PyTorch's ways (a baseline's name).
         config: the tile's configuration; None where there is none.
         predicted_us: by the cost model; None where there is none for it.
         measured_us: median; None if nothing was measured.
@@ -35,7 +34,7 @@ class ChoiceReport:
         reason: a sentence.
     """
 
-    situation: Situation
+    key: ProblemKey
     batch: int
     way: str
     config: dict[str, Any] | None
@@ -67,7 +66,7 @@ class ChoiceReport:
         """As plain values."""
         values = {name: getattr(self, name) for name in ("batch", "way", "config")}
         return {
-            "situation": self.situation.to_json(),
+            "key": self.key.to_json(),
             **values,
             "predicted_us": self.predicted_us,
             "measured_us": self.measured_us,
@@ -87,7 +86,7 @@ def choice_report(
     device: torch.device | str = "cuda",
     changing: bool = False,
     exact: bool | None = None,
-    machine: Machine | None = None,
+    spec: DeviceSpec | None = None,
 ) -> ChoiceReport:
     """What a product of contiguous operands takes, as far as it can be said without computing it.
 
@@ -102,14 +101,14 @@ def choice_report(
         device: where it is computed.
         changing: whether the weight changes from call to call, as in training.
         exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
-        machine: predict for this machine, which need not be here, and look up nothing.
+        spec: predict for this device, which need not be here, and look up nothing.
 
     Raises:
         InvalidInputError: ``KSOPT_TUNE`` says something that it must not.
 
     Example:
-        >>> h200 = Machine((9, 0), 132, 228 * 1024)
-        >>> found = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, machine=h200)
+        >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
+        >>> found = choice_report(Pattern(4, 64, 64, 16), "float16", 25_088, spec=h200)
         >>> found.way, found.measured_us
         ('wgmma16_streamed', None)
     """
@@ -117,23 +116,23 @@ def choice_report(
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
         mode = "model"  # nothing that was measured is taken then, here or on a CPU
     place = torch.device(device)
-    if place.type == "cpu" and machine is None:
-        found = Situation.of(pattern, dtype, batch, batch_last, exact=True)
+    if place.type == "cpu" and spec is None:
+        found = ProblemKey.of(pattern, dtype, batch, batch_last, exact=True)
         return _on_cpu(found, batch, mode)
-    found = Situation.of(pattern, dtype, batch, batch_last, exact)
+    found = ProblemKey.of(pattern, dtype, batch, batch_last, exact)
     if mode == "off":
         return _from_rule(found, batch, "bmm", "KSOPT_TUNE=off: always PyTorch's batched product")
-    if machine is None:
+    if spec is None:
         index = torch.cuda.current_device() if place.index is None else place.index
-        machine = cuda.machine_of(index)
+        spec = cuda.spec_of(index)
         known = cuda.known(found, index)
         record = known.kept.record if known is not None else None
         source: Source = "measured" if known is None else known.kept.source
         if record is None and mode == "measure" and known is None:
-            record, source = _on_disk(found, index, machine, changing), "recorded"
+            record, source = _on_disk(found, index, spec, changing), "recorded"
         if record is not None:
             return from_record(record, source, changing)
-    return _predicted(found, batch, machine, mode)
+    return _predicted(found, batch, spec, mode)
 
 
 def from_record(record: Record, source: Source, changing: bool = False) -> ChoiceReport:
@@ -146,7 +145,7 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
     """
     chosen = record.chosen(changing)
     return ChoiceReport(
-        record.situation,
+        record.key,
         record.batch,
         chosen.way,
         chosen.config,
@@ -159,7 +158,7 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
 
 
 def _on_disk(
-    found: Situation, device: int, machine: Machine | None, changing: bool
+    found: ProblemKey, device: int, spec: DeviceSpec | None, changing: bool
 ) -> Record | None:
     """What is recorded, if it is of use here."""
     identity = cuda.identity_of(device)
@@ -167,14 +166,14 @@ def _on_disk(
     if record is None:
         return None
     chosen = record.chosen(changing)
-    way = registry.restored(found.problem, chosen.way, chosen.config, record.batch, machine)
-    return None if way is None else record
+    restored = registry.restored(found.problem, chosen.way, chosen.config, record.batch, spec)
+    return None if restored is None else record
 
 
-def _predicted(found: Situation, batch: int, machine: Machine | None, mode: str) -> ChoiceReport:
-    # Chosen for the situation, as a product would be, and told for the batch that was asked for.
-    best, *others = registry.best_predicted(found.problem, found.largest_batch, machine)
-    again = registry.restored(found.problem, best.name, best.config, batch, machine)
+def _predicted(found: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str) -> ChoiceReport:
+    # Chosen for the key, as a product would be, and told for the batch that was asked for.
+    best, *others = registry.best_predicted(found.problem, found.largest_batch, spec)
+    again = registry.restored(found.problem, best.name, best.config, batch, spec)
     us = best.predicted_us if again is None else again.predicted_us
     later = "" if mode == "model" else "; nothing was measured yet"
     against = f", the least of {1 + len(others)} predictions" if others else ""
@@ -182,12 +181,12 @@ def _predicted(found: Situation, batch: int, machine: Machine | None, mode: str)
     return ChoiceReport(found, batch, best.name, best.config, us, None, (), "model", reason)
 
 
-def _from_rule(found: Situation, batch: int, way: str, reason: str) -> ChoiceReport:
+def _from_rule(found: ProblemKey, batch: int, way: str, reason: str) -> ChoiceReport:
     return ChoiceReport(found, batch, way, None, None, None, (), "rule", reason)
 
 
-def _on_cpu(found: Situation, batch: int, mode: str) -> ChoiceReport:
-    record = tuning_cache.load(tuning_cache.cpu_machine(), found) if mode == "measure" else None
+def _on_cpu(found: ProblemKey, batch: int, mode: str) -> ChoiceReport:
+    record = tuning_cache.load(tuning_cache.cpu_fingerprint(), found) if mode == "measure" else None
     if record is not None:
         return from_record(record, "recorded")
     way = cpu.rule(found.problem.pattern)

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from ksopt.kernels import weight_table
 from ksopt.kernels.launcher import Entry, Launcher, MakeLauncher
-from ksopt.kernels.problem import Geometry, Problem
-from ksopt.patterns.chain import Pattern
+from ksopt.kernels.problem import Geometry
 
 THREADS = 256
-"""Of a block of a kernel that packs weights."""
+"""Threads of a block that packs weights."""
 
 _BLOCKS = 1056  # 8 for each of an H200's multiprocessors
 
@@ -61,9 +60,9 @@ class PackedLauncher(PreparingLauncher):
     """One whose weight is packed by a kernel too, for rows of x that are aligned to 16 bytes."""
 
     def __init__(
-        self, form: str, pack: Launcher, multiply: Launcher, otherwise: MakeLauncher
+        self, form: str, pack: Launcher, multiply: Launcher, fallback: MakeLauncher | None
     ) -> None:
-        super().__init__(form, multiply, otherwise)
+        super().__init__(form, multiply, fallback)
         self._pack = pack
 
     def takes(self, x: Tensor) -> bool:
@@ -78,11 +77,6 @@ class PackedLauncher(PreparingLauncher):
         if weight.data_ptr() % 16:
             weight = weight.clone()
         return self._pack(weight.view(1, -1), weight).view(1, 1, 1, -1)
-
-
-def problem_of(problem: Problem, elements: int) -> Problem:
-    """Packing as a launcher sees it: the weight is x's only row, the packed elements are y's."""
-    return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, batch_last=False)
 
 
 def geometry_of(tasks: int) -> Geometry:

@@ -1,13 +1,23 @@
-"""What is to be computed, as the kernel families see it."""
+"""What is to be computed, on what, and what a choice is cached under."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
+import torch
+from torch import Tensor
+
+from ksopt import precision
+from ksopt.jit import driver
 from ksopt.patterns.chain import Pattern
 
 SHARED_LIMIT = 227 * 1024
 """Dynamic shared memory of a block on sm_90, in bytes: the most that any tile may ask for."""
+
+Rows = Literal["aligned", "unaligned", "scattered"]
+"""Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
+those whose elements do not lie side by side. The fast kernels are for the first."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +35,40 @@ class Problem:
     dtype: str
     batch_last: bool
     exact: bool = True
+
+    @property
+    def layout(self) -> Literal["batch_first", "batch_last"]:
+        """The layout's public name."""
+        return "batch_last" if self.batch_last else "batch_first"
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """What a kernel must fit into.
+
+    Attributes:
+        capability: compute capability, such as (9, 0).
+        multiprocessors: of the device.
+        shared_bytes: shared memory of a multiprocessor; a block takes 1 KiB beside its own.
+    """
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_bytes: int
+
+    @classmethod
+    def of_device(cls, index: int) -> DeviceSpec:
+        """The spec of CUDA device ``index``.
+
+        Raises:
+            UnavailableError: the CUDA driver's bindings are missing.
+        """
+        properties = torch.cuda.get_device_properties(index)
+        return cls(
+            (properties.major, properties.minor),
+            properties.multi_processor_count,
+            driver.shared_bytes(index),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,3 +92,112 @@ class Geometry:
     tiles_per_row_tile: int
     max_blocks: int
     early: bool = False
+
+
+@dataclass(frozen=True)
+class ProblemKey:
+    """What a choice is cached under: a problem, how its rows lie in memory, how many they are.
+
+    Attributes:
+        problem: what is computed.
+        rows: how x lies in memory.
+        bits: batches of more than 2 ** (bits - 1) and at most 2 ** bits rows have one key.
+    """
+
+    problem: Problem
+    rows: Rows
+    bits: int
+
+    @classmethod
+    def of(
+        cls, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None = None
+    ) -> ProblemKey:
+        """The key of a contiguous x which a GPU's allocator has placed.
+
+        Args:
+            pattern: support of K.
+            dtype: such as "float16".
+            batch: rows of x.
+            batch_last: the layout.
+            exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
+        """
+        if dtype != "float32":
+            exact = True
+        elif exact is None:
+            exact = precision.is_exact()
+        size = getattr(torch, dtype).itemsize
+        row = batch if batch_last else pattern.in_features
+        rows: Rows = "aligned" if row * size % 16 == 0 else "unaligned"
+        return cls(Problem(pattern, dtype, batch_last, exact), rows, bits_of(batch))
+
+    @property
+    def largest_batch(self) -> int:
+        """The most rows that have the same key."""
+        return int(2**self.bits)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        p = self.problem
+        return {
+            "pattern": str(p.pattern),
+            "dtype": p.dtype,
+            "layout": p.layout,
+            "exact": p.exact,
+            "rows": self.rows,
+            "batch_up_to": self.largest_batch,
+        }
+
+    @classmethod
+    def from_json(cls, values: Any) -> ProblemKey:
+        """The key whose `to_json` gave ``values``.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: they are not such values.
+        """
+        problem = Problem(
+            Pattern.parse(values["pattern"]),
+            values["dtype"],
+            values["layout"] == "batch_last",
+            values["exact"],
+        )
+        key = cls(problem, values["rows"], bits_of(values["batch_up_to"]))
+        if key.rows not in get_args(Rows) or key.to_json() != values:
+            raise ValueError(f"not a problem's key: {values!r}")
+        return key
+
+    def __str__(self) -> str:
+        values = self.to_json()
+        words = [values["pattern"], values["dtype"], values["layout"]]
+        words += [] if self.problem.exact else ["tf32"]
+        words += [] if self.rows == "aligned" else [self.rows]
+        return f"{' '.join(words)} batch<={self.largest_batch}"
+
+
+def bits_of(batch: int) -> int:
+    """The key's ``bits`` for so many rows.
+
+    Example:
+        >>> [bits_of(batch) for batch in (1, 2, 3, 64, 65, 25_088)]
+        [0, 1, 2, 6, 7, 15]
+    """
+    return max(0, batch - 1).bit_length()
+
+
+def rows_of(x: Tensor, batch_last: bool, batch: int) -> Rows:
+    """How x lies in memory, as the launcher will see it.
+
+    Args:
+        x: (*batch, N), or (N, *batch) when batch_last.
+        batch_last: the layout.
+        batch: rows of x.
+    """
+    size = x.element_size()
+    if x.data_ptr() % 16 != 0 or (batch_last and batch * size % 16 != 0):
+        return "unaligned"  # batch last, y's rows are as long as the batch
+    if x.is_contiguous():
+        row = batch if batch_last else x.shape[-1]
+    elif x.stride(-1) != 1:
+        return "scattered"
+    else:
+        row = x.stride(0) if batch_last else x.stride(-2)
+    return "aligned" if row * size % 16 == 0 else "unaligned"

@@ -37,7 +37,7 @@ def first_look(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = BU
     if torch.are_deterministic_algorithms_enabled():
         return
     device = x.get_device()
-    found = cuda.situation_of(x, weight, batch_last)
+    found = cuda.problem_key_of(x, weight, batch_last)
     if cuda.known(found, device) is not None:
         return
     identity = cuda.identity_of(device)
@@ -46,8 +46,8 @@ def first_look(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = BU
     try:
         with torch.cuda.device(device), torch.no_grad():
             check, x, weight = checking(x.detach(), weight.detach(), batch_last)
-            machine = cuda.machine_of(device)
-            decision = measured(found, x, weight, machine, budget_s, check)
+            spec = cuda.spec_of(device)
+            decision = measured(found, x, weight, spec, budget_s, check)
     except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit
         return
     cuda.remember(found, device, decision)

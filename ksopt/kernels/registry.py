@@ -1,59 +1,64 @@
-"""All ways to multiply on a CUDA device: the families' tiles, the general kernel, PyTorch's own."""
+"""The candidates of a product on a CUDA device: kernels of the families, and PyTorch's own."""
 
 from __future__ import annotations
 
+import functools
+import heapq
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels.families import naive, pytorch_ops
-from ksopt.kernels.families.base import FAMILIES, Family, Machine, Tile, best_tiles
+from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.problem import Problem
-from ksopt.kernels.problem_key import Rows
+from ksopt.kernels.problem import DeviceSpec, Problem, Rows
+
+MOST_KERNELS = 10
+"""How many kernels, of all families together, are compiled and timed for a problem."""
+
+_KERNELS_OF_ONE = 4
+_FAR = 3.0  # a family whose best tile is predicted to take this many times the best has no chance
+# The fallback is left out where it is predicted to take this many times the best tile: without
+# tensor cores it takes up to 40 times as long, and finding out would take longer than all else.
+_FALLBACK_FAR = 2.0
+_COMPILERS = 8
 
 
 class Call(Protocol):
-    """What multiplies: (x, weight) -> y; written into ``out`` where that is given (`cuda.run`)."""
+    """What multiplies: (x, weight) -> y; written into ``out`` if there is one (`cuda.run`)."""
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
-NAIVE = "naive"
-_COMPILERS = 8
-
-# The general kernel is left out where it is predicted to take this many times the best tile:
-# without tensor cores it takes up to 40 times as long, and finding out would take longer than all
-# else.
-_NAIVE_FAR = 2.0
-
-
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """One way to compute a problem, not built yet.
 
     Attributes:
-        name: a family's name, ``general``, or the name of one of PyTorch's ways (a baseline).
+        name: a kernel family's, or that of one of PyTorch's products (a baseline).
         problem: what it computes.
         predicted_us: for the batch that it was proposed for.
-        tile: of a family; None for all else.
+        family: of kernels; None for PyTorch's own.
+        tile: the family's configuration; None for PyTorch's own.
     """
 
     name: str
     problem: Problem
     predicted_us: float
-    tile: Tile | None = None
+    family: KernelFamily[Any] | None = None
+    tile: Any = None
 
     @property
     def config(self) -> dict[str, Any] | None:
-        """The tile's configuration as plain values."""
-        return None if self.tile is None else asdict(self.tile.config)
+        """The tile as plain values."""
+        return None if self.tile is None else asdict(self.tile)
 
     @property
     def label(self) -> str:
@@ -65,150 +70,216 @@ class Way:
     @property
     def is_pytorch(self) -> bool:
         """Whether it is one of PyTorch's own."""
-        return self.tile is None and self.name != NAIVE
+        return self.family is None
 
     @property
-    def prepares(self) -> bool:
+    def prepares_weight(self) -> bool:
         """Whether the weight is prepared before the product."""
-        if self.tile is not None:
-            return self.tile.family.prepares(self.problem.pattern)
-        return self.name != NAIVE and pytorch_ops.prepares(self.name, self.problem)
+        if self.family is None:
+            return pytorch_ops.prepares(self.name, self.problem)
+        return self.family.prepares_weight(self.problem.pattern)
 
-    def build(self, device: int, rows: Rows = "aligned") -> Call:
-        """Compile and load what it needs on CUDA device ``device``.
+    @property
+    def needs_order(self) -> bool:
+        """Whether a weight whose elements are not in order is put in order before the product."""
+        return self.family is not None and not self.family.is_fallback
+
+    def sources(self) -> list[str]:
+        """The generated files of all that `build` compiles for aligned rows."""
+        return [] if self.family is None else self.family.sources(self.problem, self.tile)
+
+    def build(self, device_index: int, rows: Rows = "aligned") -> Call:
+        """Compile and load what it needs on a CUDA device.
 
         Args:
-            device: its index.
+            device_index: of the device.
             rows: of x; what takes others is compiled when the first of them come.
 
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
         """
-        if self.tile is not None:
-            call = self.tile.launcher(device)
-            if rows != "aligned" and isinstance(call, Launcher):
-                call.compile_fallback()
-            return call
-        if self.name == NAIVE:
-            return naive.launcher(self.problem, device)
-        return pytorch_ops.multiplier(self.name, self.problem)
+        if self.family is None:
+            return pytorch_ops.multiplier(self.name, self.problem)
+        call = self.family.launcher(self.problem, self.tile, device_index)
+        if rows != "aligned" and isinstance(call, Launcher):
+            call.compile_fallback()
+        return call
 
 
-def candidates(problem: Problem, batch: int, machine: Machine | None) -> list[Way]:
-    """The ways worth timing: PyTorch's first, the simplest of all first; then by predicted time.
+_by_prediction = attrgetter("predicted_us")
+
+
+def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
+    """The candidates worth timing: PyTorch's first, the simplest of all first; then by prediction.
 
     Args:
         problem: what is to be computed.
         batch: rows of x.
-        machine: the device; None where its driver cannot be asked, which leaves PyTorch's ways.
+        device: None where its driver cannot be asked, which leaves PyTorch's own.
     """
-    if machine is None:
+    if device is None:
         return pytorch(problem, batch, 1)
-    tiles = [
-        Way(tile.family.name, problem, tile.predicted_us, tile)
-        for tile in best_tiles(problem, batch, machine)
-    ]
-    far_us = _NAIVE_FAR * min((way.predicted_us for way in tiles), default=math.inf)
-    slow = [way for way in _general(problem, batch, machine) if way.predicted_us <= far_us]
-    return [*pytorch(problem, batch, machine.multiprocessors), *tiles, *slow]
+    kernels = best_kernels(problem, batch, device)
+    far_us = _FALLBACK_FAR * min((one.predicted_us for one in kernels), default=math.inf)
+    slow = [one for one in _fallbacks(problem, batch, device) if one.predicted_us <= far_us]
+    return [*pytorch(problem, batch, device.multiprocessors), *kernels, *slow]
 
 
-def best_predicted(problem: Problem, batch: int, machine: Machine | None) -> list[Way]:
-    """The ways without timing, best predicted first: the first that can be built is taken."""
-    if machine is None:
+def best_predicted(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
+    """The candidates without timing, best predicted first: the first that can be built is taken."""
+    if device is None:
         return [_pytorch("bmm", problem, batch, 1)]
-    tiles = [
-        Way(tile.family.name, problem, tile.predicted_us, tile)
-        for tile in best_tiles(problem, batch, machine, most=2)
+    rivals = [
+        *pytorch(problem, batch, device.multiprocessors),
+        *best_kernels(problem, batch, device, most=2),
+        *_fallbacks(problem, batch, device),
     ]
-    plain = pytorch(problem, batch, machine.multiprocessors)
-    rivals = [*plain, *tiles, *_general(problem, batch, machine)]
-    return sorted(rivals, key=lambda way: way.predicted_us)
+    return sorted(rivals, key=_by_prediction)
 
 
-def pytorch(problem: Problem, batch: int, multiprocessors: int) -> list[Way]:
-    """PyTorch's own ways that make sense, the simplest first."""
+def best_kernels(
+    problem: Problem, batch: int, device: DeviceSpec, most: int = MOST_KERNELS
+) -> list[Candidate]:
+    """The kernels worth compiling, best predicted first, fallbacks apart.
+
+    The best of every family that is predicted to come near the best of all, for no cost model is
+    exact; then the next best of whatever family, a few of each.
+
+    Args:
+        problem: what is to be computed.
+        batch: rows of x.
+        device: what they run on.
+        most: how many at most; 1 gives the best predicted of all.
+    """
+    ranks = [
+        ranked(family, problem, batch, device)[:_KERNELS_OF_ONE]
+        for family in families()
+        if not family.is_fallback
+    ]
+    limit = _FAR * min((kernels[0].predicted_us for kernels in ranks if kernels), default=0.0)
+    near = [[one for one in kernels if one.predicted_us <= limit] for kernels in ranks]
+    leaders = sorted((kernels[0] for kernels in near if kernels), key=_by_prediction)[:most]
+    others = (one for kernels in near for one in kernels[1:])
+    rest = heapq.nsmallest(most - len(leaders), others, key=_by_prediction)
+    return sorted([*leaders, *rest], key=_by_prediction)
+
+
+def ranked(
+    family: KernelFamily[Any], problem: Problem, batch: int, device: DeviceSpec
+) -> list[Candidate]:
+    """The family's tiles that fit into the device, by predicted time; none where it cannot.
+
+    Args:
+        family: of kernels.
+        problem: what is to be computed.
+        batch: rows of x.
+        device: what they run on.
+    """
+    too_many = family.max_batch is not None and batch > family.max_batch
+    if too_many or family.unsupported_reason(problem, device) is not None:
+        return []
+    kernels = (
+        _kernel(family, problem, tile, batch, device) for tile in _fitting(family, problem, device)
+    )
+    return sorted((one for one in kernels if one.predicted_us < math.inf), key=_by_prediction)
+
+
+@functools.lru_cache(maxsize=64)  # the same for every batch; hundreds of tiles a family
+def _fitting(family: KernelFamily[Any], problem: Problem, device: DeviceSpec) -> tuple[Any, ...]:
+    every = family.configs(problem, device)
+    return tuple(tile for tile in every if family.fits(problem, tile, device))
+
+
+def _fallbacks(problem: Problem, batch: int, device: DeviceSpec) -> list[Candidate]:
+    return [
+        candidate
+        for family in families()
+        if family.is_fallback
+        for candidate in ranked(family, problem, batch, device)
+    ]
+
+
+def _kernel(
+    family: KernelFamily[Any], problem: Problem, tile: Any, batch: int, device: DeviceSpec
+) -> Candidate:
+    us = family.predicted_us(problem, tile, batch, device)
+    return Candidate(family.name, problem, us, family, tile)
+
+
+def pytorch(problem: Problem, batch: int, multiprocessors: int) -> list[Candidate]:
+    """PyTorch's own products that make sense, the simplest first."""
     return [
         _pytorch(name, problem, batch, multiprocessors)
         for name in pytorch_ops.names(problem, "cuda")
     ]
 
 
-def rule(problem: Problem) -> Way:
+def _pytorch(name: str, problem: Problem, batch: int, multiprocessors: int) -> Candidate:
+    us = pytorch_ops.predicted_us(name, problem, batch, multiprocessors)
+    return Candidate(name, problem, us)
+
+
+def rule(problem: Problem) -> Candidate:
     """What is taken where nothing is to be chosen: PyTorch's batched product."""
     return _pytorch("bmm", problem, 1, 1)
 
 
 def restored(
-    problem: Problem, name: str, config: dict[str, Any] | None, batch: int, machine: Machine | None
-) -> Way | None:
-    """The way that a record names, if it still exists here; otherwise None.
+    problem: Problem,
+    name: str,
+    config: dict[str, Any] | None,
+    batch: int,
+    device: DeviceSpec | None,
+) -> Candidate | None:
+    """The candidate that a record names, if it still exists here; otherwise None.
 
     Args:
         problem: what is to be computed.
-        name: a way's name.
-        config: its tile's configuration as plain values, None where it has none.
+        name: the candidate's name.
+        config: its tile as plain values, None where it has none.
         batch: rows of x, for the predicted time.
-        machine: the device, as for `candidates`.
+        device: as for `candidates`.
     """
     if config is None:
-        multiprocessors = 1 if machine is None else machine.multiprocessors
-        plain = pytorch(problem, batch, multiprocessors)
-        if machine is not None:
-            plain += _general(problem, batch, machine)
-        return next((way for way in plain if way.name == name), None)
-    family = next((family for family in FAMILIES if family.name == name), None)
-    if family is None or machine is None or family.refusal(problem, machine) is not None:
+        plain = pytorch(problem, batch, 1 if device is None else device.multiprocessors)
+        return next((candidate for candidate in plain if candidate.name == name), None)
+    family = next((family for family in families() if family.name == name), None)
+    if family is None or device is None or family.unsupported_reason(problem, device) is not None:
         return None
-    tile = _tile_of(family, problem, config, batch, machine)
-    return None if tile is None else Way(name, problem, tile.predicted_us, tile)
-
-
-def _tile_of(
-    family: Family, problem: Problem, config: dict[str, Any], batch: int, machine: Machine
-) -> Tile | None:
-    for known in family.module.configs(problem, machine.multiprocessors):
-        if vars(known) == config:  # plain values all: a tenth of what asdict takes
-            return Tile(family, problem, known, family.predicted_us(problem, known, batch, machine))
+    for tile in family.configs(problem, device):
+        if vars(tile) == config:  # plain values all: a tenth of what asdict takes
+            return _kernel(family, problem, tile, batch, device)
     return None
 
 
-def _pytorch(name: str, problem: Problem, batch: int, multiprocessors: int) -> Way:
-    us = pytorch_ops.predicted_us(name, problem, batch, multiprocessors)
-    return Way(name, problem, us)
-
-
-def _general(problem: Problem, batch: int, machine: Machine) -> Iterable[Way]:
-    if naive.supports(problem) is None:
-        us = naive.predicted_us(problem, batch, machine.multiprocessors)
-        yield Way(NAIVE, problem, us)
-
-
-def built(ways: Sequence[Way], device: int, rows: Rows = "aligned") -> list[tuple[Way, Call]]:
-    """The ways that can be built here, compiled side by side; of the others one warning each.
+def built(
+    several: Sequence[Candidate], device_index: int, rows: Rows = "aligned"
+) -> list[tuple[Candidate, Call]]:
+    """The candidates that can be built here, compiled side by side; of others one warning each.
 
     Args:
-        ways: to build.
-        device, rows: as for `Way.build`.
+        several: to build.
+        device_index, rows: as for `Candidate.build`.
     """
 
-    def build(way: Way) -> Call | KsoptError:
+    def build(candidate: Candidate) -> Call | KsoptError:
         try:
-            return way.build(device, rows)
+            return candidate.build(device_index, rows)
         except KsoptError as error:
             return error
 
     with ThreadPoolExecutor(_COMPILERS) as pool:
-        results = list(pool.map(build, ways))
-    found: list[tuple[Way, Call]] = []
-    for way, result in zip(ways, results, strict=True):
+        results = list(pool.map(build, several))
+    calls: list[tuple[Candidate, Call]] = []
+    for candidate, result in zip(several, results, strict=True):
         if isinstance(result, UnavailableError):
             warn_once(str(result))
         elif isinstance(result, KsoptError):
-            warn_once(f"{way.label} for {way.problem.pattern} does not compile: {result}")
+            pattern = candidate.problem.pattern
+            warn_once(f"{candidate.label} for {pattern} does not compile: {result}")
         else:
-            found.append((way, result))
-    return found
+            calls.append((candidate, result))
+    return calls
 
 
 _warned: set[str] = set()

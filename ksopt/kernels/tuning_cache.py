@@ -1,12 +1,12 @@
-"""Measured choices on disk: one small file a situation, private to the user.
+"""Measured choices on disk: one small file for each problem's key, private to the user.
 
-Layout: ``<cache>/<ksopt version>/choices/<digest of the machine>/<situation>.json``. The machine is
-the device, its driver, the versions of torch and CUDA, and a digest of ksopt's own kernels and of
+Layout: ``<cache>/<ksopt version>/choices/<digest of the fingerprint>/<key>.json``. The fingerprint
+is the device, its driver, the versions of torch and CUDA, and a digest of ksopt's kernels and of
 the code that times them: a change of any of them starts anew. Every file says in full what it is
 for; one that does not parse or is for something else counts as missing and is written again.
 
 A file is written aside and renamed into place in one step, so a process that is killed leaves the
-old file or the new one. A lock per situation makes the processes that meet it at once wait for
+old file or the new one. A lock per key makes the processes that meet it at once wait for
 the first of them, for timings disturb each other. A cache that cannot be written, or that others
 can write to, costs one warning; what stands in it is not read then.
 """
@@ -27,12 +27,12 @@ from typing import Any, Literal
 import torch
 
 from ksopt.jit import cache, driver
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.problem import ProblemKey
 from ksopt.system import locks, sources, temporary_files
 from ksopt.system.cpu import cpu_name
 
-Machine = dict[str, str]
-"""What a choice depends on besides the situation, in words."""
+Fingerprint = dict[str, str]
+"""What a choice depends on besides the key, in words."""
 
 Weight = Literal["any", "kept", "fresh"]
 """Whether a time includes preparing the weight (fresh), does not (kept), or has no such part."""
@@ -74,17 +74,17 @@ class Timed:
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured in a situation, and what was chosen.
+    """What was measured for a key, and what was chosen.
 
     Attributes:
-        situation: what it is for.
+        key: what it is for.
         batch: rows that were timed.
         timed: every way that was.
         kept: index into ``timed`` of the choice for weights whose preparation is kept.
         changing: that for weights that are prepared on every call.
     """
 
-    situation: Situation
+    key: ProblemKey
     batch: int
     timed: tuple[Timed, ...]
     kept: int
@@ -101,7 +101,7 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {
-            "situation": self.situation.to_json(),
+            "key": self.key.to_json(),
             "batch": self.batch,
             "kept": self.kept,
             "changing": self.changing,
@@ -118,7 +118,7 @@ class Record:
         """
         timed = tuple(_timed(entry) for entry in values["timed"])
         kept, changing, batch = (int(values[name]) for name in ("kept", "changing", "batch"))
-        return cls(Situation.from_json(values["situation"]), batch, timed, kept, changing)
+        return cls(ProblemKey.from_json(values["key"]), batch, timed, kept, changing)
 
 
 def _timed(values: Any) -> Timed:
@@ -134,7 +134,7 @@ def _timed(values: Any) -> Timed:
     return found
 
 
-def cuda_machine(device: int) -> Machine:
+def cuda_fingerprint(device: int) -> Fingerprint:
     """What choices on CUDA device ``device`` depend on.
 
     Raises:
@@ -152,7 +152,7 @@ def cuda_machine(device: int) -> Machine:
     }
 
 
-def cpu_machine() -> Machine:
+def cpu_fingerprint() -> Fingerprint:
     """What choices on this CPU depend on."""
     return {
         "device": _cpu_name(),
@@ -175,41 +175,41 @@ def code_digest() -> str:
     )
 
 
-def folder_of(machine: Machine) -> Path:
-    """Where the choices of a machine are."""
-    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
+def folder_of(fingerprint: Fingerprint) -> Path:
+    """Where the choices for a fingerprint are."""
+    digest = hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
     return cache.store_root() / "choices" / digest
 
 
-def path_of(machine: Machine, situation: Situation) -> Path:
-    """The file of a situation; its name can be read, but what counts is what stands in it."""
-    values = situation.to_json()
+def path_of(fingerprint: Fingerprint, key: ProblemKey) -> Path:
+    """The file of a key; its name can be read, but what counts is what stands in it."""
+    values = key.to_json()
     pattern = values["pattern"].strip("()").replace(",", "_")
-    precision = values["dtype"] if situation.problem.exact else "tf32"
+    precision = values["dtype"] if key.problem.exact else "tf32"
     words = (pattern, precision, values["layout"], values["rows"], str(values["batch_up_to"]))
-    return folder_of(machine) / f"{'-'.join(words)}.json"
+    return folder_of(fingerprint) / f"{'-'.join(words)}.json"
 
 
-def load(machine: Machine, situation: Situation) -> Record | None:
-    """What was recorded for a situation; None if nothing was, or nothing that can be used."""
-    record = _read(path_of(machine, situation), machine)
-    return record if record is not None and record.situation == situation else None
+def load(fingerprint: Fingerprint, key: ProblemKey) -> Record | None:
+    """What was recorded for a key; None if nothing was, or nothing that can be used."""
+    record = _read(path_of(fingerprint, key), fingerprint)
+    return record if record is not None and record.key == key else None
 
 
-def load_all(machine: Machine) -> list[Record]:
-    """Everything recorded for a machine, in order of the situations' names."""
+def load_all(fingerprint: Fingerprint) -> list[Record]:
+    """Everything recorded for a fingerprint, in order of the keys' names."""
     try:
-        files = sorted(folder_of(machine).glob("*.json"))
+        files = sorted(folder_of(fingerprint).glob("*.json"))
     except OSError:
         return []
-    records = (_read(file, machine) for file in files)
+    records = (_read(file, fingerprint) for file in files)
     return [record for record in records if record is not None]
 
 
-def save(machine: Machine, record: Record) -> bool:
+def save(fingerprint: Fingerprint, record: Record) -> bool:
     """Write a record into place in one step; whether it was possible. Never raises for the disk."""
-    path = path_of(machine, record.situation)
-    values = {"schema": _SCHEMA, "machine": machine, **record.to_json()}
+    path = path_of(fingerprint, record.key)
+    values = {"schema": _SCHEMA, "fingerprint": fingerprint, **record.to_json()}
     try:
         cache.make_private(path.parent)
         with temporary_files.new_file(path.parent, ".aside-") as (handle, aside):  # mode 0600
@@ -225,9 +225,9 @@ def save(machine: Machine, record: Record) -> bool:
 
 
 @contextlib.contextmanager
-def alone(machine: Machine, situation: Situation) -> Iterator[None]:
-    """Let one process at a time measure a situation; the others wait here, at most a minute."""
-    with locked(path_of(machine, situation)):
+def alone(fingerprint: Fingerprint, key: ProblemKey) -> Iterator[None]:
+    """Let one process at a time measure for a key; the others wait here, at most a minute."""
+    with locked(path_of(fingerprint, key)):
         yield
 
 
@@ -252,10 +252,10 @@ def locked(measured: Path) -> Iterator[None]:
         yield
 
 
-def _read(path: Path, machine: Machine) -> Record | None:
+def _read(path: Path, fingerprint: Fingerprint) -> Record | None:
     try:
         values = json.loads(cache.read_private(path))
-        if values["schema"] != _SCHEMA or values["machine"] != machine:
+        if values["schema"] != _SCHEMA or values["fingerprint"] != fingerprint:
             return None
         return Record.from_json(values)
     except cache.CacheUnusable as reason:  # another user could have written it

@@ -10,7 +10,7 @@ import torch
 
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.explain import choice_report
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.request import SearchRequest
 
@@ -26,7 +26,7 @@ class CostModel:
         batch_last: The layout.
     """
 
-    machine: Machine
+    machine: DeviceSpec
     dtype: str
     batch: int
     batch_last: bool
@@ -39,7 +39,7 @@ class CostModel:
             return None
         assert request.batch is not None
         index = torch.cuda.current_device() if device.index is None else device.index
-        machine = cuda.machine_of(index)
+        machine = cuda.spec_of(index)
         if machine is None:
             return None
         return cls(machine, request.dtype, request.batch, request.layout == "batch_last")
@@ -53,7 +53,7 @@ class CostModel:
         """Sum of the factors' predicted times; None if one of them has none.
 
         Example:
-            >>> h200 = Machine((9, 0), 132, 228 * 1024)
+            >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
             >>> model = CostModel(h200, "float16", 8192, batch_last=False)
             >>> model.predicted_us(Chain.parse("(1,64,64,16)*(16,64,64,1)")) > 0
             True
@@ -83,6 +83,6 @@ class CostModel:
                 self.dtype,
                 self.batch,
                 batch_last=self.batch_last,
-                machine=self.machine,
+                spec=self.machine,
             ).predicted_us
         return self._known[pattern]

@@ -20,7 +20,7 @@ class Alignment:
     steps of 16 outputs and of 32 bytes along c: b and c are multiples of these, and nothing is
     computed for padding.
 
-    The rules are those of ``supports`` of `families.mma16` and `families.mma_tf32x3` of
+    The rules are those of ``unsupported_shape`` of `families.mma16` and `families.mma_tf32x3` of
     ksopt.kernels; a test compares them.
 
     Args:

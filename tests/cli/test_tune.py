@@ -9,7 +9,7 @@ from ksopt import tune as tuning
 from ksopt.cli.main import main
 from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.problem import ProblemKey
 from ksopt.patterns.chain import Pattern
 
 QUICK = ["--seconds", "0.01", "--device", "cpu"]
@@ -38,7 +38,7 @@ def test_a_table_with_the_choice_its_rivals_and_the_reason(capsys):
     assert "einsum" in rows[0]
     assert "(2,8,8,2) float32 batch_first batch<=64: measured" in out
     assert "4 choices, 4 measured now: 0 of ksopt's kernels, 4 of PyTorch's ways." in out
-    assert str(tuning_cache.folder_of(tuning_cache.cpu_machine())) in out
+    assert str(tuning_cache.folder_of(tuning_cache.cpu_fingerprint())) in out
     assert len(err.splitlines()) == 4  # one line each, as it goes
 
 
@@ -76,7 +76,7 @@ def test_chains_dims_and_the_backward_pass(capsys):
     def tuned(*words):
         assert tune(*words) == 0
         found = json.loads(capsys.readouterr().out)["choices"]
-        return [choice["situation"]["pattern"] for choice in found]
+        return [choice["key"]["pattern"] for choice in found]
 
     assert tuned(*chain) == ["(1,24,4,2)", "(2,4,6,1)"]
     assert tuned(*chain, "--backward")[2:] == ["(1,4,24,2)", "(2,6,4,1)"]
@@ -160,7 +160,7 @@ def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
     from ksopt.kernels.explain import from_record
     from ksopt.kernels.tuning_cache import Record, Timed
 
-    situation = Situation.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
+    situation = ProblemKey.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
     timed = (
         Timed("bmm", None, "fresh", 500.0, 563.0, 560.0, 570.0),
         Timed("bmm", None, "kept", 500.0, 552.0, 550.0, 560.0),
@@ -194,7 +194,7 @@ def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
         return cpu.tune(x, weight, batch_last, budget_s)
 
     monkeypatch.setattr(tuning.cuda, "tune", measured)
-    monkeypatch.setattr(tuning, "machine_of", lambda _: tuning_cache.cpu_machine())
+    monkeypatch.setattr(tuning, "fingerprint_of", lambda _: tuning_cache.cpu_fingerprint())
     monkeypatch.setattr(
         tuning, "_operands", lambda *_: (torch.randn(8, 4), torch.randn(1, 2, 2, 2))
     )

@@ -16,7 +16,7 @@ import torch
 from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.registry import Way
+from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS = 2, 3, 4
@@ -123,8 +123,8 @@ def multiplies_by(library, pattern):
 
 def decide(x, weight, launcher):
     """The product of such operands, batch first, is this launcher's."""
-    found = cuda.situation_of(x, weight, False)
-    choice = Choice(Way("played", found.problem, 1.0), launcher, "model")
+    found = cuda.problem_key_of(x, weight, False)
+    choice = Choice(Candidate("played", found.problem, 1.0), launcher, "model")
     cuda.remember(found, x.get_device(), Decision(choice, choice))
 
 

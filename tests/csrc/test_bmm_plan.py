@@ -14,7 +14,7 @@ from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.pytorch_ops import multiplier
 from ksopt.kernels.launcher import batched_entry
-from ksopt.kernels.registry import Way
+from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -127,11 +127,11 @@ def test_one_row_is_left_to_the_way_that_makes_a_column_of_it(ops_of):
 
 def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_name="bmm"):
     """A way for kept weights and another for those that change, decided for these operands."""
-    found = cuda.situation_of(x, weight, last)
+    found = cuda.problem_key_of(x, weight, last)
 
     def choice(name, weight_is):
         call = _preparing(multiplier(name, found.problem), weight_is)
-        return Choice(Way(name, found.problem, 1.0), call, "model")
+        return Choice(Candidate(name, found.problem, 1.0), call, "model")
 
     kept = choice(kept_name, "fresh" if kept_anew else "kept")
     decision = Decision(kept, choice(changing_name, "fresh"))

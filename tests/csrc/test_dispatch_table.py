@@ -17,9 +17,9 @@ from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.launcher import HostLauncher, _Arguments
-from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of, problem_of
-from ksopt.kernels.problem import Geometry
-from ksopt.kernels.registry import Way
+from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -35,13 +35,13 @@ class Device(Product):
         multiplies_by(library, PATTERN)
         self.x = torch.randn(ROWS, PATTERN.in_features)
         self.renew()
-        found = cuda.situation_of(self.x, self.weight, False)
-        packing = problem_of(found.problem, PATTERN.nnz)
+        found = cuda.problem_key_of(self.x, self.weight, False)
+        packing = Problem(Pattern(1, PATTERN.nnz, PATTERN.nnz, 1), found.problem.dtype, False)
         launcher = PackedLauncher(
             "doubled",
             HostLauncher(packing, geometry_of(PATTERN.nnz), PACK, None),
             HostLauncher(found.problem, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
-            otherwise=None,
+            fallback=None,
         )
         decide(self.x, self.weight, launcher)
 
@@ -183,9 +183,9 @@ def test_a_deterministic_product_is_not_known(device, monkeypatch):
 
 
 def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(device):
-    found = cuda.situation_of(device.x, device.weight, False)
+    found = cuda.problem_key_of(device.x, device.weight, False)
     decision = cuda.known(found, device.x.get_device())
-    other = Choice(Way("other", found.problem, 1.0), lambda x, w: ks_reference(x, w), "model")
+    other = Choice(Candidate("other", found.problem, 1.0), lambda x, w: ks_reference(x, w), "model")
     cuda.remember(found, device.x.get_device(), Decision(decision.kept, other))
     device.check(device.product())
     before = device.packs

@@ -26,7 +26,7 @@ def no_fallback():
 
 def take_the_kernel(library, pattern, x, weight):
     multiplies_by(library, pattern)
-    problem, shape = cuda.situation_of(x, weight, False).problem, Geometry(32, 0, 16, 1, 100)
+    problem, shape = cuda.problem_key_of(x, weight, False).problem, Geometry(32, 0, 16, 1, 100)
     decide(x, weight, HostLauncher(problem, shape, MULTIPLY_AS_IT_IS, no_fallback))
 
 

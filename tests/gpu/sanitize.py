@@ -16,33 +16,12 @@ import sys
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels.families import (
-    batch_last_mma16,
-    batch_last_mma_tf32x3,
-    batch_last_wgmma16,
-    batch_last_wgmma_tf32x3,
-    decode_fma,
-    decode_mma16,
-    mma16,
-    mma_tf32x3,
-    naive,
-    wgmma16,
-    wgmma16_streamed,
-    wgmma_tf32x3,
-)
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import TemplateFamily, families
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
 ROWS = 37
-FAMILIES = (
-    *(mma16, wgmma16, wgmma16_streamed, mma_tf32x3, wgmma_tf32x3),
-    *(batch_last_mma16, batch_last_wgmma16, batch_last_mma_tf32x3, batch_last_wgmma_tf32x3),
-    *(decode_mma16, decode_fma),
-)
-HOPPER_ALONE = (
-    *(wgmma16, wgmma16_streamed, wgmma_tf32x3),
-    *(batch_last_wgmma16, batch_last_wgmma_tf32x3),
-)
 
 
 def smallest(count: int) -> list[Pattern]:
@@ -56,25 +35,31 @@ def smallest(count: int) -> list[Pattern]:
 
 
 def main() -> None:
-    families = {module.__name__.rpartition(".")[2]: module for module in FAMILIES}
-    unknown = set(sys.argv[1:]) - set(families)
+    every = {
+        family.name: family
+        for family in families()
+        if isinstance(family, TemplateFamily) and not family.is_fallback
+    }
+    unknown = set(sys.argv[1:]) - set(every)
     if unknown:
-        sys.exit(f"{', '.join(sorted(unknown))}: not one of {', '.join(families)}")
-    asked = [module for name, module in families.items() if name in (sys.argv[1:] or families)]
+        sys.exit(f"{', '.join(sorted(unknown))}: not one of {', '.join(every)}")
+    chosen = [family for name, family in every.items() if name in (sys.argv[1:] or every)]
     ran = 0
-    hopper = torch.cuda.get_device_capability(0) == (9, 0)
+    device = DeviceSpec.of_device(0)
     dtypes = ("float32", "float16", "bfloat16")
     for pattern, dtype, last in itertools.product(smallest(10), dtypes, (False, True)):
-        problem = Problem(pattern, dtype, last)
+        # Exact products of short sums are left to PyTorch: there the kernels compute in TF32.
+        exact = dtype != "float32" or pattern.c >= 32
+        problem = Problem(pattern, dtype, last, exact)
         x = torch.randn(ROWS, pattern.in_features, device="cuda").to(getattr(torch, dtype))
         x = x.T.contiguous() if last else x
         weight = torch.randn(pattern.weight_shape, device="cuda").to(x.dtype)
         launchers = [naive.launcher(problem, 0)]
-        for module in asked:
-            if module.supports(problem) is None and (hopper or module not in HOPPER_ALONE):
-                tiles = list(module.configs(problem, 132))
-                chosen = {tiles[len(tiles) // 3], tiles[-1]}
-                launchers += [module.launcher(problem, tile, 0) for tile in chosen]
+        for family in chosen:
+            if family.unsupported_reason(problem, device) is None:
+                tiles = list(family.configs(problem, device))
+                two = {tiles[len(tiles) // 3], tiles[-1]}
+                launchers += [family.launcher(problem, tile, 0) for tile in two]
         for launch in launchers:
             y = launch(x, weight)
             torch.cuda.synchronize()

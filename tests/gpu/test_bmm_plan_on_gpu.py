@@ -2,18 +2,21 @@
 
 import pytest
 import torch
+from devices import H200
 from torch import nn
 
 from ksopt import ops
 from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import transpose_bmm
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.pytorch_ops import multiplier
 from ksopt.kernels.families.transpose_bmm import Config
-from ksopt.kernels.registry import Way
+from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+transpose_bmm = family_of("transpose_bmm")
 
 pytestmark = pytest.mark.gpu
 
@@ -53,9 +56,9 @@ class Case:
         self.x = torch.randn(shape, device="cuda").to(dtype)
         values = torch.randn(pattern.weight_shape, device="cuda") / pattern.c**0.5
         self.weight = nn.Parameter(STORED[stored](values.to(dtype)), requires_grad=False)
-        found = cuda.situation_of(self.x, self.weight, last)
+        found = cuda.problem_key_of(self.x, self.weight, last)
         if name == "transpose_bmm":
-            reason = transpose_bmm.supports(found.problem)
+            reason = transpose_bmm.unsupported_reason(found.problem, H200)
             if reason is not None:
                 pytest.skip(f"transpose_bmm: {reason}")
             call = transpose_bmm.launcher(found.problem, Config(found.problem.dtype), 0)
@@ -64,7 +67,7 @@ class Case:
         if call.entry() is None:
             pytest.skip("there is no host library on this machine")
         kept, fresh = (
-            Choice(Way(name, found.problem, 1.0), _preparing(call, weight_is), "model")
+            Choice(Candidate(name, found.problem, 1.0), _preparing(call, weight_is), "model")
             for weight_is in ("kept", "fresh")
         )
         cuda.remember(found, 0, Decision(kept, fresh))

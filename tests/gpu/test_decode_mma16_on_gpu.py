@@ -2,17 +2,20 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from devices import H200
 
-from ksopt.kernels.families import decode_fma, decode_mma16
+from ksopt.kernels.families.base import TemplateFamily, family_of
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+decode_fma = family_of("decode_fma")
+decode_mma16 = family_of("decode_mma16")
 
 pytestmark = pytest.mark.gpu
 
@@ -31,11 +34,11 @@ FMA_SHAPES = [
 ]  # fmt: skip
 
 
-def tiles_of(module: ModuleType, problem: Problem) -> list[Any]:
+def tiles_of(module: TemplateFamily, problem: Problem) -> list[Any]:
     """Some of each cluster size."""
     draw = random.Random(str(problem))
     by_cluster: dict[int, list[Any]] = {}
-    for config in module.configs(problem, 132):
+    for config in module.configs(problem, H200):
         by_cluster.setdefault(getattr(config, "cluster", 1), []).append(config)
     hopper = torch.cuda.get_device_capability() >= (9, 0)
     return [
@@ -46,15 +49,15 @@ def tiles_of(module: ModuleType, problem: Problem) -> list[Any]:
     ]
 
 
-def cases() -> list[tuple[ModuleType, Problem]]:
-    found: list[tuple[ModuleType, Problem]] = []
+def cases() -> list[tuple[TemplateFamily, Problem]]:
+    found: list[tuple[TemplateFamily, Problem]] = []
     for at, shape in enumerate(SHAPES):
         dtype = ("bfloat16", "float16")[at % 2]
         found.append((decode_mma16, Problem(Pattern(*shape), dtype, batch_last=False)))
     for at, shape in enumerate(FMA_SHAPES):
         for dtype in ("float32", ("bfloat16", "float16")[at % 2]):
             problem = Problem(Pattern(*shape), dtype, batch_last=False)
-            if decode_fma.supports(problem) is None:
+            if decode_fma.unsupported_reason(problem, H200) is None:
                 found.append((decode_fma, problem))
     return found
 
@@ -94,8 +97,8 @@ def poison(elements: int, dtype: torch.dtype) -> None:
     torch.full((elements,), float("nan"), dtype=dtype, device="cuda")
 
 
-def name(case: tuple[ModuleType, Problem]) -> str:
-    return f"{case[0].__name__.rpartition('.')[2]}-{case[1].pattern}-{case[1].dtype}"
+def name(case: tuple[TemplateFamily, Problem]) -> str:
+    return f"{case[0].name}-{case[1].pattern}-{case[1].dtype}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
@@ -111,10 +114,10 @@ def test_results(case):
             assert torch.equal(y, launch(x, weight)), "the order of sums changes"
 
 
-def layer(module: ModuleType, dtype: str) -> tuple[Problem, Launcher]:
+def layer(module: TemplateFamily, dtype: str) -> tuple[Problem, Launcher]:
     problem = Problem(Pattern(4, 256, 256, 1), dtype, batch_last=False)
-    configs = module.configs(problem, 132)
-    best = min(configs, key=lambda c: module.predicted_us(problem.pattern, c, 4, 132))
+    configs = module.configs(problem, H200)
+    best = min(configs, key=lambda c: module.predicted_us(problem, c, 4, H200))
     return problem, module.launcher(problem, best, 0)
 
 
@@ -137,7 +140,7 @@ def test_a_kernel_that_starts_early_reads_what_the_one_before_it_wrote(module, d
         # The output as a weight: (4, 1024) -> a = 4, b = 4, c = 256.
         made = launch(x, weight).view(4, 4, 256, 1)
         small = Problem(Pattern(4, 4, 256, 1), dtype, batch_last=False)
-        config = next(iter(module.configs(small, 132)))
+        config = next(iter(module.configs(small, H200)))
         results.append(module.launcher(small, config, 0)(x, made))
     torch.cuda.synchronize()
     for new in weights:

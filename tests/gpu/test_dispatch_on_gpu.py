@@ -7,17 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from devices import H200
 
 from ksopt import ops
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import dispatch, registry, tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu, cuda
-from ksopt.kernels.families import mma16, pytorch_ops
+from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+mma16 = family_of("mma16")
 
 pytestmark = pytest.mark.gpu
 
@@ -87,7 +91,7 @@ def test_sample_of_the_papers_patterns(pattern, monkeypatch):
             assert ours.is_contiguous()
             error, allowed = relative_error(ours, expected), relative_error(theirs, expected)
             name = cuda.choice_for(x, weight, last).name
-            if name in pytorch_ops.names(cuda.situation_of(x, weight, last).problem, "cuda"):
+            if name in pytorch_ops.names(cuda.problem_key_of(x, weight, last).problem, "cuda"):
                 # PyTorch's own result too, by another product, whose sums may be in order.
                 allowed = max(allowed, SUM_ROUNDING * pattern.c**0.5)
             assert error <= ALLOWED_RATIO * allowed, (
@@ -124,14 +128,16 @@ def test_the_next_process_takes_the_choice_from_disk(monkeypatch):
     second = cuda.choice_for(x, weight, False)
     assert (second.source, second.way.label) == ("recorded", first.way.label)
     assert torch.equal(dispatch.run(x, weight, False), y)
-    record = tuning_cache.load(tuning_cache.cuda_machine(0), cuda.situation_of(x, weight, False))
+    record = tuning_cache.load(
+        tuning_cache.cuda_fingerprint(0), cuda.problem_key_of(x, weight, False)
+    )
     assert record is not None
     assert second.record == record
 
 
-def one_of_each(candidates: list[registry.Way]) -> list[registry.Way]:
+def one_of_each(candidates: list[registry.Candidate]) -> list[registry.Candidate]:
     """The first way of each name: a family's tiles have tests of their own."""
-    first: dict[str, registry.Way] = {}
+    first: dict[str, registry.Candidate] = {}
     for way in candidates:
         first.setdefault(way.name, way)
     return list(first.values())
@@ -151,10 +157,10 @@ def test_every_way_is_right_aligned_or_not_and_sees_a_changed_weight(shape, exac
         for dtype, rows in itertools.product(DTYPES if exact else DTYPES[:1], (16, 1001)):
             x, weight = (tensor.to(dtype) for tensor in draw(pattern, rows))
             x = x.T.contiguous() if last else x
-            found = cuda.situation_of(x, weight, last)
+            found = cuda.problem_key_of(x, weight, last)
             problem = found.problem
             assert problem.exact == (exact or dtype != torch.float32)
-            candidates = registry.candidates(problem, rows, cuda.machine_of(0))
+            candidates = registry.candidates(problem, rows, cuda.spec_of(0))
             built = registry.built(one_of_each(candidates), 0, found.rows)
             truth = ks_reference(x.double(), weight.double(), layout)
             twice = ks_reference(x.double(), 2 * weight.double(), layout)
@@ -180,8 +186,8 @@ def test_a_graph_prepares_its_weight_at_every_replay():
         x, weight = exact_x.half(), exact_w.half()
         x = x.T.contiguous() if last else x
         layout = "batch_last" if last else "batch_first"
-        machine = cuda.machine_of(0)
-        problem = cuda.situation_of(x, weight, last).problem
+        machine = cuda.spec_of(0)
+        problem = cuda.problem_key_of(x, weight, last).problem
         for way, call in registry.built(one_of_each(registry.candidates(problem, 64, machine)), 0):
             call(x, weight)
             torch.cuda.synchronize()
@@ -271,9 +277,9 @@ def test_a_token_of_each_sequence_where_sequences_come_first(dtype):
 def test_a_thread_may_begin_with_a_product():
     """Nothing of CUDA has run in it, so it has no context yet, which the default stream needs."""
     x, weight = (t.half() for t in draw(Pattern(4, 64, 64, 8), 64))
-    problem = cuda.situation_of(x, weight, False).problem
-    tile = next(way for way in registry.best_predicted(problem, 64, cuda.machine_of(0)) if way.tile)
-    call = tile.build(0)
+    problem = cuda.problem_key_of(x, weight, False).problem
+    ways = registry.best_predicted(problem, 64, cuda.spec_of(0))
+    call = next(way for way in ways if not way.is_pytorch).build(0)
     expected = call(x, weight)
     torch.cuda.synchronize()
     found = []
@@ -304,8 +310,8 @@ def test_nothing_is_timed_while_a_graph_is_captured(recorded, tmp_path, monkeypa
 def test_unfit_operands_may_first_come_in_a_capture():
     """What takes them is compiled and loaded there, which is no work of the stream."""
     x, weight = (t.half() for t in draw(Pattern(4, 64, 64, 8), 64))
-    problem = cuda.situation_of(x, weight, False).problem
-    call = mma16.launcher(problem, next(mma16.configs(problem, 132)), 0)
+    problem = cuda.problem_key_of(x, weight, False).problem
+    call = mma16.launcher(problem, next(mma16.configs(problem, H200)), 0)
     call(x, weight)
     unfit = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x)
     torch.cuda.synchronize()
@@ -329,8 +335,8 @@ def test_tiles_of_the_mma16_family(d, dtype):
     for b, c in [(64, 48), (48, 72), (8, 8), (24, 16)]:
         pattern = Pattern(3, b, c, d)
         problem = Problem(pattern, name_of(dtype), False)
-        assert mma16.supports(problem) is None
-        tiles = list(mma16.configs(problem, 132))
+        assert mma16.unsupported_reason(problem, H200) is None
+        tiles = list(mma16.configs(problem, H200))
         tiles = generator.sample(tiles, min(4, len(tiles)))
         targets = [arch.of_device(0)] * len(tiles)
         with ThreadPoolExecutor(4) as pool:

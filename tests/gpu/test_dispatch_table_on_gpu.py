@@ -13,11 +13,10 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels import registry, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families.base import FAMILIES, ranked_tiles
-from ksopt.kernels.registry import Way
+from ksopt.kernels.families.base import family_of
 from ksopt.nn import KSLinear
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -60,18 +59,17 @@ class Case:
         where = torch.device("cuda", device)
         self.x = torch.randn(shape, device=where).to(self.dtype)
         self.weight = nn.Parameter(new_weight(self.dtype, where), requires_grad=False)
-        found = cuda.situation_of(self.x, self.weight, self.last)
-        family = next(family for family in FAMILIES if family.name == name)
-        machine = cuda.machine_of(device)
-        reason = family.refusal(found.problem, machine)
+        found = cuda.problem_key_of(self.x, self.weight, self.last)
+        family = family_of(name)
+        spec = cuda.spec_of(device)
+        reason = family.unsupported_reason(found.problem, spec)
         if reason is not None:
             pytest.skip(f"{name}: {reason}")
-        tile = ranked_tiles(family, found.problem, rows, machine)[0]
-        way = Way(name, found.problem, tile.predicted_us, tile)
+        way = registry.ranked(family, found.problem, rows, spec)[0]
         choice = Choice(way, way.build(device), "model")
         entry = choice.call.entry()
         if entry is None:
-            pytest.skip("there is no host library on this machine")
+            pytest.skip("there is no host library on this spec")
         assert entry.form != 0
         cuda.remember(found, device, Decision(choice, choice))
 

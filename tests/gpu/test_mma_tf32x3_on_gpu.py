@@ -2,15 +2,22 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
+from devices import H200
 
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.families import mma_tf32x3, wgmma_tf32x3
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.mma_tf32x3 import Config as MmaTf32x3Config
+from ksopt.kernels.families.wgmma_tf32x3 import Config as WgmmaTf32x3Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+mma_tf32x3 = family_of("mma_tf32x3")
+wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +36,7 @@ def problem_of(shape: tuple[int, int, int, int]) -> Problem:
     return Problem(Pattern(*shape), "float32", batch_last=False)
 
 
-Config = mma_tf32x3.Config | wgmma_tf32x3.Config
+Config = MmaTf32x3Config | WgmmaTf32x3Config
 
 
 def chosen(shape: tuple[int, int, int, int]) -> list[Config]:
@@ -38,7 +45,7 @@ def chosen(shape: tuple[int, int, int, int]) -> list[Config]:
     configs: list[Config] = []
     hopper = torch.cuda.get_device_capability()[0] == 9
     for family in (mma_tf32x3, wgmma_tf32x3) if hopper else (mma_tf32x3,):
-        candidates = list(family.configs(problem_of(shape), 132))
+        candidates = list(family.configs(problem_of(shape), H200))
         streamed = [c for c in candidates if not c.resident]
         resident = [c for c in candidates if c.resident] or streamed
         configs += draw.sample(resident, CONFIGS_EACH // 2)
@@ -57,8 +64,8 @@ def compiled_ahead():
 
 
 def launcher_of(shape, config: Config, exact=True):
-    family = mma_tf32x3 if isinstance(config, mma_tf32x3.Config) else wgmma_tf32x3
-    return family.launcher(problem_of(shape), config, 0, exact)
+    family = mma_tf32x3 if isinstance(config, MmaTf32x3Config) else wgmma_tf32x3
+    return family.launcher(replace(problem_of(shape), exact=exact), config, 0)
 
 
 def operands(shape: tuple[int, int, int, int], batch: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,15 +8,18 @@ import torch
 from ksopt.bench.paper import stratified_sample
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.naive import launcher
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
+naive = family_of("naive")
+
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, last: bool) -> torch.Tensor:
     problem = Problem(Pattern(*weight.shape), name_of(x.dtype), last)
-    return naive.launcher(problem, x.get_device())(x, weight)
+    return launcher(problem, x.get_device())(x, weight)
 
 
 pytestmark = pytest.mark.gpu
@@ -189,8 +192,8 @@ def test_without_the_cpp_launcher_results_are_the_same(monkeypatch):
     x = torch.randn(2, 50, pattern.in_features, device="cuda")
     weight = torch.randn(pattern.weight_shape, device="cuda")
     problem = Problem(pattern, "float32", False)
-    fast = naive.launcher(problem, 0)
+    fast = launcher(problem, 0)
     monkeypatch.setattr(host, "load", lambda: "no compiler")
-    slow = naive.launcher(problem, 0)
+    slow = launcher(problem, 0)
     assert torch.equal(fast(x, weight), slow(x, weight))
     assert slow(x[:0], weight).shape == (0, 50, pattern.out_features)

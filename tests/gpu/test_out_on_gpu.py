@@ -10,10 +10,8 @@ from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
 from ksopt import ops
 from ksopt.kernels import registry, weight_cache
 from ksopt.kernels.backends import cpu, cuda
-from ksopt.kernels.families import naive
-from ksopt.kernels.families.base import FAMILIES, ranked_tiles
+from ksopt.kernels.families.base import families
 from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.registry import Way
 from ksopt.nn import KSLinear
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -54,16 +52,10 @@ def error_of(y, truth):
 
 def every_way(problem, rows):
     """PyTorch's ways, the general kernel, and the best tile of every family that can run here."""
-    machine = cuda.machine_of(0)
+    spec = cuda.spec_of(0)
     found = registry.pytorch(problem, rows, 1)
-    if naive.supports(problem) is None:
-        found.append(Way(registry.NAIVE, problem, 1.0))
-    for family in FAMILIES:
-        if family.refusal(problem, machine) is None:
-            found += [
-                Way(family.name, problem, tile.predicted_us, tile)
-                for tile in ranked_tiles(family, problem, rows, machine)[:1]
-            ]
+    for family in families():
+        found += registry.ranked(family, problem, rows, spec)[:1]
     return found
 
 
@@ -80,7 +72,7 @@ def asked_for(call):
 def test_every_way_writes_into_it_and_takes_no_memory_for_y(shape, last, dtype):
     for rows in ROWS:
         x, weight, truth, theirs = draw(shape, rows, dtype, last)
-        found = cuda.situation_of(x, weight, last)
+        found = cuda.problem_key_of(x, weight, last)
         for way, call in registry.built(every_way(found.problem, rows), 0, found.rows):
             for _ in range(2):  # prepares the weight, takes workspaces
                 call(x, weight)
@@ -93,7 +85,7 @@ def test_every_way_writes_into_it_and_takes_no_memory_for_y(shape, last, dtype):
             error = error_of(out, truth)
             assert error <= ALLOWED_RATIO * theirs, f"{way.label}, {rows} rows: {error:.2e}"
             assert without - with_out >= out.nbytes, f"{way.label}, {rows} rows"
-            if way.tile is not None and way.name != "transpose_bmm":
+            if not (way.is_pytorch or way.name in ("naive", "transpose_bmm")):
                 assert with_out == 0, f"{way.label}, {rows} rows"
             memory = torch.full((out.numel() + 128,), torch.nan, dtype=dtype, device="cuda")
             inside = memory[64:-64].view(out.shape)  # aligned, between what must stay as it is

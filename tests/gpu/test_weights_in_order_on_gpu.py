@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from ksopt import ops
-from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels import registry, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families.base import FAMILIES, ranked_tiles
-from ksopt.kernels.registry import Way
+from ksopt.kernels.families.base import family_of
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -37,14 +36,13 @@ class Case:
         self.x = torch.randn(ROWS, PATTERN.in_features, device="cuda").to(self.dtype)
         values = torch.randn(PATTERN.weight_shape, device="cuda") / PATTERN.c**0.5
         self.memory = values.to(self.dtype).permute(there).contiguous()
-        found = cuda.situation_of(self.x, self.weight, False)
-        family = next(family for family in FAMILIES if family.name == name)
-        machine = cuda.machine_of(0)
-        reason = family.refusal(found.problem, machine)
+        found = cuda.problem_key_of(self.x, self.weight, False)
+        family = family_of(name)
+        spec = cuda.spec_of(0)
+        reason = family.unsupported_reason(found.problem, spec)
         if reason is not None:
             pytest.skip(f"{name}: {reason}")
-        tile = ranked_tiles(family, found.problem, ROWS, machine)[0]
-        way = Way(name, found.problem, tile.predicted_us, tile)
+        way = registry.ranked(family, found.problem, ROWS, spec)[0]
         choice = Choice(way, way.build(0), "model")
         assert choice.call.entry().anew
         cuda.remember(found, 0, Decision(choice, choice))

@@ -3,16 +3,20 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
+from devices import H200
 
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.families import wgmma16, wgmma16_streamed
+from ksopt.kernels.families.base import TemplateFamily, family_of
+from ksopt.kernels.families.wgmma16 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+wgmma16 = family_of("wgmma16")
+wgmma16_streamed = family_of("wgmma16_streamed")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -43,10 +47,8 @@ def problem_of(shape: tuple[int, int, int, int], dtype: str) -> Problem:
     return Problem(Pattern(*shape), dtype, batch_last=False)
 
 
-def chosen(
-    family: ModuleType, shape: tuple[int, int, int, int], dtype: str
-) -> list[wgmma16.Config]:
-    candidates = list(family.configs(problem_of(shape, dtype), 132))
+def chosen(family: TemplateFamily, shape: tuple[int, int, int, int], dtype: str) -> list[Config]:
+    candidates = list(family.configs(problem_of(shape, dtype), H200))
     return random.Random(f"{shape} {dtype}").sample(candidates, min(CONFIGS_EACH, len(candidates)))
 
 
@@ -71,7 +73,7 @@ def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def name(value: object) -> str:
-    return value.__name__.rpartition(".")[2] if isinstance(value, ModuleType) else str(value)
+    return value.name if isinstance(value, TemplateFamily) else str(value)
 
 
 @pytest.mark.parametrize(("family", "shape", "dtype"), JOBS, ids=name)

@@ -4,9 +4,11 @@ import pytest
 
 from ksopt.errors import CompilationError
 from ksopt.jit import arch, nvrtc
-from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+naive = family_of("naive")
 
 TARGETS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 
@@ -18,7 +20,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", list(naive.DTYPES))
+@pytest.mark.parametrize("dtype", list(naive.dtypes))
 @pytest.mark.parametrize("batch_last", [False, True])
 def test_the_general_kernel_compiles(target, dtype, batch_last):
     problem = Problem(Pattern(3, 48, 33, 6), dtype, batch_last)

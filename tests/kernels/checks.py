@@ -2,16 +2,24 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.reference import ks_reference
+
+H200 = DeviceSpec((9, 0), multiprocessors=132, shared_bytes=228 * 1024)
 
 # Largest relative error of one rounding to nearest, and half the spacing of subnormal numbers.
 _ROUNDING = {"float32": 2**-24, "float16": 2**-11, "bfloat16": 2**-8}
 _SUBNORMAL = {"float32": 2**-150, "float16": 2**-25, "bfloat16": 2**-134}
+
+
+def gpu(multiprocessors: int) -> DeviceSpec:
+    """An H200 of another size: with few multiprocessors, blocks of an emulated kernel are few."""
+    return replace(H200, multiprocessors=multiprocessors)
 
 
 def operands(problem: Problem, batch: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
 
 from ksopt.kernels import registry, tuning_cache, weight_cache
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import base, naive, pytorch_ops
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.base import families
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import interleaved
 
-A100 = Machine((8, 0), 108, 164 * 1024)
+A100 = DeviceSpec((8, 0), 108, 164 * 1024)
 IDENTITY = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
 
 
@@ -69,17 +71,25 @@ class Device:
         self.faults: dict[str, str] = {}
         self.ranks: dict[str, list[Any]] = {}
 
-    def tile(self, tile):
-        name, seen = tile.family.name, self.ranks.setdefault(tile.family.name, [])
-        if tile.config not in seen:
-            seen.append(tile.config)
+    def kernel(self, family, problem, tile, device_index):
+        name, seen = family.name, self.ranks.setdefault(family.name, [])
+        if family.is_fallback:
+            return self.plain(name)
+        if tile not in seen:
+            seen.append(tile)
         taken = self.ms.get(name, [50.0])
-        rank = seen.index(tile.config)
+        rank = seen.index(tile)
         ms = taken[min(rank, len(taken) - 1)]
         return self.clock.way(f"{name} {rank}", ms, self.preparing_ms.get(name, 0.0))
 
     def plain(self, name):
         return self.clock.way(name, self.ms.get(name, 50.0), self.preparing_ms.get(name, 0.0))
+
+
+def set_launchers(monkeypatch, launcher) -> None:
+    """Make (family, problem, tile, device index) -> call the launcher of every family."""
+    for family in families():
+        monkeypatch.setattr(family, "launcher", functools.partial(launcher, family))
 
 
 def install(monkeypatch) -> Device:
@@ -100,8 +110,8 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(Machine, "of_device", classmethod(lambda cls, _: A100))
-    monkeypatch.setattr(tuning_cache, "cuda_machine", lambda _: dict(IDENTITY))
+    monkeypatch.setattr(DeviceSpec, "of_device", classmethod(lambda cls, _: A100))
+    monkeypatch.setattr(tuning_cache, "cuda_fingerprint", lambda _: dict(IDENTITY))
     monkeypatch.setattr(
         cuda, "checking", lambda x, weight, _: (lambda y: device.faults.get(y), x, weight)
     )
@@ -111,8 +121,8 @@ def install(monkeypatch) -> Device:
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
     monkeypatch.setattr(registry, "_COMPILERS", 1)
     monkeypatch.setattr(registry, "_warned", set())
-    monkeypatch.setattr(base.Tile, "launcher", lambda tile, _: device.tile(tile))
-    monkeypatch.setattr(naive, "launcher", lambda *_: device.plain("naive"))
+    # Looked up at each call, for a test may replace it.
+    set_launchers(monkeypatch, lambda *kernel: device.kernel(*kernel))
     monkeypatch.setattr(pytorch_ops, "multiplier", lambda name, _: device.plain(name))
     cuda.forget()
     return device

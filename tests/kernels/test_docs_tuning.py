@@ -7,9 +7,8 @@ import pages
 import pytest
 
 from ksopt.cli.main import _parser, main
-from ksopt.kernels import autotuner
+from ksopt.kernels import autotuner, registry
 from ksopt.kernels.backends import cpu
-from ksopt.kernels.families import base
 from ksopt.measure import interleaved
 
 PAGE = pages.DOCS / "tuning.md"
@@ -58,7 +57,7 @@ def test_the_options_are_the_command_lines():
 
 
 def test_the_numbers_are_the_codes():
-    assert base.TILES == 10
+    assert registry.MOST_KERNELS == 10
     assert "at\nmost 10, side by side" in TEXT
     assert interleaved.BUDGET_S == 0.5
     assert "about half\na second" in TEXT

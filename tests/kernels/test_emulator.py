@@ -8,12 +8,15 @@ import shutil
 
 import pytest
 import torch
-from checks import assert_close_to_float64, operands
+from checks import assert_close_to_float64, gpu, operands
 from cuda_emulator import EmulationError, Instance, TranslationError, translate
 
-from ksopt.kernels.families import mma16, naive
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
+
+mma16 = family_of("mma16")
+naive = family_of("naive")
 
 THREADS = 64
 SCALAR = Pattern(1, 1, 1, 1)
@@ -301,7 +304,7 @@ def real_kernel(emulator, problem, edit=lambda name, text: text):
     else:
         tile = next(
             c
-            for c in mma16.configs(problem, 1)
+            for c in mma16.configs(problem, gpu(1))
             if c.stages == 3 and c.warps_n > 1 and c.warps_m > 1
         )
         made = mma16.source(problem, tile), mma16.geometry(problem, tile)

@@ -9,9 +9,11 @@ from ksopt import precision
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends import cpu, cuda
 from ksopt.kernels.explain import choice_report, from_record
-from ksopt.kernels.families.base import Machine
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.problem import DeviceSpec, ProblemKey
 from ksopt.patterns.chain import Pattern
+
+mma_tf32x3 = family_of("mma_tf32x3")
 
 PATTERN = Pattern(4, 64, 64, 16)
 
@@ -58,7 +60,7 @@ def test_what_was_measured_is_told(device):
         assert "3.00 times as fast as the best of PyTorch, bmm (3000.0 us)" in found.reason
         assert next(iter(found.rivals)) == "mma16"
         assert found.rivals["bmm_paper"] == 8000.0
-        assert found.to_json()["situation"]["batch_up_to"] == 1024
+        assert found.to_json()["key"]["batch_up_to"] == 1024
         cuda.forget()
     device.clock.calls.clear()
     assert report(batch_last=True).source == "model"
@@ -97,7 +99,7 @@ def test_the_model_decides_alone_if_it_is_told_to(device, monkeypatch):
     assert (found.source, found.measured_us) == ("model", None)
     assert "measured" not in found.reason
     assert product() == "mma16 0"  # and the product takes what the report says
-    assert cuda.choice_for(*_operands(), False).way.config == found.config
+    assert cuda.choice_for(*_operands(), False).candidate.config == found.config
 
 
 def test_deterministic_products_are_reported_as_they_are_taken(device, monkeypatch):
@@ -133,8 +135,8 @@ def test_off_is_pytorch(device, monkeypatch):
 def test_machines_that_are_not_here_can_be_asked_about(dtype, last, exact):
     """Nothing of CUDA is called: this is a machine without it."""
     for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
-        machine = Machine(capability, 100, 100 * 1024)
-        found = choice_report(PATTERN, dtype, 4096, batch_last=last, exact=exact, machine=machine)
+        machine = DeviceSpec(capability, 100, 100 * 1024)
+        found = choice_report(PATTERN, dtype, 4096, batch_last=last, exact=exact, spec=machine)
         assert found.source == "model"
         assert found.predicted_us is not None
         if capability == (7, 5) or dtype == "float64":
@@ -143,7 +145,7 @@ def test_machines_that_are_not_here_can_be_asked_about(dtype, last, exact):
 
 def test_predictions_grow_with_the_batch():
     times = [
-        choice_report(PATTERN, "float16", batch, machine=A100).predicted_us
+        choice_report(PATTERN, "float16", batch, spec=A100).predicted_us
         for batch in (16, 1000, 25_088, 200_000)
     ]
     assert times == sorted(times)
@@ -152,8 +154,8 @@ def test_predictions_grow_with_the_batch():
 def test_the_precision_is_torchs_unless_it_is_given(monkeypatch):
     monkeypatch.setattr(precision, "is_exact", lambda: False)
     for exact, expected in ((None, False), (True, True)):
-        found = choice_report(PATTERN, "float32", 1000, exact=exact, machine=A100)
-        assert found.situation.problem.exact is expected
+        found = choice_report(PATTERN, "float32", 1000, exact=exact, spec=A100)
+        assert found.key.problem.exact is expected
 
 
 @pytest.mark.parametrize("mode", ["measure", "model", "off"])
@@ -185,11 +187,11 @@ def test_a_tuned_cpu_does_not_time_again(monkeypatch):
     assert list(cpu.chosen().values()) == [way]
     # A way that is gone is not taken: the record is set aside, and the product is timed.
     cpu.forget()
-    situation = Situation.of(pattern, "float32", 40, False, exact=True)
-    record = tuning_cache.load(tuning_cache.cpu_machine(), situation)
+    key = ProblemKey.of(pattern, "float32", 40, False, exact=True)
+    record = tuning_cache.load(tuning_cache.cpu_fingerprint(), key)
     assert record is not None
     gone = tuning_cache.Timed("gone", None, "any", None, 1.0, 1.0, 1.0)
-    tuning_cache.save(tuning_cache.cpu_machine(), tuning_cache.Record(situation, 40, (gone,), 0, 0))
+    tuning_cache.save(tuning_cache.cpu_fingerprint(), tuning_cache.Record(key, 40, (gone,), 0, 0))
     with pytest.raises(AssertionError, match="timed again"):
         cpu.run(x, weight, False)
 
@@ -201,6 +203,6 @@ def test_the_hosts_time_is_named_where_it_decided_and_is_known(host_us, words):
         tuning_cache.Timed("bmm", None, "any", None, 10.0, 10.0, 10.0, host_us=12.0),
         tuning_cache.Timed("naive", None, "any", None, 10.2, 10.0, 10.3, host_us=host_us),
     )
-    situation = Situation.of(PATTERN, "float16", 40, False)
-    record = tuning_cache.Record(situation, 40, timed, kept=1, changing=1)
+    key = ProblemKey.of(PATTERN, "float16", 40, False)
+    record = tuning_cache.Record(key, 40, timed, kept=1, changing=1)
     assert words in from_record(record, "recorded").reason

@@ -19,14 +19,13 @@ import torch
 from ksopt.jit import cache
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.problem import Problem
-from ksopt.kernels.problem_key import Situation, rows_of
+from ksopt.kernels.problem import Problem, ProblemKey, rows_of
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 from ksopt.system import sources, temporary_files
 
 MACHINE = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
-SITUATION = Situation(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
+SITUATION = ProblemKey(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are made by fork here")
 
@@ -39,7 +38,7 @@ def own_cache(tmp_path, monkeypatch):
     return folder
 
 
-def a_record(us: float = 10.0, situation: Situation = SITUATION) -> Record:
+def a_record(us: float = 10.0, situation: ProblemKey = SITUATION) -> Record:
     timed = (
         Timed("bmm", None, "fresh", 30.5, 3 * us, 2.9 * us, 3.1 * us),
         Timed("mma16", {"mt": 1, "resident": True}, "any", 9.0, us, us, us),
@@ -89,20 +88,20 @@ def test_what_is_saved_is_loaded():
 def test_situations_are_apart():
     problem = SITUATION.problem
     others = [
-        Situation(Problem(problem.pattern, "bfloat16", False), "aligned", 10),
-        Situation(Problem(problem.pattern, "float32", False), "aligned", 10),
-        Situation(Problem(problem.pattern, "float32", False, exact=False), "aligned", 10),
-        Situation(Problem(problem.pattern, "float16", True), "aligned", 10),
-        Situation(Problem(problem.pattern, "float16", True), "unaligned", 10),
-        Situation(problem, "aligned", 11),
-        Situation(Problem(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
+        ProblemKey(Problem(problem.pattern, "bfloat16", False), "aligned", 10),
+        ProblemKey(Problem(problem.pattern, "float32", False), "aligned", 10),
+        ProblemKey(Problem(problem.pattern, "float32", False, exact=False), "aligned", 10),
+        ProblemKey(Problem(problem.pattern, "float16", True), "aligned", 10),
+        ProblemKey(Problem(problem.pattern, "float16", True), "unaligned", 10),
+        ProblemKey(problem, "aligned", 11),
+        ProblemKey(Problem(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
     ]
     for number, situation in enumerate([SITUATION, *others], start=1):
         tuning_cache.save(MACHINE, a_record(float(number), situation))
     assert len(tuning_cache.load_all(MACHINE)) == len(others) + 1
     for number, situation in enumerate([SITUATION, *others], start=1):
         assert tuning_cache.load(MACHINE, situation) == a_record(float(number), situation)
-        assert Situation.from_json(situation.to_json()) == situation
+        assert ProblemKey.from_json(situation.to_json()) == situation
 
 
 def test_machines_are_apart():
@@ -148,9 +147,9 @@ def damaged(values: dict, how: str) -> bytes:
     if how == "another schema":
         values["schema"] = 99
     elif how == "another machine":
-        values["machine"] = {**MACHINE, "driver": "9"}
+        values["fingerprint"] = {**MACHINE, "driver": "9"}
     elif how == "another situation":
-        values["situation"]["dtype"] = "bfloat16"
+        values["key"]["dtype"] = "bfloat16"
     elif how == "no such choice":
         values["kept"] = 7
     elif how == "an infinite choice":
@@ -166,7 +165,7 @@ def damaged(values: dict, how: str) -> bytes:
     elif how == "a field too few":
         del values["timed"][0]["way"]
     elif how == "a pattern that is none":
-        values["situation"]["pattern"] = "(1,0,2,3)"
+        values["key"]["pattern"] = "(1,0,2,3)"
     else:
         raise AssertionError(how)
     return json.dumps(values).encode()
@@ -191,7 +190,7 @@ def test_what_is_corrupt_or_foreign_counts_as_missing_and_is_written_again(how):
 
 
 def test_a_corrupt_file_does_not_hide_the_others():
-    other = Situation(SITUATION.problem, "aligned", 3)
+    other = ProblemKey(SITUATION.problem, "aligned", 3)
     tuning_cache.save(MACHINE, a_record())
     tuning_cache.save(MACHINE, a_record(1.0, other))
     tuning_cache.path_of(MACHINE, other).write_bytes(b"{")
@@ -286,7 +285,7 @@ def test_ten_processes_measure_once_and_all_take_the_choice(monkeypatch, tmp_pat
 
     def product():
         found = cuda.choice_for(*operands(1000), False)
-        (folder / f"{os.getpid()}").write_text(f"{found.source} {found.way.label}")
+        (folder / f"{os.getpid()}").write_text(f"{found.source} {found.candidate.label}")
 
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(a_process(product)) for _ in range(10)]
@@ -308,7 +307,7 @@ def test_killed_while_measuring_nothing_that_was_measured_is_lost(monkeypatch, t
     def tune():
         for rows in (100, 200):
             cuda.run(*operands(rows), False)
-        monkeypatch.setattr(stand_ins.Device, "tile", lambda *_: slow)
+        monkeypatch.setattr(stand_ins.Device, "kernel", lambda *_: slow)
         cuda.run(*operands(400), False)
 
     with a_process(tune):

@@ -10,13 +10,12 @@ import torch
 
 from ksopt.bench import compile_ahead
 from ksopt.jit import nvrtc
-from ksopt.kernels.families.base import Machine
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.measure.output_check import Gate, checked_rows
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
-H200 = Machine((9, 0), 132, 227 * 1024 + 1024)
+H200 = DeviceSpec((9, 0), 132, 227 * 1024 + 1024)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 129, 1000, 25_088])
@@ -107,13 +106,13 @@ def test_a_process_compiles_ahead_into_the_cache(
         "problems": [[[1, 16, 16, 3], 64]],
         "dtype": "bfloat16",
         "batch_last": True,
-        "machine": {"capability": [7, 5], "multiprocessors": 40, "shared_bytes": 65536},
+        "spec": {"capability": [7, 5], "multiprocessors": 40, "shared_bytes": 65536},
         "target": "compute_75",
     }
     process = compile_ahead._start(job)
     assert process.wait(timeout=120) == 0
     (general,) = compile_ahead.sources(
-        Problem(Pattern(1, 16, 16, 3), "bfloat16", True), 64, Machine((7, 5), 40, 65536)
+        Problem(Pattern(1, 16, 16, 3), "bfloat16", True), 64, DeviceSpec((7, 5), 40, 65536)
     )
     monkeypatch.setattr(nvrtc, "_compile", lambda *given: pytest.fail("it was not compiled ahead"))
     assert nvrtc.cubin(general, "compute_75").data
@@ -144,7 +143,7 @@ def _long_job() -> dict[str, object]:
         "problems": [[[1, 48, 48, d], 64] for d in range(1, 500)],
         "dtype": "bfloat16",
         "batch_last": True,
-        "machine": {"capability": [7, 5], "multiprocessors": 40, "shared_bytes": 65536},
+        "spec": {"capability": [7, 5], "multiprocessors": 40, "shared_bytes": 65536},
         "target": "compute_75",
     }
 

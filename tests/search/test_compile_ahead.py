@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families.base import Machine
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.kernels.quick_choice import first_look
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, SearchResult, compile_ahead
@@ -20,7 +19,7 @@ from ksopt.search.objectives import Objective
 from ksopt.search.request import STUDY
 from ksopt.search.study_store import FILE
 
-H200 = Machine((9, 0), 132, 228 * 1024)
+H200 = DeviceSpec((9, 0), 132, 228 * 1024)
 REQUEST = SearchRequest("128x128", dtype="float16", batch=64)
 CHAIN = Chain.parse("(1,16,16,8)*(8,16,16,1)")
 

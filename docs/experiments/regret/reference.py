@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.request import SEEDS, SearchRequest
 from ksopt.search.samplers.cost_model import CostModel
@@ -33,7 +33,7 @@ _SAMPLES = 3
 
 
 def predicted(
-    patterns: Sequence[Pattern], machine: Machine, dtype: str, batch: int, batch_last: bool
+    patterns: Sequence[Pattern], machine: DeviceSpec, dtype: str, batch: int, batch_last: bool
 ) -> list[float | None]:
     """By the cost model, in microseconds: to be called in a process of its own."""
     model = CostModel(machine, dtype, batch, batch_last)
@@ -55,7 +55,7 @@ class Predictions:
         cls,
         chains: Iterable[Chain],
         request: SearchRequest,
-        machine: Machine | None,
+        machine: DeviceSpec | None,
         pool: Executor | None,
     ) -> Predictions:
         """Asked of the pool now; without one, or a machine, nothing is predicted."""
@@ -118,7 +118,7 @@ class Reference:
     def of(
         cls,
         request: SearchRequest,
-        machine: Machine | None,
+        machine: DeviceSpec | None,
         pool: Executor | None,
         size: int,
         seed: int,

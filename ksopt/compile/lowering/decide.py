@@ -42,7 +42,7 @@ from ksopt.jit import cache
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.explain import ChoiceReport, choice_report
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.problem_key import Situation, bits_of
+from ksopt.kernels.problem import ProblemKey, bits_of
 from ksopt.system import sources
 from ksopt.system.atomic_files import write_whole
 
@@ -167,7 +167,7 @@ def predicted(question: Question, device: torch.device) -> Times:
         found: ChoiceReport = choice_report(
             pattern, dtype, batch, device=device, changing=question.changing
         )
-        problem = Situation.of(pattern, dtype, batch, False).problem
+        problem = ProblemKey.of(pattern, dtype, batch, False).problem
         rival = pytorch_ops.predicted_us("bmm", problem, batch, multiprocessors) / INDUCTOR_GAIN
         own = found.measured_us or found.predicted_us
         ours += rival if own is None else own
@@ -204,16 +204,16 @@ def _default(device: torch.device) -> Tune:
 
 def _path(question: Question, device: torch.device) -> Path:
     if device.type == "cuda":
-        machine = tuning_cache.cuda_machine(device.index or 0)
+        fingerprint = tuning_cache.cuda_fingerprint(device.index or 0)
     else:
-        machine = tuning_cache.cpu_machine()
+        fingerprint = tuning_cache.cpu_fingerprint()
     text = str(question.chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
     is_tf32 = question.dtype == "float32" and not precision.is_exact()
     dtype = "tf32" if is_tf32 else question.dtype
     how = [dtype, str(bits_of(question.batch)), *question.fused]
     kinds = ("training", "to_input", "computed")
     name = "-".join([text, *how, *(kind for kind in kinds if getattr(question, kind))])
-    return tuning_cache.folder_of(machine) / "sites" / f"{name}.json"
+    return tuning_cache.folder_of(fingerprint) / "sites" / f"{name}.json"
 
 
 def _code() -> str:

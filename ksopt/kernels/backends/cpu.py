@@ -39,8 +39,7 @@ from ksopt import settings
 from ksopt.baselines import BASELINES, Baseline
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.problem import Problem
-from ksopt.kernels.problem_key import Situation, bits_of
+from ksopt.kernels.problem import Problem, ProblemKey, bits_of
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 
@@ -174,25 +173,27 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     """
     pattern = Pattern(*weight.shape)
     batch = x.numel() // pattern.in_features
-    situation = Situation.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
-    machine = tuning_cache.cpu_machine()
-    with _timing, tuning_cache.alone(machine, situation):
+    problem_key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
+    fingerprint = tuning_cache.cpu_fingerprint()
+    with _timing, tuning_cache.alone(fingerprint, problem_key):
         samples = _times(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
-        timed = tuple(_as_timed(name, situation.problem, taken) for name, taken in samples.items())
+        timed = tuple(
+            _as_timed(name, problem_key.problem, taken) for name, taken in samples.items()
+        )
         best = list(samples).index(_least(samples))
-        record = Record(situation, batch, timed, best, best)
-        tuning_cache.save(machine, record)
-    key = (tuple(weight.shape), x.dtype, batch_last, situation.bits, torch.get_num_threads())
+        record = Record(problem_key, batch, timed, best, best)
+        tuning_cache.save(fingerprint, record)
+    key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
     _choices[key] = _Choice(pattern, BASELINES[timed[best].way])
     return record
 
 
 def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
     """What ``ksopt tune`` chose, if it did and the way still exists."""
-    situation = Situation.of(pattern, _name(dtype), batch, batch_last, exact=True)
-    record = tuning_cache.load(tuning_cache.cpu_machine(), situation)
+    problem_key = ProblemKey.of(pattern, _name(dtype), batch, batch_last, exact=True)
+    record = tuning_cache.load(tuning_cache.cpu_fingerprint(), problem_key)
     name = None if record is None else record.chosen(changing=True).way
-    if name not in pytorch_ops.names(situation.problem, "cpu"):
+    if name not in pytorch_ops.names(problem_key.problem, "cpu"):
         return None
     return _Choice(pattern, BASELINES[name])
 

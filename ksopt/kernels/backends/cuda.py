@@ -1,11 +1,11 @@
 """The product on a CUDA device: the fastest of ksopt's kernels and PyTorch's own ways.
 
-With ``KSOPT_TUNE=measure``, the default, the first product of a situation (pattern, dtype, layout,
+With ``KSOPT_TUNE=measure``, the default, the first product with a key (pattern, dtype, layout,
 precision, alignment, batch to the next power of two) compares the kernels that the cost models rank
 best with float64 and times them against PyTorch's ways, on the operands at hand; so nothing is
 wrong, or slower than PyTorch by more than the noise of a few runs. It takes `measure.BUDGET_S`
-seconds and the compilation of at most `families.TILES` kernels. What was chosen is kept on disk
-(choices.py): the next process, or another one that waits for this, takes it without timing.
+seconds and the compilation of at most `registry.MOST_KERNELS` kernels. What was chosen is kept on
+disk (tuning_cache.py): the next process, or one that waits for this, takes it without timing.
 
 Each way whose weight is prepared is timed with the preparation and without it, which makes two
 choices: one for weights that are prepared once (weight_cache.py) and one for weights that change.
@@ -29,18 +29,16 @@ from torch import Tensor
 
 from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import problem_key, registry, tuning_cache, weight_cache, weight_table
+from ksopt.kernels import registry, tuning_cache, weight_cache, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, measured, rebuilt
-from ksopt.kernels.families.base import Machine
 from ksopt.kernels.launcher import Enterable, Entry
-from ksopt.kernels.problem import Problem
-from ksopt.kernels.problem_key import Situation
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import interleaved
 from ksopt.measure.accuracy import checking
 from ksopt.patterns.chain import Pattern
 
-_Key = tuple[tuple[int, ...], torch.dtype, bool, bool, problem_key.Rows, int, int]
+_Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
 _decisions: dict[_Key, Decision] = {}
 _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this moment
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
@@ -137,9 +135,9 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
     """The choice that `run` takes for these operands, made now if it was not yet."""
     shape, dtype = weight.shape, x.dtype
     batch = x.numel() // (shape[0] * shape[2] * shape[3])
-    rows = problem_key.rows_of(x, batch_last, batch)
+    rows = rows_of(x, batch_last, batch)
     exact = dtype != torch.float32 or precision.is_exact()
-    bits = problem_key.bits_of(batch)
+    bits = bits_of(batch)
     key = (shape, dtype, batch_last, exact, rows, bits, x.get_device())
     decision = _table().get(key) or _decide(key, x, weight, batch)
     if key not in _told and _decisions.get(key) is decision and x.is_contiguous():
@@ -159,7 +157,7 @@ def forget() -> None:
     _told.clear()
     _model.cache_clear()
     _rule.cache_clear()
-    machine_of.cache_clear()
+    spec_of.cache_clear()
     if _launch_known is not None:
         torch.ops.ksopt_host.forget()
 
@@ -175,8 +173,8 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
         UnavailableError: the CUDA driver's bindings are missing, so nothing could be kept.
     """
     device = x.get_device()
-    found = situation_of(x, weight, batch_last)
-    identity = tuning_cache.cuda_machine(device)
+    found = problem_key_of(x, weight, batch_last)
+    identity = tuning_cache.cuda_fingerprint(device)
     with _timing, tuning_cache.alone(identity, found), torch.cuda.device(device):
         previous = tuning_cache.load(identity, found)
         decision = _measured(found, device, x, weight, budget_s, previous)
@@ -188,13 +186,13 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     return record
 
 
-def known(found: Situation, device: int) -> Decision | None:
-    """The decision that this process has taken for a situation; None if it has not yet."""
+def known(found: ProblemKey, device: int) -> Decision | None:
+    """The decision that this process has taken for a key; None if it has not yet."""
     return _table().get(_key_of(found, device))
 
 
-def remember(found: Situation, device: int, decision: Decision) -> None:
-    """Take a decision for a situation in this process, and leave what is on disk alone."""
+def remember(found: ProblemKey, device: int, decision: Decision) -> None:
+    """Take a decision for a key in this process, and leave what is on disk alone."""
     _decisions[_key_of(found, device)] = decision
 
 
@@ -202,26 +200,26 @@ def _table() -> dict[_Key, Decision]:
     return _predicted if torch.are_deterministic_algorithms_enabled() else _decisions
 
 
-def _key_of(found: Situation, device: int) -> _Key:
+def _key_of(found: ProblemKey, device: int) -> _Key:
     p = found.problem
     dtype = getattr(torch, p.dtype)
     return (p.pattern.weight_shape, dtype, p.batch_last, p.exact, found.rows, found.bits, device)
 
 
-def situation_of(x: Tensor, weight: Tensor, batch_last: bool) -> Situation:
+def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
     """What a choice for these operands is made for, at torch's present precision."""
     pattern, dtype = Pattern(*weight.shape), str(x.dtype).removeprefix("torch.")
     batch = x.numel() // pattern.in_features
     exact = dtype != "float32" or precision.is_exact()
-    rows = problem_key.rows_of(x, batch_last, batch)
-    return Situation(Problem(pattern, dtype, batch_last, exact), rows, problem_key.bits_of(batch))
+    rows = rows_of(x, batch_last, batch)
+    return ProblemKey(Problem(pattern, dtype, batch_last, exact), rows, bits_of(batch))
 
 
 @functools.cache
-def machine_of(device: int) -> Machine | None:
+def spec_of(device: int) -> DeviceSpec | None:
     """What a kernel has to fit into on a CUDA device; None, and a warning, without a driver."""
     try:
-        return Machine.of_device(device)
+        return DeviceSpec.of_device(device)
     except UnavailableError as error:
         registry.warn_once(str(error))
         return None
@@ -231,7 +229,7 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
     device = key[-1]
     mode = settings.tuning()
     taken = _table()
-    found = situation_of(x, weight, key[2])
+    found = problem_key_of(x, weight, key[2])
     if batch == 0:
         return _rule(found.problem)
     if mode == "off":
@@ -254,7 +252,7 @@ def _decide(key: _Key, x: Tensor, weight: Tensor, batch: int) -> Decision:
         _timing.release()
 
 
-def _first(found: Situation, device: int, x: Tensor, weight: Tensor) -> Decision:
+def _first(found: ProblemKey, device: int, x: Tensor, weight: Tensor) -> Decision:
     """What is recorded; else measure, if no other process does so while this one waits."""
     identity = identity_of(device)
     if identity is None:
@@ -272,7 +270,7 @@ def _first(found: Situation, device: int, x: Tensor, weight: Tensor) -> Decision
 
 
 def _measured(
-    found: Situation,
+    found: ProblemKey,
     device: int,
     x: Tensor,
     weight: Tensor,
@@ -281,31 +279,31 @@ def _measured(
 ) -> Decision:
     with torch.no_grad():
         check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
-    return measured(found, x, weight, machine_of(device), budget_s, check, previous)
+    return measured(found, x, weight, spec_of(device), budget_s, check, previous)
 
 
-def _recorded(found: Situation, device: int) -> Decision | None:
+def _recorded(found: ProblemKey, device: int) -> Decision | None:
     """What is on disk, built again without timing; None if it is missing or no longer possible."""
     identity = identity_of(device)
     record = None if identity is None else tuning_cache.load(identity, found)
-    return None if record is None else rebuilt(record, device, machine_of(device))
+    return None if record is None else rebuilt(record, device, spec_of(device))
 
 
-def identity_of(device: int) -> tuning_cache.Machine | None:
+def identity_of(device: int) -> tuning_cache.Fingerprint | None:
     """What choices on a CUDA device depend on; None without a driver, and then nothing is kept."""
     try:
-        return tuning_cache.cuda_machine(device)
+        return tuning_cache.cuda_fingerprint(device)
     except UnavailableError:  # said already: without it there are no kernels to choose from
         return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _model(found: Situation, device: int) -> Decision:
-    """The best predicted way that can be built, for the situation's largest batch."""
-    machine = machine_of(device)
-    for way in registry.best_predicted(found.problem, found.largest_batch, machine):
+def _model(found: ProblemKey, device: int) -> Decision:
+    """The best predicted way that can be built, for the key's largest batch."""
+    spec = spec_of(device)
+    for candidate in registry.best_predicted(found.problem, found.largest_batch, spec):
         try:
-            choice = Choice(way, way.build(device, found.rows), "model")
+            choice = Choice(candidate, candidate.build(device, found.rows), "model")
         except KsoptError as error:
             registry.warn_once(str(error))
             continue
@@ -315,6 +313,6 @@ def _model(found: Situation, device: int) -> Decision:
 
 @functools.lru_cache(maxsize=4096)
 def _rule(problem: Problem) -> Decision:
-    way = registry.rule(problem)
-    choice = Choice(way, way.build(device=-1), "rule")  # PyTorch's ways need no device
+    candidate = registry.rule(problem)
+    choice = Choice(candidate, candidate.build(-1), "rule")  # PyTorch's own need no device
     return Decision(choice, choice)

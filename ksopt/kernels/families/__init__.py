@@ -1,1 +1,12 @@
-"""Kernel families: one file each, beside its template in csrc/cuda."""
+"""The kernel families: each is one module here and one template of csrc/cuda.
+
+A module that is added is imported with the others, and registers its family: nothing else lists it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

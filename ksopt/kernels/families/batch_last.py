@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -33,57 +31,6 @@ _OVERLAP = 4.0
 _FULL_WARPS = 5.0  # with fewer on a multiprocessor, shared memory is not kept busy
 
 
-@dataclass(frozen=True)
-class Config:
-    """Template arguments of ``BatchLastMma16Tile`` and ``BatchLastMmaTf32x3Tile``, explained."""
-
-    warps_k: int
-    warps_m: int
-    mt: int
-    nt: int
-    kl: int
-    stages: int
-    blocks: int
-    groups: int
-    """Groups of blocks that share the work, in the largest launch; not a template argument."""
-    element_bytes: int
-    """2 or 4; not a template argument."""
-
-    @property
-    def template(self) -> tuple[int, ...]:
-        """The template arguments that all kernels have, in order."""
-        return (
-            *(self.warps_k, self.warps_m, self.mt, self.nt),
-            *(self.kl, self.stages, self.blocks),
-        )
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps_k * self.warps_m
-
-    @property
-    def rows(self) -> int:
-        """Columns of x and y, which are rows of the batch, in a tile."""
-        return self.warps_m * self.nt * 8
-
-    @property
-    def outputs(self) -> int:
-        return self.warps_k * self.mt * 16
-
-    def shared_bytes(self, p: Pattern) -> int:
-        """Dynamic shared memory of a block."""
-        weights = self.outputs // 16 * steps_of(p, self.element_bytes) * 512
-        pitch = self.rows * self.element_bytes + 8 * self.element_bytes
-        results = 16 * (self.nt * 8 * self.element_bytes + 16)
-        return weights + self.stages * self.kl * pitch + self.threads // 32 * results
-
-    def registers(self) -> int:
-        """Registers a thread, roughly: sums, operands, and what addresses take."""
-        if self.element_bytes == 2:
-            return self.mt * self.nt * 4 + self.nt * 2 + 48
-        return self.mt * self.nt * 6 + self.nt * 4 + 60  # operands are split in two
-
-
 def steps_of(p: Pattern, element_bytes: int) -> int:
     """Tensor-core steps over l: of 16 in 16 bit, of 8 in 32 bit."""
     return -(-p.c // (32 // element_bytes))
@@ -94,43 +41,15 @@ def output_tiles(p: Pattern, outputs: int) -> int:
     return -(-p.b // outputs)
 
 
-def configs(p: Pattern, element_bytes: int, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
-    step = 32 // element_bytes
-    steps = steps_of(p, element_bytes)
-    outputs16 = -(-p.b // 16)
-    for warps_k, warps_m, mt, nt in itertools.product(
-        (1, 2, 3, 4, 6, 8), (1, 2, 4, 8), (1, 2, 3, 4, 6), (4, 8, 16)
-    ):
-        outputs = warps_k * mt
-        tiles = -(-outputs16 // outputs)
-        # Outputs that do not exist are computed too: few of them, or none where b is small.
-        if not 4 <= warps_k * warps_m <= 12 or (tiles * outputs - outputs16) * 8 > outputs16:
-            continue
-        # The threads of a block share the chunks of a row evenly.
-        if 32 * warps_k * 16 % (nt * 8 * element_bytes):
-            continue
-        least = Config(warps_k, warps_m, mt, nt, step, 3, 1, 1, element_bytes)
-        residents = [n for n in (1, 2, 3, 4) if _fit_registers(least.registers(), least.threads, n)]
-        # Where no stage of several steps divides c, stages of one step do.
-        kls = [kl for kl in (1, 2, 3, 4, 6, 8, 12) if steps % kl == 0]
-        for kl, stages, blocks in itertools.product(kls, (3, 4, 6, 8), residents):
-            groups = max(1, multiprocessors * blocks // tiles)
-            config = Config(
-                warps_k, warps_m, mt, nt, kl * step, stages, blocks, groups, element_bytes
-            )
-            if fits(config.shared_bytes(p), config.registers(), config.threads, blocks):
-                yield config
-
-
 def fits(shared_bytes: int, registers: int, threads: int, blocks: int) -> bool:
     """Whether so many blocks fit on a multiprocessor of sm_90."""
     shared = (shared_bytes + _BLOCK_OVERHEAD_BYTES) * blocks
     limit = SHARED_LIMIT + _BLOCK_OVERHEAD_BYTES
-    return shared <= limit and _fit_registers(registers, threads, blocks)
+    return shared <= limit and fit_registers(registers, threads, blocks)
 
 
-def _fit_registers(registers: int, threads: int, blocks: int) -> bool:
+def fit_registers(registers: int, threads: int, blocks: int) -> bool:
+    """Whether a multiprocessor has registers for so many blocks."""
     return registers <= min(255, _REGISTERS // (threads * blocks))
 
 
@@ -214,44 +133,6 @@ def predicted_us(p: Pattern, load: Load, batch: int, multiprocessors: int) -> fl
     weights = columns * (_COLUMN_US + load.outputs * p.c * size * load.blocks / _WEIGHT_BYTES_US)
     packing = 2.0 + 2 * size * p.nnz / (_DRAM_BYTES_US * multiprocessors) if p.d > 1 else 0.0
     return items * tiles / multiprocessors * tile_us + weights + packing + _LAUNCH_US
-
-
-def predicted_of(
-    p: Pattern, config: Config, batch: int, multiprocessors: int, steps_us: float, extra: float
-) -> float:
-    """`predicted_us` of a tile whose warps all share a ring.
-
-    Args:
-        p: the pattern.
-        config: the tile.
-        batch: rows of x.
-        multiprocessors: of the device.
-        steps_us: tensor-core steps (16 x 8 results) of a multiprocessor in a microsecond.
-        extra: what preparing the operands of a warp's steps costs, in steps.
-    """
-    size = config.element_bytes
-    warps = config.threads // 32 * config.blocks
-    step_us = (1 + extra / (config.mt * config.nt)) / steps_us / min(1.0, (warps / 8) ** 0.4)
-    steps = steps_of(p, size) * config.rows / 8 * config.outputs / 16
-    return predicted_us(
-        p,
-        Load(
-            element_bytes=size,
-            rows=config.rows,
-            outputs=config.outputs,
-            groups=config.groups,
-            blocks=config.blocks,
-            walkers=config.blocks,
-            warps=warps,
-            stages_per_tile=steps_of(p, size) * (32 // size) // config.kl,
-            in_flight=(config.stages - 1) * config.kl * config.rows * size * config.blocks,
-            # Fragments of the weight and of x.
-            operand_bytes=steps * (512 / config.nt + 256 / config.mt),
-            tensor_us=steps * step_us,
-        ),
-        batch,
-        multiprocessors,
-    )
 
 
 class PackingLauncher(PreparingLauncher):

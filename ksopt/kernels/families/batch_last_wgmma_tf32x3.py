@@ -7,17 +7,17 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-import torch
 from torch import Tensor
 
 from ksopt.kernels import codegen, packing_launcher
 from ksopt.kernels.families import batch_last, batch_last_mma_tf32x3
+from ksopt.kernels.families.base import SINGLE, register_family
 from ksopt.kernels.families.batch_last import output_tiles
-from ksopt.kernels.families.batch_last_mma_tf32x3 import DTYPES
-from ksopt.kernels.families.batch_last_wgmma_tf32x3_cost import predicted_us as predicted_us
-from ksopt.kernels.launcher import prepare
+from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
+from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.launcher import MakeLauncher
 from ksopt.kernels.packing_launcher import PackedLauncher
-from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 _OUTPUT_TILES = (1, 2, 3, 4, 6, 8, 12, 16)  # for which wgmma_tf32.cuh has an instruction
@@ -31,6 +31,27 @@ _STAGE_BYTES = (4096, 65536)  # the least and most of a stage that are worth a b
 _LONG_SUM = 128
 """From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
 cuBLAS's own error is larger there (docs/performance/fp32.md)."""
+
+# Of one multiprocessor of an H200, in bytes, cycles and microseconds, fitted together to 324 tiles
+# of 24 of the paper's patterns (exact products, batch 25,088, as many stages as fit): half of them
+# are within 6 %, and the fastest of a pattern's three best predicted was a mean 1.3 %, at worst
+# 13 % slower than the fastest of its tiles.
+_CYCLES_US = 1755.0
+_TENSOR_CYCLES_US = 2130.0
+_DRAM_BYTES_US = 38_060.0
+_SHARED_BYTES_US = 180_900.0  # x, weights, and what the tensor cores read
+_WEIGHT_BYTES_US = 54_200.0  # a column's resident weights
+_COLUMN_US = 0.93  # latency of a change of column
+_LATENCY_US = 1.05  # in which what the ring holds arrives
+_CHAIN_CYCLES = 122.0  # from a chain of products to the next, beside the products themselves
+_PENDING = 0.5  # how much of that a chain under way hides
+_STAGE_CYCLES = 152.0
+_ROW_CYCLES = 25.5  # a row of a stage, which one instruction copies
+_STORED_BYTES_CYCLE = 16.25  # of a warpgroup
+_LAUNCH_US = 8.4
+_OVERLAP = 2.58
+
+_STEP_CYCLES = 0.5  # of the tensor cores for 64 columns, 8 l and an output, each of three products
 
 
 @dataclass(frozen=True)
@@ -111,43 +132,6 @@ class Config:
         return min(240, left // (128 * self.multipliers) // 8 * 8)
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
-    if problem.dtype not in DTYPES:
-        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
-    if not problem.batch_last:
-        return "batch_first has its own kernels"
-    return batch_last_mma_tf32x3.supports(problem)  # which takes rows that are not aligned
-
-
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order: each with as many stages as fit."""
-    p = problem.pattern
-    outputs8 = -(-p.b // 8)
-    chains = (1, 2) if p.c >= _LONG_SUM else (1,)
-    for (groups_n, groups_m), mt, nt, chain, pending in itertools.product(
-        _SHAPES, (1, 2), _OUTPUT_TILES, chains, (0, 1)
-    ):
-        tiles = output_tiles(p, 8 * groups_n * nt)
-        # Outputs that do not exist are computed too: few of them, or none where b is small.
-        if (tiles * groups_n * nt - outputs8) * 4 > outputs8:
-            continue
-        if nt < _FEWEST_OUTPUT_TILES and tiles > 1:
-            continue
-        whole = 8 * chain  # l that are multiplied at a time
-        groups = max(1, multiprocessors // tiles)
-        lengths = (16, 24, 32, 48, 64) if -(-p.c // whole) * whole % 16 == 0 else (8, 24)
-        for kl, resident in itertools.product(lengths, (False, True)):
-            if kl % whole or -(-p.c // kl) * kl != -(-p.c // whole) * whole:
-                continue
-            config = Config(*(groups_n, groups_m, mt, nt, kl, 0, resident, chain, pending, groups))
-            if config.registers() > config.register_limit or not _compiles(p, config):
-                continue
-            config = replace(config, stages=_stages(p, config))
-            if config.stages >= 2 and _worth_a_stage(config):
-                yield config
-
-
 def _stages(p: Pattern, config: Config) -> int:
     """As many as fit: the more of x is under way, the faster it comes."""
     return min(_MOST_STAGES, (SHARED_LIMIT - config.shared_bytes(p)) // config.stage_bytes())
@@ -161,59 +145,6 @@ def _compiles(p: Pattern, config: Config) -> bool:
 def _worth_a_stage(config: Config) -> bool:
     least, most = _STAGE_BYTES
     return config.kl == 8 or least <= config.stage_bytes() <= most
-
-
-def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
-    """How the kernel is launched."""
-    p, c = problem.pattern, config
-    shared = c.shared_bytes(p, exact)
-    return batch_last.geometry(p, c.threads, shared, c.rows, c.outputs, c.groups)
-
-
-def kernel_name(problem: Problem, exact: bool = True) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name(
-        "batch_last_wgmma_tf32x3", "fp32" if exact else "tf32", problem.pattern
-    )
-
-
-def source(problem: Problem, config: Config, exact: bool = True) -> str:
-    """The generated file: one instance of the template.
-
-    Args:
-        problem: one that `supports` takes.
-        config: one of `configs`.
-        exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
-    """
-    call = "batch_last_wgmma_tf32x3_kernel<Support, Tile>"
-    kernel = codegen.kernel(kernel_name(problem, exact), call, bounds="Tile::THREADS, 1")
-    return _tile(problem, config, exact) + kernel
-
-
-def pack_problem(problem: Problem, config: Config, exact: bool = True) -> Problem:
-    """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
-    return packing_launcher.problem_of(problem, config.packed_elements(problem.pattern, exact))
-
-
-def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
-    """How the kernel that packs weights is launched."""
-    # A thread writes four l of one output, of all halves.
-    tasks = config.packed_elements(problem.pattern, exact) // (8 if exact else 4)
-    return packing_launcher.geometry_of(tasks)
-
-
-def pack_name(problem: Problem, exact: bool = True) -> str:
-    """The name of the kernel that packs weights, as profilers show it."""
-    return codegen.kernel_name(
-        "batch_last_mma_tf32x3_pack", "fp32" if exact else "tf32", problem.pattern
-    )
-
-
-def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
-    """The generated file of the kernel that packs weights for the tile."""
-    name, call = pack_name(problem, exact), "batch_last_mma_tf32x3_pack_kernel<Support, Tile>"
-    kernel = codegen.kernel(name, call, bounds=str(packing_launcher.THREADS))
-    return _tile(problem, config, exact) + kernel
 
 
 class ColumnsLauncher(PackedLauncher):
@@ -230,49 +161,131 @@ class ColumnsLauncher(PackedLauncher):
         return rows % 4 == 0 and feature % 4 == 0 and x.data_ptr() % 16 == 0
 
 
-def sources(problem: Problem, config: Config, exact: bool = True) -> list[str]:
-    """The generated files of all that `launcher` compiles at once."""
-    return [pack_source(problem, config, exact), source(problem, config, exact)]
+@register_family
+class BatchLastWgmmaTf32x3(PackedFamily[Config]):
+    """Products by TF32 warpgroup instructions: three for fp32 accuracy, or one."""
 
+    name = "batch_last_wgmma_tf32x3"
+    template = "batch_last_wgmma_tf32x3.cuh"
+    dtypes = SINGLE
+    layout = "batch_last"
+    capability = (9, 0)
+    capability_only = True
+    splits = True
+    packs_from_d = 1
+    launcher_class = ColumnsLauncher
 
-def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> ColumnsLauncher:
-    """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90).
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        # The family that takes rows that are not aligned must support the problem as well.
+        return batch_last_mma_tf32x3.BatchLastMmaTf32x3().unsupported_shape(problem, device)
 
-    Rows of x and y that do not start at multiples of 16 bytes go to the older tensor cores.
-    """
-    p = problem.pattern
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    older = batch_last_mma_tf32x3.default_config(problem, multiprocessors)
-    # Tiles with the same order of packed weights can share them.
-    layers = config.stages_per_tile(p) * config.kl // 4
-    return ColumnsLauncher(
-        f"batch_last_wgmma_tf32x3 {config.outputs} {layers} {exact}",
-        prepare(
-            pack_problem(problem, config, exact),
-            pack_name(problem, exact),
-            pack_source(problem, config, exact),
-            pack_geometry(problem, config, exact),
-            device,
-        ),
-        prepare(
-            problem,
-            kernel_name(problem, exact),
-            source(problem, config, exact),
-            geometry(problem, config, exact),
-            device,
-        ),
-        functools.partial(batch_last_mma_tf32x3.shifted_launcher, problem, older, device, exact),
-    )
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        p = problem.pattern
+        outputs8 = -(-p.b // 8)
+        chains = (1, 2) if p.c >= _LONG_SUM else (1,)
+        for (groups_n, groups_m), mt, nt, chain, pending in itertools.product(
+            _SHAPES, (1, 2), _OUTPUT_TILES, chains, (0, 1)
+        ):
+            tiles = output_tiles(p, 8 * groups_n * nt)
+            # Outputs that do not exist are computed too: few of them, or none where b is small.
+            if (tiles * groups_n * nt - outputs8) * 4 > outputs8:
+                continue
+            if nt < _FEWEST_OUTPUT_TILES and tiles > 1:
+                continue
+            whole = 8 * chain  # l that are multiplied at a time
+            groups = max(1, device.multiprocessors // tiles)
+            lengths = (16, 24, 32, 48, 64) if -(-p.c // whole) * whole % 16 == 0 else (8, 24)
+            for kl, resident in itertools.product(lengths, (False, True)):
+                if kl % whole or -(-p.c // kl) * kl != -(-p.c // whole) * whole:
+                    continue
+                config = Config(
+                    *(groups_n, groups_m, mt, nt, kl, 0, resident, chain, pending, groups)
+                )
+                if config.registers() > config.register_limit or not _compiles(p, config):
+                    continue
+                config = replace(config, stages=_stages(p, config))
+                if config.stages >= 2 and _worth_a_stage(config):
+                    yield config
 
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        tiles, columns = output_tiles(p, config.outputs), p.a * p.d
+        items = -(-batch // config.rows) * columns
+        groups = min(config.groups, items)
+        rounds = -(-items // groups) * -(-groups * tiles // device.multiprocessors)
 
-def _tile(problem: Problem, config: Config, exact: bool) -> str:
-    p = problem.pattern
-    arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
-    facts = {
-        "Tile::SHARED_BYTES": config.shared_bytes(p, exact),
-        "Tile::MULTIPLIER_REGISTERS": config.register_limit,
-        "int64(Tile::COLUMNS) * Tile::OUTPUT_TILES * Tile::COLUMN_BYTES": 4
-        * config.packed_elements(p, exact),
-    }
-    instance = f"BatchLastWgmmaTf32x3Tile<Support, {arguments}, {3 if exact else 1}>"
-    return codegen.tile("batch_last_wgmma_tf32x3", p, instance, facts, "batch_last_wgmma_tf32x3")
+        x_bytes = 4 * config.rows * p.c
+        y_bytes = 4 * config.rows * min(config.outputs, p.b)
+        weight_bytes = config.column_bytes(p, problem.exact)
+        products, outputs = 3 if problem.exact else 1, config.nt * 8
+        stages = config.stages_per_tile(p)
+        steps = stages * config.kl // 8 * config.mt
+        step_cycles = products * _STEP_CYCLES * outputs
+        # Chains of products that a warpgroup computes one after the other, and what it stores then.
+        hidden = 1 + _PENDING * config.pending
+        alone = chains_cycles(steps, config.chain, step_cycles, _CHAIN_CYCLES, hidden)
+        alone += stages * _STAGE_CYCLES + y_bytes / _STORED_BYTES_CYCLE
+        operands = steps * config.multipliers * products * 32 * outputs
+        through_shared = x_bytes * (1 + config.groups_n) + operands
+        if not config.resident:
+            through_shared += weight_bytes
+        in_flight = (config.stages - 1) * config.kl * config.rows * 4
+        demands = (
+            (x_bytes / tiles + y_bytes) / _DRAM_BYTES_US,
+            through_shared / _SHARED_BYTES_US,
+            x_bytes * _LATENCY_US / in_flight,
+            config.multipliers * steps * step_cycles / _TENSOR_CYCLES_US,
+            alone / _CYCLES_US,
+            stages * config.kl * _ROW_CYCLES / _CYCLES_US,
+        )
+        tile_us = overlapped(demands, _OVERLAP)
+        weights_us = 0.0
+        if config.resident:
+            weights_us = (columns / groups + 1) * (_COLUMN_US + weight_bytes / _WEIGHT_BYTES_US)
+        return float(rounds * tile_us + weights_us + _LAUNCH_US)
+
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        p, c = problem.pattern, config
+        shared = c.shared_bytes(p, problem.exact)
+        return batch_last.geometry(p, c.threads, shared, c.rows, c.outputs, c.groups)
+
+    def source(self, problem: Problem, config: Config) -> str:
+        call = "batch_last_wgmma_tf32x3_kernel<Support, Tile>"
+        kernel = codegen.kernel(self.kernel_name(problem), call, bounds="Tile::THREADS, 1")
+        return self._tile(problem, config) + kernel
+
+    def packed_elements(self, problem: Problem, config: Config) -> int:
+        return config.packed_elements(problem.pattern, problem.exact)
+
+    def packed_form(self, problem: Problem, config: Config) -> str:
+        layers = config.stages_per_tile(problem.pattern) * config.kl // 4
+        return f"batch_last_wgmma_tf32x3 {config.outputs} {layers} {problem.exact}"
+
+    def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
+        # A thread writes four l of one output, of all halves.
+        tasks = config.packed_elements(problem.pattern, problem.exact) // (
+            8 if problem.exact else 4
+        )
+        return packing_launcher.geometry_of(tasks)
+
+    def pack_source(self, problem: Problem, config: Config) -> str:
+        name, call = self.pack_name(problem), "batch_last_mma_tf32x3_pack_kernel<Support, Tile>"
+        kernel = codegen.kernel(name, call, bounds=str(packing_launcher.THREADS))
+        return self._tile(problem, config) + kernel
+
+    def _tile(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
+        facts = {
+            "Tile::SHARED_BYTES": config.shared_bytes(p, problem.exact),
+            "Tile::MULTIPLIER_REGISTERS": config.register_limit,
+            "int64(Tile::COLUMNS) * Tile::OUTPUT_TILES * Tile::COLUMN_BYTES": 4
+            * config.packed_elements(p, problem.exact),
+        }
+        instance = f"BatchLastWgmmaTf32x3Tile<Support, {arguments}, {3 if problem.exact else 1}>"
+        return codegen.tile(self.template, p, instance, facts, self.name)
+
+    def fallback(self, problem: Problem, config: Config, device_index: int) -> MakeLauncher | None:
+        return functools.partial(batch_last_mma_tf32x3.shifted_launcher, problem, device_index)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import codegen
-from ksopt.kernels.families import naive
-from ksopt.kernels.families.mma16 import DTYPES, fold
-from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
+from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 MAX_BATCH = 128
@@ -113,135 +112,118 @@ def _units(p: Pattern) -> int:
     return -(-p.c // fold(p.d).unit)
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem``; otherwise the reason why not."""
-    p = problem.pattern
-    if problem.dtype not in DTYPES:
-        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
-    if problem.batch_last:
-        return "batch_last has its own kernels"
-    if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
-        return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
-    if p.c * p.d % 8 != 0:
-        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of the weight are not aligned"
-    if p.out_features % 8 != 0:
-        return f"{p.out_features} outputs are no multiple of 8, so rows of y are not aligned"
-    if next(configs(problem, 132), None) is None:
-        return f"a sum over c = {p.c} of 16 rows does not fit in shared memory"
-    return None
+@register_family
+class DecodeMma16(TemplateFamily[Config]):
+    """Products by m16n8k16 instructions for a few rows of x, summed by clusters of blocks."""
 
+    name = "decode_mma16"
+    template = "decode_mma16.cuh"
+    dtypes = HALF
+    layout = "batch_first"
+    max_batch = MAX_BATCH
 
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
-    p = problem.pattern
-    warps_js = [j for j in (1, 2, 3, 4) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
-    if p.d % 16 == 0:
-        warps_js.remove(1)  # half a sector of 32 bytes costs as much as all of it
-    for warps_j, (warps_m, mt), warps_n, nt in itertools.product(
-        warps_js, ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)), (1, 2, 4), (1, 2, 4)
-    ):
-        if warps_n * nt * 8 >= p.b + 8 * nt:
-            continue
-        for warps_l, units, cluster in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
-            warps = warps_j * warps_m * warps_n * warps_l
-            block_units = -(-_units(p) // cluster)
-            if not 2 <= warps <= 16 or warps_l * units > max(block_units + units - 1, warps_l):
-                continue
-            if warps_l > block_units or (cluster > 1 and _units(p) < 2 * cluster):
-                continue
-            config = Config(*(warps_j, warps_m, warps_n, warps_l, mt, nt, units, cluster), blocks=1)
-            registers = config.registers(p)
-            # The estimate is on the safe side: a few more than there are do not spill.
-            most = min(240, 1.1 * _REGISTERS / config.threads)
-            if config.shared_bytes(p) > SHARED_LIMIT or registers > most:
-                continue
-            fit = min(
-                _REGISTERS // (-(-registers // 8) * 8 * config.threads),
-                SHARED_LIMIT // (config.shared_bytes(p) + 1024),
-                4,
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        p = problem.pattern
+        if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
+            return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
+        if p.c * p.d % 8 != 0:
+            return (
+                f"c*d = {p.c * p.d} is not a multiple of 8, so rows of the weight are not aligned"
             )
-            tiles = config.columns(p) * cluster
-            # As many as fit, but registers are not held back for blocks that never come.
-            yield replace(config, blocks=max(1, min(fit, -(-tiles // multiprocessors))))
+        if p.out_features % 8 != 0:
+            return f"{p.out_features} outputs are no multiple of 8, so rows of y are not aligned"
+        if next(self.configs(problem, device), None) is None:
+            return f"a sum over c = {p.c} of 16 rows does not fit in shared memory"
+        return None
 
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        p = problem.pattern
+        warps_js = [j for j in (1, 2, 3, 4) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
+        if p.d % 16 == 0:
+            warps_js.remove(1)  # half a sector of 32 bytes costs as much as all of it
+        for warps_j, (warps_m, mt), warps_n, nt in itertools.product(
+            warps_js, ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)), (1, 2, 4), (1, 2, 4)
+        ):
+            if warps_n * nt * 8 >= p.b + 8 * nt:
+                continue
+            for warps_l, units, cluster in itertools.product(
+                (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)
+            ):
+                warps = warps_j * warps_m * warps_n * warps_l
+                block_units = -(-_units(p) // cluster)
+                if not 2 <= warps <= 16 or warps_l * units > max(block_units + units - 1, warps_l):
+                    continue
+                if warps_l > block_units or (cluster > 1 and _units(p) < 2 * cluster):
+                    continue
+                config = Config(
+                    *(warps_j, warps_m, warps_n, warps_l, mt, nt, units, cluster), blocks=1
+                )
+                registers = config.registers(p)
+                # The estimate is on the safe side: a few more than there are do not spill.
+                most = min(240, 1.1 * _REGISTERS / config.threads)
+                if config.shared_bytes(p) > SHARED_LIMIT or registers > most:
+                    continue
+                fit = min(
+                    _REGISTERS // (-(-registers // 8) * 8 * config.threads),
+                    SHARED_LIMIT // (config.shared_bytes(p) + 1024),
+                    4,
+                )
+                tiles = config.columns(p) * cluster
+                # As many as fit, but registers are not held back for blocks that never come.
+                yield replace(config, blocks=max(1, min(fit, -(-tiles // device.multiprocessors))))
 
-def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
-    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+    def fits(self, problem: Problem, config: Config, device: DeviceSpec) -> bool:
+        return config.capability <= device.capability and super().fits(problem, config, device)
 
-    Args:
-        p: the pattern.
-        config: the tile.
-        batch: rows of x.
-        multiprocessors: of the device.
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        if batch > MAX_BATCH:
+            return math.inf
+        f = fold(p.d)
+        shared = config.shared_bytes(p)
+        blocks = -(-batch // config.rows) * config.columns(p) * config.cluster
+        share = -(-blocks // device.multiprocessors)  # blocks of the busiest multiprocessor
+        registers = -(-min(255, config.registers(p)) // 8) * 8 * config.threads
+        fit = min(
+            _REGISTERS // registers, SHARED_LIMIT // (shared + 1024), _MAX_THREADS // config.threads
+        )
+        waves = -(-share // max(1, min(share, fit)))
 
-    Returns:
-        Microseconds; infinity for more than ``MAX_BATCH`` rows.
-    """
-    if batch > MAX_BATCH:
-        return math.inf
-    f = fold(p.d)
-    shared = config.shared_bytes(p)
-    blocks = -(-batch // config.rows) * config.columns(p) * config.cluster
-    share = -(-blocks // multiprocessors)  # blocks of the busiest multiprocessor
-    registers = -(-min(255, config.registers(p)) // 8) * 8 * config.threads
-    fit = min(
-        _REGISTERS // registers, SHARED_LIMIT // (shared + 1024), _MAX_THREADS // config.threads
-    )
-    waves = -(-share // max(1, min(share, fit)))
+        rows, jc, l = min(batch, config.rows), config.warps_j * f.j, config.block_units(p) * f.unit
+        weight_bytes = 2 * config.outputs * jc * l * (2 if jc == 8 < p.d else 1)  # whole sectors
+        x_bytes, sum_bytes = 2 * rows * jc * l, 4 * rows * config.features(p)
+        us = _LAUNCH_US + _WAVE_US * (waves - 1)
+        us += max(2 * p.nnz / _DRAM_BYTES_US, share * weight_bytes / _WEIGHT_BYTES_US)
+        us += waves * -(-config.block_units(p) // (config.warps_l * config.units)) * _ROUND_US
+        us += waves * x_bytes / (16 * config.threads) / _COPIES_US
+        us += share * config.rows * config.outputs * jc * l / 2048 / _TENSOR_STEPS_US
+        us += share * sum_bytes * config.warps_l / _SUM_BYTES_US
+        if config.cluster > 1:
+            us += waves * (_CLUSTER_US + _CLUSTER_DOUBLED_US * math.log2(config.cluster))
+            us += share * sum_bytes / _REMOTE_BYTES_US
+        if p.d % 8 == 0:
+            us += _WIDE_US + share * x_bytes / _WIDE_BYTES_US
+        return us
 
-    rows, jc, l = min(batch, config.rows), config.warps_j * f.j, config.block_units(p) * f.unit
-    weight_bytes = 2 * config.outputs * jc * l * (2 if jc == 8 < p.d else 1)  # whole sectors
-    x_bytes, sum_bytes = 2 * rows * jc * l, 4 * rows * config.features(p)
-    us = _LAUNCH_US + _WAVE_US * (waves - 1)
-    us += max(2 * p.nnz / _DRAM_BYTES_US, share * weight_bytes / _WEIGHT_BYTES_US)
-    us += waves * -(-config.block_units(p) // (config.warps_l * config.units)) * _ROUND_US
-    us += waves * x_bytes / (16 * config.threads) / _COPIES_US
-    us += share * config.rows * config.outputs * jc * l / 2048 / _TENSOR_STEPS_US
-    us += share * sum_bytes * config.warps_l / _SUM_BYTES_US
-    if config.cluster > 1:
-        us += waves * (_CLUSTER_US + _CLUSTER_DOUBLED_US * math.log2(config.cluster))
-        us += share * sum_bytes / _REMOTE_BYTES_US
-    if p.d % 8 == 0:
-        us += _WIDE_US + share * x_bytes / _WIDE_BYTES_US
-    return us
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        return Geometry(
+            threads=config.threads,
+            shared_bytes=config.shared_bytes(problem.pattern),
+            rows_per_tile=config.rows,
+            tiles_per_row_tile=config.columns(problem.pattern) * config.cluster,
+            max_blocks=_MAX_BLOCKS,
+            early=True,
+        )
 
-
-def geometry(problem: Problem, config: Config) -> Geometry:
-    """How the kernel is launched."""
-    return Geometry(
-        threads=config.threads,
-        shared_bytes=config.shared_bytes(problem.pattern),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=config.columns(problem.pattern) * config.cluster,
-        max_blocks=_MAX_BLOCKS,
-        early=True,
-    )
-
-
-def kernel_name(problem: Problem) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name("decode_mma16", problem.dtype, problem.pattern)
-
-
-def source(problem: Problem, config: Config) -> str:
-    """The generated file: one instance of the template."""
-    p = problem.pattern
-    arguments = ", ".join(map(str, astuple(config)))
-    cluster = f"__cluster_dims__({config.cluster}, 1, 1) " if config.cluster > 1 else ""
-    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-    call = f"decode_mma16_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
-    tile = codegen.tile(
-        "decode_mma16", p, f"DecodeMma16Tile<Support, {arguments}>", facts, "decode_mma16"
-    )
-    return tile + codegen.kernel(kernel_name(problem), call, attributes=cluster)
-
-
-def launcher(problem: Problem, config: Config, device: int) -> Launcher:
-    """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return naive.with_naive_fallback(
-        problem,
-        kernel_name(problem),
-        source(problem, config),
-        geometry(problem, config),
-        device,
-    )
+    def source(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        arguments = ", ".join(map(str, astuple(config)))
+        cluster = f"__cluster_dims__({config.cluster}, 1, 1) " if config.cluster > 1 else ""
+        facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+        call = f"decode_mma16_kernel<{self.dtypes[problem.dtype]}, Support, Tile>"
+        tile = codegen.tile(
+            self.template, p, f"DecodeMma16Tile<Support, {arguments}>", facts, self.name
+        )
+        return tile + codegen.kernel(self.kernel_name(problem), call, attributes=cluster)

@@ -8,14 +8,11 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
-from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.fold import Fold
 from ksopt.kernels.families.fold import fold as fold_of
-from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
-
-DTYPES = {"float16": "Float16", "bfloat16": "BFloat16"}
 
 _REGISTERS = 65536  # of a multiprocessor
 
@@ -89,128 +86,101 @@ class Config:
         return sums + operands + 40
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem``; otherwise the reason why not."""
-    p = problem.pattern
-    if problem.dtype not in DTYPES:
-        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
-    if problem.batch_last:
-        return "batch_last has its own kernels"
-    if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
-        return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
-    if p.b % 8 != 0:
-        return f"b = {p.b} is not a multiple of 8"
-    if p.c * p.d % 8 != 0:
-        return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
-    if next(configs(problem, 132), None) is None:
-        return "no tile's weights fit in shared memory"
-    return None
+@register_family
+class Mma16(TemplateFamily[Config]):
+    """Products by m16n8k16 instructions, each block with its weights in shared memory."""
 
+    name = "mma16"
+    template = "mma16.cuh"
+    dtypes = HALF
+    layout = "batch_first"
 
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
-    p = problem.pattern
-    f = fold(p.d)
-    warps_js = [j for j in (1, 2, 3) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
-    length = -(-p.c // f.unit) * f.unit
-    kls = [kl for kl in (16, 32, 48, 64, 96, 128) if kl % f.unit == 0 and length % kl == 0]
-    for warps_j, warps_m, warps_n, mt, nt in itertools.product(
-        warps_js, (1, 2, 4), (1, 2, 3, 4, 8), (1, 2), range(1, 9)
-    ):
-        warps = warps_j * warps_m * warps_n
-        outputs = warps_n * nt * 8
-        if not 4 <= warps <= 16 or outputs > p.b + 7 or p.b % outputs:
-            continue
-        shape = (warps_j, warps_m, warps_n, mt, nt)
-        least = Config(*shape, f.unit, 3, 1, 1)
-        if least.shared_bytes(p) > SHARED_LIMIT:
-            continue
-        registers, columns = least.registers(p), least.columns(p)
-        for kl, stages, blocks in itertools.product(kls, (3, 4, 6), (1, 2, 3)):
-            if registers > min(255, _REGISTERS // (least.threads * blocks)):
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        p = problem.pattern
+        if p.d % 8 != 0 and p.d not in (1, 2, 3, 4, 6, 12):
+            return f"d = {p.d} is not 1, 2, 3, 4, 6, 12 or a multiple of 8"
+        if p.b % 8 != 0:
+            return f"b = {p.b} is not a multiple of 8"
+        if p.c * p.d % 8 != 0:
+            return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
+        if next(self.configs(problem, device), None) is None:
+            return "no tile's weights fit in shared memory"
+        return None
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        p = problem.pattern
+        f = fold(p.d)
+        warps_js = [j for j in (1, 2, 3) if p.d % (8 * j) == 0] if p.d % 8 == 0 else [1]
+        length = -(-p.c // f.unit) * f.unit
+        kls = [kl for kl in (16, 32, 48, 64, 96, 128) if kl % f.unit == 0 and length % kl == 0]
+        for warps_j, warps_m, warps_n, mt, nt in itertools.product(
+            warps_js, (1, 2, 4), (1, 2, 3, 4, 8), (1, 2), range(1, 9)
+        ):
+            warps = warps_j * warps_m * warps_n
+            outputs = warps_n * nt * 8
+            if not 4 <= warps <= 16 or outputs > p.b + 7 or p.b % outputs:
                 continue
-            walkers = max(1, multiprocessors * blocks // columns)
-            config = Config(*shape, kl, stages, blocks, walkers)
-            if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
-                yield config
+            shape = (warps_j, warps_m, warps_n, mt, nt)
+            least = Config(*shape, f.unit, 3, 1, 1)
+            if least.shared_bytes(p) > SHARED_LIMIT:
+                continue
+            registers, columns = least.registers(p), least.columns(p)
+            for kl, stages, blocks in itertools.product(kls, (3, 4, 6), (1, 2, 3)):
+                if registers > min(255, _REGISTERS // (least.threads * blocks)):
+                    continue
+                walkers = max(1, device.multiprocessors * blocks // columns)
+                config = Config(*shape, kl, stages, blocks, walkers)
+                if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
+                    yield config
 
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        f = fold(p.d)
+        columns = config.columns(p)
+        tiles = -(-batch // config.rows) * columns
+        slots = device.multiprocessors * config.blocks
+        blocks = min(columns * config.walkers, tiles)
+        waves = -(-blocks // slots)
+        busy = device.multiprocessors * blocks / (waves * slots)
 
-def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
-    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+        x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
+        # Every block reads x for its own outputs; 16 bytes of a row cost the sector of 32.
+        sector_waste = {1: 2.0, 2: 1.0, 3: 1.5}[config.warps_j] if p.d % 8 == 0 and p.d > 8 else 1.0
+        x_reads = p.b / config.outputs * sector_waste
+        steps = batch * p.nnz / 2048
+        step_bytes = 512 / config.nt + 256 / config.mt  # fragments of x and of the weight
+        warps = config.threads // 32 * config.blocks
+        streaming = max(
+            (x_bytes + y_bytes) / _DRAM_BYTES_US,
+            (x_bytes * x_reads + y_bytes) / _L2_BYTES_US,
+            (steps * step_bytes + x_bytes * x_reads + y_bytes)
+            / (_SHARED_BYTES_US * min(1.0, warps / _FULL_WARPS)),
+            steps / _TENSOR_STEPS_US,
+        )
+        stages = -(-tiles // blocks) * waves * -(-(-(-p.c // f.unit) * f.unit) // config.kl)
+        weight_bytes = 2 * config.outputs * p.c * config.warps_j * f.j
+        return (
+            math.hypot(streaming / busy, stages * _STEP_US)
+            + waves * weight_bytes / _WEIGHT_BYTES_US
+            + _LAUNCH_US
+        )
 
-    Args:
-        p: the pattern.
-        config: the tile.
-        batch: rows of x.
-        multiprocessors: of the device.
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        columns = config.columns(problem.pattern)
+        return Geometry(
+            threads=config.threads,
+            shared_bytes=config.shared_bytes(problem.pattern),
+            rows_per_tile=config.rows,
+            tiles_per_row_tile=columns,
+            max_blocks=config.walkers * columns,
+        )
 
-    Returns:
-        Microseconds.
-    """
-    f = fold(p.d)
-    columns = config.columns(p)
-    tiles = -(-batch // config.rows) * columns
-    slots = multiprocessors * config.blocks
-    blocks = min(columns * config.walkers, tiles)
-    waves = -(-blocks // slots)
-    busy = multiprocessors * blocks / (waves * slots)
-
-    x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
-    # Every block reads x for its own outputs; 16 bytes of a row cost the sector of 32.
-    sector_waste = {1: 2.0, 2: 1.0, 3: 1.5}[config.warps_j] if p.d % 8 == 0 and p.d > 8 else 1.0
-    x_reads = p.b / config.outputs * sector_waste
-    steps = batch * p.nnz / 2048
-    step_bytes = 512 / config.nt + 256 / config.mt  # fragments of x and of the weight
-    warps = config.threads // 32 * config.blocks
-    streaming = max(
-        (x_bytes + y_bytes) / _DRAM_BYTES_US,
-        (x_bytes * x_reads + y_bytes) / _L2_BYTES_US,
-        (steps * step_bytes + x_bytes * x_reads + y_bytes)
-        / (_SHARED_BYTES_US * min(1.0, warps / _FULL_WARPS)),
-        steps / _TENSOR_STEPS_US,
-    )
-    stages = -(-tiles // blocks) * waves * -(-(-(-p.c // f.unit) * f.unit) // config.kl)
-    weight_bytes = 2 * config.outputs * p.c * config.warps_j * f.j
-    return (
-        math.hypot(streaming / busy, stages * _STEP_US)
-        + waves * weight_bytes / _WEIGHT_BYTES_US
-        + _LAUNCH_US
-    )
-
-
-def geometry(problem: Problem, config: Config) -> Geometry:
-    """How the kernel is launched."""
-    columns = config.columns(problem.pattern)
-    return Geometry(
-        threads=config.threads,
-        shared_bytes=config.shared_bytes(problem.pattern),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=columns,
-        max_blocks=config.walkers * columns,
-    )
-
-
-def kernel_name(problem: Problem) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name("mma16", problem.dtype, problem.pattern)
-
-
-def source(problem: Problem, config: Config) -> str:
-    """The generated file: one instance of the template."""
-    p = problem.pattern
-    arguments = ", ".join(map(str, astuple(config)[:-1]))
-    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-    call = f"mma16_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
-    tile = codegen.tile("mma16", p, f"Mma16Tile<Support, {arguments}>", facts, "mma16")
-    return tile + codegen.kernel(kernel_name(problem), call)
-
-
-def launcher(problem: Problem, config: Config, device: int) -> Launcher:
-    """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return naive.with_naive_fallback(
-        problem,
-        kernel_name(problem),
-        source(problem, config),
-        geometry(problem, config),
-        device,
-    )
+    def source(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        arguments = ", ".join(map(str, astuple(config)[:-1]))
+        facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+        call = f"mma16_kernel<{self.dtypes[problem.dtype]}, Support, Tile>"
+        tile = codegen.tile(self.template, p, f"Mma16Tile<Support, {arguments}>", facts, self.name)
+        return tile + codegen.kernel(self.kernel_name(problem), call)

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 
 from ksopt.kernels import codegen
-from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import SINGLE, TemplateFamily, register_family
+from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.fold import Fold
 from ksopt.kernels.families.fold import fold as fold_of
-from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
-
-DTYPES = ("float32",)
 
 _REGISTERS = 65536  # of a multiprocessor
 _LARGEST_INT = 2**31 - 1
+
+# The cost model's constants, of one multiprocessor in a microsecond: a roofline, not a fit. The
+# rates of memory, caches and shared memory are those that were fitted for the 16-bit family of the
+# same walk (mma16.py); that of the products is read off docs/performance.md: 54 effective TFLOP/s
+# of an H200 where d = 1, which splits the fewest values. For 16 of the patterns there, the best
+# predicted tile's time is 0.75 to 1.4 times that of the fastest tile measured.
+_DRAM_BYTES = 32_300.0
+_L2_BYTES = 22_500.0
+_SHARED_BYTES = 107_800.0
+_STEPS = {True: 215.0, False: 430.0}  # m16n8k8, exact (three products and their splits) or TF32
+_STAGE_US = 0.25
+_LAUNCH_US = 4.0
+_SPLIT = 3.0  # what preparing the operands of a warp's steps costs, in steps
+_OVERLAP = 4.0
+_FULL_WARPS = 8.0  # with fewer on a multiprocessor, latency shows
 
 
 def fold(d: int) -> Fold:
@@ -77,13 +91,8 @@ class Config:
         return sums + operands + 16 + 38
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem``; otherwise the reason why not."""
-    p = problem.pattern
-    if problem.dtype not in DTYPES:
-        return f"{problem.dtype} is not {DTYPES[0]}"
-    if problem.batch_last:
-        return "batch_last has its own kernels"
+def unsupported_fold(p: Pattern) -> str | None:
+    """Why the fp32 families for batch first do not compute ``p``, or None if they do."""
     if p.d % 4 != 0 and p.d not in (1, 2, 3, 6):
         return f"d = {p.d} is not 1, 2, 3, 6 or a multiple of 4"
     if p.b % 8 != 0:
@@ -93,75 +102,6 @@ def supports(problem: Problem) -> str | None:
     if max(p.in_features, p.out_features, p.b * p.c * p.d) > _LARGEST_INT:
         return f"{p} has more elements in a row or a group than 32 bits count"
     return None
-
-
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
-    p = problem.pattern
-    f = fold(p.d)
-    warps_js = [j for j in (1, 2) if p.d % (4 * j) == 0] if p.d % 4 == 0 else [1]
-    kls = [kl for kl in (8, 16, 32, 64) if kl % f.unit == 0 and kl <= max(f.unit, p.c)]
-    for warps_j, warps_m, warps_n, mt, nt in itertools.product(
-        warps_js, (1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 3, 4, 6, 8, 12, 16)
-    ):
-        if warps_j * warps_m * warps_n not in (4, 8) or p.b % (warps_n * nt * 8):
-            continue
-        shape = (warps_j, warps_m, warps_n, mt, nt)
-        least = Config(*shape, f.unit, 2, 1, False, 0)
-        columns, registers = least.columns(p), least.registers(p)
-        for kl, stages, blocks, resident in itertools.product(
-            kls, (2, 3, 4), (1, 2, 3), (False, True)
-        ):
-            if registers > min(256, _REGISTERS // (least.threads * blocks)):
-                continue
-            slots = multiprocessors * blocks
-            max_blocks = max(1, slots // columns) * columns if resident else slots
-            config = Config(*shape, kl, stages, blocks, resident, max_blocks)
-            if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
-                yield config
-
-
-def geometry(problem: Problem, config: Config) -> Geometry:
-    """How the kernel is launched."""
-    return Geometry(
-        threads=config.threads,
-        shared_bytes=config.shared_bytes(problem.pattern),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=config.columns(problem.pattern),
-        max_blocks=config.max_blocks,
-    )
-
-
-def kernel_name(problem: Problem, exact: bool) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name("mma_tf32x3", "float32" if exact else "tf32", problem.pattern)
-
-
-def source(problem: Problem, config: Config, exact: bool = True) -> str:
-    """The generated file: one instance of the template.
-
-    Args:
-        problem: one that `supports` takes.
-        config: one of `configs`.
-        exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
-    """
-    p = problem.pattern
-    arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
-    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-    instance = f"MmaTf32x3Tile<Support, {arguments}, {3 if exact else 1}>"
-    tile = codegen.tile("mma_tf32x3", p, instance, facts, "mma_tf32x3")
-    return tile + codegen.kernel(kernel_name(problem, exact), "mma_tf32x3_kernel<Support, Tile>")
-
-
-def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> Launcher:
-    """Compile and load the kernel for ``problem`` on CUDA device ``device``."""
-    return naive.with_naive_fallback(
-        problem,
-        kernel_name(problem, exact),
-        source(problem, config, exact),
-        geometry(problem, config),
-        device,
-    )
 
 
 def row_pitch(chunks: int, spread: int) -> int:
@@ -174,3 +114,96 @@ def slice_chunks(f: Fold, warps_j: int, nt: int, spread: int) -> int:
     preferred = (4, 2, 1) if f.j == 1 else (2, 1) if f.j < 4 else (1,)
     slice_n = next(n for n in preferred if nt % n == 0)
     return 16 * row_pitch(slice_n * 2 * warps_j * f.j, spread)
+
+
+@register_family
+class MmaTf32x3(TemplateFamily[Config]):
+    """Products by m16n8k8 TF32 instructions: three for fp32 accuracy, or one."""
+
+    name = "mma_tf32x3"
+    template = "mma_tf32x3.cuh"
+    dtypes = SINGLE
+    layout = "batch_first"
+    splits = True
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        return unsupported_fold(problem.pattern)
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        p = problem.pattern
+        f = fold(p.d)
+        warps_js = [j for j in (1, 2) if p.d % (4 * j) == 0] if p.d % 4 == 0 else [1]
+        kls = [kl for kl in (8, 16, 32, 64) if kl % f.unit == 0 and kl <= max(f.unit, p.c)]
+        for warps_j, warps_m, warps_n, mt, nt in itertools.product(
+            warps_js, (1, 2, 4, 8), (1, 2, 4), (1, 2), (1, 2, 3, 4, 6, 8, 12, 16)
+        ):
+            if warps_j * warps_m * warps_n not in (4, 8) or p.b % (warps_n * nt * 8):
+                continue
+            shape = (warps_j, warps_m, warps_n, mt, nt)
+            least = Config(*shape, f.unit, 2, 1, False, 0)
+            columns, registers = least.columns(p), least.registers(p)
+            for kl, stages, blocks, resident in itertools.product(
+                kls, (2, 3, 4), (1, 2, 3), (False, True)
+            ):
+                if registers > min(256, _REGISTERS // (least.threads * blocks)):
+                    continue
+                slots = device.multiprocessors * blocks
+                max_blocks = max(1, slots // columns) * columns if resident else slots
+                config = Config(*shape, kl, stages, blocks, resident, max_blocks)
+                if config.shared_bytes(p) * blocks <= SHARED_LIMIT:
+                    yield config
+
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        warps = config.threads // 32 * config.blocks
+        pace = min(1.0, (warps / _FULL_WARPS) ** 0.4)
+        step_us = (1 + _SPLIT / (config.mt * config.nt)) / (_STEPS[problem.exact] * pace)
+        # Fragments of x and of the weight for one step, reused mt and nt times.
+        step_bytes = 256 / config.mt + 512 / config.nt
+        f = fold(p.d)
+        columns = config.columns(p)
+        tiles = -(-batch // config.rows) * columns
+        slots = device.multiprocessors * config.blocks
+        blocks = min(config.max_blocks, tiles)
+        rounds = -(-tiles // blocks) * -(-blocks // slots)
+        busy = tiles / (rounds * slots)  # share of the multiprocessors' time that has work
+
+        x_bytes, y_bytes = 4 * batch * p.in_features, 4 * batch * p.out_features
+        # 16 bytes of a row cost the sector of 32.
+        waste = 2.0 if p.d % 4 == 0 and p.d > 4 and config.warps_j == 1 else 1.0
+        x_reads = p.b / config.outputs * waste
+        width = config.warps_j * f.j
+        weight_bytes = 4 * config.outputs * p.c * width
+        streamed = 0 if config.resident else tiles * weight_bytes
+        steps = batch * p.nnz / 1024
+        demands = (
+            (x_bytes + y_bytes) / _DRAM_BYTES,
+            (x_bytes * x_reads + y_bytes + streamed) / _L2_BYTES,
+            (steps * step_bytes + x_bytes * x_reads + y_bytes + streamed) / _SHARED_BYTES,
+            steps * step_us,
+        )
+        streaming = overlapped(demands, _OVERLAP) / device.multiprocessors
+        stages = rounds * -(-(-(-p.c // f.unit) * f.unit) // config.kl)
+        first_weights = weight_bytes / _L2_BYTES if config.resident else 0.0
+        return (
+            math.hypot(streaming / max(busy, 1e-3), stages * _STAGE_US) + first_weights + _LAUNCH_US
+        )
+
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        return Geometry(
+            threads=config.threads,
+            shared_bytes=config.shared_bytes(problem.pattern),
+            rows_per_tile=config.rows,
+            tiles_per_row_tile=config.columns(problem.pattern),
+            max_blocks=config.max_blocks,
+        )
+
+    def source(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
+        facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+        instance = f"MmaTf32x3Tile<Support, {arguments}, {3 if problem.exact else 1}>"
+        tile = codegen.tile(self.template, p, instance, facts, self.name)
+        return tile + codegen.kernel(self.kernel_name(problem), "mma_tf32x3_kernel<Support, Tile>")

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ksopt.kernels import weight_table
 from ksopt.kernels.families import pytorch_cost, transpose
+from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
 from ksopt.kernels.launcher import Entry, Launcher, batched_entry
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
 # For one multiprocessor of an H200, from 25 patterns at a batch of 25,088 (docs/performance.md).
@@ -34,56 +35,14 @@ class Config:
 
     dtype: str
 
+    @property
+    def blocks(self) -> int:
+        """Blocks that must run on a multiprocessor at a time."""
+        return 1
+
     def shared_bytes(self, p: Pattern) -> int:
         """Nothing beyond what every device has."""
         return 0
-
-
-def supports(problem: Problem) -> str | None:
-    """None if `launcher` computes ``problem``; otherwise the reason why not."""
-    p = problem.pattern
-    if problem.batch_last:
-        return "in batch_last the rows of a group lie apart already"
-    if p.d == 1:
-        return "d = 1 needs no transposes"
-    for length in (p.c, p.b):
-        reason = transpose.unsupported(problem.dtype, length, p.d)
-        if reason is not None:
-            return reason
-    return None
-
-
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """The only one."""
-    yield Config(problem.dtype)
-
-
-def predicted_us(
-    p: Pattern, config: Config, batch: int, multiprocessors: int, exact: bool = True
-) -> float:
-    """Predicted time in microseconds.
-
-    Args:
-        p: the pattern.
-        config: the way.
-        batch: rows of x.
-        multiprocessors: of the device.
-        exact: for fp32, FP32 accuracy; otherwise PyTorch is told to multiply in TF32.
-    """
-    size = transpose.BYTES[config.dtype]
-    bandwidth = _DRAM_BYTES_US * multiprocessors
-    copy_us = size * batch * (p.in_features + p.out_features) / bandwidth
-    kind = config.dtype if exact else "tf32"
-    product_us = pytorch_cost.product_us(p.a * p.d, batch, p.b, p.c, kind, multiprocessors)
-    return 2 * _COPY_OVERHEAD * copy_us + product_us + _LAUNCHES_US
-
-
-def sources(problem: Problem, config: Config, exact: bool = True) -> list[str]:
-    """The two kernels' generated files: before the product and after it."""
-    p, dtype = problem.pattern, problem.dtype
-    before = transpose.tile_of(dtype, p.a, p.c, p.d)
-    after = transpose.tile_of(dtype, p.a, p.b, p.d)
-    return [transpose.source(p.a, before, True), transpose.source(p.a, after, False)]
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -138,14 +97,49 @@ class PermutedProduct:
         return y.view(*x.shape[:-1], p.out_features)
 
 
-def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PermutedProduct:
-    """Compile and load the transposes for ``problem`` on CUDA device ``device``.
+@register_family
+class TransposeBmm(KernelFamily[Config]):
+    """Two transposes and a batched product, which follows PyTorch's own switch for TF32."""
 
-    ``exact`` changes nothing here: cuBLAS follows PyTorch's own switch.
-    """
-    p, dtype = problem.pattern, problem.dtype
-    return PermutedProduct(
-        problem,
-        transpose.launcher(dtype, p.a, p.c, p.d, True, device),
-        transpose.launcher(dtype, p.a, p.b, p.d, False, device),
-    )
+    name = "transpose_bmm"
+    dtypes = ANY_TYPE
+    layout = "batch_first"  # batch last, the rows of a group lie apart already
+    packs_from_d = 2
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        p = problem.pattern
+        if p.d == 1:
+            return "d = 1 needs no transposes"
+        reasons = (transpose.unsupported(problem.dtype, length, p.d) for length in (p.c, p.b))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        yield Config(problem.dtype)
+
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        size = transpose.BYTES[config.dtype]
+        bandwidth = _DRAM_BYTES_US * device.multiprocessors
+        copy_us = size * batch * (p.in_features + p.out_features) / bandwidth
+        kind = config.dtype if problem.exact else "tf32"
+        product_us = pytorch_cost.product_us(
+            p.a * p.d, batch, p.b, p.c, kind, device.multiprocessors
+        )
+        return 2 * _COPY_OVERHEAD * copy_us + product_us + _LAUNCHES_US
+
+    def sources(self, problem: Problem, config: Config) -> list[str]:
+        # before the product and after it
+        p, dtype = problem.pattern, problem.dtype
+        before = transpose.tile_of(dtype, p.a, p.c, p.d)
+        after = transpose.tile_of(dtype, p.a, p.b, p.d)
+        return [transpose.source(p.a, before, True), transpose.source(p.a, after, False)]
+
+    def launcher(self, problem: Problem, config: Config, device_index: int) -> PermutedProduct:
+        p, dtype = problem.pattern, problem.dtype
+        return PermutedProduct(
+            problem,
+            transpose.launcher(dtype, p.a, p.c, p.d, True, device_index),
+            transpose.launcher(dtype, p.a, p.b, p.d, False, device_index),
+        )

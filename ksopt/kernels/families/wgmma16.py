@@ -8,12 +8,11 @@ from dataclasses import astuple, dataclass, replace
 from typing import TypeVar
 
 from ksopt.kernels import codegen
-from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.fold import Fold
-from ksopt.kernels.families.mma16 import DTYPES, fold
-from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 _OUTPUT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # for which wgmma_16bit.cuh has an instruction
@@ -130,21 +129,8 @@ class Config:
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
-    reason = refusal(problem)
-    if reason is None and next(configs(problem, 132), None) is None:
-        return "no tile's weights fit in shared memory"
-    return reason
-
-
-def refusal(problem: Problem) -> str | None:
-    """Why no tile computes ``problem``, whatever fits in shared memory; None if some do."""
-    p = problem.pattern
-    if problem.dtype not in DTYPES:
-        return f"{problem.dtype} is not one of {', '.join(DTYPES)}"
-    if problem.batch_last:
-        return "batch_last has its own kernels"
+def unsupported_fold(p: Pattern) -> str | None:
+    """Why no tile computes ``p``, whatever fits in shared memory; None if some do."""
     if p.d % 8 != 0 and p.d not in (2, 3, 4, 6, 12):
         return f"d = {p.d} is not 2, 3, 4, 6, 12 or a multiple of 8"
     if p.b % 8 != 0:
@@ -152,12 +138,6 @@ def refusal(problem: Problem) -> str | None:
     if p.c * p.d % 8 != 0:
         return f"c*d = {p.c * p.d} is not a multiple of 8, so rows of a group are not aligned"
     return None
-
-
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
-    for config in tiles(problem, Config):
-        yield replace(config, max_blocks=most_blocks(problem.pattern, config, multiprocessors))
 
 
 def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
@@ -227,85 +207,86 @@ def _teams(p: Pattern, width: int) -> list[int]:
     return sorted({1, line, neighbours if neighbours <= _MOST_NEIGHBOURS else line})
 
 
-def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
-    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+@register_family
+class Wgmma16(TemplateFamily[Config]):
+    """Products by warpgroup instructions, each block with its weights in shared memory."""
 
-    Args:
-        p: the pattern.
-        config: the tile.
-        batch: rows of x.
-        multiprocessors: of the device.
+    name = "wgmma16"
+    template = "wgmma16.cuh"
+    dtypes = HALF
+    layout = "batch_first"
+    capability = (9, 0)
+    capability_only = True
 
-    Returns:
-        Microseconds.
-    """
-    f = fold(p.d)
-    width = config.groups_j * f.j
-    blocks = min(config.max_blocks, -(-batch // config.rows) * config.columns(p))
-    busy = min(float(multiprocessors), blocks / config.blocks)
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        reason = unsupported_fold(problem.pattern)
+        if reason is None and next(self.configs(problem, device), None) is None:
+            return "no tile's weights fit in shared memory"
+        return reason
 
-    x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
-    reads = p.b / config.outputs
-    if width == p.d:  # all of a row's bytes, in one run
-        sectors, request_bytes, fetched = 1.0, 128.0, 1.0
-        in_pieces = 0.0
-    else:
-        sectors = 2.0 if width == 8 else 1.0  # 16 bytes cost a sector of 32
-        request_bytes = 2.0 * width * max(1, 128 // (2 * p.d))
-        # A line of 128 bytes comes from DRAM as a whole; a team uses so much of it at one time.
-        line = min(64, p.d)
-        fetched = line / min(line, width * config.team_j)
-        in_pieces = sectors * (x_bytes * reads + y_bytes)
-    ring = config.stages * config.rows * config.kl * width * 2 * config.blocks
-    outputs = batch / 64 * p.nnz / 16  # of all products
-    slower = 1.0 if config.loads_ahead(p) else _NOT_AHEAD
-    times = (
-        (x_bytes * fetched + y_bytes) / (_DRAM_BYTES_US * multiprocessors),
-        sectors * (x_bytes * reads**_AGAIN_BYTES + y_bytes) / (_L2_BYTES_US * multiprocessors),
-        (x_bytes * reads**_AGAIN_REQUESTS + y_bytes) / request_bytes / _L2_REQUESTS_US,
-        x_bytes * reads / busy / ring * _LATENCY_US,
-        outputs * _OUTPUT_US * slower / busy,
-        in_pieces / (_PIECES_BYTES_US * multiprocessors),
-    )
-    groups = p.a * (p.d // (width * config.team_j))
-    fills = 1 + (groups - 1) / max(1, blocks // config.team(p))
-    return (
-        overlapped(times, _OVERLAP) + fills * config.weight_bytes(p) / _WEIGHT_BYTES_US + _LAUNCH_US
-    )
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        for config in tiles(problem, Config):
+            yield replace(
+                config, max_blocks=most_blocks(problem.pattern, config, device.multiprocessors)
+            )
 
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        f = fold(p.d)
+        width = config.groups_j * f.j
+        blocks = min(config.max_blocks, -(-batch // config.rows) * config.columns(p))
+        busy = min(float(device.multiprocessors), blocks / config.blocks)
 
-def geometry(problem: Problem, config: Config) -> Geometry:
-    """How the kernel is launched."""
-    return Geometry(
-        threads=config.threads,
-        shared_bytes=config.shared_bytes(problem.pattern),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=config.columns(problem.pattern),
-        max_blocks=config.max_blocks,
-    )
+        x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
+        reads = p.b / config.outputs
+        if width == p.d:  # all of a row's bytes, in one run
+            sectors, request_bytes, fetched = 1.0, 128.0, 1.0
+            in_pieces = 0.0
+        else:
+            sectors = 2.0 if width == 8 else 1.0  # 16 bytes cost a sector of 32
+            request_bytes = 2.0 * width * max(1, 128 // (2 * p.d))
+            # A line of 128 bytes comes from DRAM as a whole; a team uses so much of it at one time.
+            line = min(64, p.d)
+            fetched = line / min(line, width * config.team_j)
+            in_pieces = sectors * (x_bytes * reads + y_bytes)
+        ring = config.stages * config.rows * config.kl * width * 2 * config.blocks
+        outputs = batch / 64 * p.nnz / 16  # of all products
+        slower = 1.0 if config.loads_ahead(p) else _NOT_AHEAD
+        times = (
+            (x_bytes * fetched + y_bytes) / (_DRAM_BYTES_US * device.multiprocessors),
+            sectors
+            * (x_bytes * reads**_AGAIN_BYTES + y_bytes)
+            / (_L2_BYTES_US * device.multiprocessors),
+            (x_bytes * reads**_AGAIN_REQUESTS + y_bytes) / request_bytes / _L2_REQUESTS_US,
+            x_bytes * reads / busy / ring * _LATENCY_US,
+            outputs * _OUTPUT_US * slower / busy,
+            in_pieces / (_PIECES_BYTES_US * device.multiprocessors),
+        )
+        groups = p.a * (p.d // (width * config.team_j))
+        fills = 1 + (groups - 1) / max(1, blocks // config.team(p))
+        return (
+            overlapped(times, _OVERLAP)
+            + fills * config.weight_bytes(p) / _WEIGHT_BYTES_US
+            + _LAUNCH_US
+        )
 
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        return Geometry(
+            threads=config.threads,
+            shared_bytes=config.shared_bytes(problem.pattern),
+            rows_per_tile=config.rows,
+            tiles_per_row_tile=config.columns(problem.pattern),
+            max_blocks=config.max_blocks,
+        )
 
-def kernel_name(problem: Problem) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name("wgmma16", problem.dtype, problem.pattern)
-
-
-def source(problem: Problem, config: Config) -> str:
-    """The generated file: one instance of the template."""
-    p = problem.pattern
-    arguments = ", ".join(map(str, astuple(config)[:-1]))
-    facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-    call = f"wgmma16_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
-    tile = codegen.tile("wgmma16", p, f"Wgmma16Tile<Support, {arguments}>", facts, "wgmma16")
-    return tile + codegen.kernel(kernel_name(problem), call)
-
-
-def launcher(problem: Problem, config: Config, device: int) -> Launcher:
-    """Compile and load the kernel for ``problem`` on CUDA device ``device`` (sm_90)."""
-    return naive.with_naive_fallback(
-        problem,
-        kernel_name(problem),
-        source(problem, config),
-        geometry(problem, config),
-        device,
-    )
+    def source(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        arguments = ", ".join(map(str, astuple(config)[:-1]))
+        facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
+        call = f"wgmma16_kernel<{self.dtypes[problem.dtype]}, Support, Tile>"
+        tile = codegen.tile(
+            self.template, p, f"Wgmma16Tile<Support, {arguments}>", facts, self.name
+        )
+        return tile + codegen.kernel(self.kernel_name(problem), call)

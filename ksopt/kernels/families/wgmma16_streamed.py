@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
-from ksopt.kernels import codegen, packing_launcher
-from ksopt.kernels.families import naive, wgmma16
+from ksopt.kernels import codegen
+from ksopt.kernels.families import wgmma16
+from ksopt.kernels.families.base import HALF, register_family
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.families.mma16 import DTYPES, fold
-from ksopt.kernels.launcher import prepare
-from ksopt.kernels.packing_launcher import PackedLauncher
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 # The cost model's constants: fitted to 306 tiles of 45 patterns with large b*c (fp16, batch 25,088,
@@ -52,20 +51,6 @@ class Config(wgmma16.Config):
         return self.columns(p) * wgmma16.Config.weight_bytes(self, p) // 2
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
-    return wgmma16.refusal(problem) or (
-        None if next(configs(problem, 132), None) else "no tile fits in shared memory"
-    )
-
-
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
-    for config in wgmma16.tiles(problem, Config):
-        if config.blocks == config.team_j == 1 and _pays(config, problem.pattern):
-            yield replace(config, max_blocks=multiprocessors)
-
-
 def _pays(config: Config, p: Pattern) -> bool:
     """Whether the tile is worth considering.
 
@@ -80,119 +65,95 @@ def _width(config: Config, p: Pattern) -> int:
     return config.groups_j * fold(p.d).j
 
 
-def predicted_us(p: Pattern, config: Config, batch: int, multiprocessors: int) -> float:
-    """Predicted time of a tile, so that only the best few need to be compiled and measured.
+@register_family
+class Wgmma16Streamed(PackedFamily[Config]):
+    """Products by warpgroup instructions; weights pass through shared memory with x."""
 
-    Args:
-        p: the pattern.
-        config: the tile.
-        batch: rows of x.
-        multiprocessors: of the device.
+    name = "wgmma16_streamed"
+    template = "wgmma16_streamed.cuh"
+    dtypes = HALF
+    layout = "batch_first"
+    capability = (9, 0)
+    capability_only = True
+    packs_from_d = 2
 
-    Returns:
-        Microseconds.
-    """
-    f = fold(p.d)
-    width = _width(config, p)
-    tiles = -(-batch // config.rows) * config.columns(p)
-    turns = -(-tiles // min(config.max_blocks, multiprocessors))  # of the busiest multiprocessor
-    # What one of the 16-bit numbers of every row, or of every output, weighs in a turn.
-    bytes_each = -(-p.c // f.unit) * f.unit * width * 2
-    fetched = turns * (config.rows + config.outputs) * bytes_each
-    # Rows go into shared memory once and out of it once for each warpgroup that needs them; so do
-    # outputs' weights.
-    rows, outputs = config.rows * (1 + config.groups_n), config.outputs * (1 + config.groups_m)
-    x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
-    piece = 128.0 if width == p.d else 2.0 * width
-    requests = (x_bytes * p.b / config.outputs + y_bytes) / piece
-    requests += tiles * config.outputs * bytes_each / 128
-    products = turns * config.rows / 64 * config.outputs * bytes_each / 32 / config.groups
-    times = (
-        (x_bytes + y_bytes) / (_DRAM_BYTES_US * multiprocessors),
-        fetched / _FETCHED_BYTES_US,
-        turns * (rows + outputs) * bytes_each / _SHARED_BYTES_US,
-        fetched / (config.stages * config.stage_bytes(p)) * _LATENCY_US,
-        requests / _L2_REQUESTS_US,
-        products * _OUTPUT_US * (1.0 if config.loads_ahead(p) else _NOT_AHEAD),
-    )
-    stored = turns * config.rows * config.outputs * width * 2
-    return overlapped(times, _OVERLAP) + stored / _STORED_BYTES_US + _LAUNCH_US
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        reason = wgmma16.unsupported_fold(problem.pattern)
+        if reason is None and next(self.configs(problem, device), None) is None:
+            return "no tile fits in shared memory"
+        return reason
 
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        for config in wgmma16.tiles(problem, Config):
+            if config.blocks == config.team_j == 1 and _pays(config, problem.pattern):
+                yield replace(config, max_blocks=device.multiprocessors)
 
-def geometry(problem: Problem, config: Config) -> Geometry:
-    """How the kernel is launched."""
-    return wgmma16.geometry(problem, config)
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        f = fold(p.d)
+        width = _width(config, p)
+        tiles = -(-batch // config.rows) * config.columns(p)
+        turns = -(
+            -tiles // min(config.max_blocks, device.multiprocessors)
+        )  # of the busiest multiprocessor
+        # What one of the 16-bit numbers of every row, or of every output, weighs in a turn.
+        bytes_each = -(-p.c // f.unit) * f.unit * width * 2
+        fetched = turns * (config.rows + config.outputs) * bytes_each
+        # Rows go into shared memory once and out of it once for each warpgroup that needs them; so
+        # do outputs' weights.
+        rows, outputs = config.rows * (1 + config.groups_n), config.outputs * (1 + config.groups_m)
+        x_bytes, y_bytes = 2 * batch * p.in_features, 2 * batch * p.out_features
+        piece = 128.0 if width == p.d else 2.0 * width
+        requests = (x_bytes * p.b / config.outputs + y_bytes) / piece
+        requests += tiles * config.outputs * bytes_each / 128
+        products = turns * config.rows / 64 * config.outputs * bytes_each / 32 / config.groups
+        times = (
+            (x_bytes + y_bytes) / (_DRAM_BYTES_US * device.multiprocessors),
+            fetched / _FETCHED_BYTES_US,
+            turns * (rows + outputs) * bytes_each / _SHARED_BYTES_US,
+            fetched / (config.stages * config.stage_bytes(p)) * _LATENCY_US,
+            requests / _L2_REQUESTS_US,
+            products * _OUTPUT_US * (1.0 if config.loads_ahead(p) else _NOT_AHEAD),
+        )
+        stored = turns * config.rows * config.outputs * width * 2
+        return overlapped(times, _OVERLAP) + stored / _STORED_BYTES_US + _LAUNCH_US
 
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        return Geometry(
+            threads=config.threads,
+            shared_bytes=config.shared_bytes(problem.pattern),
+            rows_per_tile=config.rows,
+            tiles_per_row_tile=config.columns(problem.pattern),
+            max_blocks=config.max_blocks,
+        )
 
-def kernel_name(problem: Problem) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name("wgmma16_streamed", problem.dtype, problem.pattern)
+    def source(self, problem: Problem, config: Config) -> str:
+        call = f"wgmma16_streamed_kernel<{self.dtypes[problem.dtype]}, Support, Tile>"
+        return self._tile(problem, config) + codegen.kernel(self.kernel_name(problem), call)
 
+    def packed_elements(self, problem: Problem, config: Config) -> int:
+        return config.packed_elements(problem.pattern)
 
-def source(problem: Problem, config: Config) -> str:
-    """The generated file: one instance of the template."""
-    call = f"wgmma16_streamed_kernel<{DTYPES[problem.dtype]}, Support, Tile>"
-    return _tile(problem, config) + codegen.kernel(kernel_name(problem), call)
+    def packed_form(self, problem: Problem, config: Config) -> str:
+        return f"wgmma16_streamed {config.groups_j} {config.outputs}"
 
+    def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
+        columns = config.columns(problem.pattern)  # a block packs a column
+        return Geometry(128 * config.groups, 0, 1, columns, columns)
 
-def pack_problem(problem: Problem, config: Config) -> Problem:
-    """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
-    return packing_launcher.problem_of(problem, config.packed_elements(problem.pattern))
+    def pack_source(self, problem: Problem, config: Config) -> str:
+        call = "wgmma16_streamed_pack_kernel<Support, Tile>"
+        kernel = codegen.kernel(self.pack_name(problem), call, bounds="Tile::MULTIPLIERS")
+        return self._tile(problem, config) + kernel
 
-
-def pack_geometry(problem: Problem, config: Config) -> Geometry:
-    """How the kernel that packs weights is launched: a block for a column."""
-    columns = config.columns(problem.pattern)
-    return Geometry(128 * config.groups, 0, 1, columns, columns)
-
-
-def pack_name(problem: Problem) -> str:
-    """The name of the kernel that packs weights, as profilers show it."""
-    return codegen.kernel_name("mma16_pack", problem.dtype, problem.pattern)
-
-
-def pack_source(problem: Problem, config: Config) -> str:
-    """The generated file of the kernel that packs weights for the tile."""
-    call = "wgmma16_streamed_pack_kernel<Support, Tile>"
-    kernel = codegen.kernel(pack_name(problem), call, bounds="Tile::MULTIPLIERS")
-    return _tile(problem, config) + kernel
-
-
-def sources(problem: Problem, config: Config) -> list[str]:
-    """The generated files of all that `launcher` compiles at once."""
-    return [pack_source(problem, config), source(problem, config)]
-
-
-def launcher(problem: Problem, config: Config, device: int) -> PackedLauncher:
-    """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
-    # Tiles with the same order of packed weights can share them.
-    form = f"wgmma16_streamed {config.groups_j} {config.outputs}"
-    return PackedLauncher(
-        form,
-        prepare(
-            pack_problem(problem, config),
-            pack_name(problem),
-            pack_source(problem, config),
-            pack_geometry(problem, config),
-            device,
-        ),
-        prepare(
-            problem,
-            kernel_name(problem),
-            source(problem, config),
-            geometry(problem, config),
-            device,
-        ),
-        functools.partial(naive.launcher, problem, device),
-    )
-
-
-def _tile(problem: Problem, config: Config) -> str:
-    p = problem.pattern
-    values = astuple(config)[:6]
-    facts = {
-        "Tile::SHARED_BYTES": config.shared_bytes(p),
-        "Tile::COLUMNS * Tile::COLUMN_BYTES": 2 * config.packed_elements(p),
-    }
-    instance = f"Wgmma16StreamedTile<Support, {', '.join(map(str, values))}>"
-    return codegen.tile("wgmma16_streamed", p, instance, facts, "wgmma16_streamed")
+    def _tile(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        values = astuple(config)[:6]
+        facts = {
+            "Tile::SHARED_BYTES": config.shared_bytes(p),
+            "Tile::COLUMNS * Tile::COLUMN_BYTES": 2 * config.packed_elements(p),
+        }
+        instance = f"Wgmma16StreamedTile<Support, {', '.join(map(str, values))}>"
+        return codegen.tile(self.template, p, instance, facts, self.name)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import codegen, packing_launcher
-from ksopt.kernels.families import mma_tf32x3, naive
+from ksopt.kernels.families.base import SINGLE, register_family
+from ksopt.kernels.families.cost_terms import chains_cycles, overlapped
 from ksopt.kernels.families.fold import Fold
-from ksopt.kernels.families.mma_tf32x3 import fold, row_pitch, slice_chunks
-from ksopt.kernels.families.wgmma_tf32x3_cost import predicted_us as predicted_us
-from ksopt.kernels.launcher import prepare
-from ksopt.kernels.packing_launcher import PackedLauncher
-from ksopt.kernels.problem import SHARED_LIMIT, Geometry, Problem
+from ksopt.kernels.families.mma_tf32x3 import fold, row_pitch, slice_chunks, unsupported_fold
+from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 _BARRIER_BYTES = 256
@@ -22,6 +20,26 @@ _STAGES = (8, 6, 4, 3, 2)
 _LONG_SUM = 128
 """From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
 cuBLAS's own error is larger there (docs/performance.md)."""
+
+# Of one multiprocessor of an H200, in bytes, cycles and microseconds, fitted to 298 tiles of 47 of
+# the paper's patterns (exact products, batch 25,088, as many stages as fit): the fastest of a
+# pattern's three best predicted was a mean 0.3 %, at worst 6 % slower than the fastest of its
+# tiles.
+_CYCLES_US = 1755.0
+_TENSOR_CYCLES_US = 1457.0
+_DRAM_BYTES_US = 31_800.0
+_L2_BYTES_US = 54_900.0
+_CHAIN_CYCLES = 198.0  # from a chain of products to the next, beside the products themselves
+_PENDING = 0.41  # how much of that a chain under way hides
+_STAGE_CYCLES = 98.0
+_COPY_CYCLES = 79.0  # for a chunk of each thread that copies
+_STORED_BYTES_CYCLE = 36.7
+_LAUNCH_US = 6.2
+_OVERLAP = 3.0
+_READ_AGAIN = 0.39  # share of x that another block no longer finds in the L2 cache
+_PART_OF_SECTOR = 5.2  # cost of each byte of a sector that a store leaves out
+
+_STEP_CYCLES = 0.5  # of the tensor cores for 64 rows, 8 l and an output, each of three products
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,11 @@ class Config:
     pending: int
     max_blocks: int
     """Blocks of the largest launch; not a template argument."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that fit on a multiprocessor."""
+        return 1
 
     @property
     def multipliers(self) -> int:
@@ -108,117 +131,6 @@ class Config:
         return sums + operands + 8 * self.chain * (self.pending + 1) + 8
 
 
-def supports(problem: Problem) -> str | None:
-    """None if the family computes ``problem`` (on sm_90); otherwise the reason why not."""
-    return mma_tf32x3.supports(problem)
-
-
-def configs(problem: Problem, multiprocessors: int) -> Iterator[Config]:
-    """All tiles worth considering, without order: each with as many stages as fit."""
-    p = problem.pattern
-    f = fold(p.d)
-    chains = (1, 2) if p.c >= _LONG_SUM else (1,)
-    for (group_j, group_m, teams), nt, kl, resident, chain, pending in itertools.product(
-        _shapes(p.d), (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 32, 64), (False, True), chains, (0, 1)
-    ):
-        config = Config(group_j, group_m, teams, nt, kl, 0, resident, chain, pending, 0)
-        turn = config.turn(f)
-        if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
-            continue
-        if config.registers(p) > _registers(config):
-            continue
-        columns = config.columns(p)
-        walkers = max(1, multiprocessors // columns)
-        most = walkers * columns if resident else multiprocessors
-        deepest = (replace(config, stages=stages, max_blocks=most) for stages in _STAGES)
-        fitting = (config for config in deepest if config.shared_bytes(p) <= SHARED_LIMIT)
-        yield from itertools.islice(fitting, 1)
-
-
-def geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
-    """How the kernel is launched."""
-    return Geometry(
-        threads=config.threads,
-        shared_bytes=config.shared_bytes(problem.pattern, exact),
-        rows_per_tile=config.rows,
-        tiles_per_row_tile=config.columns(problem.pattern),
-        max_blocks=config.max_blocks,
-    )
-
-
-def kernel_name(problem: Problem, exact: bool) -> str:
-    """The kernel's name, as profilers show it."""
-    return codegen.kernel_name("wgmma_tf32x3", "float32" if exact else "tf32", problem.pattern)
-
-
-def source(problem: Problem, config: Config, exact: bool = True) -> str:
-    """The generated file: one instance of the template.
-
-    Args:
-        problem: one that `supports` takes.
-        config: one of `configs`.
-        exact: FP32 accuracy, by three TF32 products; otherwise one, which is TF32's own accuracy.
-    """
-    call = "wgmma_tf32x3_kernel<Support, Tile>"
-    kernel = codegen.kernel(kernel_name(problem, exact), call, bounds="Tile::THREADS, 1")
-    return _tile(problem, config, exact) + kernel
-
-
-def pack_problem(problem: Problem, config: Config, exact: bool = True) -> Problem:
-    """Packing as the launcher sees it: the weight is x's only row, what is packed is y's."""
-    return packing_launcher.problem_of(problem, config.packed_elements(problem.pattern, exact))
-
-
-def pack_geometry(problem: Problem, config: Config, exact: bool = True) -> Geometry:
-    """How the kernel that packs weights is launched."""
-    p, f = problem.pattern, fold(problem.pattern.d)
-    # A thread writes the matrices' places of one output, of all halves, j and l of its chunks.
-    written = (2 if exact else 1) * f.j * f.run_l * 4
-    return packing_launcher.geometry_of(-(-config.packed_elements(p, exact) // written))
-
-
-def pack_name(problem: Problem, exact: bool) -> str:
-    """The name of the kernel that packs weights, as profilers show it."""
-    return codegen.kernel_name("mma_tf32x3_pack", "float32" if exact else "tf32", problem.pattern)
-
-
-def pack_source(problem: Problem, config: Config, exact: bool = True) -> str:
-    """The generated file of the kernel that packs weights for the tile."""
-    name, call = pack_name(problem, exact), "mma_tf32x3_pack_kernel<Support, Tile>"
-    kernel = codegen.kernel(name, call, bounds=str(packing_launcher.THREADS))
-    return _tile(problem, config, exact) + kernel
-
-
-def sources(problem: Problem, config: Config, exact: bool = True) -> list[str]:
-    """The generated files of all that `launcher` compiles at once."""
-    return [pack_source(problem, config, exact), source(problem, config, exact)]
-
-
-def launcher(problem: Problem, config: Config, device: int, exact: bool = True) -> PackedLauncher:
-    """Compile and load the kernels for ``problem`` on CUDA device ``device`` (sm_90)."""
-    # Tiles with the same order of packed weights can share them.
-    layers = config.column_layers(problem.pattern)
-    form = f"wgmma_tf32x3 {config.warpgroups_j} {config.nt} {layers} {exact}"
-    return PackedLauncher(
-        form,
-        prepare(
-            pack_problem(problem, config, exact),
-            pack_name(problem, exact),
-            pack_source(problem, config, exact),
-            pack_geometry(problem, config, exact),
-            device,
-        ),
-        prepare(
-            problem,
-            kernel_name(problem, exact),
-            source(problem, config, exact),
-            geometry(problem, config, exact),
-            device,
-        ),
-        functools.partial(naive.launcher, problem, device),
-    )
-
-
 def _shapes(d: int) -> list[tuple[int, int, int]]:
     """Warpgroups side by side in j, in rows, and teams.
 
@@ -232,19 +144,133 @@ def _shapes(d: int) -> list[tuple[int, int, int]]:
     return [(1, 2, 1), (1, 3, 1), (1, 1, 2), (1, 1, 3)]
 
 
-def _tile(problem: Problem, config: Config, exact: bool) -> str:
-    p = problem.pattern
-    arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
-    facts = {
-        "Tile::SHARED_BYTES": config.shared_bytes(p, exact),
-        "Tile::COLUMNS * Tile::COLUMN_BYTES": 4 * config.packed_elements(p, exact),
-    }
-    instance = f"WgmmaTf32x3Tile<Support, {arguments}, {3 if exact else 1}>"
-    return codegen.tile("wgmma_tf32x3", p, instance, facts, "wgmma_tf32x3")
-
-
 def _registers(config: Config) -> int:
     """``MULTIPLIER_REGISTERS`` of wgmma_tf32x3.cuh."""
     if config.multipliers == 3:
         return (512 - (32 if config.warpgroups_j == 1 else 56)) // 3
     return (504 - 56) // 2
+
+
+@register_family
+class WgmmaTf32x3(PackedFamily[Config]):
+    """Products by TF32 warpgroup instructions: three for fp32 accuracy, or one."""
+
+    name = "wgmma_tf32x3"
+    template = "wgmma_tf32x3.cuh"
+    dtypes = SINGLE
+    layout = "batch_first"
+    capability = (9, 0)
+    capability_only = True
+    splits = True
+    packs_from_d = 1
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        return unsupported_fold(problem.pattern)
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        p = problem.pattern
+        f = fold(p.d)
+        chains = (1, 2) if p.c >= _LONG_SUM else (1,)
+        for (group_j, group_m, teams), nt, kl, resident, chain, pending in itertools.product(
+            _shapes(p.d), (1, 2, 3, 4, 6, 8, 12, 16), (8, 16, 32, 64), (False, True), chains, (0, 1)
+        ):
+            config = Config(group_j, group_m, teams, nt, kl, 0, resident, chain, pending, 0)
+            turn = config.turn(f)
+            if p.b % (nt * 8) or kl % turn or kl > max(turn, p.c):
+                continue
+            if config.registers(p) > _registers(config):
+                continue
+            columns = config.columns(p)
+            walkers = max(1, device.multiprocessors // columns)
+            most = walkers * columns if resident else device.multiprocessors
+            deepest = (replace(config, stages=stages, max_blocks=most) for stages in _STAGES)
+            fitting = (config for config in deepest if config.shared_bytes(p) <= SHARED_LIMIT)
+            yield from itertools.islice(fitting, 1)
+
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        p = problem.pattern
+        f = fold(p.d)
+        width = config.warpgroups_j * f.j
+        products = 3 if problem.exact else 1
+        columns, output_tiles = config.columns(p), p.b // config.outputs
+        row_tiles = -(-batch // config.rows)
+        blocks = min(config.max_blocks, row_tiles * columns)
+        if config.resident:
+            rounds = -(-row_tiles // (blocks // columns))
+        else:
+            rounds = -(-row_tiles * columns // blocks)
+        rounds *= -(-blocks // device.multiprocessors)
+
+        # Bytes of a tile. Runs of x and y narrower than a sector of 32 bytes cross in whole ones.
+        sectors = 1.0
+        if p.d > width:
+            sectors = 2.0 if width == 4 else 4 / 3 if width == 12 else 1.0
+        x_bytes = 4 * config.rows * p.c * width
+        y_bytes = 4 * config.rows * config.outputs * width
+        weight_bytes = (8 if problem.exact else 4) * config.outputs * p.c * width
+        again = x_bytes * (1 - 1 / output_tiles) * _READ_AGAIN if config.resident else 0.0
+        memory = (
+            x_bytes / output_tiles + y_bytes + again + (sectors - 1) * y_bytes * _PART_OF_SECTOR
+        )
+        cache = (x_bytes + y_bytes) * sectors + (0 if config.resident else weight_bytes)
+
+        # Chains of products that a warpgroup computes one after the other.
+        steps = -(-p.c // f.unit) * f.unit // 8 * f.j
+        step_cycles = products * _STEP_CYCLES * config.outputs
+        hidden = 1 + _PENDING * config.pending
+        alone = chains_cycles(steps, config.chain, step_cycles, _CHAIN_CYCLES, hidden)
+        alone += -(-p.c // config.kl) * _STAGE_CYCLES + y_bytes * sectors / _STORED_BYTES_CYCLE
+        demands = (
+            memory / _DRAM_BYTES_US,
+            cache / _L2_BYTES_US,
+            config.warpgroups_j * config.warpgroups_m * steps * step_cycles / _TENSOR_CYCLES_US,
+            alone / config.teams / _CYCLES_US,
+            x_bytes / 16 / 128 * _COPY_CYCLES / _CYCLES_US,
+        )
+        tile_us = overlapped(demands, _OVERLAP)
+        first_weights_us = weight_bytes / _L2_BYTES_US if config.resident else 0.0
+        return float(rounds * tile_us + first_weights_us + _LAUNCH_US)
+
+    def geometry(self, problem: Problem, config: Config) -> Geometry:
+        return Geometry(
+            threads=config.threads,
+            shared_bytes=config.shared_bytes(problem.pattern, problem.exact),
+            rows_per_tile=config.rows,
+            tiles_per_row_tile=config.columns(problem.pattern),
+            max_blocks=config.max_blocks,
+        )
+
+    def source(self, problem: Problem, config: Config) -> str:
+        call = "wgmma_tf32x3_kernel<Support, Tile>"
+        kernel = codegen.kernel(self.kernel_name(problem), call, bounds="Tile::THREADS, 1")
+        return self._tile(problem, config) + kernel
+
+    def packed_elements(self, problem: Problem, config: Config) -> int:
+        return config.packed_elements(problem.pattern, problem.exact)
+
+    def packed_form(self, problem: Problem, config: Config) -> str:
+        layers = config.column_layers(problem.pattern)
+        return f"wgmma_tf32x3 {config.warpgroups_j} {config.nt} {layers} {problem.exact}"
+
+    def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
+        p, f = problem.pattern, fold(problem.pattern.d)
+        # A thread writes the matrices' places of one output, of all halves, j and l of its chunks.
+        written = (2 if problem.exact else 1) * f.j * f.run_l * 4
+        return packing_launcher.geometry_of(-(-config.packed_elements(p, problem.exact) // written))
+
+    def pack_source(self, problem: Problem, config: Config) -> str:
+        name, call = self.pack_name(problem), "mma_tf32x3_pack_kernel<Support, Tile>"
+        kernel = codegen.kernel(name, call, bounds=str(packing_launcher.THREADS))
+        return self._tile(problem, config) + kernel
+
+    def _tile(self, problem: Problem, config: Config) -> str:
+        p = problem.pattern
+        arguments = ", ".join(str(int(value)) for value in astuple(config)[:-1])
+        facts = {
+            "Tile::SHARED_BYTES": config.shared_bytes(p, problem.exact),
+            "Tile::COLUMNS * Tile::COLUMN_BYTES": 4 * config.packed_elements(p, problem.exact),
+        }
+        instance = f"WgmmaTf32x3Tile<Support, {arguments}, {3 if problem.exact else 1}>"
+        return codegen.tile(self.template, p, instance, facts, self.name)

@@ -11,8 +11,9 @@ from ksopt import precision
 from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
 from ksopt.kernels import autotuner, tuning_cache, weight_cache, weight_scopes
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families import base, naive, pytorch_ops
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import interleaved
 from ksopt.patterns.chain import Pattern
 
@@ -81,7 +82,7 @@ def test_a_few_rows_are_timed_by_the_series(device, rows, pattern, products):
     choice = cuda.choice_for(x, weight, False)
     assert choice.name == "bmm"
     assert dict(choice.times_us)["bmm"] == pytest.approx(500.0)
-    assert autotuner._products(cuda.situation_of(x, weight, False), weight) == products
+    assert autotuner._products(cuda.problem_key_of(x, weight, False), weight) == products
     calls = device.clock.calls.count("bmm")
     assert calls % products == 0
     assert calls // products >= 3 + 2  # rounds, after the warm-up
@@ -142,8 +143,8 @@ def test_rows_that_are_not_aligned_are_another_situation():
 
 def test_tf32_is_another_situation_and_another_kernel(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        base.Tile, "launcher", lambda tile, _: asked.append(tile.problem.exact) or _noop
+    stand_ins.set_launchers(
+        monkeypatch, lambda family, problem, *_: asked.append(problem.exact) or _noop
     )
     for exact in (True, False):
         monkeypatch.setattr(precision, "is_exact", lambda exact=exact: exact)
@@ -332,7 +333,7 @@ def test_another_machine_or_another_kernel_measures_anew(device, monkeypatch, ch
     in_a_new_process()
     device.clock.calls.clear()
     monkeypatch.setattr(
-        tuning_cache, "cuda_machine", lambda _: {**stand_ins.IDENTITY, change: "another"}
+        tuning_cache, "cuda_fingerprint", lambda _: {**stand_ins.IDENTITY, change: "another"}
     )
     cuda.run(*operands(), False)
     assert "bmm" in device.clock.calls
@@ -343,27 +344,27 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
     cuda.run(*operands(), False)
     in_a_new_process()
     device.clock.calls.clear()
-    built = base.Tile.launcher
+    mma16 = family_of("mma16")
     if what == "family":
-        monkeypatch.setattr(cuda.registry, "FAMILIES", ())
+        monkeypatch.setattr(cuda.registry, "families", lambda: ())
     elif what == "config":
-        real = base.mma16.configs
+        real = mma16.configs
         values = tuning_cache.load_all(stand_ins.IDENTITY)[0].chosen(changing=False).config
         monkeypatch.setattr(
-            base.mma16,
+            mma16,
             "configs",
             lambda *args: (c for c in real(*args) if vars(c) != values),
         )
     else:
         failed = []
 
-        def once(tile, index):
+        def once(*kernel):
             if len(failed) < 2:  # it is read again when it is sure that nobody else measures
-                failed.append(tile)
+                failed.append(kernel)
                 raise CompilationError("no")
-            return built(tile, index)
+            return device.kernel(*kernel)
 
-        monkeypatch.setattr(base.Tile, "launcher", once)
+        stand_ins.set_launchers(monkeypatch, once)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         cuda.run(*operands(), False)
@@ -414,9 +415,9 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
     def missing(*_):
         raise UnavailableError("The package cuda-bindings is not installed.")
 
-    monkeypatch.setattr(Machine, "of_device", missing)
-    monkeypatch.setattr(tuning_cache, "cuda_machine", missing)
-    monkeypatch.setattr(naive, "launcher", missing)
+    monkeypatch.setattr(DeviceSpec, "of_device", missing)
+    monkeypatch.setattr(tuning_cache, "cuda_fingerprint", missing)
+    stand_ins.set_launchers(monkeypatch, missing)
     with pytest.warns(RuntimeWarning, match="cuda-bindings") as caught:
         found = cuda.run(*operands(), False)
     assert found == "bmm"
@@ -427,14 +428,12 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
 
 
 def test_a_tile_that_does_not_compile_is_left_out_with_a_warning(device, monkeypatch):
-    built = base.Tile.launcher
-
-    def fails(tile, index):
-        if tile.family.name == "mma16":
+    def fails(family, *kernel):
+        if family.name == "mma16":
             raise CompilationError("line 7")
-        return built(tile, index)
+        return device.kernel(family, *kernel)
 
-    monkeypatch.setattr(base.Tile, "launcher", fails)
+    stand_ins.set_launchers(monkeypatch, fails)
     with pytest.warns(RuntimeWarning, match=r"mma16\(.* does not compile: line 7"):
         assert cuda.run(*operands(), False) == "bmm"
 
@@ -457,7 +456,7 @@ def test_a_way_that_cannot_run_is_left_out_with_a_warning(device, monkeypatch):
     def refuses(x, weight):
         raise RuntimeError("too many resources requested for launch")
 
-    monkeypatch.setattr(base.Tile, "launcher", lambda tile, _: refuses)
+    stand_ins.set_launchers(monkeypatch, lambda *_: refuses)
     with pytest.warns(RuntimeWarning, match="cannot run on this device and is left out"):
         assert cuda.run(*operands(), False) == "bmm"
 

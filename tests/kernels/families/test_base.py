@@ -4,18 +4,20 @@ import dataclasses
 
 import pytest
 import torch
+from checks import H200
 
 from ksopt.bench.paper import stratified_sample
 from ksopt.kernels import launcher, registry
-from ksopt.kernels.families.base import FAMILIES, TILES, Family, Machine, best_tiles, ranked_tiles
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.families.base import KernelFamily, families
+from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.registry import MOST_KERNELS, best_kernels, ranked
 from ksopt.patterns.chain import Pattern
 
-H200 = Machine((9, 0), 132, 228 * 1024)
-A100 = Machine((8, 0), 108, 164 * 1024)
-RTX = Machine((12, 0), 170, 100 * 1024)
-T4 = Machine((7, 5), 40, 64 * 1024)
+A100 = DeviceSpec((8, 0), 108, 164 * 1024)
+RTX = DeviceSpec((12, 0), 170, 100 * 1024)
+T4 = DeviceSpec((7, 5), 40, 64 * 1024)
 
+FAMILIES = [family for family in families() if not family.is_fallback]
 PROBLEMS = [
     Problem(pattern, dtype, last)
     for pattern in stratified_sample(12, seed=2)
@@ -25,46 +27,44 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: Family) -> None:
+def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: KernelFamily) -> None:
     batches = (16, 25_088)  # some families are for few rows only
-    assert any(
-        ranked_tiles(family, problem, rows, H200) for problem in PROBLEMS for rows in batches
-    )
+    assert any(ranked(family, problem, rows, H200) for problem in PROBLEMS for rows in batches)
 
 
-@pytest.mark.parametrize("machine", [H200, A100, RTX], ids=["H200", "A100", "RTX"])
-def test_tiles_fit_and_come_by_predicted_time(machine: Machine) -> None:
+@pytest.mark.parametrize("device", [H200, A100, RTX], ids=["H200", "A100", "RTX"])
+def test_tiles_fit_and_come_by_predicted_time(device: DeviceSpec) -> None:
     for problem in PROBLEMS:
         for family in FAMILIES:
-            tiles = ranked_tiles(family, problem, 1000, machine)
-            times = [tile.predicted_us for tile in tiles]
+            tiles = ranked(family, problem, 1000, device)
+            times = [kernel.predicted_us for kernel in tiles]
             assert times == sorted(times)
             assert all(us > 0 for us in times)
-            for tile in tiles:
-                assert tile.config.shared_bytes(problem.pattern) <= machine.shared_bytes - 1024
+            for kernel in tiles:
+                assert kernel.tile.shared_bytes(problem.pattern) <= device.shared_bytes - 1024
 
 
 def test_instructions_of_one_capability_stay_there() -> None:
-    only = {family.name for family in FAMILIES if family.only}
+    only = {family.name for family in FAMILIES if family.capability_only}
     assert only >= {"wgmma_tf32x3", "batch_last_wgmma16"}
-    for machine in (A100, RTX):
+    for device in (A100, RTX):
         for problem in PROBLEMS:
-            names = {tile.family.name for tile in best_tiles(problem, 25_088, machine)}
+            names = {kernel.name for kernel in best_kernels(problem, 25_088, device)}
             assert not names & only
 
 
 @pytest.mark.slow
 def test_the_best_tiles_are_few_and_of_every_family_that_comes_near() -> None:
     for problem in PROBLEMS:
-        tiles = best_tiles(problem, 25_088, H200)
-        assert len(tiles) <= TILES
-        assert tiles == sorted(tiles, key=lambda tile: tile.predicted_us)
-        first = [ranked_tiles(family, problem, 25_088, H200)[:1] for family in FAMILIES]
+        tiles = best_kernels(problem, 25_088, H200)
+        assert len(tiles) <= MOST_KERNELS
+        assert tiles == sorted(tiles, key=lambda kernel: kernel.predicted_us)
+        first = [ranked(family, problem, 25_088, H200)[:1] for family in FAMILIES]
         leaders = [best[0] for best in first if best]
-        least = min((tile.predicted_us for tile in leaders), default=0.0)
-        near = {tile.family.name for tile in leaders if tile.predicted_us <= 3 * least}
-        assert {tile.family.name for tile in tiles} == near
-        assert best_tiles(problem, 25_088, H200, most=1) == tiles[:1]
+        least = min((kernel.predicted_us for kernel in leaders), default=0.0)
+        near = {kernel.name for kernel in leaders if kernel.predicted_us <= 3 * least}
+        assert {kernel.name for kernel in tiles} == near
+        assert best_kernels(problem, 25_088, H200, most=1) == tiles[:1]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
@@ -74,16 +74,18 @@ def test_short_sums_of_split_products_are_left_to_pytorch(last: bool) -> None:
     for family in FAMILIES:
         if family.splits:
             exact = Problem(short, "float32", last)
-            assert "less exact than cuBLAS" in str(family.refusal(exact, H200))
-            assert not ranked_tiles(family, exact, 1000, H200)
+            assert "less exact than cuBLAS" in str(family.unsupported_reason(exact, H200))
+            assert not ranked(family, exact, 1000, H200)
             tf32 = dataclasses.replace(exact, exact=False)
-            assert "less exact" not in str(family.refusal(tf32, H200))
-            assert "less exact" not in str(family.refusal(Problem(long, "float32", last), H200))
+            assert "less exact" not in str(family.unsupported_reason(tf32, H200))
+            assert "less exact" not in str(
+                family.unsupported_reason(Problem(long, "float32", last), H200)
+            )
 
 
 def test_which_families_prepare_weights() -> None:
     d1, d4 = Pattern(4, 64, 64, 1), Pattern(4, 64, 64, 4)
-    prepare = {f.name: (f.prepares(d1), f.prepares(d4)) for f in FAMILIES}
+    prepare = {f.name: (f.prepares_weight(d1), f.prepares_weight(d4)) for f in FAMILIES}
     assert prepare["mma16"] == prepare["mma_tf32x3"] == prepare["decode_mma16"] == (False, False)
     assert prepare["batch_last_mma16"] == prepare["transpose_bmm"] == (False, True)
     assert prepare["wgmma_tf32x3"] == (True, True)
@@ -95,7 +97,7 @@ def test_one_product_takes_less_time_than_three() -> None:
         pattern = Pattern(1, 1024, 512, 1)  # bound by products, not by memory
         exact = Problem(pattern, "float32", name.startswith("batch_last"))
         tf32 = dataclasses.replace(exact, exact=False)
-        slow, fast = (ranked_tiles(family, p, 25_088, H200)[0] for p in (exact, tf32))
+        slow, fast = (ranked(family, p, 25_088, H200)[0] for p in (exact, tf32))
         assert fast.predicted_us < slow.predicted_us
 
 
@@ -118,26 +120,26 @@ MEASURED = {
 @pytest.mark.parametrize("text", MEASURED)
 def test_fp32_predictions_are_near_what_was_measured(text: str) -> None:
     problem = Problem(Pattern.parse(text), "float32", False)
-    best = best_tiles(problem, 25_088, H200, most=1)[0]
+    best = best_kernels(problem, 25_088, H200, most=1)[0]
     assert 0.6 < best.predicted_us / MEASURED[text] < 1.6
 
 
 def test_a_device_without_the_instructions_gets_none() -> None:
     problem = Problem(Pattern(4, 64, 64, 16), "float16", False)
-    assert not any(ranked_tiles(family, problem, 64, T4) for family in FAMILIES)
+    assert not any(ranked(family, problem, 64, T4) for family in FAMILIES)
 
 
 def test_what_a_family_cannot_compute_has_no_tiles() -> None:
     problem = Problem(Pattern(1, 7, 7, 7), "float64", False)
-    assert not any(ranked_tiles(family, problem, 64, H200) for family in FAMILIES)
+    assert not any(ranked(family, problem, 64, H200) for family in FAMILIES)
 
 
 @pytest.mark.slow
 def test_a_longer_batch_is_predicted_to_take_longer() -> None:
     for problem in PROBLEMS:
         for family in FAMILIES:
-            short = ranked_tiles(family, problem, 2_000, H200)[:1]
-            long = ranked_tiles(family, problem, 200_000, H200)[:1]
+            short = ranked(family, problem, 2_000, H200)[:1]
+            long = ranked(family, problem, 200_000, H200)[:1]
             for one, other in zip(short, long, strict=True):
                 assert one.predicted_us < other.predicted_us
 
@@ -147,8 +149,8 @@ def test_more_multiprocessors_are_predicted_to_be_faster() -> None:
     bigger = dataclasses.replace(H200, multiprocessors=264)
     for problem in PROBLEMS:
         for family in FAMILIES:
-            small = ranked_tiles(family, problem, 25_088, H200)[:1]
-            big = ranked_tiles(family, problem, 25_088, bigger)[:1]
+            small = ranked(family, problem, 25_088, H200)[:1]
+            big = ranked(family, problem, 25_088, bigger)[:1]
             for one, other in zip(small, big, strict=True):
                 assert other.predicted_us < one.predicted_us
 
@@ -165,14 +167,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(source)
         return Compiled()
 
-    class Device:
-        multi_processor_count = H200.multiprocessors
-
     monkeypatch.setattr(launcher.nvrtc, "cubin", compiled)
     monkeypatch.setattr(launcher.arch, "of_device", lambda _: "sm_90a")
     monkeypatch.setattr(launcher.driver, "load_kernel", lambda *_: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Device())
+    monkeypatch.setattr(DeviceSpec, "of_device", classmethod(lambda cls, _: H200))
     return asked
 
 
@@ -185,10 +184,10 @@ def test_what_a_tile_compiles_can_be_compiled_ahead(asked, dtype, batch_last, ex
     """Its sources, which a process without the device compiles, are all that its launcher asks."""
     for shape in ((4, 64, 64, 16), (1, 192, 192, 12), (8, 256, 96, 1), (2, 48, 80, 3)):
         problem = Problem(Pattern(*shape), dtype, batch_last, exact)
-        for tile in best_tiles(problem, batch, H200):
+        for kernel in best_kernels(problem, batch, H200):
             asked.clear()
-            tile.launcher(0)
-            assert set(asked) == set(tile.sources())
+            kernel.build(0)
+            assert set(asked) == set(kernel.sources())
 
 
 @pytest.mark.parametrize("batch_last", [False, True])
@@ -198,13 +197,13 @@ def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come
 ):
     """So that the ways of a race are compiled side by side, and not each at its first call."""
     problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
-    tiles = [way for way in registry.candidates(problem, 1001, H200) if way.tile is not None]
+    tiles = [way for way in registry.candidates(problem, 1001, H200) if not way.is_pytorch]
     tiles = [way for way in tiles if way.name != "transpose_bmm"]  # copies unfit rows
     assert tiles
     for way, call in registry.built(tiles, 0, "unaligned"):
         asked.clear()
         built = way.build(0, "unaligned")
-        assert asked[:-1] == way.tile.sources()
+        assert asked[:-1] == way.sources()
         asked.clear()
         for one in (call, built):
             launchers = [one, getattr(one, "multiply", one)]

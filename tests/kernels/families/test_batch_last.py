@@ -1,17 +1,18 @@
 """The batch-last families without a GPU: what they take, their tiles, and that they compile."""
 
 import pytest
+from checks import H200
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import (
-    batch_last_mma16,
-    batch_last_mma_tf32x3,
-    batch_last_wgmma16,
-    batch_last_wgmma_tf32x3,
-)
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.batch_last import output_tiles
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+batch_last_mma16 = family_of("batch_last_mma16")
+batch_last_mma_tf32x3 = family_of("batch_last_mma_tf32x3")
+batch_last_wgmma16 = family_of("batch_last_wgmma16")
+batch_last_wgmma_tf32x3 = family_of("batch_last_wgmma_tf32x3")
 
 SHAPES = [(4, 64, 64, 16), (1, 192, 48, 3), (2, 17, 33, 5), (1, 1024, 256, 1), (1, 1, 1, 1)]
 
@@ -36,10 +37,12 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_not_supported_has_a_reason(name):
     family, dtype, other = FAMILIES[name]
-    assert family.supports(problem_of((4, 64, 64, 16), dtype)) is None
-    assert other in family.supports(problem_of((4, 64, 64, 16), other))
-    assert "batch_first" in family.supports(problem_of((4, 64, 64, 16), dtype, batch_last=False))
-    assert "c = 100000" in family.supports(problem_of((1, 64, 100_000, 1), dtype))
+    assert family.unsupported_reason(problem_of((4, 64, 64, 16), dtype), H200) is None
+    assert other in family.unsupported_reason(problem_of((4, 64, 64, 16), other), H200)
+    assert "batch_first" in family.unsupported_reason(
+        problem_of((4, 64, 64, 16), dtype, batch_last=False), H200
+    )
+    assert "c = 100000" in family.unsupported_reason(problem_of((1, 64, 100_000, 1), dtype), H200)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -48,7 +51,7 @@ def test_every_tile_fits_and_covers_the_outputs(name, shape):
     family, dtype, _ = FAMILIES[name]
     problem = problem_of(shape, dtype)
     count = 0
-    for config in family.configs(problem, 132):
+    for config in family.configs(problem, H200):
         count += 1
         geometry = family.geometry(problem, config)
         assert geometry.shared_bytes * config.blocks <= 227 * 1024
@@ -69,7 +72,7 @@ def test_every_tile_fits_and_covers_the_outputs(name, shape):
 def test_it_compiles_for_every_target(target, dtype, shifted):
     family = batch_last_mma_tf32x3 if dtype == "float32" else batch_last_mma16
     problem = problem_of((2, 48, 50, 6), dtype)
-    config = family.default_config(problem, 132)
+    config = family.default_config(problem, H200)
     code = nvrtc.cubin(family.source(problem, config, shifted=shifted), target).data
     assert family.kernel_name(problem).encode() in code
 
@@ -81,7 +84,7 @@ def test_hopper_s_own_kernel_compiles(name, shape):
     # The source asserts that device code and Python agree on the shared memory of a block.
     family, dtype, _ = FAMILIES[name]
     problem = problem_of(shape, dtype)
-    every = list(family.configs(problem, 132))
+    every = list(family.configs(problem, H200))
     for config in (every[0], every[-1]):
         code = nvrtc.cubin(family.source(problem, config), "sm_90a").data
         assert family.kernel_name(problem).encode() in code
@@ -89,11 +92,11 @@ def test_hopper_s_own_kernel_compiles(name, shape):
 
 @pytest.mark.parametrize("exact", [True, False], ids=["fp32", "tf32"])
 def test_the_kernel_that_packs_weights_compiles(exact):
-    problem = problem_of((2, 48, 50, 6), "float32")
-    config = next(batch_last_wgmma_tf32x3.configs(problem, 132))
+    problem = Problem(Pattern(2, 48, 50, 6), "float32", True, exact)
+    config = next(batch_last_wgmma_tf32x3.configs(problem, H200))
     for code, name in (
         (batch_last_wgmma_tf32x3.pack_source, batch_last_wgmma_tf32x3.pack_name),
         (batch_last_wgmma_tf32x3.source, batch_last_wgmma_tf32x3.kernel_name),
     ):
-        made = nvrtc.cubin(code(problem, config, exact), "sm_90a").data
-        assert name(problem, exact).encode() in made
+        made = nvrtc.cubin(code(problem, config), "sm_90a").data
+        assert name(problem).encode() in made

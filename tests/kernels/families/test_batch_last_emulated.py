@@ -5,14 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import Instance
 
-from ksopt.kernels.families import batch_last_mma16, batch_last_mma_tf32x3
-from ksopt.kernels.families.batch_last import Config
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.batch_last_mma import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+batch_last_mma16 = family_of("batch_last_mma16")
+batch_last_mma_tf32x3 = family_of("batch_last_mma_tf32x3")
 
 SHAPES = [(2, 24, 40, 1), (1, 48, 33, 2), (2, 17, 50, 3), (1, 64, 16, 8)]
 FAMILIES = {
@@ -31,7 +34,9 @@ def cases() -> Iterator[tuple[Problem, Config, bool]]:
     for shape in SHAPES:
         for dtype, family in FAMILIES.items():
             problem = Problem(Pattern(*shape), dtype, batch_last=True)
-            small = [c for c in family.configs(problem, 2) if c.threads <= 192 and c.rows <= 128]
+            small = [
+                c for c in family.configs(problem, gpu(2)) if c.threads <= 192 and c.rows <= 128
+            ]
             config = draw.choice(small)
             yield problem, config, False
             yield problem, config, True

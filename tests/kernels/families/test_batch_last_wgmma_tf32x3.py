@@ -10,20 +10,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from checks import H200
 from torch import Tensor
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import batch_last_wgmma_tf32x3
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.batch_last_wgmma_tf32x3 import ColumnsLauncher, Config
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
-BATCH, MULTIPROCESSORS = 25_088, 132
+batch_last_wgmma_tf32x3 = family_of("batch_last_wgmma_tf32x3")
+
+BATCH = 25_088
 
 
-def problem_of(shape: tuple[int, int, int, int]) -> Problem:
-    return Problem(Pattern(*shape), "float32", batch_last=True)
+def problem_of(shape: tuple[int, int, int, int], exact: bool = True) -> Problem:
+    return Problem(Pattern(*shape), "float32", True, exact)
 
 
 # Tiles of a pattern (warpgroups of outputs, of columns, mt, nt, kl, stages, resident, chain,
@@ -57,7 +60,7 @@ MEASURED = {
 
 
 def predicted(shape: tuple[int, int, int, int], config: Config) -> float:
-    return batch_last_wgmma_tf32x3.predicted_us(Pattern(*shape), config, BATCH, MULTIPROCESSORS)
+    return batch_last_wgmma_tf32x3.predicted_us(problem_of(shape), config, BATCH, H200)
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
@@ -69,7 +72,7 @@ def test_the_cost_is_near_what_was_measured(shape: tuple[int, int, int, int]) ->
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
 def test_measured_tiles_are_still_offered(shape: tuple[int, int, int, int]) -> None:
-    offered = set(batch_last_wgmma_tf32x3.configs(problem_of(shape), MULTIPROCESSORS))
+    offered = set(batch_last_wgmma_tf32x3.configs(problem_of(shape), H200))
     for config, _ in MEASURED[shape]:
         assert config in offered, config
 
@@ -78,14 +81,12 @@ def test_more_rows_take_longer_and_fewer_products_do_not() -> None:
     shape = (6, 256, 256, 4)
     config, _ = MEASURED[shape][0]
     times = [
-        batch_last_wgmma_tf32x3.predicted_us(Pattern(*shape), config, batch, MULTIPROCESSORS)
+        batch_last_wgmma_tf32x3.predicted_us(problem_of(shape), config, batch, H200)
         for batch in (4, 1000, 25_088, 250_880)
     ]
     assert times == sorted(times)
     assert times[3] == pytest.approx(10 * times[2], rel=0.05)
-    tf32 = batch_last_wgmma_tf32x3.predicted_us(
-        Pattern(*shape), config, BATCH, MULTIPROCESSORS, exact=False
-    )
+    tf32 = batch_last_wgmma_tf32x3.predicted_us(problem_of(shape, exact=False), config, BATCH, H200)
     assert tf32 < times[2]
 
 
@@ -114,7 +115,7 @@ def some_tiles() -> list[tuple[Problem, Config]]:
     chosen: dict[tuple[object, ...], tuple[Problem, Config]] = {}
     for shape in ((4, 48, 48, 16), (2, 192, 64, 4), (2, 128, 128, 4), (1, 384, 384, 6)):
         problem = problem_of(shape)
-        every = list(batch_last_wgmma_tf32x3.configs(problem, MULTIPROCESSORS))
+        every = list(batch_last_wgmma_tf32x3.configs(problem, H200))
         for c in draw.sample(every, len(every)):
             one = c.stages_per_tile(problem.pattern) == 1
             chosen.setdefault((c.groups_n > 1, c.mt, c.chain, c.pending, one), (problem, c))
@@ -182,7 +183,7 @@ def test_rows_that_are_not_aligned_go_to_the_older_kernel(
 def test_tiles_that_read_weights_in_one_order_share_what_is_packed() -> None:
     problem = problem_of((4, 96, 96, 16))
     sizes: dict[tuple[int, int], set[int]] = {}
-    for config in batch_last_wgmma_tf32x3.configs(problem, MULTIPROCESSORS):
+    for config in batch_last_wgmma_tf32x3.configs(problem, H200):
         layers = config.stages_per_tile(problem.pattern) * config.kl // 4
         order = (config.outputs, layers)
         sizes.setdefault(order, set()).add(config.packed_elements(problem.pattern))
@@ -192,7 +193,7 @@ def test_tiles_that_read_weights_in_one_order_share_what_is_packed() -> None:
 
 def test_sums_in_the_tensor_cores_are_short_where_c_is() -> None:
     for c, longest in ((64, 1), (96, 1), (128, 2), (1024, 2)):
-        tiles = batch_last_wgmma_tf32x3.configs(problem_of((4, 64, c, 4)), MULTIPROCESSORS)
+        tiles = batch_last_wgmma_tf32x3.configs(problem_of((4, 64, c, 4)), H200)
         assert max(tile.chain for tile in tiles) == longest
 
 

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
 from test_wgmma_tf32x3_emulated import without_predicates
 from torch import Tensor
 
-from ksopt.kernels.families import batch_last_wgmma_tf32x3
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.batch_last_wgmma_tf32x3 import Config
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+batch_last_wgmma_tf32x3 = family_of("batch_last_wgmma_tf32x3")
 
 # c has a tail in most of them, and outputs that do not exist in some.
 SHAPES = [
@@ -48,7 +50,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
 
     for shape in SHAPES:
         problem = problem_of(shape)
-        candidates = list(batch_last_wgmma_tf32x3.configs(problem, multiprocessors=4))
+        candidates = list(batch_last_wgmma_tf32x3.configs(problem, gpu(4)))
         longest = max(c.chain for c in candidates)
         for resident in (True, False):
             fitting = [c for c in candidates if c.resident == resident and c.chain == longest]
@@ -61,25 +63,25 @@ def cases() -> Iterator[tuple[Problem, Config]]:
 CASES = list(cases())
 
 
-def instances(problem: Problem, config: Config, exact: bool = True) -> list[Instance]:
+def instances(problem: Problem, config: Config) -> list[Instance]:
     """The kernel that packs weights, and the one that multiplies."""
     return [
         Instance(
-            batch_last_wgmma_tf32x3.pack_problem(problem, config, exact),
-            batch_last_wgmma_tf32x3.pack_source(problem, config, exact),
-            batch_last_wgmma_tf32x3.pack_geometry(problem, config, exact),
+            batch_last_wgmma_tf32x3.pack_problem(problem, config),
+            batch_last_wgmma_tf32x3.pack_source(problem, config),
+            batch_last_wgmma_tf32x3.pack_geometry(problem, config),
         ),
         Instance(
             problem,
-            batch_last_wgmma_tf32x3.source(problem, config, exact),
-            batch_last_wgmma_tf32x3.geometry(problem, config, exact),
+            batch_last_wgmma_tf32x3.source(problem, config),
+            batch_last_wgmma_tf32x3.geometry(problem, config),
         ),
     ]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """As `preparing.PackedLauncher`, emulated."""
+    """As `packing_launcher.PackedLauncher`, emulated."""
 
     pack: EmulatedKernel
     multiply: EmulatedKernel
@@ -157,7 +159,9 @@ def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
 
 def test_one_product_is_tf32(emulator):
     problem, config = CASES[1]
-    (kernel,) = build(emulator, [instances(problem, config, exact=False)], without_predicates)
+    (kernel,) = build(
+        emulator, [instances(replace(problem, exact=False), config)], without_predicates
+    )
     x, weight = operands(problem, 72, seed=5)
     truth = ks_reference(x.double(), weight.double(), "batch_last")
     error = (kernel(x, weight).double() - truth).norm() / truth.norm()

@@ -6,12 +6,15 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
-from ksopt.kernels.families import decode_fma
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.decode_fma import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+decode_fma = family_of("decode_fma")
 
 # d below, above, equal to, prime to a chunk of 4 or 8 elements; c and b mostly with tails.
 SHAPES = [
@@ -35,17 +38,17 @@ CONFIGS_EACH = 2
 OF_TEMPLATE = ("jw", "lt", "kt", "kr", "m", "units")
 
 
-def cases() -> Iterator[tuple[Problem, decode_fma.Config]]:
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, random tiles that have most values no earlier case had."""
     draw = random.Random(0)
     seen: set[tuple[str, int]] = set()
 
-    def values(config: decode_fma.Config) -> set[tuple[str, int]]:
+    def values(config: Config) -> set[tuple[str, int]]:
         return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
 
     for dtype, shape in SHAPES:
         problem = Problem(Pattern(*shape), dtype, batch_last=False)
-        candidates = list(decode_fma.configs(problem, 4))
+        candidates = list(decode_fma.configs(problem, gpu(4)))
         for _ in range(CONFIGS_EACH):
             sample = draw.sample(candidates, min(len(candidates), 30))
             config = max(sample, key=lambda config: len(values(config) - seen))
@@ -56,7 +59,7 @@ def cases() -> Iterator[tuple[Problem, decode_fma.Config]]:
 CASES = list(cases())
 
 
-def instance(problem: Problem, config: decode_fma.Config) -> Instance:
+def instance(problem: Problem, config: Config) -> Instance:
     source = decode_fma.source(problem, config)
     return Instance(problem, source, decode_fma.geometry(problem, config))
 
@@ -121,7 +124,7 @@ def test_the_emulator_finds(emulator, fault):
     before, after, message = FAULTS[fault]
     # A single group: what lies beyond b lies outside the weight.
     problem = Problem(Pattern(1, 13, 64, 4), "float32", batch_last=False)
-    config = decode_fma.Config(1, 32, 2, 4, 4, 1, vector=4)
+    config = Config(1, 32, 2, 4, 4, 1, vector=4)
 
     def edit(header: str, text: str) -> str:
         if header != "decode_fma.cuh":

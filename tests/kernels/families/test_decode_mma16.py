@@ -5,22 +5,24 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from checks import H200, gpu
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import decode_fma, decode_mma16
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
-MULTIPROCESSORS = 132
+decode_fma = family_of("decode_fma")
+decode_mma16 = family_of("decode_mma16")
+
 FAMILIES = [(decode_mma16, "bfloat16"), (decode_fma, "float32"), (decode_fma, "float16")]
 TARGETS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 SHAPES = [(8, 512, 512, 1), (4, 24, 48, 2), (2, 48, 24, 3), (1, 512, 512, 8), (1, 64, 64, 64)]
 
 
 def ranked(module: ModuleType, problem: Problem, batch: int) -> list[Any]:
-    configs = module.configs(problem, MULTIPROCESSORS)
-    pattern = problem.pattern
-    return sorted(configs, key=lambda c: module.predicted_us(pattern, c, batch, MULTIPROCESSORS))
+    configs = module.configs(problem, H200)
+    return sorted(configs, key=lambda c: module.predicted_us(problem, c, batch, H200))
 
 
 @pytest.mark.sweep
@@ -47,7 +49,7 @@ def test_clusters_compile_and_say_what_they_need(cluster):
 def test_tiles_fit_and_the_grid_is_whole_clusters(module, dtype):
     for shape in SHAPES:
         problem = Problem(Pattern(*shape), dtype, batch_last=False)
-        for config in module.configs(problem, MULTIPROCESSORS):
+        for config in module.configs(problem, H200):
             geometry = module.geometry(problem, config)
             assert geometry.early
             assert geometry.shared_bytes <= SHARED_LIMIT
@@ -59,9 +61,9 @@ def test_tiles_fit_and_the_grid_is_whole_clusters(module, dtype):
 def test_more_rows_than_a_few_are_for_other_families(module, dtype):
     problem = Problem(Pattern(4, 64, 64, 4), dtype, batch_last=False)
     config = ranked(module, problem, 1)[0]
-    few, many = module.MAX_BATCH, module.MAX_BATCH + 1
-    assert 0 < module.predicted_us(problem.pattern, config, few, MULTIPROCESSORS) < math.inf
-    assert module.predicted_us(problem.pattern, config, many, MULTIPROCESSORS) == math.inf
+    few, many = module.max_batch, module.max_batch + 1
+    assert 0 < module.predicted_us(problem, config, few, H200) < math.inf
+    assert module.predicted_us(problem, config, many, H200) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_more_rows_than_a_few_are_for_other_families(module, dtype):
     ],
 )
 def test_what_it_does_not_compute_it_says(module, shape, dtype, last, words):
-    assert words in str(module.supports(Problem(Pattern(*shape), dtype, last)))
+    assert words in str(module.unsupported_reason(Problem(Pattern(*shape), dtype, last), H200))
 
 
 # The fastest tiles measured on an H200 at 1, 16 and 64 rows (docs/performance.md): microseconds.
@@ -102,7 +104,7 @@ def test_predictions_are_near_what_was_measured(text):
     problem = Problem(Pattern.parse(text), "bfloat16", batch_last=False)
     for batch, measured in zip((1, 16, 64), MEASURED[text], strict=True):
         best = ranked(decode_mma16, problem, batch)[0]
-        predicted = decode_mma16.predicted_us(problem.pattern, best, batch, MULTIPROCESSORS)
+        predicted = decode_mma16.predicted_us(problem, best, batch, H200)
         assert measured / 1.4 < predicted < measured * 1.4
 
 
@@ -110,5 +112,5 @@ def test_predictions_are_near_what_was_measured(text):
 def test_fewer_multiprocessors_are_predicted_to_be_slower(module, dtype):
     problem = Problem(Pattern(8, 512, 512, 1), dtype, batch_last=False)
     config = ranked(module, problem, 16)[0]
-    slow, fast = (module.predicted_us(problem.pattern, config, 16, count) for count in (32, 132))
+    slow, fast = (module.predicted_us(problem, config, 16, gpu(count)) for count in (32, 132))
     assert fast < slow

@@ -6,12 +6,15 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
-from ksopt.kernels.families import decode_mma16
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.decode_mma16 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+decode_mma16 = family_of("decode_mma16")
 
 # A shape for every fold d, whose c has a tail (it is no multiple of the unit of l, 16 or 32) and
 # whose b mostly has one too (no multiple of 8).
@@ -43,21 +46,21 @@ OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "warps_l", "mt", "nt", "units", 
 MOST_THREADS = 1024  # of a cluster: the emulator compares each with each
 
 
-def cases() -> Iterator[tuple[Problem, decode_mma16.Config]]:
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, random tiles that have most values no earlier case had."""
     draw = random.Random(0)
     seen: set[tuple[str, int]] = set()
 
-    def values(config: decode_mma16.Config) -> set[tuple[str, int]]:
+    def values(config: Config) -> set[tuple[str, int]]:
         return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
 
     for at, shape in enumerate(SHAPES):
         for turn in range(CONFIGS_EACH):
-            dtype = list(decode_mma16.DTYPES)[(at + turn) % 2]
+            dtype = list(decode_mma16.dtypes)[(at + turn) % 2]
             problem = Problem(Pattern(*shape), dtype, batch_last=False)
             candidates = [
                 c
-                for c in decode_mma16.configs(problem, 4)
+                for c in decode_mma16.configs(problem, gpu(4))
                 if c.cluster * c.threads <= MOST_THREADS
                 and c.cluster * c.shared_bytes(problem.pattern) <= 256 * 1024
             ]
@@ -72,7 +75,7 @@ def cases() -> Iterator[tuple[Problem, decode_mma16.Config]]:
 CASES = list(cases())
 
 
-def instance(problem: Problem, config: decode_mma16.Config) -> Instance:
+def instance(problem: Problem, config: Config) -> Instance:
     source = decode_mma16.source(problem, config)
     return Instance(problem, source, decode_mma16.geometry(problem, config))
 
@@ -174,7 +177,7 @@ def test_the_emulator_finds(emulator, fault):
     # A single group: what lies beyond b lies outside the weight.
     problem = Problem(Pattern(1, 31, 40, 40), "float16", batch_last=False)
     cluster = 2 if fault in IN_CLUSTERS else 1
-    config = decode_mma16.Config(1, 1, 2, 2, 1, 2, 1, cluster, blocks=1)
+    config = Config(1, 1, 2, 2, 1, 2, 1, cluster, blocks=1)
 
     def edit(header: str, text: str) -> str:
         if header != "decode_mma16.cuh":

@@ -3,16 +3,19 @@
 import random
 
 import pytest
+from checks import H200
 
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import mma16
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.mma16 import Config, fold
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
+mma16 = family_of("mma16")
+
 FOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 48)
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-H200_MULTIPROCESSORS = 132
 # Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide).
 REGISTERS, SHARED_BYTES, THREADS = 65536, 227 * 1024, 2048
 
@@ -62,18 +65,18 @@ def compiler():
     ids=lambda value: value if isinstance(value, str) else str(value.pattern),
 )
 def test_a_refusal_says_why(given, reason):
-    assert mma16.supports(given) == reason
+    assert mma16.unsupported_reason(given, H200) == reason
 
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
-@pytest.mark.parametrize("dtype", mma16.DTYPES)
+@pytest.mark.parametrize("dtype", mma16.dtypes)
 def test_it_takes_every_fold(given, dtype):
-    assert mma16.supports(Problem(given.pattern, dtype, False)) is None
+    assert mma16.unsupported_reason(Problem(given.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("d", FOLDS)
 def test_a_fold_covers_whole_runs(d):
-    f = mma16.fold(d)
+    f = fold(d)
     assert f.run * 8 == f.run_l * f.j  # chunks of a run hold whole l
     assert f.length % f.run_l == 0
     assert f.steps * 4 == f.length
@@ -83,8 +86,8 @@ def test_a_fold_covers_whole_runs(d):
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_every_tile_fits_and_divides(given):
-    p, f = given.pattern, mma16.fold(given.pattern.d)
-    tiles = list(mma16.configs(given, H200_MULTIPROCESSORS))
+    p, f = given.pattern, fold(given.pattern.d)
+    tiles = list(mma16.configs(given, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
@@ -103,8 +106,8 @@ def test_every_tile_fits_and_divides(given):
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_a_launch_covers_every_output_once(given):
-    p, f = given.pattern, mma16.fold(given.pattern.d)
-    for tile in mma16.configs(given, H200_MULTIPROCESSORS):
+    p, f = given.pattern, fold(given.pattern.d)
+    for tile in mma16.configs(given, H200):
         geometry = mma16.geometry(given, tile)
         outputs_of_column = tile.outputs * tile.warps_j * f.j
         assert geometry.tiles_per_row_tile * outputs_of_column == p.out_features
@@ -114,7 +117,7 @@ def test_a_launch_covers_every_output_once(given):
         assert geometry.shared_bytes == tile.shared_bytes(p)
 
 
-def template_arguments(tile: mma16.Config) -> str:
+def template_arguments(tile: Config) -> str:
     fields = (tile.warps_j, tile.warps_m, tile.warps_n, tile.mt, tile.nt, tile.kl, tile.stages)
     return ", ".join(map(str, (*fields, tile.blocks)))
 
@@ -125,8 +128,8 @@ def test_the_template_agrees_on_every_number():
     draw = random.Random(0)
     lines = ['#include "mma16.cuh"']
     for given in PROBLEMS:
-        p, f = given.pattern, mma16.fold(given.pattern.d)
-        tiles = list(mma16.configs(given, H200_MULTIPROCESSORS))
+        p, f = given.pattern, fold(given.pattern.d)
+        tiles = list(mma16.configs(given, H200))
         for tile in draw.sample(tiles, min(40, len(tiles))):
             support = f"Pattern<{p.a}, {p.b}, {p.c}, {p.d}>"
             name = f"Mma16Tile<{support}, {template_arguments(tile)}>"
@@ -152,9 +155,9 @@ def test_the_template_agrees_on_every_number():
 @pytest.mark.parametrize("shape", [(2, 24, 48, 3), (1, 48, 48, 16)], ids=str)
 def test_it_compiles_for(target, shape):
     draw = random.Random(0)
-    for dtype in mma16.DTYPES:
+    for dtype in mma16.dtypes:
         given = problem(*shape, dtype=dtype)
-        tile = draw.choice(list(mma16.configs(given, H200_MULTIPROCESSORS)))
+        tile = draw.choice(list(mma16.configs(given, H200)))
         code = nvrtc.cubin(mma16.source(given, tile), target).data
         assert code.startswith(b"\x7fELF")
         assert mma16.kernel_name(given).encode() in code

@@ -6,12 +6,15 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
-from ksopt.kernels.families import mma16
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.mma16 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+mma16 = family_of("mma16")
 
 # A shape for every fold d, whose c has a tail: it is no multiple of the unit of l (16 or 32).
 SHAPES = [
@@ -40,19 +43,19 @@ CONFIGS_EACH = 2
 OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "mt", "nt", "kl", "stages")
 
 
-def cases() -> Iterator[tuple[Problem, mma16.Config]]:
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, random tiles that have most values no earlier case had."""
     draw = random.Random(0)
     seen: set[tuple[str, int]] = set()
 
-    def values(config: mma16.Config) -> set[tuple[str, int]]:
+    def values(config: Config) -> set[tuple[str, int]]:
         return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
 
     for at, shape in enumerate(SHAPES):
         for turn in range(CONFIGS_EACH):
-            dtype = list(mma16.DTYPES)[(at + turn) % 2]
+            dtype = list(mma16.dtypes)[(at + turn) % 2]
             problem = Problem(Pattern(*shape), dtype, batch_last=False)
-            candidates = list(mma16.configs(problem, multiprocessors=4))
+            candidates = list(mma16.configs(problem, gpu(4)))
             sample = draw.sample(candidates, min(len(candidates), 30))
             config = max(sample, key=lambda config: len(values(config) - seen))
             seen |= values(config)
@@ -68,12 +71,10 @@ UNEVEN = [
     ((2, 40, 20, 2), (1, 2, 3, 2, 1, 48, 3, 1, 2)),
 ]
 CASES = list(cases())
-CASES += [
-    (Problem(Pattern(*shape), "float16", False), mma16.Config(*tile)) for shape, tile in UNEVEN
-]
+CASES += [(Problem(Pattern(*shape), "float16", False), Config(*tile)) for shape, tile in UNEVEN]
 
 
-def instance(problem: Problem, config: mma16.Config) -> Instance:
+def instance(problem: Problem, config: Config) -> Instance:
     return Instance(problem, mma16.source(problem, config), mma16.geometry(problem, config))
 
 

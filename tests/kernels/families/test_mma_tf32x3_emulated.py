@@ -6,13 +6,16 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import Instance
 
-from ksopt.kernels.families import mma_tf32x3
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.mma_tf32x3 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+mma_tf32x3 = family_of("mma_tf32x3")
 
 # A shape for every fold d, whose c has a tail: it is no multiple of the unit of l (8 or 16).
 SHAPES = [
@@ -36,17 +39,17 @@ CONFIGS_EACH = 2
 OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "mt", "nt", "kl", "stages", "resident")
 
 
-def cases() -> Iterator[tuple[Problem, mma_tf32x3.Config]]:
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, random tiles that have most values no earlier case had."""
     draw = random.Random(0)
     seen: set[tuple[str, int]] = set()
 
-    def values(config: mma_tf32x3.Config) -> set[tuple[str, int]]:
+    def values(config: Config) -> set[tuple[str, int]]:
         return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
 
     for shape in SHAPES:
         problem = Problem(Pattern(*shape), "float32", batch_last=False)
-        candidates = list(mma_tf32x3.configs(problem, multiprocessors=4))
+        candidates = list(mma_tf32x3.configs(problem, gpu(4)))
         for turn in range(CONFIGS_EACH):
             # Where several warps may share the j, one turn each.
             width = 1 + turn if problem.pattern.d % 8 == 0 else 1
@@ -134,7 +137,8 @@ def test_the_cases_differ_in_every_template_argument():
 
 def test_one_product_is_tf32(emulator):
     problem, config = CASES[0]
-    source = mma_tf32x3.source(problem, config, exact=False)
+    problem = replace(problem, exact=False)
+    source = mma_tf32x3.source(problem, config)
     (kernel,) = emulator.build([Instance(problem, source, mma_tf32x3.geometry(problem, config))])
     x, weight = operands(problem, 17, seed=0)
 

@@ -5,9 +5,11 @@ import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, operands
 from cuda_emulator import Instance
 
-from ksopt.kernels.families import naive
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+naive = family_of("naive")
 
 FOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 40, 48)
 SHAPES = [(1, 17, 9, 1), (2, 5, 33, 2), (1, 65, 3, 3), (3, 1, 1, 5)]
@@ -16,7 +18,7 @@ BATCHES = (1, 7, 17, 63, 130)
 
 # Every shape in both layouts; the element types take turns.
 PROBLEMS = [
-    Problem(Pattern(*shape), list(naive.DTYPES)[(at + last) % 3], last)
+    Problem(Pattern(*shape), list(naive.dtypes)[(at + last) % 3], last)
     for at, shape in enumerate(SHAPES)
     for last in (False, True)
 ]

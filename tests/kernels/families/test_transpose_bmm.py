@@ -2,12 +2,15 @@
 
 import pytest
 import torch
-from checks import assert_close_to_float64
+from checks import H200, assert_close_to_float64
 
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import transpose_bmm
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.transpose_bmm import Config, PermutedProduct
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+transpose_bmm = family_of("transpose_bmm")
 
 PATTERNS = [Pattern(2, 16, 24, 4), Pattern(1, 8, 48, 16), Pattern(3, 32, 16, 3)]
 
@@ -26,11 +29,9 @@ def by_torch(a: int, length: int, d: int, to_planar: bool):
     return transpose
 
 
-def product(p: Pattern) -> transpose_bmm.PermutedProduct:
+def product(p: Pattern) -> PermutedProduct:
     problem = Problem(p, "float32", batch_last=False)
-    return transpose_bmm.PermutedProduct(
-        problem, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False)
-    )
+    return PermutedProduct(problem, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -83,7 +84,7 @@ def test_operands_that_want_gradients():
     ],
 )
 def test_what_is_refused(problem, reason):
-    assert reason in transpose_bmm.supports(problem)
+    assert reason in transpose_bmm.unsupported_reason(problem, H200)
 
 
 @pytest.mark.sweep
@@ -92,7 +93,7 @@ def test_what_is_refused(problem, reason):
 def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
     problem = Problem(Pattern(2, 48, 96, 12), dtype, False)
-    for source in transpose_bmm.sources(problem, transpose_bmm.Config(dtype)):
+    for source in transpose_bmm.sources(problem, Config(dtype)):
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
 
@@ -109,7 +110,6 @@ def test_predicted_times_of_measured_patterns():
         (1, 192, 768, 24): 877,
     }
     for shape, us in measured.items():
-        predicted = transpose_bmm.predicted_us(
-            Pattern(*shape), transpose_bmm.Config("float16"), 25_088, 132
-        )
+        given = Problem(Pattern(*shape), "float16", batch_last=False)
+        predicted = transpose_bmm.predicted_us(given, Config("float16"), 25_088, H200)
         assert predicted == pytest.approx(us, rel=0.12), shape

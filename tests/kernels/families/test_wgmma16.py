@@ -4,16 +4,19 @@ import random
 from dataclasses import astuple
 
 import pytest
+from checks import H200
 
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import wgmma16
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.wgmma16 import Config
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
+wgmma16 = family_of("wgmma16")
+
 FOLDS = (2, 3, 4, 6, 8, 12, 16, 24, 40, 48, 64)
-MULTIPROCESSORS = 132
 BATCH = 25_088
 # Of a multiprocessor of compute capability 9.0 (CUDA C++ Programming Guide).
 REGISTERS, SHARED_BYTES = 65536, 228 * 1024
@@ -72,19 +75,19 @@ def compiler():
     ids=lambda value: value if isinstance(value, str) else str(value.pattern),
 )
 def test_a_refusal_says_why(given, reason):
-    assert wgmma16.supports(given) == reason
+    assert wgmma16.unsupported_reason(given, H200) == reason
 
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
-@pytest.mark.parametrize("dtype", wgmma16.DTYPES)
+@pytest.mark.parametrize("dtype", wgmma16.dtypes)
 def test_it_takes_every_fold(given, dtype):
-    assert wgmma16.supports(Problem(given.pattern, dtype, False)) is None
+    assert wgmma16.unsupported_reason(Problem(given.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_every_tile_fits_and_covers_every_output_once(given):
     p, f = given.pattern, fold(given.pattern.d)
-    tiles = list(wgmma16.configs(given, MULTIPROCESSORS))
+    tiles = list(wgmma16.configs(given, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
@@ -98,8 +101,8 @@ def test_every_tile_fits_and_covers_every_output_once(given):
         assert geometry.tiles_per_row_tile * tile.outputs * width == p.out_features
         assert geometry.max_blocks % tile.team(p) == 0  # whole teams, whatever the batch
         assert geometry.tiles_per_row_tile % tile.team(p) == 0
-        if tile.team(p) <= MULTIPROCESSORS:  # all at a time: a team's blocks wait for no other
-            assert geometry.max_blocks <= MULTIPROCESSORS * tile.blocks
+        if tile.team(p) <= H200.multiprocessors:  # all at a time: a team's blocks wait for no other
+            assert geometry.max_blocks <= H200.multiprocessors * tile.blocks
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_every_tile_fits_and_covers_every_output_once(given):
 )
 def test_teams_are_as_many_for_each_group_where_few_are_idle(text, outputs, teams):
     p = Pattern.parse(text)
-    tiles = wgmma16.configs(Problem(p, "float16", False), MULTIPROCESSORS)
+    tiles = wgmma16.configs(Problem(p, "float16", False), H200)
     alike = [t for t in tiles if t.outputs == outputs and t.blocks == 1]
     assert {t.max_blocks // t.team(p) for t in alike} == {teams}
 
@@ -127,7 +130,7 @@ def test_the_template_agrees_on_every_number():
     lines = ['#include "wgmma16.cuh"']
     for given in PROBLEMS:
         p, f = given.pattern, fold(given.pattern.d)
-        tiles = list(wgmma16.configs(given, MULTIPROCESSORS))
+        tiles = list(wgmma16.configs(given, H200))
         for tile in draw.sample(tiles, min(30, len(tiles))):
             support = f"Pattern<{p.a}, {p.b}, {p.c}, {p.d}>"
             arguments = ", ".join(map(str, astuple(tile)[:-1]))
@@ -152,9 +155,9 @@ def test_the_template_agrees_on_every_number():
 @pytest.mark.parametrize("shape", [(2, 24, 48, 3), (1, 48, 48, 16)], ids=str)
 def test_it_compiles(shape):
     draw = random.Random(0)
-    for dtype in wgmma16.DTYPES:
+    for dtype in wgmma16.dtypes:
         given = problem(*shape, dtype=dtype)
-        tile = draw.choice(list(wgmma16.configs(given, MULTIPROCESSORS)))
+        tile = draw.choice(list(wgmma16.configs(given, H200)))
         code = nvrtc.cubin(wgmma16.source(given, tile), "sm_90a").data
         assert code.startswith(b"\x7fELF")
         assert wgmma16.kernel_name(given).encode() in code
@@ -163,12 +166,12 @@ def test_it_compiles(shape):
 @pytest.mark.parametrize(("text", "arguments", "us"), MEASURED, ids=lambda value: str(value))
 def test_the_cost_model_is_near_what_was_measured(text, arguments, us):
     """Times within a fifth; and no other tile is predicted to be much faster than these."""
-    p = Pattern.parse(text)
+    given = Problem(Pattern.parse(text), "float16", False)
 
-    def predicted(config: wgmma16.Config) -> float:
-        return wgmma16.predicted_us(p, config, BATCH, MULTIPROCESSORS)
+    def predicted(config: Config) -> float:
+        return wgmma16.predicted_us(given, config, BATCH, H200)
 
-    tiles = list(wgmma16.configs(problem(*p.weight_shape), MULTIPROCESSORS))
+    tiles = list(wgmma16.configs(given, H200))
     fastest = [tile for tile in tiles if astuple(tile)[:-1] == arguments]
     assert len(fastest) == 1
     assert predicted(fastest[0]) == pytest.approx(us, rel=0.2)
@@ -177,10 +180,7 @@ def test_the_cost_model_is_near_what_was_measured(text, arguments, us):
 
 def test_more_rows_take_longer_and_few_rows_use_few_blocks():
     given = problem(4, 64, 64, 16)
-    tile = next(iter(wgmma16.configs(given, MULTIPROCESSORS)))
-    times = [
-        wgmma16.predicted_us(given.pattern, tile, batch, MULTIPROCESSORS)
-        for batch in (1, 1000, 25_088, 100_000)
-    ]
+    tile = next(iter(wgmma16.configs(given, H200)))
+    times = [wgmma16.predicted_us(given, tile, batch, H200) for batch in (1, 1000, 25_088, 100_000)]
     assert times == sorted(times)
     assert times[0] > 0

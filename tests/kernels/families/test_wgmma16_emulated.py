@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
-from ksopt.kernels.families import wgmma16
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.wgmma16 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
+
+wgmma16 = family_of("wgmma16")
 
 # A shape for every fold d; c is a multiple of the unit of l (16 or 32), or is none.
 SHAPES = [
@@ -34,12 +37,12 @@ def problem_of(shape: tuple[int, int, int, int], dtype: str = "float16") -> Prob
     return Problem(Pattern(*shape), dtype, batch_last=False)
 
 
-def cases() -> Iterator[tuple[Problem, wgmma16.Config]]:
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape two tiles, which divide the work between warpgroups in different ways."""
     draw = random.Random(0)
     for at, shape in enumerate(SHAPES):
         problem = problem_of(shape, "bfloat16" if at % 4 == 3 else "float16")
-        candidates = list(wgmma16.configs(problem, MULTIPROCESSORS))
+        candidates = list(wgmma16.configs(problem, gpu(MULTIPROCESSORS)))
         alone = [c for c in candidates if c.groups == 1]
         several = [c for c in candidates if c.groups > 1]
         yield problem, draw.choice(alone or several)
@@ -68,7 +71,7 @@ def without_predicates(name: str, text: str) -> str:
     return text
 
 
-def instance(problem: Problem, config: wgmma16.Config) -> Instance:
+def instance(problem: Problem, config: Config) -> Instance:
     source = wgmma16.source(problem, config)
     return Instance(problem, source, wgmma16.geometry(problem, config))
 
@@ -146,7 +149,7 @@ def test_a_missing_wait_is_found(emulator, cut, message):
     """So the hand-over of stages, weights and results is really checked."""
     shape = (2, 16, 32, 16)
     problem = problem_of(shape)
-    config = wgmma16.Config(2, 1, 1, 2, 16, 2, 1, 1, max_blocks=1)
+    config = Config(2, 1, 1, 2, 16, 2, 1, 1, max_blocks=1)
 
     def edit(header: str, text: str) -> str:
         if header == "wgmma16.cuh":

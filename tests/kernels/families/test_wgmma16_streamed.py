@@ -4,16 +4,20 @@ import random
 from dataclasses import astuple
 
 import pytest
+from checks import H200
 
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
-from ksopt.kernels.families import wgmma16, wgmma16_streamed
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.mma16 import fold
+from ksopt.kernels.families.wgmma16_streamed import Config
 from ksopt.kernels.problem import SHARED_LIMIT, Problem
 from ksopt.patterns.chain import Pattern
 
+wgmma16 = family_of("wgmma16")
+wgmma16_streamed = family_of("wgmma16_streamed")
+
 FOLDS = (2, 3, 4, 6, 8, 12, 16, 24, 40, 48, 64)
-MULTIPROCESSORS = 132
 BATCH = 25_088
 
 # The fastest tiles measured on an H200 (fp16): pattern, template arguments, microseconds.
@@ -63,19 +67,22 @@ def compiler():
     ids=lambda value: value if isinstance(value, str) else str(value.pattern),
 )
 def test_a_refusal_says_why(given, reason):
-    assert wgmma16_streamed.supports(given) == reason
+    assert wgmma16_streamed.unsupported_reason(given, H200) == reason
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 100_000, 8), (1, 1024, 1024, 16)], ids=str)
 def test_it_takes_blocks_whose_weights_fit_nowhere(shape):
-    assert wgmma16.supports(problem(*shape)) == "no tile's weights fit in shared memory"
-    assert wgmma16_streamed.supports(problem(*shape)) is None
+    assert (
+        wgmma16.unsupported_reason(problem(*shape), H200)
+        == "no tile's weights fit in shared memory"
+    )
+    assert wgmma16_streamed.unsupported_reason(problem(*shape), H200) is None
 
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
 def test_every_tile_fits_and_covers_every_output_once(given):
     p, f = given.pattern, fold(given.pattern.d)
-    tiles = list(wgmma16_streamed.configs(given, MULTIPROCESSORS))
+    tiles = list(wgmma16_streamed.configs(given, H200))
     assert tiles
     assert len(set(tiles)) == len(tiles)
     for tile in tiles:
@@ -85,7 +92,7 @@ def test_every_tile_fits_and_covers_every_output_once(given):
         assert tile.loads_ahead(p) or width < p.d
         geometry = wgmma16_streamed.geometry(given, tile)
         assert geometry.tiles_per_row_tile * tile.outputs * width == p.out_features
-        assert geometry.max_blocks == MULTIPROCESSORS
+        assert geometry.max_blocks == H200.multiprocessors
         # All weights, and zeros after the last l.
         padded = -(-p.c // f.unit) * f.unit
         assert tile.packed_elements(p) == p.a * p.b * padded * p.d
@@ -98,7 +105,7 @@ def test_the_template_agrees_on_every_number():
     lines = ['#include "wgmma16_streamed.cuh"']
     for given in PROBLEMS:
         p, f = given.pattern, fold(given.pattern.d)
-        tiles = list(wgmma16_streamed.configs(given, MULTIPROCESSORS))
+        tiles = list(wgmma16_streamed.configs(given, H200))
         for tile in draw.sample(tiles, min(20, len(tiles))):
             support = f"Pattern<{p.a}, {p.b}, {p.c}, {p.d}>"
             name = f"Wgmma16StreamedTile<{support}, {', '.join(map(str, astuple(tile)[:6]))}>"
@@ -120,10 +127,10 @@ def test_the_template_agrees_on_every_number():
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("dtype", wgmma16.DTYPES)
+@pytest.mark.parametrize("dtype", wgmma16.dtypes)
 def test_both_kernels_compile(dtype):
     given = problem(1, 48, 48, 16, dtype=dtype)
-    tile = next(iter(wgmma16_streamed.configs(given, MULTIPROCESSORS)))
+    tile = next(iter(wgmma16_streamed.configs(given, H200)))
     packing, multiplying = wgmma16_streamed.sources(given, tile)
     assert wgmma16_streamed.pack_name(given).encode() in nvrtc.cubin(packing, "sm_90a").data
     assert wgmma16_streamed.kernel_name(given).encode() in nvrtc.cubin(multiplying, "sm_90a").data
@@ -132,12 +139,12 @@ def test_both_kernels_compile(dtype):
 @pytest.mark.parametrize(("text", "arguments", "us"), MEASURED, ids=lambda value: str(value))
 def test_the_cost_model_is_near_what_was_measured(text, arguments, us):
     """Times within a third; and no other tile is predicted to be much faster than these."""
-    p = Pattern.parse(text)
+    given = Problem(Pattern.parse(text), "float16", False)
 
-    def predicted(config: wgmma16_streamed.Config) -> float:
-        return wgmma16_streamed.predicted_us(p, config, BATCH, MULTIPROCESSORS)
+    def predicted(config: Config) -> float:
+        return wgmma16_streamed.predicted_us(given, config, BATCH, H200)
 
-    tiles = list(wgmma16_streamed.configs(problem(*p.weight_shape), MULTIPROCESSORS))
+    tiles = list(wgmma16_streamed.configs(given, H200))
     fastest = [tile for tile in tiles if astuple(tile)[:6] == arguments]
     assert len(fastest) == 1
     assert predicted(fastest[0]) == pytest.approx(us, rel=0.34)
@@ -147,25 +154,22 @@ def test_the_cost_model_is_near_what_was_measured(text, arguments, us):
 def test_where_x_comes_in_pieces_more_outputs_a_block_may_be_faster():
     """Measured: 441 us by 48 outputs, which leave no registers to load ahead, and 511 by 32."""
     given = problem(1, 192, 192, 32)
-    tiles = list(wgmma16_streamed.configs(given, MULTIPROCESSORS))
+    tiles = list(wgmma16_streamed.configs(given, H200))
 
     def best(outputs: int) -> float:
         alike = (tile for tile in tiles if tile.outputs == outputs)
-        return min(
-            wgmma16_streamed.predicted_us(given.pattern, tile, BATCH, MULTIPROCESSORS)
-            for tile in alike
-        )
+        return min(wgmma16_streamed.predicted_us(given, tile, BATCH, H200) for tile in alike)
 
     assert best(48) < best(32)
-    whole = wgmma16_streamed.configs(problem(1, 192, 192, 16), MULTIPROCESSORS)
+    whole = wgmma16_streamed.configs(problem(1, 192, 192, 16), H200)
     assert 48 not in {tile.outputs for tile in whole}
 
 
 def test_more_rows_take_longer():
     given = problem(4, 64, 64, 16)
-    tile = next(iter(wgmma16_streamed.configs(given, MULTIPROCESSORS)))
+    tile = next(iter(wgmma16_streamed.configs(given, H200)))
     times = [
-        wgmma16_streamed.predicted_us(given.pattern, tile, batch, MULTIPROCESSORS)
+        wgmma16_streamed.predicted_us(given, tile, batch, H200)
         for batch in (1, 10_000, 25_088, 100_000)
     ]
     assert times == sorted(times)

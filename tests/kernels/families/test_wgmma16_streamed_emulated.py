@@ -8,26 +8,29 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
 from test_wgmma16_emulated import MULTIPROCESSORS, SHAPES, problem_of, without_predicates
 from torch import Tensor
 
-from ksopt.kernels.families import wgmma16_streamed
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.wgmma16_streamed import Config
 from ksopt.kernels.problem import Geometry, Problem
 
+wgmma16_streamed = family_of("wgmma16_streamed")
 
-def cases() -> Iterator[tuple[Problem, wgmma16_streamed.Config]]:
+
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape one tile; all ways to share the work among warpgroups take turns."""
     draw = random.Random(0)
     seen: set[tuple[int, ...]] = set()
 
-    def way(c: wgmma16_streamed.Config) -> tuple[int, ...]:
+    def way(c: Config) -> tuple[int, ...]:
         return c.groups_j, c.groups_n, c.groups_m
 
     for at, shape in enumerate(SHAPES):
         problem = problem_of(shape, "bfloat16" if at % 4 == 3 else "float16")
-        candidates = list(wgmma16_streamed.configs(problem, MULTIPROCESSORS))
+        candidates = list(wgmma16_streamed.configs(problem, gpu(MULTIPROCESSORS)))
         ways = sorted({way(c) for c in candidates}, key=lambda w: (w in seen, draw.random()))
         seen.add(ways[0])
         config = draw.choice([c for c in candidates if way(c) == ways[0]])
@@ -37,7 +40,7 @@ def cases() -> Iterator[tuple[Problem, wgmma16_streamed.Config]]:
 CASES = list(cases())
 
 
-def instances(problem: Problem, config: wgmma16_streamed.Config) -> list[Instance]:
+def instances(problem: Problem, config: Config) -> list[Instance]:
     """The kernel that packs weights, and the one that multiplies."""
     return [
         Instance(
@@ -55,7 +58,7 @@ def instances(problem: Problem, config: wgmma16_streamed.Config) -> list[Instanc
 
 @dataclass(frozen=True)
 class Kernel:
-    """As `preparing.PackedLauncher`, emulated."""
+    """As `packing_launcher.PackedLauncher`, emulated."""
 
     pack: EmulatedKernel
     multiply: EmulatedKernel
@@ -70,7 +73,7 @@ class Kernel:
 
 def build(
     emulator: Emulator,
-    cases: list[tuple[Problem, wgmma16_streamed.Config]],
+    cases: list[tuple[Problem, Config]],
     edit: Callable[[str, str], str],
 ) -> list[Kernel]:
     built = emulator.build([one for case in cases for one in instances(*case)], edit)
@@ -129,7 +132,7 @@ def test_any_number_of_blocks_computes_every_tile(kernels, at):
 def test_a_missing_wait_is_found(emulator, cut, message):
     """So the hand-over of stages is really checked."""
     problem = problem_of((2, 16, 32, 16))
-    config = wgmma16_streamed.Config(2, 1, 1, 2, 16, 2, 1, 1, max_blocks=1)
+    config = Config(2, 1, 1, 2, 16, 2, 1, 1, max_blocks=1)
 
     def edit(header: str, text: str) -> str:
         if header == "wgmma16.cuh":

@@ -1,13 +1,21 @@
 """The cost model of the fp32 family on warpgroup products, against tiles that were timed."""
 
 import pytest
+from checks import H200
 
-from ksopt.kernels.families import wgmma_tf32x3
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.wgmma_tf32x3 import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
-BATCH, MULTIPROCESSORS = 25_088, 132
+wgmma_tf32x3 = family_of("wgmma_tf32x3")
+
+BATCH = 25_088
+
+
+def problem_of(shape: tuple[int, int, int, int], exact: bool = True) -> Problem:
+    return Problem(Pattern(*shape), "float32", False, exact)
+
 
 # Tiles of a pattern (warpgroups of j, of rows, teams, nt, kl, stages, resident, chain, pending,
 # blocks) and their time on an H200, in microseconds.
@@ -45,7 +53,7 @@ MEASURED = {
 
 
 def predicted(shape: tuple[int, int, int, int], config: Config) -> float:
-    return wgmma_tf32x3.predicted_us(Pattern(*shape), config, BATCH, MULTIPROCESSORS)
+    return wgmma_tf32x3.predicted_us(problem_of(shape), config, BATCH, H200)
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
@@ -65,7 +73,7 @@ def test_what_was_clearly_slower_is_predicted_to_be(shape: tuple[int, int, int, 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
 def test_measured_tiles_are_still_offered(shape: tuple[int, int, int, int]) -> None:
-    offered = set(wgmma_tf32x3.configs(Problem(Pattern(*shape), "float32", False), 132))
+    offered = set(wgmma_tf32x3.configs(Problem(Pattern(*shape), "float32", False), H200))
     for config, _ in MEASURED[shape]:
         assert config in offered, config
 
@@ -74,10 +82,10 @@ def test_more_rows_take_longer_and_fewer_products_do_not() -> None:
     shape = (1, 256, 256, 32)
     config = MEASURED[shape][0][0]
     times = [
-        wgmma_tf32x3.predicted_us(Pattern(*shape), config, batch, MULTIPROCESSORS)
+        wgmma_tf32x3.predicted_us(problem_of(shape), config, batch, H200)
         for batch in (1, 1000, 25_088, 250_880)
     ]
     assert times == sorted(times)
     assert times[3] == pytest.approx(10 * times[2], rel=0.05)
-    tf32 = wgmma_tf32x3.predicted_us(Pattern(*shape), config, BATCH, MULTIPROCESSORS, exact=False)
+    tf32 = wgmma_tf32x3.predicted_us(problem_of(shape, exact=False), config, BATCH, H200)
     assert tf32 < times[2]

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, operands
+from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
 from torch import Tensor
 
-from ksopt.kernels.families import wgmma_tf32x3
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.wgmma_tf32x3 import Config
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
+
+wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
 # A shape for every fold d, whose c has a tail: it is no multiple of the unit of l (8 or 16).
 SHAPES = [
@@ -33,7 +36,7 @@ SHAPES = [
 ]
 
 
-def cases() -> Iterator[tuple[Problem, wgmma_tf32x3.Config]]:
+def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape a tile with resident and one with streamed weights.
 
     All ways to share the work among warpgroups and teams take turns.
@@ -41,12 +44,12 @@ def cases() -> Iterator[tuple[Problem, wgmma_tf32x3.Config]]:
     draw = random.Random(0)
     seen: set[tuple[int, ...]] = set()
 
-    def way(c: wgmma_tf32x3.Config) -> tuple[int, ...]:
+    def way(c: Config) -> tuple[int, ...]:
         return c.warpgroups_j, c.warpgroups_m, c.teams, c.resident
 
     for shape in SHAPES:
         problem = Problem(Pattern(*shape), "float32", batch_last=False)
-        candidates = list(wgmma_tf32x3.configs(problem, multiprocessors=4))
+        candidates = list(wgmma_tf32x3.configs(problem, gpu(4)))
         longest = max(c.chain for c in candidates)
         for resident in (True, False):
             fitting = [c for c in candidates if c.resident == resident and c.chain == longest]
@@ -75,7 +78,7 @@ def without_predicates(name: str, text: str) -> str:
     return text
 
 
-def instances(problem: Problem, config: wgmma_tf32x3.Config) -> list[Instance]:
+def instances(problem: Problem, config: Config) -> list[Instance]:
     """The kernel that packs weights, and the one that multiplies."""
     return [
         Instance(
@@ -93,7 +96,7 @@ def instances(problem: Problem, config: wgmma_tf32x3.Config) -> list[Instance]:
 
 @dataclass(frozen=True)
 class Kernel:
-    """As `preparing.PackedLauncher`, emulated."""
+    """As `packing_launcher.PackedLauncher`, emulated."""
 
     pack: EmulatedKernel
     multiply: EmulatedKernel
@@ -108,7 +111,7 @@ class Kernel:
 
 def build(
     emulator: Emulator,
-    cases: list[tuple[Problem, wgmma_tf32x3.Config]],
+    cases: list[tuple[Problem, Config]],
     edit: Callable[[str, str], str],
 ) -> list[Kernel]:
     built = emulator.build([one for case in cases for one in instances(*case)], edit)
@@ -149,7 +152,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
 def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
     """Columns of 32 j and one or two of four tiles of outputs at a time, instead of all 128."""
     problem = Problem(Pattern(2, 32, 20, 64), "float32", batch_last=False)
-    tiles = wgmma_tf32x3.configs(problem, multiprocessors=4)
+    tiles = wgmma_tf32x3.configs(problem, gpu(4))
     config = next(tile for tile in tiles if not tile.resident and tile.outputs == 8)
 
     def edit(header: str, text: str) -> str:

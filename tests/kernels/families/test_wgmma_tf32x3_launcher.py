@@ -6,13 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from checks import H200
 from torch import Tensor
 
-from ksopt.kernels.families import wgmma_tf32x3
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.packing_launcher import PackedLauncher
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
+
+wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
 PROBLEM = Problem(Pattern(2, 8, 8, 4), "float32", batch_last=False)
 
@@ -114,7 +117,7 @@ def test_rows_that_are_not_aligned_go_to_the_general_kernel(
 def test_tiles_that_read_weights_in_one_order_share_what_is_packed() -> None:
     problem = Problem(Pattern(4, 64, 64, 16), "float32", batch_last=False)
     shapes: dict[tuple[object, ...], set[int]] = {}
-    for config in wgmma_tf32x3.configs(problem, 132):
+    for config in wgmma_tf32x3.configs(problem, H200):
         layers = config.column_layers(problem.pattern)
         order = (config.warpgroups_j, config.nt, layers)
         shapes.setdefault(order, set()).add(config.packed_elements(problem.pattern))

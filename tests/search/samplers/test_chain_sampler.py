@@ -10,7 +10,7 @@ import torch
 from optuna.trial import TrialState
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, SearchResult, objectives
@@ -26,7 +26,7 @@ from ksopt.search.space.space import build
 from ksopt.search.study_store import FILE
 
 Search = Callable[..., SearchResult]
-H200 = Machine((9, 0), 132, 228 * 1024)
+H200 = DeviceSpec((9, 0), 132, 228 * 1024)
 
 
 def stored(result: SearchResult) -> list[optuna.trial.FrozenTrial]:

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from ksopt.kernels.families import base
-from ksopt.kernels.families.base import FAMILIES, Machine
+from ksopt.kernels import registry
+from ksopt.kernels.families.base import families
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.samplers.cost_model import CostModel
 from regret.tables import spearman
 
 DATA = Path(__file__).parents[3] / "docs" / "data" / "search-regret-chains.csv"
-H200 = Machine((9, 0), 132, 227 * 1024)
+H200 = DeviceSpec((9, 0), 132, 227 * 1024)
 ROWS = [
     (row["dims"], row["budget"], row["chain"], float(row["latency_us"]) / float(row["dense_us"]))
     for row in csv.DictReader(DATA.open(encoding="utf-8"))
@@ -31,8 +32,8 @@ def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
     when a GPU still chose from them; it does not any more.
     """
     # They were measured before there was wgmma16_streamed, which makes some up to twice as fast.
-    then = tuple(family for family in FAMILIES if family.name != "wgmma16_streamed")
-    monkeypatch.setattr(base, "FAMILIES", then)
+    then = tuple(family for family in families() if family.name != "wgmma16_streamed")
+    monkeypatch.setattr(registry, "families", lambda: then)
     model = CostModel(H200, "bfloat16", 8192, False)
     times: dict[Pattern, float | None] = {}
 

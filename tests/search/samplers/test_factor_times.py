@@ -7,7 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from ksopt.kernels.families.base import Machine
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
@@ -22,7 +22,7 @@ SPACE = build(SearchRequest("32x64", budgets=("30%", "60%"), max_factors=2))
 
 
 def model(times: dict) -> CostModel:
-    return CostModel(Machine((9, 0), 132, 228 * 1024), "float16", 64, False, dict(times))
+    return CostModel(DeviceSpec((9, 0), 132, 228 * 1024), "float16", 64, False, dict(times))
 
 
 def test_a_chain_is_the_sum_of_its_factors() -> None:
@@ -120,7 +120,7 @@ class Asked(CostModel):
     """A cost model that knows some times, and remembers what it is asked for."""
 
     def __init__(self, times: dict, known: Iterable[Pattern] = ()) -> None:
-        super().__init__(Machine((9, 0), 132, 228 * 1024), "float16", 64, False)
+        super().__init__(DeviceSpec((9, 0), 132, 228 * 1024), "float16", 64, False)
         self.times, self.asked = times, []
         self._known.update({pattern: times[pattern] for pattern in known})
 
