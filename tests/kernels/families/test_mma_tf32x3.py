@@ -93,7 +93,7 @@ def switch():
 
 def test_precise_follows_torchs_switch(switch):
     for name, exact in (("ieee", True), ("tf32", False), ("none", True)):
-        precision.fp32_precision = name
+        switch.fp32_precision = name
         assert precision.is_exact() is exact
 
 
