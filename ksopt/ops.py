@@ -196,11 +196,9 @@ def _in_rows(grad: Tensor) -> Tensor:
 
 
 def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Any:
-    if weight.dtype != x.dtype:
+    if weight.dtype != x.dtype and weight.requires_grad:
         check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
-        # The backward pass reads what the forward pass read, as where torch casts: a frozen weight
-        # may be written in between.
-        weight, owner = weight.to(x.dtype), None
+        weight = weight.to(x.dtype)
     return _KsMm.apply(x, weight, batch_last, owner)
 
 

@@ -393,10 +393,11 @@ class _CudaClock:
 @functools.lru_cache(maxsize=4)
 def _clock(device: torch.device) -> _CpuClock | _CudaClock:
     """The clock of a device, with its scratch memory: made once for the process."""
-    if device.type == "cpu":
-        return _CpuClock()
-    if device.type == "cuda":
-        return _CudaClock(device)
+    with torch.inference_mode(False):  # its memory is written outside of that mode, too
+        if device.type == "cpu":
+            return _CpuClock()
+        if device.type == "cuda":
+            return _CudaClock(device)
     raise InvalidInputError(f"measure: device {str(device)!r} must be a CPU or CUDA device")
 
 

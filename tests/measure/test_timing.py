@@ -240,3 +240,10 @@ def test_a_record_does_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatc
     device._commit.cache_clear()
     assert device.record("cpu").commit is None
     device._commit.cache_clear()
+
+
+def test_what_was_first_measured_in_inference_mode_can_be_measured_outside_of_it() -> None:
+    timing._clock.cache_clear()
+    with torch.inference_mode():
+        timing.measure({"one": lambda: None}, "cpu", max_seconds=0.01)
+    timing.measure({"one": lambda: None}, "cpu", max_seconds=0.01)

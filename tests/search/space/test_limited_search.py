@@ -29,7 +29,7 @@ from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
 from ksopt.search.space.space import build
 
-from models import tiny  # isort: skip
+from layer_models import tiny  # isort: skip
 
 Search = Callable[..., SearchResult]
 LIMITS: dict[str, Any] = {"block_sizes": "multiple:4", "chainable": True, "aligned": True}
