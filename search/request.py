@@ -38,6 +38,7 @@ STUDY = "ksopt-search"
 
 _DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")
 _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([%kKmMgG]?)\s*")
+_LARGEST = 1e300  # what has more digits is as much too large, and no float
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 
@@ -118,7 +119,7 @@ weights: give at most 100%
                 f"budget {text!r}: write a share of the dense weights (25% or 0.25) "
                 "or a count (600k, 2.4M)"
             )
-        number, unit = float(match[1]), match[2].lower()
+        number, unit = min(float(match[1]), _LARGEST), match[2].lower()
         dense = dims.dense_parameters
         if unit == "%" or (not unit and "." in match[1]):
             share = number / 100 if unit else number

@@ -50,6 +50,8 @@ def test_budgets(text: str, parameters: int) -> None:
         ("0.0", "allows no weights"),
         ("300%", "give at most 100%"),
         ("3M", "give at most 100%"),
+        ("9" * 400 + "%", "give at most 100%"),
+        ("9" * 400 + "k", "give at most 100%"),
         ("1.5", "at most 1.0"),
         ("-5%", "write a share"),
         ("lots", "write a share"),
