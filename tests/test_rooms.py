@@ -65,11 +65,9 @@ def imported(module: str) -> set[str]:
     return {name for name in names if name.split(".")[0] == "ksopt"} - DATA
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if room(m) not in ANYWHERE))
 def test_a_module_knows_only_the_rooms_below_its_own(module: str) -> None:
     own = room(module)
-    if own in ANYWHERE:
-        return
     others = {room(name): name for name in imported(module)}
     others = {other: name for other, name in others.items() if other not in {own, *ANYWHERE}}
     above = [name for other, name in others.items() if RANKS[other] >= RANKS[own]]

@@ -32,7 +32,7 @@ SCHEMA = "ksopt.bench/1"
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
     *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.ops", "ksopt.op_kernels"),
-    *("ksopt.bench.benchmark", "ksopt.bench.entries"),
+    *("ksopt.bench.benchmark", "ksopt.bench.entries", "ksopt.precision"),
 )
 
 

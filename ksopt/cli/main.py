@@ -85,9 +85,8 @@ class _Parser(argparse.ArgumentParser):
         for word in self._words:
             if "\0" in word:
                 self.error(f"{word!r}: no argument can hold a NUL character")
-            if word.startswith("--") and word.endswith(
-                "=--"
-            ):  # argparse takes it for an empty list
+            # argparse takes the value -- for an empty list.
+            if word.startswith("--") and word.endswith("=--"):
                 self.error(f"{word}: -- is no value")
         return super().parse_known_args(args, namespace)
 

@@ -21,7 +21,7 @@ from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
 from ksopt.compile.lowering.candidates import (
-    Candidate,
+    CandidateSite,
     candidates,
     low_rank_but_shared,
     native_sites,
@@ -112,7 +112,7 @@ def _rewrite(
     chosen, found = _possible(gm, tracker, chosen, misses)
     misses += _unread(trace, chosen, found)
     sites = []
-    kept: list[Candidate] = []
+    kept: list[CandidateSite] = []
     for candidate in candidates(trace, found, chosen):
         decision = judge(candidate.site)
         passes["chains_decided"] += 1

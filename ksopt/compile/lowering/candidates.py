@@ -19,7 +19,7 @@ from ksopt.patterns.chain import Chain, Pattern
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class CandidateSite:
     """A chain of products, each the only reader of the one before.
 
     Attributes:
@@ -75,7 +75,7 @@ def low_rank_but_shared(found: Uses, chosen: Collection[Root]) -> list[Root]:
     return alone
 
 
-def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[Candidate]:
+def candidates(trace: Trace, found: Uses, chosen: Collection[Root]) -> list[CandidateSite]:
     """The chains among the products that are needed, in the order of the graph."""
     following: dict[Root, Root] = {}
     for root, readers in found.readers.items():
@@ -129,7 +129,7 @@ def native_sites(trace: Trace) -> list[Site]:
     return sites
 
 
-def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> Candidate:
+def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> CandidateSite:
     training = any(map(weights.is_trained, roots))
     patterns = tuple(_pattern(root) for root in roots)
     nodes = [root.made_at for root in reversed(roots) if root.made_at is not None]
@@ -151,7 +151,7 @@ def _candidate(weights: Weights, found: Uses, roots: tuple[Root, ...]) -> Candid
         to_input=not training and weights.passes_gradients(roots[-1]),
         computed=not training and any(weights.stored(root) is None for root in roots),
     )
-    return Candidate(roots, site)
+    return CandidateSite(roots, site)
 
 
 def _fused(x: Root, exits: list[fx.Node], is_biased: bool) -> tuple[str, ...]:
