@@ -8,14 +8,15 @@ operators (*exits*), the products that these need, and the nodes that nobody rea
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
 
 from ksopt.compile.capture.interpreter import holds_all
-from ksopt.compile.capture.nodes import memory_of
+from ksopt.compile.capture.nodes import fake_result, memory_of
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
     Applied,
@@ -149,17 +150,18 @@ def _fixed_in_memory(
     Raises:
         CannotLowerError: no node's value is all of such a result when it is made.
     """
-    names: dict[Root, list[fx.Node]] = {}
+    names: dict[Root, set[fx.Node]] = {}
     for node, view in trace.views.items():
         if is_rewritten(view.root, chosen):
-            names.setdefault(view.root, []).append(node)
-    returned = [memory_of(one) for node in graph.nodes if node.op == "output"
-                for one in node.all_input_nodes]  # fmt: skip
+            names.setdefault(view.root, set()).add(node)
+    returned = [one for node in graph.nodes if node.op == "output" for one in node.all_input_nodes]
     fixed = {}
     for root, nodes in names.items():
-        memories = {memory_of(node) for node in nodes} - {None}
-        written = not all(trace.is_intact(trace.memory[node]) for node in nodes)
-        if not written and sum(memory in memories for memory in returned) < 2:
+        sharing = _may_share_memory(nodes)
+        written = not all(
+            trace.is_intact(trace.memory[node]) for node in nodes | sharing if node in trace.memory
+        )
+        if not written and sum(node in sharing for node in returned) < 2:
             continue
         first = root.holder
         if first is None or first.node is not root.made_at:
@@ -170,6 +172,40 @@ def _fixed_in_memory(
             )
         fixed[root] = first.node
     return fixed
+
+
+# These copy or take a view, by the strides of what they read.
+_COPIES_BY_STRIDES = frozenset(
+    {"contiguous", "einsum", "flatten", "ravel", "reshape", "reshape_as", "to", "type"}
+)
+
+
+def _may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Nodes that share memory with one of these, or would if it had other strides."""
+    memories = {memory_of(node) for node in nodes} - {None}
+    sharing: set[fx.Node] = set()
+    to_visit = list(nodes)
+    while to_visit:
+        node = to_visit.pop()
+        if node in sharing:
+            continue
+        sharing.add(node)
+        for user in node.users:
+            memory = memory_of(user)
+            is_copy_by_strides = memory is not None and _copies_by_strides(user)
+            if is_copy_by_strides:
+                memories.add(memory)
+            if is_copy_by_strides or memory in memories or isinstance(fake_result(user), Sequence):
+                to_visit.append(user)
+    return {node for node in sharing if memory_of(node) in memories}
+
+
+def _copies_by_strides(node: fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, OpOverload | OpOverloadPacket):
+        return str(target).split(".")[1] in _COPIES_BY_STRIDES
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name in _COPIES_BY_STRIDES
 
 
 def held(trace: Trace, root: Root, at: fx.Node, product: Root) -> Holder:

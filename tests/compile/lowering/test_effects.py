@@ -446,6 +446,28 @@ class CheckpointWithoutGradients(Case):
         return self.second(middle)
 
 
+class CopyByStrides(Case):
+    """What einsum returns is not contiguous: the reshape copies it."""
+
+    def __init__(self):
+        super().__init__()
+        self.v = nn.Parameter(torch.randn(2, 5, 16) / 4)
+
+    def forward(self, x):
+        y = torch.einsum("njb,jwb->njw", x.unflatten(-1, (2, 16)), self.v)
+        some = y.narrow(0, 1, 2)
+        return some.reshape(-1, 10), some.movedim(2, 1)
+
+
+class WrittenCopyByStrides(CopyByStrides):
+    trains = False
+
+    def forward(self, x):
+        y = torch.einsum("njb,jwb->njw", x.unflatten(-1, (2, 16)), self.v)
+        y.split(5, -1)[0].flatten(1).zero_()
+        return y + 1
+
+
 def subclasses(base):
     direct = base.__subclasses__()
     return [one for cls in direct for one in (cls, *subclasses(cls))]
