@@ -13,7 +13,7 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import families
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.measure import interleaved
+from ksopt.measure import timers
 
 A100 = DeviceSpec((8, 0), 108, 164 * 1024)
 IDENTITY = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
@@ -116,7 +116,7 @@ def install(monkeypatch) -> Device:
         cuda, "checking", lambda x, weight, _: (lambda y: device.faults.get(y), x, weight)
     )
     monkeypatch.setattr(
-        interleaved, "_overwriter", lambda _: interleaved._Overwriter(lambda: None, 1.0, 0.0)
+        timers, "spare_overwriter", lambda _: timers.Overwriter(lambda: None, 1.0, 0.0)
     )
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
     monkeypatch.setattr(registry, "_COMPILERS", 1)
