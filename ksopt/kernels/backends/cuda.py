@@ -279,7 +279,7 @@ def _measured(
 ) -> Decision:
     with torch.no_grad():
         check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
-    return measured(found, x, weight, spec_of(device), budget_s, check, previous)
+    return measured(found, x, weight, spec_of(device), budget_s, check.judge, previous)
 
 
 def _recorded(found: ProblemKey, device: int) -> Decision | None:
