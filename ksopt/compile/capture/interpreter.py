@@ -25,7 +25,7 @@ from ksopt.compile.capture.reshape_plan import plan
 from ksopt.compile.capture.rules import concat, mask, matmul, movement, structured_weight, vmap
 from ksopt.compile.capture.rules.einsum_series import is_series, note_series
 from ksopt.compile.capture.shortcuts import may_write, take, writes_in_place, writes_its_inputs
-from ksopt.compile.capture.symbolic import is_multiple_of_a_size, plain
+from ksopt.compile.capture.symbolic import is_marked_dynamic, is_multiple_of_a_size, plain
 from ksopt.compile.capture.tracker import FixedSizeNeeded, FrozenPattern, Tracker
 from ksopt.compile.capture.values import Holder, Kind, Region, Trace, View
 
@@ -99,7 +99,7 @@ def run(
         try:
             return _run(gm, inputs, weights, frozen_pattern, frozenset(unfixable))
         except FixedSizeNeeded as error:
-            if is_multiple_of_a_size(error.size):
+            if is_multiple_of_a_size(error.size) and not is_marked_dynamic(error.size):
                 int(error.size)  # adds a guard; each turn fixes one more size
             if not isinstance(plain(error.size), int):
                 unfixable.add(error.size.node.expr)

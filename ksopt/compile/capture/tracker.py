@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from ksopt.compile.capture.index_map import IndexMap, NotNestedError, identity
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.capture.symbolic import Size, plain
+from ksopt.compile.capture.symbolic import Size, is_marked_dynamic, plain
 from ksopt.compile.capture.values import Cast, Kind, Miss, Origin, Root, Structured, Trace, View
 from ksopt.patterns.chain import Pattern
 
@@ -193,10 +193,12 @@ class Tracker(TorchDispatchMode):
 
         Raises:
             FixedSizeNeeded: it can be.
-            NotNestedError: it cannot: it is no multiple of one size of an input.
+            NotNestedError: it cannot: it is no multiple of one size of an input, or one of a dim
+                that the caller marked as dynamic.
         """
         if size.node.expr in self.unfixable:
-            self.miss(f"its number of features, {size}, depends on the batch")
+            reason = "is marked dynamic" if is_marked_dynamic(size) else "depends on the batch"
+            self.miss(f"its number of features, {size}, {reason}")
             raise NotNestedError(f"the size {size} cannot be fixed")
         raise FixedSizeNeeded(size)
 
