@@ -22,13 +22,13 @@ import optuna
 import torch
 
 from ksopt.errors import KsoptError
+from ksopt.kernels.compile_ahead import Compilers, Target, affordable
 from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import study_store, write_errors
 from ksopt.search.claims import Claims
-from ksopt.search.compile_ahead import Compilers, Target, affordable
 from ksopt.search.device_locks import Presence
 from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning

@@ -19,11 +19,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from ksopt.bench import compile_ahead
 from ksopt.bench.benchmark import Bench, DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.errors import KsoptError
+from ksopt.kernels.compile_ahead import Compilers, Target, affordable
 from ksopt.measure.roofline import Roofline
 from ksopt.reference import is_batch_last
 from ksopt.system import children
@@ -108,7 +108,7 @@ def _process(
             "device": device,
             # Every worker's share comes out about even, and a kernel is compiled once whoever asks.
             "ahead": [[str(s.chain), s.batch] for s in subjects[number::workers]],
-            "processes": max(1, (os.cpu_count() or 1) // workers - 2),
+            "workers": workers,
         }
         _tell(process, first)
         yield process
@@ -124,6 +124,13 @@ def _tell(process: subprocess.Popen[str], value: Mapping[str, Any]) -> None:
         process.stdin.flush()
     except BrokenPipeError:
         pass  # it has ended, and the thread that listens says so
+
+
+def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: Compilers) -> None:
+    """Have the kernels of subjects compiled, in order."""
+    last = is_batch_last(request.layout)
+    for subject in subjects:
+        compilers.soon([subject.chain], request.dtype, last, subject.batch)
 
 
 def request_of(words: Mapping[str, str]) -> BenchRequest:
@@ -169,8 +176,9 @@ def main() -> int:
         coming = [by_name[f"{chain} batch {batch}"] for chain, batch in first["ahead"]]
         bench = Bench(request, first["device"])
         answer({"roofline": asdict(bench.roofline)})
-        last = is_batch_last(request.layout)
-        with compile_ahead.compiling(coming, request.dtype, last, bench.device, first["processes"]):
+        count = affordable(first["workers"])
+        with Compilers(Target.of(bench.device), count) as compilers:
+            compile_for(coming, request, compilers)
             while True:
                 asked = json.loads(lines.get())
                 rows = bench.measure(by_name[f"{asked['chain']} batch {asked['batch']}"])

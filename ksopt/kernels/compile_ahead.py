@@ -1,10 +1,10 @@
-"""Processes that compile the kernels of the chains that come next, while the device is busy.
+"""Processes that compile kernels before they are measured, while the device is busy.
 
-A first look at a chain compiles some ten kernels a factor, a third of a second each: without help
-that is most of a search's time on a GPU. What comes next is known a few chains ahead
-(`ksopt.search.trial_loop`), so these processes fill the cache of compiled code on disk, and the
-process that measures finds it full. They are processes, because ranking tiles in the one that
-measures would take the interpreter from it in the middle of a sample. They end with it.
+The first product of a problem compiles some ten kernels, a third of a second each: without help
+that is most of a search's or a benchmark's time on a GPU. Both know what comes next, so these
+processes fill the cache of compiled code on disk, and the process that measures finds it full. They
+are processes, because ranking tiles in the one that measures would take the interpreter from it in
+the middle of a sample. They end with it.
 
 Whatever goes wrong here is met again, and reported, where the kernel is used.
 """
@@ -19,7 +19,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -28,14 +28,12 @@ import torch
 
 from ksopt import precision
 from ksopt.errors import KsoptError
-from ksopt.jit import nvrtc
+from ksopt.jit import arch, nvrtc
+from ksopt.kernels import registry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.request import SearchRequest
 from ksopt.system import children
 
-CHAINS_AHEAD = 4
-"""Chains that are known before they are measured: some ten factors are compiled side by side."""
 # NVRTC gives up the interpreter while it compiles: threads share a process's imports.
 _THREADS = 4
 _MOST_PROCESSES = 8
@@ -48,11 +46,11 @@ class Target:
     """What kernels are compiled for.
 
     Args:
-        machine: What their tiles are ranked for.
+        spec: What their tiles are ranked for.
         arch: NVRTC's name of it, such as "sm_90a".
     """
 
-    machine: DeviceSpec
+    spec: DeviceSpec
     arch: str
 
     @classmethod
@@ -60,8 +58,6 @@ class Target:
         """That of a device; None where nothing is compiled: on a CPU, or without a driver."""
         if device.type != "cuda":
             return None
-        from ksopt.jit import arch
-
         index = torch.cuda.current_device() if device.index is None else device.index
         try:
             return cls(DeviceSpec.of_device(index), arch.of_device(index))
@@ -70,13 +66,13 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"machine": asdict(self.machine), "arch": self.arch}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Target:
         """What `to_json` wrote."""
-        machine = value["machine"] | {"capability": tuple(value["machine"]["capability"])}
-        return cls(DeviceSpec(**machine), value["arch"])
+        spec = value["spec"] | {"capability": tuple(value["spec"]["capability"])}
+        return cls(DeviceSpec(**spec), value["arch"])
 
 
 @dataclass
@@ -90,7 +86,7 @@ class Compilers:
 
     target: Target | None = None
     count: int | None = None
-    _queued: set[Problem] = field(default_factory=set)
+    _queued: set[tuple[Problem, int]] = field(default_factory=set)
     _processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,23 +96,22 @@ class Compilers:
         self._processes = [_started(self.target) for _ in range(count)]
         self._turns = itertools.cycle(self._processes)
 
-    def soon(self, chains: Iterable[Chain], request: SearchRequest) -> None:
-        """Compile for the chains of a request with its batch resolved, in order.
+    def soon(self, chains: Iterable[Chain], dtype: str, batch_last: bool, batch: int) -> None:
+        """Compile for the factors of chains, in order; what was queued before is left out.
 
-        What was asked for before is left out.
+        Args:
+            chains: What will be measured.
+            dtype: torch's name of the element type.
+            batch_last: The layout.
+            batch: Rows of x.
         """
-        batch_last = request.layout == "batch_last"
-        for chain in chains if self._processes else ():
-            for pattern in chain:
-                exact = request.dtype != "float32" or precision.is_exact()
-                problem = Problem(pattern, request.dtype, batch_last, exact)
-                if problem not in self._queued:
-                    self._queued.add(problem)
-                    job = asdict(problem) | {
-                        "pattern": pattern.weight_shape,
-                        "batch": request.batch,
-                    }
-                    _send(next(self._turns), job)
+        exact = dtype != "float32" or precision.is_exact()
+        for pattern in (pattern for chain in chains if self._processes for pattern in chain):
+            problem = Problem(pattern, dtype, batch_last, exact)
+            if (problem, batch) not in self._queued:
+                self._queued.add((problem, batch))
+                job = asdict(problem) | {"pattern": pattern.weight_shape, "batch": batch}
+                _send(next(self._turns), job)
 
     @property
     def at_work(self) -> bool:
@@ -155,16 +150,21 @@ def affordable(workers: int = 1) -> int:
     return 0 if cores < _FEWEST_CORES else min(_MOST_PROCESSES, -(-(cores - 1) // _THREADS))
 
 
-def sources(problem: Problem, batch: int, machine: DeviceSpec) -> Sequence[str]:
-    """Sources of the kernels that a first look times for a problem, best predicted first."""
-    from ksopt.bench import compile_ahead
+def sources(problem: Problem, batch: int, spec: DeviceSpec) -> list[str]:
+    """Sources of the kernels that are timed for a problem, best predicted first.
 
-    return list(dict.fromkeys(compile_ahead.sources(problem, batch, machine)))
+    Args:
+        problem: What is computed.
+        batch: Rows of x.
+        spec: Of the device that the kernels run on.
+    """
+    candidates = registry.candidates(problem, batch, spec)
+    return list(dict.fromkeys(source for one in candidates for source in one.sources()))
 
 
 def _started(target: Target) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        children.module("ksopt.search.compile_ahead"),
+        children.module("ksopt.kernels.compile_ahead"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -182,9 +182,9 @@ def _send(process: subprocess.Popen[str], value: object) -> None:
         process.stdin.flush()
 
 
-def _compile(source: str, arch: str) -> None:
+def _compile(source: str, target: Target) -> None:
     with contextlib.suppress(KsoptError):
-        nvrtc.cubin(source, arch)
+        nvrtc.cubin(source, target.arch)
 
 
 def main() -> int:
@@ -202,11 +202,11 @@ def main() -> int:
         while True:
             job = jobs.get()
             batch, pattern = job.pop("batch"), Pattern(*job.pop("pattern"))
-            kernels: Sequence[str] = ()
+            kernels: list[str] = []
             with contextlib.suppress(Exception):
-                kernels = sources(Problem(pattern, **job), batch, target.machine)
+                kernels = sources(Problem(pattern, **job), batch, target.spec)
             for source in kernels:
-                pool.submit(_compile, source, target.arch)
+                pool.submit(_compile, source, target)
 
 
 if __name__ == "__main__":
