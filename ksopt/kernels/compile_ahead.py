@@ -13,12 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
-import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -32,7 +28,8 @@ from ksopt.jit import arch, nvrtc
 from ksopt.kernels import registry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.system import children
+from ksopt.system import worker_process
+from ksopt.system.worker_process import WorkerProcess
 
 # NVRTC gives up the interpreter while it compiles: threads share a process's imports.
 _THREADS = 4
@@ -64,13 +61,9 @@ class Target:
         except KsoptError:  # the product says so once, and takes PyTorch's ways
             return None
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Target:
-        """What `to_json` wrote."""
+        """What `dataclasses.asdict` makes of one, from JSON."""
         spec = value["spec"] | {"capability": tuple(value["spec"]["capability"])}
         return cls(DeviceSpec(**spec), value["arch"])
 
@@ -87,7 +80,7 @@ class Compilers:
     target: Target | None = None
     count: int | None = None
     _queued: set[tuple[Problem, int]] = field(default_factory=set)
-    _processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    _processes: list[WorkerProcess] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.target is None:
@@ -111,7 +104,7 @@ class Compilers:
             if (problem, batch) not in self._queued:
                 self._queued.add((problem, batch))
                 job = asdict(problem) | {"pattern": pattern.weight_shape, "batch": batch}
-                _send(next(self._turns), job)
+                next(self._turns).send(job)
 
     @property
     def at_work(self) -> bool:
@@ -121,11 +114,7 @@ class Compilers:
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            process.close()
         self._processes = []
 
     def __enter__(self) -> Compilers:
@@ -162,24 +151,10 @@ def sources(problem: Problem, batch: int, spec: DeviceSpec) -> list[str]:
     return list(dict.fromkeys(source for one in candidates for source in one.sources()))
 
 
-def _started(target: Target) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        children.module("ksopt.kernels.compile_ahead"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the parent, which then ends this
-    )
-    _send(process, target.to_json())
-    return process
-
-
-def _send(process: subprocess.Popen[str], value: object) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(OSError, ValueError):  # it has ended: the parent compiles by itself
-        process.stdin.write(json.dumps(value) + "\n")
-        process.stdin.flush()
+def _started(target: Target) -> WorkerProcess:
+    worker = WorkerProcess("ksopt.kernels.compile_ahead", own_session=True)
+    worker.send(asdict(target))
+    return worker
 
 
 def _compile(source: str, target: Target) -> None:
@@ -189,15 +164,8 @@ def _compile(source: str, target: Target) -> None:
 
 def main() -> int:
     """Compile for the problems that stdin holds, one a line, after a line that says for what."""
-    target = Target.from_json(json.loads(sys.stdin.readline()))
-    jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            jobs.put(json.loads(line))
-        os._exit(0)  # the parent has ended, or is done
-
-    threading.Thread(target=listen, daemon=True).start()
+    target = Target.from_json(worker_process.first_task())
+    jobs = worker_process.listen()
     with ThreadPoolExecutor(_THREADS) as pool:
         while True:
             job = jobs.get()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import optuna
 import pytest
@@ -18,18 +19,14 @@ H200 = DeviceSpec((9, 0), 132, 228 * 1024)
 
 
 class Idle:
-    """A process that compiles nothing, and keeps what it is told."""
+    """A process that compiles nothing, and keeps its jobs."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
-        self.stdin = self
+        self.jobs: list[dict[str, Any]] = []
 
-    def write(self, text: str) -> None:
-        self.told.append(text)
+    def send(self, job: dict[str, Any]) -> None:
+        self.jobs.append(json.loads(json.dumps(job)))
 
-    def flush(self) -> None: ...
-    def kill(self) -> None: ...
-    def wait(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -50,11 +47,10 @@ def test_a_search_has_the_next_chains_compiled(
 ) -> None:
     result = search(trials=7)
     assert [trial.state for trial in result.trials] == ["complete"] * 7
-    told = [json.loads(line) for line in idle.told]
     patterns = {pattern.weight_shape for trial in result.trials for pattern in trial.facts.chain}
-    assert {tuple(job["pattern"]) for job in told} == patterns
-    assert len(told) == len(patterns)  # each once
-    assert {job["batch"] for job in told} == {16}
+    assert {tuple(job["pattern"]) for job in idle.jobs} == patterns
+    assert len(idle.jobs) == len(patterns)  # each once
+    assert {job["batch"] for job in idle.jobs} == {16}
 
 
 @pytest.mark.slow
