@@ -14,11 +14,11 @@ import optuna
 import torch
 
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
 from ksopt.search import device_locks, feasibility, study_store, whole_model, write_errors
-from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.layers_record import LayersRecord
 from ksopt.search.layers_request import LayersRequest, shared
 from ksopt.search.layers_result import LayersResult

@@ -11,6 +11,7 @@ from pathlib import Path
 import optuna
 import torch
 
+from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
@@ -23,7 +24,6 @@ from ksopt.search import (
     study_store,
     write_errors,
 )
-from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.report import export, phrases
 from ksopt.search.request import SearchRequest

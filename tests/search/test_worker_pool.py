@@ -121,7 +121,8 @@ def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: 
     for trial in [*found[0]["trials"], *found[1]["trials"]]:
         del trial["floor_us"]  # by the roofline that each measured for itself
     assert found[0]["trials"] == found[1]["trials"]
-    assert {trial["run"] for trial in found[0]["trials"]} == {1, 2}
+    # Which of them measures how many is the scheduler's choice.
+    assert {trial["run"] for trial in found[0]["trials"]} <= {1, 2}
     assert len(found[0]["runs"]) == len(found[1]["runs"]) == 2
 
 
@@ -209,9 +210,9 @@ def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
 def test_a_spare_process_ends_unasked(capfd: pytest.CaptureFixture[str]) -> None:
     with Spare(early=True) as spare:
         assert spare._worker is not None
-        process = spare._worker._process
-        assert process.poll() is None
-    assert process.poll() is not None
+        process = spare._worker
+        assert not process.has_ended
+    assert process.has_ended
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -128,6 +128,7 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
             view is not None
             and is_rewritten(view.root, chosen)
             and holds_all(view)
+            and _records_like_its_root(node, view.root, trace)
             and result.fixed.get(view.root, node) is node
         ):
             result.exits[node] = view
@@ -139,13 +140,26 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
     return result
 
 
+def _records_like_its_root(node: fx.Node, root: Root, trace: Trace) -> bool:
+    """Whether gradients are on or off at a node as where its root is made.
+
+    Where they are not, the node's value is an earlier node's, as of a `float()` that changes
+    nothing: that node is replaced.
+    """
+    if root.made_at is None:
+        return True
+    return trace.regions[node].records_like(trace.regions[root.made_at])
+
+
 def _fixed_in_memory(
     graph: fx.Graph, trace: Trace, chosen: Collection[Root]
 ) -> dict[Root, fx.Node]:
-    """Results that are written in place, or returned under several names, and their first nodes.
+    """Results of which a caller can tell which views share their memory, and their first nodes.
 
-    Which of their views share memory shows then. So the node that made a result is replaced, and
-    all its views and copies are taken of the replacement as the author took them.
+    Those are results that are written in place, returned under several names, or copied by their
+    strides where gradients are off (a view requires gradients there, a copy does not). The node
+    that made such a result is replaced, and all its views and copies are taken of the replacement
+    as the author took them.
 
     Raises:
         CannotLowerError: no node's value is all of such a result when it is made.
@@ -161,14 +175,15 @@ def _fixed_in_memory(
         written = not all(
             trace.is_intact(trace.memory[node]) for node in nodes | sharing if node in trace.memory
         )
-        if not written and sum(node in sharing for node in returned) < 2:
+        is_named_twice = sum(node in sharing for node in returned) > 1
+        if not written and not is_named_twice and not _is_copied_elsewhere(root, sharing, trace):
             continue
         first = root.holder
         if first is None or first.node is not root.made_at:
             raise CannotLowerError(
                 product_of(root),
-                "its result is written in place, or returned under two names, and no node holds "
-                "it where it is made",
+                "its result is written in place, returned under two names, or copied where "
+                "gradients are off, and no node holds it where it is made",
             )
         fixed[root] = first.node
     return fixed
@@ -198,6 +213,18 @@ def _may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:
             if is_copy_by_strides or memory in memories or isinstance(fake_result(user), Sequence):
                 to_visit.append(user)
     return {node for node in sharing if memory_of(node) in memories}
+
+
+def _is_copied_elsewhere(root: Root, sharing: Collection[fx.Node], trace: Trace) -> bool:
+    """Whether a copy by strides is taken where gradients are recorded otherwise than of a root."""
+    if root.made_at is None:
+        return False
+    made = trace.regions[root.made_at]
+    return any(
+        _copies_by_strides(node) and not trace.regions[node].records_like(made)
+        for node in sharing
+        if node in trace.regions
+    )
 
 
 def _copies_by_strides(node: fx.Node) -> bool:
@@ -249,7 +276,10 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         CannotLowerError: the first product that must stay as it is.
     """
     trace = tracker.trace
+    made_in_inference = _made_in_inference(trace)
     for product, at, holder in found.held:
+        if trace.regions[at].grad and memory_of(holder.node) in made_in_inference:
+            raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
         if trace.regions[at].grad and not trace.is_intact(holder.storage):
             # The operators may need it for gradients where the author's do not; and AOTAutograd
             # computes activations again from inputs that were written since (seen in 2.13).
@@ -276,6 +306,14 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 raise CannotLowerError(
                     product, "its result is written in place and read elsewhere too"
                 )
+
+
+def _made_in_inference(trace: Trace) -> set[int | None]:
+    """Memories that are made in an inference mode: autograd refuses to save such tensors."""
+    first: dict[int | None, fx.Node] = {}
+    for node in trace.memory:
+        first.setdefault(memory_of(node), node)
+    return {memory for memory, node in first.items() if memory and trace.regions[node].inference}
 
 
 def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:

@@ -468,6 +468,47 @@ class WrittenCopyByStrides(CopyByStrides):
         return y + 1
 
 
+class CopyWithoutGradients(CopyByStrides):
+    """A view requires gradients where they are off, a copy does not."""
+
+    def forward(self, x):
+        y = torch.einsum("njb,jwb->njw", x.unflatten(-1, (2, 16)), self.v)
+        with torch.no_grad():
+            return y.flatten(1)
+
+
+class ViewBeforeGradients(Case):
+    """The view has no gradient; what the product reads is that view."""
+
+    outside = staticmethod(torch.no_grad)
+
+    def forward(self, x):
+        weight = self.w.transpose(1, 2)
+        with torch.enable_grad():
+            return torch.einsum("bgi,gio->bgo", x.view(-1, 4, 8), weight)
+
+
+class CopyOfAnInferenceTensor(Case):
+    """The copy is an ordinary tensor, the view of it that the product could read is not."""
+
+    reasons = ("an operand is made in a torch.inference_mode",)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            x = torch.sin(x)
+        blocks = x.view(-1, 4, 8).transpose(0, 1).contiguous()
+        return torch.bmm(blocks, self.w)
+
+
+class TheSameTensorWithoutGradients(Case):
+    """float() returns the tensor that it is called on, gradients and all."""
+
+    def forward(self, x):
+        y = torch.bmm(self.w, x.view(-1, 4, 8).permute(1, 2, 0))
+        with torch.no_grad():
+            return y.float()
+
+
 def subclasses(base):
     direct = base.__subclasses__()
     return [one for cls in direct for one in (cls, *subclasses(cls))]
@@ -530,7 +571,7 @@ def test_does_what_eager_code_does(case, dynamic, compiled_by_eager):
 
 def test_the_authors_kernels_may_write_what_they_read():
     """Such a kernel is a node of its own kind, which says nothing of what it writes."""
-    from ksopt.compile.capture.shortcuts import writes_its_inputs
+    from ksopt.compile.capture.in_place import writes_its_inputs
 
     graph = torch.fx.Graph()
     kernel = torch.ops.higher_order.triton_kernel_wrapper_mutation
