@@ -62,6 +62,7 @@ class Campaign:
     def _compile_soon(self, chain: Chain) -> None:
         request = self.request
         batch_last = request.layout == "batch_last"
+        assert request.batch is not None  # it is resolved
         self.compilers.soon([chain], request.dtype, batch_last, request.batch)
 
     def step(self) -> int | None:
