@@ -31,7 +31,7 @@ from ksopt.errors import KsoptError
 from ksopt.jit import nvrtc
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.system import children
 
 CHAINS_AHEAD = 4
@@ -100,7 +100,7 @@ class Compilers:
         self._processes = [_started(self.target) for _ in range(count)]
         self._turns = itertools.cycle(self._processes)
 
-    def soon(self, chains: Iterable[Chain], request: SearchRequest) -> None:
+    def soon(self, chains: Iterable[Chain], request: LayerRequest) -> None:
         """Compile for the chains of a request with its batch resolved, in order.
 
         What was asked for before is left out.

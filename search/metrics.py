@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ksopt.measure.energy import Meter
     from ksopt.measure.timing import Measurement
     from ksopt.patterns.chain import Chain
-    from ksopt.search.request import SearchRequest
+    from ksopt.search.layer_request import LayerRequest
+    from ksopt.search.options import SearchOptions
     from ksopt.search.results import Finalist, TrialRecord
     from ksopt.search.trained_weights import TrainedWeights
 
@@ -42,7 +43,7 @@ class TimedChain:
     """
 
     chain: Chain
-    request: SearchRequest
+    request: LayerRequest
     device: torch.device
     latency: Measurement
     dense: Measurement
@@ -52,7 +53,7 @@ class TimedChain:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-def _always(request: SearchRequest) -> bool:
+def _always(request: SearchOptions) -> bool:
     return True
 
 
@@ -86,11 +87,11 @@ class Metric:
     measure: Callable[[TimedChain], float | None]
     shown: Callable[[float], str]
     direction: Literal["minimize", "maximize"] = "minimize"
-    is_measured: Callable[[SearchRequest], bool] = _always
-    is_objective: Callable[[SearchRequest], bool] = _always
+    is_measured: Callable[[SearchOptions], bool] = _always
+    is_objective: Callable[[SearchOptions], bool] = _always
     read: Callable[[TrialRecord], float | None] | None = None
     of_given_up: bool = False
-    final: Callable[[SearchRequest, torch.device, Sequence[Chain]], Mapping[str, float]] | None = (
+    final: Callable[[LayerRequest, torch.device, Sequence[Chain]], Mapping[str, float]] | None = (
         None
     )
     remark: Callable[[Finalist], str] | None = None
@@ -130,7 +131,7 @@ def _energy_mj(timed: TimedChain) -> float | None:
 
 
 def _final_energy_mj(
-    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+    request: LayerRequest, device: torch.device, chains: Sequence[Chain]
 ) -> Mapping[str, float]:
     from ksopt.search import finals
 
@@ -257,12 +258,12 @@ def stored() -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS.values() if metric.read is None)
 
 
-def measured(request: SearchRequest) -> tuple[Metric, ...]:
+def measured(request: SearchOptions) -> tuple[Metric, ...]:
     """Of those, what the trials of a request have."""
     return tuple(metric for metric in stored() if metric.is_measured(request))
 
 
-def objectives(request: SearchRequest) -> tuple[Metric, ...]:
+def objectives(request: SearchOptions) -> tuple[Metric, ...]:
     """What a study of a request optimises, the latency first.
 
     Example:
@@ -276,7 +277,7 @@ def objectives(request: SearchRequest) -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS.values() if metric.is_objective(request))
 
 
-def knows_only_latency(request: SearchRequest) -> bool:
+def knows_only_latency(request: SearchOptions) -> bool:
     """Whether a study optimises nothing that a chain's time and size do not tell."""
     known = (LATENCY.name, PARAMETERS.name)
     return all(metric.name in known for metric in objectives(request))

@@ -23,6 +23,8 @@ from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search import metrics
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import SearchOptions
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers.priors import facts
@@ -91,24 +93,24 @@ def _has_trials(file: Path) -> bool:
         return False  # there is none, or one without tables
 
 
-def refuse_another_report(folder: Path, several: bool) -> None:
+def refuse_another_report(folder: Path, request: SearchRequest) -> None:
     """Nothing, but where a report is that this one would write over and that it does not contain.
 
     Args:
         folder: Of the report.
-        several: Whether it is one of several layer sizes.
+        request: What it answers.
 
     Raises:
         InvalidInputError: The folder has a report of one layer size for one of several, or the
             other way round.
     """
     try:
-        schema = untrusted.json_of(folder / "results.json", "the report")["schema"]
-        is_several = schema.startswith("ksopt.layers/")
-    except (InvalidInputError, KeyError, TypeError, AttributeError):
+        kept = untrusted.json_of(folder / "results.json", "the report")
+        there_is_one = kept["model"] is None and len(kept["request"]["dims"]) == 1
+    except (InvalidInputError, KeyError, TypeError):
         return  # there is none
-    if is_several != several:
-        there, here = ("several layer sizes", "one")[:: 1 if is_several else -1]
+    if there_is_one != request.is_one_layer:
+        there, here = ("one", "several layer sizes")[:: 1 if there_is_one else -1]
         raise InvalidInputError(
             f"{folder} has the report of a search of {there}, and that of a search of {here} would "
             "be written over it: choose another --out, where --storage "
@@ -116,7 +118,7 @@ def refuse_another_report(folder: Path, several: bool) -> None:
         )
 
 
-def storage_of(request: SearchRequest) -> Storage:
+def storage_of(request: SearchOptions) -> Storage:
     """Where a request, with its output folder resolved, keeps its study.
 
     Raises:
@@ -127,7 +129,7 @@ def storage_of(request: SearchRequest) -> Storage:
 
 
 def open_study(
-    storage: Storage, request: SearchRequest, device: DeviceRecord, weights: str | None = None
+    storage: Storage, request: LayerRequest, device: DeviceRecord, weights: str | None = None
 ) -> optuna.Study:
     """The study of a request, new or resumed; ``weights`` tells given weights from others.
 
@@ -139,7 +141,9 @@ def open_study(
     study = storage.create(request.study, [metric.direction for metric in objectives])
     with storage.leaving_nothing(), storage.turn():
         _refuse_another_study(
-            study, _identity(request, device) | {"weights": weights}, _limits(request)
+            study,
+            _identity(request, str(request.size), device) | {"weights": weights},
+            _limits(request),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -148,21 +152,15 @@ def open_study(
 
 
 def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -> optuna.Study:
-    """The study, without trials, that says which studies of a search of several sizes belong to it.
-
-    Args:
-        storage: Of all of them.
-        request: That of any size; its study is the index's name.
-        device: As in `open_study`.
+    """The study, without trials, that says which studies of a search of several belong to it.
 
     Raises:
         InvalidInputError: The storage cannot be used, or holds a study of something else.
     """
     study = storage.create(request.study)
+    identity = _identity(request, SEVERAL, device)
     with storage.leaving_nothing(), storage.turn():
-        _refuse_another_study(
-            study, _identity(request, device) | {"dims": SEVERAL}, _limits(request)
-        )
+        _refuse_another_study(study, identity, _limits(request))
     return study
 
 
@@ -284,9 +282,9 @@ def _measurement(stored: dict[str, Any] | None) -> Measurement | None:
     return None if stored is None else Measurement(**stored)
 
 
-def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
+def _identity(request: SearchOptions, dims: str, device: DeviceRecord) -> dict[str, Any]:
     return {
-        "dims": str(request.size),
+        "dims": dims,
         "dtype": request.dtype,
         "batch": request.batch,
         "layout": request.layout,
@@ -301,7 +299,7 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
     }
 
 
-def _limits(request: SearchRequest) -> dict[str, Any]:
+def _limits(request: SearchOptions) -> dict[str, Any]:
     """Which chains are searched: a study has those of one answer to that only."""
     return {
         "families": ",".join(request.families) or "any",

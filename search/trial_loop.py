@@ -22,9 +22,9 @@ from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, metrics
 from ksopt.search.claims import Claim, Claims, alive
 from ksopt.search.compile_ahead import CHAINS_AHEAD, Compilers
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import SearchRequest
 from ksopt.search.results import ChainFacts
 from ksopt.search.samplers import priors
 from ksopt.search.samplers.cost_model import CostModel
@@ -51,7 +51,7 @@ class Campaign:
     objective: Objective
     device: torch.device
     roofline: Roofline
-    request: SearchRequest
+    request: LayerRequest
     pruning: Pruning
     model: CostModel | None
     compilers: Compilers = field(default_factory=Compilers)

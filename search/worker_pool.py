@@ -17,10 +17,11 @@ from ksopt.search import interrupts, study_store, worker_processes
 from ksopt.search.claims import Claims
 from ksopt.search.compile_ahead import Compilers
 from ksopt.search.device_locks import Presence
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
+from ksopt.search.options import SEEDS
 from ksopt.search.progress import Progress
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import SEEDS, SearchRequest
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers import priors
 from ksopt.search.samplers.chain_sampler import ChainSampler, Kind, suited
@@ -50,7 +51,7 @@ class Share:
         weights: The trained weights, if any.
     """
 
-    request: SearchRequest
+    request: LayerRequest
     study: optuna.Study
     run: int
     space: Space
@@ -83,7 +84,7 @@ class Crew:
     meter: Meter | None = None
 
     @property
-    def _request(self) -> SearchRequest:
+    def _request(self) -> LayerRequest:
         """What the shares have in common."""
         return self.shares[0].request
 
@@ -219,7 +220,7 @@ class Crew:
         return on_trial
 
 
-def sampler_name(space: Space, request: SearchRequest) -> Kind:
+def sampler_name(space: Space, request: LayerRequest) -> Kind:
     """What chooses the trials of a space, as the report calls it."""
     return suited(len(space.candidates), request)
 

@@ -13,14 +13,14 @@ from ksopt.jit import nvrtc
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.kernels.quick_choice import first_look
 from ksopt.patterns.chain import Chain
-from ksopt.search import SearchRequest, SearchResult, compile_ahead
+from ksopt.search import LayerRequest, SearchResult, compile_ahead
 from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.objectives import Objective
-from ksopt.search.request import STUDY
+from ksopt.search.options import STUDY
 from ksopt.search.study_store import FILE
 
 H200 = DeviceSpec((9, 0), 132, 228 * 1024)
-REQUEST = SearchRequest("128x128", dtype="float16", batch=64)
+REQUEST = LayerRequest("128x128", dtype="float16", batch=64)
 CHAIN = Chain.parse("(1,16,16,8)*(8,16,16,1)")
 
 
@@ -117,9 +117,11 @@ def test_a_search_has_the_next_chains_compiled(
     search: Callable[..., SearchResult], idle: Idle
 ) -> None:
     result = search(trials=7)
-    assert [trial.state for trial in result.trials] == ["complete"] * 7
+    assert [trial.state for trial in result.layers[0].trials] == ["complete"] * 7
     told = [json.loads(line) for line in idle.told]
-    patterns = {pattern.weight_shape for trial in result.trials for pattern in trial.facts.chain}
+    patterns = {
+        pattern.weight_shape for trial in result.layers[0].trials for pattern in trial.facts.chain
+    }
     assert {tuple(job["pattern"]) for job in told} == patterns
     assert len(told) == len(patterns)  # each once
     assert {job["batch"] for job in told} == {16}
@@ -140,12 +142,14 @@ def test_what_was_only_drawn_is_no_trial_and_is_next(
     monkeypatch.setattr(Objective, "measure", slow)
     first = search(trials=20)
     assert first.stopped == "interrupted"
-    assert [trial.state for trial in first.trials] == ["complete", "lost"]
+    assert [trial.state for trial in first.layers[0].trials] == ["complete", "lost"]
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{first.folder / FILE}")
     drawn = [trial.user_attrs["chain"] for trial in study.trials]
     assert len(drawn) == 1 + compile_ahead.CHAINS_AHEAD
     second = search(trials=6)
     assert second.stopped is None
-    chains = [str(trial.facts.chain) for trial in second.trials if trial.state == "complete"]
+    chains = [
+        str(trial.facts.chain) for trial in second.layers[0].trials if trial.state == "complete"
+    ]
     assert chains[:5] == drawn
     assert len(chains) == len(set(chains)) == 6

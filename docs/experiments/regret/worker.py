@@ -25,6 +25,7 @@ from ksopt.measure import device_health
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import device_locks, finals
 from ksopt.search.compile_ahead import Compilers, Target
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import DEFAULT_BATCH, run_search
@@ -58,10 +59,10 @@ class Bench:
 
     def search(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A search as its user makes it, in a folder of its own: one that was cut off goes on."""
-        request = SearchRequest.from_json({**task["request"], "device": str(self.device)})
-        result = run_search(request)
-        if result.stopped is not None:
-            return {"stopped": result.stopped}
+        found = run_search(SearchRequest.of_layer(self._request(task)))
+        if found.stopped is not None:
+            return {"stopped": found.stopped}
+        (result,) = found.layers
         trials = [trial for trial in result.trials if trial.state != "lost"]  # they were redone
         held = sum(trial.seconds or 0.0 for trial in trials)
         return {
@@ -77,7 +78,7 @@ class Bench:
             ),
             "device_seconds": held + (result.final_seconds or 0.0),
             "final_seconds": result.final_seconds,
-            "seconds": result.seconds if result.run == 1 else None,
+            "seconds": found.seconds if result.run == 1 else None,
             "device_name": result.device.name,
             "versions": {"ksopt": result.device.ksopt, "torch": result.device.torch},
         }
@@ -109,8 +110,8 @@ class Bench:
         self._spare = Spare.of(self.device)
         return {"times": {name: asdict(one) for name, one in found.items()}}
 
-    def _request(self, task: Mapping[str, Any]) -> SearchRequest:
-        return SearchRequest.from_json({**task["request"], "device": str(self.device)})
+    def _request(self, task: Mapping[str, Any]) -> LayerRequest:
+        return LayerRequest.from_json({**task["request"], "device": str(self.device)})
 
     def _measured(self, objective: Objective, chain: Chain) -> dict[str, Any]:
         row: dict[str, Any] = {"chain": str(chain), "device": str(self.device)}
