@@ -68,7 +68,7 @@ def test_training_is_timed_and_said(
     text = page.markdown(result)
     assert "All times are of a training step" in text
     forward = search(trials=3, layout=layout, out=result.folder.parent / "forward")
-    floors = {trial.facts.chain: trial.facts.floor_us for trial in forward.trials}
+    floors = {trial.facts.chain: trial.facts.floor_us for trial in forward.layers[0].trials}
     bandwidths = forward.roofline.bandwidth / result.layers[0].roofline.bandwidth
     for trial in result.layers[0].trials:
         if trial.facts.chain in floors:

@@ -74,11 +74,12 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
     (answer,) = near.layers[0].recommendations
     assert len(near.layers[0].trials) == len(free.layers[0].trials)
     assert len(near.finalists) < len(free.layers[0].trials)
-    assert all(finalist.values["weight_error"] <= 1e-4 for finalist in near.finalists)
+    assert all(finalist.values["weight_error"] <= 1e-4 for finalist in near.layers[0].finalists)
     assert answer.chosen.facts.chain == CHAIN
     none = search(max_error=0.0, **again)
-    (answer,) = none.layers[0].recommendations
-    assert (answer.verdict, answer.chosen, none.layers[0].finalists) == (Verdict.KEEP_DENSE, None, ())
+    (layer,) = none.layers
+    (answer,) = layer.recommendations
+    assert (answer.verdict, answer.chosen, layer.finalists) == (Verdict.KEEP_DENSE, None, ())
     said = "within a relative error of 0 of the given weights"
     assert f"{said}: keep the dense layer." in answer.sentence
     text = (none.folder / "report.md").read_text()

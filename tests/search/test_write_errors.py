@@ -101,7 +101,7 @@ def test_what_was_measured_stays_where_the_report_cannot_be_written(
     before = complete(url)
     assert len(before) == 3
     monkeypatch.setattr(export, "write_whole", write)
-    assert len(run_search(request).trials) == 3
+    assert len(run_search(request).layers[0].trials) == 3
     assert complete(url) == before
 
 
