@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ksopt.search import finals, metrics, recommend, study_store
+from ksopt.search import finals, metrics, recommend, trial_records
 from ksopt.search.layer_record import LayerRecord
 from ksopt.search.progress import Progress
 from ksopt.search.worker_pool import Share
@@ -26,7 +26,7 @@ def concluded(
     """A layer's run at its end: its finalists were timed, unless it was interrupted."""
     request = share.request
     assert request.batch is not None
-    trials = study_store.records(share.study, kept.roofline, request.batch)
+    trials = trial_records.records(share.study, kept.roofline, request.batch)
     elected = recommend.elect(
         recommend.admitted(trials, request), share.space.steps, request.max_error
     )
@@ -37,7 +37,7 @@ def concluded(
         try:
             chains = [trial.facts.chain for trial in elected]
             final_began = time.monotonic()
-            dense_us = study_store.dense_us(trials)
+            dense_us = trial_records.dense_us(trials)
             assert dense_us is not None  # every elected trial has it
             final = finals.trusted(request, device, chains, spare, dense_us, progress.note)
             kept = replace(kept, final=final, final_seconds=time.monotonic() - final_began)

@@ -15,7 +15,7 @@ from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget
-from ksopt.search import recommend, study_store
+from ksopt.search import recommend, study_store, trial_records
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.results import SCHEMA, LayerResult, SpaceRecord
 from ksopt.search.space.space import Space, Step
@@ -186,7 +186,7 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
     """What a study's trials and a run's record come to."""
     request, space = record.request, record.space
     assert request.batch is not None
-    trials = study_store.records(study, record.roofline, request.batch)
+    trials = trial_records.records(study, record.roofline, request.batch)
     admitted = recommend.admitted(trials, request)
     elected = recommend.elect(admitted, space.steps, request.max_error)
     if record.final is not None:  # others may have measured more since
@@ -207,7 +207,7 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
             standing,
             request.max_error,
             request.min_speedup,
-            study_store.dense_us(trials),
+            trial_records.dense_us(trials),
             not_admitted=len(trials) - len(admitted),
             trials=admitted,
         ),

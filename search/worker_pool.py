@@ -13,7 +13,7 @@ from ksopt.measure import device as devices
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import interrupts, study_store, worker_processes
+from ksopt.search import interrupts, study_store, trial_records, worker_processes
 from ksopt.search.claims import Claims
 from ksopt.search.compile_ahead import Compilers
 from ksopt.search.device_locks import Presence
@@ -99,7 +99,7 @@ class Crew:
             for share in self.shares:
                 study_store.give_up_running(share.study)
         trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
-        done = [study_store.settled(of_one) for of_one in trials]
+        done = [trial_records.settled(of_one) for of_one in trials]
         limits = [share.request.trials for share in self.shares]
         progress.start(sum(map(max, limits, done)), sum(done))
         tell = self._teller(progress)
@@ -209,7 +209,7 @@ class Crew:
             share = self.shares[place]
             assert share.request.batch is not None
             trial = share.study.get_trials(deepcopy=False)[number]
-            record = study_store.record(trial, self.roofline, share.request.batch)
+            record = trial_records.record(trial, self.roofline, share.request.batch)
             if record is None:
                 return
             so_far = best.get(place)

@@ -24,7 +24,7 @@ from ksopt.search import (
     objectives,
     replay,
     run_search,
-    study_store,
+    trial_records,
     whole_model,
 )
 from ksopt.search.options import STUDY
@@ -150,7 +150,7 @@ def test_sizes_fit(quick: None, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_model_fits(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finals, "final", final_of(dense_us=1000.0, chain_us=300.0))
-    monkeypatch.setattr(study_store, "dense_us", lambda _: 1000.0)
+    monkeypatch.setattr(trial_records, "dense_us", lambda _: 1000.0)
     monkeypatch.setattr(whole_model, "_SECONDS", 0.05)
     layers = layers_of_model(tiny(), exclude=["blocks.0.up"])
     request = SearchRequest(layers, trials=9, out=tmp_path, **OPTIONS)

@@ -25,7 +25,7 @@ from ksopt.search import (
     layers_of_model,
     plan_of,
     run_search,
-    study_store,
+    trial_records,
     whole_model,
 )
 from ksopt.search.layers import Layers
@@ -61,7 +61,7 @@ def final_of(dense_us: float, chain_us: float) -> Callable[..., dict[str, Measur
 def slow_dense(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chain is faster than its dense layer, which took as long in the trials."""
     monkeypatch.setattr(finals, "final", final_of(dense_us=1000.0, chain_us=300.0))
-    monkeypatch.setattr(study_store, "dense_us", lambda _: 1000.0)
+    monkeypatch.setattr(trial_records, "dense_us", lambda _: 1000.0)
 
 
 @pytest.fixture

@@ -21,7 +21,14 @@ from optuna.trial import TrialState
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import LayerRequest, SearchRequest, interrupts, study_store, worker_pool
+from ksopt.search import (
+    LayerRequest,
+    SearchRequest,
+    interrupts,
+    study_store,
+    trial_records,
+    worker_pool,
+)
 from ksopt.search import claims as claims_module
 from ksopt.search.claims import GRACE_S, Claims, alive
 from ksopt.search.device_locks import Presence
@@ -259,7 +266,7 @@ def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> No
         assert second is not None
         mine.give_back(second)
         roofline = Roofline("cpu", "float32", 1e9, 1e9, 1, 1, "made up")
-        assert study_store.records(mine.study, roofline, 16) == ()  # it is no trial of the report
+        assert trial_records.records(mine.study, roofline, 16) == ()  # it is no trial of the report
         again = mine.next()
         assert again is not None
         assert again.chain == second.chain
@@ -286,7 +293,7 @@ def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Pat
         campaign.end()
         states = [trial.state for trial in mine.study.get_trials()]
         assert states == [TrialState.FAIL] * 2
-        assert study_store.records(mine.study, roofline, 16) == ()
+        assert trial_records.records(mine.study, roofline, 16) == ()
 
 
 # Claims, as processes of several machines make them.
