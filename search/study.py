@@ -15,12 +15,12 @@ import optuna
 import torch
 
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
 from ksopt.patterns.size import Dims
 from ksopt.search import device_locks, feasibility, plan, study_store, whole_model, write_errors
-from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.conclusion import concluded
 from ksopt.search.layer_record import LayerRecord, layer_result
 from ksopt.search.layer_request import LayerRequest

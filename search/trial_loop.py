@@ -16,12 +16,12 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
 
 from ksopt.errors import KsoptError
+from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure import device_health
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, metrics
 from ksopt.search.claims import Claim, Claims, alive
-from ksopt.search.compile_ahead import CHAINS_AHEAD, Compilers
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
 from ksopt.search.pruning import Pruning
@@ -29,6 +29,8 @@ from ksopt.search.results import ChainFacts
 from ksopt.search.samplers import priors
 from ksopt.search.samplers.cost_model import CostModel
 
+CHAINS_AHEAD = 4
+"""Chains that are known before they are measured: some ten factors are compiled side by side."""
 _WAIT_S = 0.2
 
 
@@ -57,11 +59,17 @@ class Campaign:
     compilers: Compilers = field(default_factory=Compilers)
     _drawn: deque[Claim] = field(default_factory=deque)
 
+    def _compile_soon(self, chain: Chain) -> None:
+        request = self.request
+        assert request.batch is not None
+        batch_last = request.layout == "batch_last"
+        self.compilers.soon([chain], request.dtype, batch_last, request.batch)
+
     def step(self) -> int | None:
         """Measure one chain; the number of its trial, or None if there is nothing to draw now."""
         wanted = CHAINS_AHEAD if self.compilers.at_work else 1
         while len(self._drawn) < wanted and (claim := self.claims.next()) is not None:
-            self.compilers.soon([claim.chain], self.request)
+            self._compile_soon(claim.chain)
             self._drawn.append(claim)
         if not self._drawn:
             return None

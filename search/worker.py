@@ -7,13 +7,12 @@ It ends when stdin does, so it does not outlive its parent.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -22,6 +21,7 @@ import optuna
 import torch
 
 from ksopt.errors import KsoptError
+from ksopt.kernels.compile_ahead import Compilers, Target, affordable
 from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
@@ -29,7 +29,6 @@ from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget
 from ksopt.search import study_store, write_errors
 from ksopt.search.claims import Claims
-from ksopt.search.compile_ahead import Compilers, Target, affordable
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
@@ -40,10 +39,11 @@ from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Step
 from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_loop import Campaign, take_turns
+from ksopt.system import worker_process
+from ksopt.system.worker_process import Answer
 
 # Time to note that a trial was interrupted.
 _LAST_WORDS_S = 3.0
-Answer = Callable[[Mapping[str, Any]], None]
 
 
 def trials(task: Mapping[str, Any], answer: Answer) -> None:
@@ -131,19 +131,12 @@ TASKS = {"trials": trials, "final": final, "energy": energy}
 def main() -> int:
     """Do the task that stdin holds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
-    answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-
-    def answer(value: Mapping[str, Any]) -> None:
-        answer_to.write(json.dumps(value) + "\n")
-        answer_to.flush()
-
-    line = sys.stdin.readline()
-    if not line:
+    answer = worker_process.answers()
+    task = worker_process.first_task()
+    if task is None:
         return 0  # it was not needed
     signal.signal(signal.SIGTERM, _interrupt)
-    task = json.loads(line)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    worker_process.listen(code=1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         return _done(task, answer)
@@ -187,11 +180,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     timer.daemon = True
     timer.start()
     raise KeyboardInterrupt
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 import optuna
 import torch
 
+from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure import device as devices
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import interrupts, study_store, trial_records, worker_processes
 from ksopt.search.claims import Claims
-from ksopt.search.compile_ahead import Compilers
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective

@@ -223,9 +223,9 @@ def _cores(count: int) -> list[list[int]]:
 
 
 def _machine(target: Mapping[str, Any] | None) -> DeviceSpec | None:
-    from ksopt.search.compile_ahead import Target
+    from ksopt.kernels.compile_ahead import Target
 
-    return None if target is None else Target.from_json(target).machine
+    return None if target is None else Target.from_json(target).spec
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from ksopt.bench import compile_ahead, results_folder, worker
+from ksopt.bench import results_folder, worker
 from ksopt.bench.benchmark import Bench, DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.measure.roofline import Roofline
-from ksopt.reference import is_batch_last
 from ksopt.system import limits
 
 Told = Callable[[int, int, Line], None]
@@ -109,9 +108,8 @@ def _here(
     """Measure in this process."""
     bench = Bench(request)
     yield bench.roofline
-    last = is_batch_last(request.layout)
-    processes = (os.cpu_count() or 1) - 2
-    with compile_ahead.compiling(subjects, request.dtype, last, bench.device, processes):
+    with Compilers(Target.of(bench.device)) as compilers:
+        worker.compile_for(subjects, request, compilers)
         for subject in subjects:
             if is_over():
                 return

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from ksopt.compile.capture.contraction import contraction
+from ksopt.compile.capture.in_place import may_write
 from ksopt.compile.capture.nodes import fake_result, memory_of
 from ksopt.compile.capture.rules.structured_weight import UNFOLLOWED
-from ksopt.compile.capture.shortcuts import may_write
 from ksopt.compile.capture.symbolic import plain, same_shape
 from ksopt.compile.capture.values import Miss, Trace
 from ksopt.compile.lowering.emit import Emitter

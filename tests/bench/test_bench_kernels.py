@@ -21,10 +21,11 @@ from ksopt.bench.benchmark import Bench
 from ksopt.bench.request import EAGER, BenchRequest, Subject
 from ksopt.bench.rows import OURS, Line, Row
 from ksopt.cli import main
-from ksopt.errors import InvalidInputError
+from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
+from ksopt.system.worker_process import WorkerProcess
 
 TINY = ["(2,8,4,3)", "(1,4,4,1)", "(3,2,4,2)", "(1,4,8,8)"]
 WORDS = [
@@ -310,15 +311,15 @@ def test_workers_share_the_patterns_and_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = worker._tell
+    real = WorkerProcess.send
 
-    def tell_and_kill(process: subprocess.Popen[str], value: dict[str, object]) -> None:
+    def send_and_kill(process: WorkerProcess, value: dict[str, object]) -> None:
         real(process, value)
         if "chain" in value:
             os.kill(process.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(worker, "_tell", tell_and_kill)
-    with pytest.raises(Exception, match="the process that measured on it ended"):
+    monkeypatch.setattr(WorkerProcess, "send", send_and_kill)
+    with pytest.raises(KsoptError, match="the process that measured on it was ended by signal 9"):
         list(worker.measure_with(request(), request().subjects, ["cpu"], lambda: False))
 
 

@@ -100,6 +100,23 @@ def test_a_marked_batch_is_compiled_once(compiled_by_eager):
     assert [site.verdict for site in report.sites] == [Verdict.LOWERED]
 
 
+def test_a_marked_number_of_features_stays_dynamic(compiled_by_eager):
+    """torch.compile ends in an error where a marked size is fixed."""
+    weight = nn.Parameter(torch.randn(8, 2, 2))
+
+    def function(x):
+        return (x.t().reshape(-1, 8, 1, 2) * weight).sum(-1)
+
+    compiled = torch.compile(function, backend="ksopt", fullgraph=True)
+    for features in (32, 64):
+        x = torch.randn(features, 5)
+        torch._dynamo.mark_dynamic(x, 0)
+        check_equal(function, compiled, x)
+    (report,) = compiled_by_eager.reports
+    assert [site.verdict for site in report.sites] == [Verdict.MISSED]
+    assert "is marked dynamic" in report.sites[0].reason
+
+
 @pytest.mark.parametrize("shape", [(5, 32), (2, 3, 32), (2, 3, 4, 32), (32,), (1, 32)])
 def test_batches_of_any_rank(shape, compiled_by_eager):
     model = Blocks()

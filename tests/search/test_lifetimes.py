@@ -11,7 +11,7 @@ import pytest
 
 from ksopt.search import device_locks, lifetimes
 from ksopt.search.device_locks import Presence, is_gone
-from ksopt.search.worker_processes import Worker
+from ksopt.system.worker_process import WorkerProcess
 
 SAY = """
 import sys
@@ -115,7 +115,8 @@ def test_an_answer_cut_off_by_a_kill_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(subprocess, "Popen", cut_off)
     heard: list[object] = []
-    with Worker({}, heard.append):
+    with WorkerProcess("ksopt.search.worker", heard.append) as worker:
+        worker.send({})
         until = time.monotonic() + 30
         while {"ended": 0} not in heard and time.monotonic() < until:
             time.sleep(0.01)

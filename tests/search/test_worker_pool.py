@@ -216,9 +216,9 @@ def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
 def test_a_spare_process_ends_unasked(capfd: pytest.CaptureFixture[str]) -> None:
     with Spare(early=True) as spare:
         assert spare._worker is not None
-        process = spare._worker._process
-        assert process.poll() is None
-    assert process.poll() is not None
+        process = spare._worker
+        assert not process.has_ended
+    assert process.has_ended
     assert "Traceback" not in capfd.readouterr().err
 
 

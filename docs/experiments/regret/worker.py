@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from ksopt.errors import KsoptError
+from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.measure import device_health
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import device_locks, finals
-from ksopt.search.compile_ahead import Compilers, Target
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
@@ -92,7 +92,9 @@ class Bench:
         """
         request = self._request(task)
         chains = [Chain.parse(text) for text in task["chains"]]
-        self._compilers.soon([*chains, *map(Chain.parse, task["next"])], request)
+        ahead = [*chains, *map(Chain.parse, task["next"])]
+        batch_last = request.layout == "batch_last"
+        self._compilers.soon(ahead, request.dtype, batch_last, request.batch)
         objective = Objective(request, self.device, seed=task["seed"])
         for chain in chains:
             row = self._measured(objective, chain)

@@ -232,3 +232,8 @@ def _joined(atoms: Any) -> Atoms:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def of_one_dtype(*tensors: Any) -> bool:
+    """Whether all are tensors, of one dtype."""
+    return all(isinstance(one, Tensor) and one.dtype == tensors[0].dtype for one in tensors)

@@ -19,17 +19,26 @@ from torch.amp import autocast_mode
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ksopt.compile.capture.in_place import may_write, writes_in_place, writes_its_inputs
 from ksopt.compile.capture.index_map import NotNestedError, identity, is_identity
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.reshape_plan import plan
-from ksopt.compile.capture.rules import concat, mask, matmul, movement, structured_weight, vmap
+from ksopt.compile.capture.rule_table import follow_call, follow_call_in_vmap
+from ksopt.compile.capture.rules import (
+    concat,
+    einsum,
+    mask,
+    matmul,
+    movement,
+    structured_weight,
+    vmap,
+)
 from ksopt.compile.capture.rules.einsum_series import is_series, note_series
-from ksopt.compile.capture.shortcuts import may_write, take, writes_in_place, writes_its_inputs
-from ksopt.compile.capture.symbolic import is_multiple_of_a_size, plain
+from ksopt.compile.capture.symbolic import is_marked_dynamic, is_multiple_of_a_size, plain
 from ksopt.compile.capture.tracker import FixedSizeNeeded, FrozenPattern, Tracker
 from ksopt.compile.capture.values import Holder, Kind, Region, Trace, View
 
-_RULES = (movement, matmul, concat, structured_weight, mask)  # registered on import
+_RULES = (concat, einsum, mask, matmul, movement, structured_weight, vmap)  # registered on import
 
 
 class CannotRunError(Exception):
@@ -99,7 +108,7 @@ def run(
         try:
             return _run(gm, inputs, weights, frozen_pattern, frozenset(unfixable))
         except FixedSizeNeeded as error:
-            if is_multiple_of_a_size(error.size):
+            if is_multiple_of_a_size(error.size) and not is_marked_dynamic(error.size):
                 int(error.size)  # adds a guard; each turn fixes one more size
             if not isinstance(plain(error.size), int):
                 unfixable.add(error.size.node.expr)
@@ -213,13 +222,13 @@ class _Runner(fx.Interpreter):
                 return self._known(n, known)
             if self.may_shorten and n.op in ("call_function", "call_method"):
                 args, kwargs = self.fetch_args_kwargs_from_env(n)
-                if take(self.tracker, n, args, kwargs, known):
+                if follow_call(self.tracker, n, args, kwargs, known):
                     return known
         if self.vmap_depth == 1 and self.may_shorten and n.op == "call_function":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            mapped_result = vmap.take(self.tracker, n, args, kwargs)
-            if mapped_result is not None:
-                return mapped_result
+            result = follow_call_in_vmap(self.tracker, n, args, kwargs)
+            if result is not None:
+                return result
         if n.op == "get_attr" and isinstance(self.fetch_attr(str(n.target)), fx.GraphModule):
             return None
         result = super().run_node(n)

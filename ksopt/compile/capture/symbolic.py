@@ -35,6 +35,25 @@ def is_multiple_of_a_size(size: Size) -> bool:
     return len(symbols) == 1 and bool(expression.is_polynomial(*symbols))
 
 
+def is_marked_dynamic(size: Size) -> bool:
+    """Whether a dim of an input that the size depends on is marked by the caller as dynamic.
+
+    `torch._dynamo.mark_dynamic` and the dims of an export do so; torch raises an error where such a
+    size is fixed.
+    """
+    symbols = size.node.expr.free_symbols
+    for tracked in getattr(size.node.shape_env, "tracked_fakes", None) or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        for of_input, constraint in zip(
+            getattr(tracked.fake, "shape", ()), constraints, strict=False
+        ):
+            if constraint is None or constraint.warn_only or isinstance(of_input, int):
+                continue
+            if symbols & of_input.node.expr.free_symbols:
+                return True
+    return False
+
+
 def hint(size: Size) -> int | None:
     """The size in the call at hand; None if it depends on data."""
     if isinstance(size, int):

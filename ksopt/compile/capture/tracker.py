@@ -1,15 +1,15 @@
 """Follow every tensor of a graph through the ATen operators that it is made of.
 
 `Tracker` is a dispatch mode: while the graph runs on fake tensors it sees each ATen operator,
-whatever torch function the author called. Operators with a rule (`RULES`, filled by
-the modules of `ksopt.compile.capture.rules`) keep track of their result; the result of any
-other is a root of its own, which is always right.
+whatever torch function the author called. Operators with a rule
+(`ksopt.compile.capture.rule_table`) keep track of their result; the result of any other is a root
+of its own, which is always right.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from ksopt.compile.capture.index_map import IndexMap, NotNestedError, identity
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.capture.symbolic import Size, plain
+from ksopt.compile.capture.rule_table import RULES
+from ksopt.compile.capture.symbolic import Size, is_marked_dynamic, plain
 from ksopt.compile.capture.values import Cast, Kind, Miss, Origin, Root, Structured, Trace, View
 from ksopt.patterns.chain import Pattern
 
@@ -33,23 +34,6 @@ class FixedSizeNeeded(Exception):
     def __init__(self, size: Size) -> None:
         super().__init__(str(size))
         self.size = size
-
-
-Rule = Callable[["Tracker", Any, tuple[Any, ...], dict[str, Any], Any], None]
-
-RULES: dict[Any, Rule] = {}
-"""What is known about operators: overload packet -> rule. A rule notes views of the result."""
-
-
-def rule(*packets: Any) -> Callable[[Rule], Rule]:
-    """Decorator: register a rule for overload packets such as ``torch.ops.aten.view``."""
-
-    def register(function: Rule) -> Rule:
-        for packet in packets:
-            RULES[packet] = function
-        return function
-
-    return register
 
 
 class FrozenPattern(Protocol):
@@ -193,10 +177,12 @@ class Tracker(TorchDispatchMode):
 
         Raises:
             FixedSizeNeeded: it can be.
-            NotNestedError: it cannot: it is no multiple of one size of an input.
+            NotNestedError: it cannot: it is no multiple of one size of an input, or one of a dim
+                that the caller marked as dynamic.
         """
         if size.node.expr in self.unfixable:
-            self.miss(f"its number of features, {size}, depends on the batch")
+            reason = "is marked dynamic" if is_marked_dynamic(size) else "depends on the batch"
+            self.miss(f"its number of features, {size}, {reason}")
             raise NotNestedError(f"the size {size} cannot be fixed")
         raise FixedSizeNeeded(size)
 

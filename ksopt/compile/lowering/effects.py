@@ -142,10 +142,12 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
 def _fixed_in_memory(
     graph: fx.Graph, trace: Trace, chosen: Collection[Root]
 ) -> dict[Root, fx.Node]:
-    """Results that are written in place, or returned under several names, and their first nodes.
+    """Results of which a caller can tell which views share their memory, and their first nodes.
 
-    Which of their views share memory shows then. So the node that made a result is replaced, and
-    all its views and copies are taken of the replacement as the author took them.
+    Those are results that are written in place, returned under several names, or copied by their
+    strides where gradients are off (a view requires gradients there, a copy does not). The node
+    that made such a result is replaced, and all its views and copies are taken of the replacement
+    as the author took them.
 
     Raises:
         CannotLowerError: no node's value is all of such a result when it is made.
@@ -161,14 +163,15 @@ def _fixed_in_memory(
         written = not all(
             trace.is_intact(trace.memory[node]) for node in nodes | sharing if node in trace.memory
         )
-        if not written and sum(node in sharing for node in returned) < 2:
+        is_named_twice = sum(node in sharing for node in returned) > 1
+        if not written and not is_named_twice and not _is_copied_elsewhere(root, sharing, trace):
             continue
         first = root.holder
         if first is None or first.node is not root.made_at:
             raise CannotLowerError(
                 product_of(root),
-                "its result is written in place, or returned under two names, and no node holds "
-                "it where it is made",
+                "its result is written in place, returned under two names, or copied where "
+                "gradients are off, and no node holds it where it is made",
             )
         fixed[root] = first.node
     return fixed
@@ -198,6 +201,18 @@ def _may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:
             if is_copy_by_strides or memory in memories or isinstance(fake_result(user), Sequence):
                 to_visit.append(user)
     return {node for node in sharing if memory_of(node) in memories}
+
+
+def _is_copied_elsewhere(root: Root, sharing: Collection[fx.Node], trace: Trace) -> bool:
+    """Whether a copy by strides is taken where gradients are recorded otherwise than of a root."""
+    if root.made_at is None:
+        return False
+    made = trace.regions[root.made_at]
+    return any(
+        _copies_by_strides(node) and not trace.regions[node].records_like(made)
+        for node in sharing
+        if node in trace.regions
+    )
 
 
 def _copies_by_strides(node: fx.Node) -> bool:

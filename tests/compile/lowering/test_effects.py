@@ -468,6 +468,15 @@ class WrittenCopyByStrides(CopyByStrides):
         return y + 1
 
 
+class CopyWithoutGradients(CopyByStrides):
+    """A view requires gradients where they are off, a copy does not."""
+
+    def forward(self, x):
+        y = torch.einsum("njb,jwb->njw", x.unflatten(-1, (2, 16)), self.v)
+        with torch.no_grad():
+            return y.flatten(1)
+
+
 def subclasses(base):
     direct = base.__subclasses__()
     return [one for cls in direct for one in (cls, *subclasses(cls))]
@@ -530,7 +539,7 @@ def test_does_what_eager_code_does(case, dynamic, compiled_by_eager):
 
 def test_the_authors_kernels_may_write_what_they_read():
     """Such a kernel is a node of its own kind, which says nothing of what it writes."""
-    from ksopt.compile.capture.shortcuts import writes_its_inputs
+    from ksopt.compile.capture.in_place import writes_its_inputs
 
     graph = torch.fx.Graph()
     kernel = torch.ops.higher_order.triton_kernel_wrapper_mutation

@@ -7,6 +7,8 @@ variable, which says which piece.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,8 +28,9 @@ from ksopt.compile.capture.index_map import (
     same_atoms,
 )
 from ksopt.compile.capture.recognize import NotKroneckerSparseError
+from ksopt.compile.capture.rule_table import call_rule, rule
 from ksopt.compile.capture.symbolic import product, same, same_shape
-from ksopt.compile.capture.tracker import Tracker, rule
+from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
     Biased,
     Cast,
@@ -297,3 +300,17 @@ def _same_maps(maps: Sequence[IndexMap], with_offsets: bool = True) -> bool:
 
 def _shifted(atoms: Atoms) -> Atoms:
     return tuple(atom if atom.axis is None else replace(atom, axis=atom.axis + 1) for atom in atoms)
+
+
+@call_rule(torch.cat, torch.stack, first_is_tensor=False)
+def _concat_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if not isinstance(args[0], tuple | list):
+        return False
+    views = [tracker.view(tensor) for tensor in args[0]]
+    if all(contraction(view) is not None for view in views):
+        return False  # the pieces of one product, maybe
+    kind = functools.reduce(operator.or_, (view.root.kind for view in views))
+    tracker.fresh(result, kind)
+    return True

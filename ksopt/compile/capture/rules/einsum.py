@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from ksopt.compile.capture.contraction import Dims, left_only, offered, right_only, tied
+from ksopt.compile.capture.contraction import (
+    Dims,
+    left_only,
+    of_one_dtype,
+    offered,
+    right_only,
+    tied,
+)
 from ksopt.compile.capture.index_map import Atoms
+from ksopt.compile.capture.rule_table import call_rule
 from ksopt.compile.capture.rules.structured_weight import by_support
 from ksopt.compile.capture.symbolic import same
 from ksopt.compile.capture.tracker import Tracker
@@ -120,3 +129,14 @@ def letters_of(equation: str, ranks: Sequence[int]) -> list[str] | None:
     if not set(result) <= set(every) or set(dots) - set(result) or len(set(result)) < len(result):
         return None
     return [*found, result]
+
+
+@call_rule(torch.einsum, torch.functional.einsum, casts=True, first_is_tensor=False)
+def _einsum_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    operands = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if len(operands) != 2 or not isinstance(args[0], str) or not of_one_dtype(*operands, result):
+        return False
+    left, right = operands
+    return note_einsum(tracker, args[0], left, right, result)

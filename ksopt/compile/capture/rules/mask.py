@@ -25,9 +25,10 @@ from ksopt.compile.capture.index_map import (
     identity,
 )
 from ksopt.compile.capture.repeated_digits import Digit, digits_of, is_whole, same_value
+from ksopt.compile.capture.rule_table import rule
 from ksopt.compile.capture.rules.structured_weight import on_support, support
 from ksopt.compile.capture.symbolic import same_shape
-from ksopt.compile.capture.tracker import Tracker, rule
+from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
     Applied,
     Cast,

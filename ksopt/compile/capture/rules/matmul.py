@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ksopt import ops
 from ksopt.compile.capture.contraction import (
@@ -24,16 +25,18 @@ from ksopt.compile.capture.contraction import (
     is_sparse,
     left_only,
     note_biased,
+    of_one_dtype,
     offered,
     right_is_weight,
     right_only,
     tied,
 )
 from ksopt.compile.capture.index_map import Atom, Atoms, IndexMap, compose, regroup
+from ksopt.compile.capture.rule_table import call_rule, rule
 from ksopt.compile.capture.rules.mask import note_applied
 from ksopt.compile.capture.rules.structured_weight import by_support, has_support, miss_support
 from ksopt.compile.capture.symbolic import Size, plain, same, same_shape
-from ksopt.compile.capture.tracker import Tracker, rule
+from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Kind, Multiplied, Native, Variable, View
 from ksopt.patterns.chain import Pattern
 
@@ -263,3 +266,41 @@ def _broadcast(
     if own < 0 or (same(argument.shape[own], 1) and not same(size, 1)):
         return (Atom(None, plain(size), 0),)
     return index_map.dims[own]
+
+
+@call_rule("mul", torch.mul, operator.mul)
+def _mul_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or len(args) != 2:
+        return False
+    multiplied(tracker, args[0], args[1], result)
+    return True
+
+
+@call_rule(F.linear, torch._C._nn.linear, casts=True)
+def _linear_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    x, weight, bias = (*args, *(kwargs.get(name) for name in ("bias",)), None)[:3]
+    return len(args) >= 2 and dense_layer(tracker, x, weight, bias, result)
+
+
+@call_rule(torch.bmm, torch.mm, torch.matmul, operator.matmul, casts=True)
+def _bmm_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or len(args) != 2 or not of_one_dtype(*args, result):
+        return False
+    left, right = args
+    if left.dim() != right.dim() or left.dim() not in (2, 3):
+        return False
+    if left.dim() == 3 and not same(left.shape[0], right.shape[0]):
+        return False
+    view = matrix_product(tracker, left, right, result)
+    if view is None:
+        kind = tracker.view(left).root.kind | tracker.view(right).root.kind
+        tracker.fresh(result, kind)
+    else:
+        tracker.note(result, view)
+    return True

@@ -1,12 +1,14 @@
-"""ATen operators that only move elements: views, permutations, reshapes, repetitions, casts."""
+"""Operators that only move elements: views, permutations, reshapes, repetitions, casts."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ksopt.compile.capture.index_map import (
     IndexMap,
@@ -17,8 +19,9 @@ from ksopt.compile.capture.index_map import (
     permute,
     reshape,
 )
+from ksopt.compile.capture.rule_table import call_rule, rule
 from ksopt.compile.capture.symbolic import Size, hint, plain, same_shape
-from ksopt.compile.capture.tracker import Tracker, rule
+from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Kind, Piece, View
 
 aten = torch.ops.aten
@@ -215,3 +218,105 @@ def _piece(tracker: Tracker, source: Tensor, part: IndexMap, result: Tensor) -> 
     origin = Piece(View(view.root, compose(part, view.map)))
     alike = tracker.records_like_now(view.root)
     tracker.fresh(result, view.root.kind, origin if alike else None)
+
+
+@call_rule("view", "reshape")
+def _reshape_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or any(isinstance(argument, torch.dtype) for argument in args):
+        return False
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    reshaped(tracker, args[0], sizes, result)
+    return True
+
+
+@call_rule("flatten", "unflatten", "unsqueeze", "squeeze")
+@call_rule(torch.flatten, torch.unflatten, torch.unsqueeze, torch.squeeze)
+def _restructured_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    reshaped(tracker, args[0], result.shape, result)
+    return True
+
+
+@call_rule("permute", torch.permute)
+def _permute_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    order = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if kwargs or len(order) != result.dim():
+        return False
+    order = [dim % result.dim() for dim in order]
+    tracker.moved(result, args[0], permute(tracker.view(args[0]).map, order))
+    return True
+
+
+@call_rule("transpose", torch.transpose)
+def _transpose_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    if kwargs or len(args) != 3:
+        return False
+    order = list(range(result.dim()))
+    one, other = args[1:]
+    order[one], order[other] = order[other], order[one]
+    tracker.moved(result, args[0], permute(tracker.view(args[0]).map, order))
+    return True
+
+
+@call_rule("contiguous")
+def _contiguous_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    tracker.moved(result, args[0], tracker.view(args[0]).map)
+    return True
+
+
+@call_rule("expand")
+def _expand_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    tracker.moved(result, args[0], expand(tracker.view(args[0]).map, result.shape))
+    return True
+
+
+@call_rule(F.dropout)
+def _dropout_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    _, p, training, in_place = (*args, *(None,) * 4)[:4]
+    training = kwargs.get("training", True if training is None else training)
+    if not isinstance(training, bool) or in_place or kwargs.get("inplace") or p is None:
+        return False
+    if training:
+        tracker.fresh(result, tracker.view(args[0]).root.kind)
+    else:
+        tracker.moved(result, args[0], tracker.view(args[0]).map)
+    return True
+
+
+@call_rule(operator.getitem)
+def _getitem_call(
+    tracker: Tracker, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> bool:
+    source, index = args
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if all(part is None or part is ... or _is_whole(part) for part in parts):
+        reshaped(tracker, source, result.shape, result)  # new dims of size 1
+        return True
+    if parts.count(...) > 1 or not all(part is ... or isinstance(part, slice) for part in parts):
+        return False
+    at = parts.index(...) if ... in parts else len(parts)
+    parts[at : at + 1] = [slice(None)] * (source.dim() - len(parts) + (... in parts))
+    cuts = [(dim, part) for dim, part in enumerate(parts) if part != slice(None)]
+    if len(cuts) != 1:
+        return False
+    dim, part = cuts[0]
+    tracker.fresh(result, tracker.view(source).root.kind)
+    sliced(tracker, source, dim, part.start, 1 if part.step is None else part.step, result)
+    return True
+
+
+def _is_whole(part: Any) -> bool:
+    return isinstance(part, slice) and part == slice(None)

@@ -1,4 +1,4 @@
-"""Nodes inside a vmap that need not be run: see `ksopt.compile.capture.shortcuts`.
+"""Calls inside a vmap.
 
 Inside a vmap Dynamo's graph works on tensors that wrap another one with one dim more. What a node
 computes of the wrappers is followed on what they wrap.
@@ -6,25 +6,25 @@ computes of the wrappers is followed on what they wrap.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn import functional as F
 
-from ksopt.compile.capture.index_map import NotNestedError, permute
+from ksopt.compile.capture.index_map import permute
+from ksopt.compile.capture.rule_table import vmap_rule
 from ksopt.compile.capture.rules.einsum import note_einsum
 from ksopt.compile.capture.tracker import Tracker
 
 _functorch = torch._C._functorch
 _LETTERS = "abcdefghijklmnop"
 
-Shortcut = Callable[[Tracker, tuple[Any, ...], Any], Any]
-"""(tracker, arguments, known result) -> the result, or None: run it instead."""
 
-
+@vmap_rule(F.linear, torch._C._nn.linear)
 def _linear(tracker: Tracker, args: tuple[Any, ...], known: Any) -> Any:
+    if not (_is_mapped(known) and any(map(_is_mapped, args))):
+        return None
     if len(args) != 2 or torch.is_autocast_enabled(args[0].device.type):
         return None
     x, weight = args
@@ -40,6 +40,7 @@ def _linear(tracker: Tracker, args: tuple[Any, ...], known: Any) -> Any:
     return _functorch._add_batch_dim(result, _functorch.maybe_get_bdim(known), level)
 
 
+@vmap_rule("_remove_batch_dim")
 def _remove(tracker: Tracker, args: tuple[Any, ...], known: Any) -> Any:
     mapped, level, _, out_dim = args
     if not _is_mapped(mapped) or _functorch.maybe_get_level(mapped) != level:
@@ -49,25 +50,6 @@ def _remove(tracker: Tracker, args: tuple[Any, ...], known: Any) -> Any:
     order.insert(out_dim % inner.dim(), _functorch.maybe_get_bdim(mapped))
     tracker.moved(known, inner, permute(tracker.view(inner).map, order))
     return known
-
-
-_SHORTCUTS: dict[Any, Shortcut] = {F.linear: _linear, torch._C._nn.linear: _linear}
-_SHORTCUTS_BY_NAME: dict[str, Shortcut] = {"_remove_batch_dim": _remove}
-
-
-def take(tracker: Tracker, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """The result of a node inside one vmap, noted, if there is a shortcut for it; else None."""
-    known = node.meta.get("example_value")
-    name = getattr(node.target, "__name__", "")
-    shortcut = _SHORTCUTS.get(node.target) or _SHORTCUTS_BY_NAME.get(name)
-    if shortcut is None or kwargs or not isinstance(known, Tensor):
-        return None
-    if shortcut is _linear and not (_is_mapped(known) and any(map(_is_mapped, args))):
-        return None
-    try:
-        return shortcut(tracker, args, known)
-    except NotNestedError:
-        return None
 
 
 def _is_mapped(value: Any) -> bool:

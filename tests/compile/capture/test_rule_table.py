@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ksopt
-from ksopt.compile.capture import interpreter, shortcuts
+from ksopt.compile.capture import in_place, interpreter
 from ksopt.compile.capture.tracker import Tracker
 
 HERE = Path(__file__).parents[1]
@@ -17,7 +17,7 @@ LAYERS = sorted([*(HERE / "corpus").glob("*.py"), *(HERE / "models").glob("*.py"
 
 
 def load(path: Path):
-    spec = importlib.util.spec_from_file_location(f"shortcut_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"rules_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -121,4 +121,4 @@ def test_other_vmaps_are_still_right(model, compiled_by_eager):
 )
 def test_which_functions_write_in_place(function, writes):
     graph = torch.fx.symbolic_trace(function).graph
-    assert shortcuts.writes_in_place(graph) is writes
+    assert in_place.writes_in_place(graph) is writes

@@ -1,0 +1,181 @@
+"""Processes that compile kernels before they are measured, while the device is busy.
+
+The first product of a problem compiles some ten kernels, a third of a second each: without help
+that is most of a search's or a benchmark's time on a GPU. Both know what comes next, so these
+processes fill the cache of compiled code on disk, and the process that measures finds it full. They
+are processes, because ranking tiles in the one that measures would take the interpreter from it in
+the middle of a sample. They end with it.
+
+Whatever goes wrong here is met again, and reported, where the kernel is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ksopt import precision
+from ksopt.errors import KsoptError
+from ksopt.jit import arch, nvrtc
+from ksopt.kernels import registry
+from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.system import worker_process
+from ksopt.system.worker_process import WorkerProcess
+
+# NVRTC gives up the interpreter while it compiles: threads share a process's imports.
+_THREADS = 4
+_MOST_PROCESSES = 8
+# On fewer cores they would take from the process that measures, which compiles by itself.
+_FEWEST_CORES = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """What kernels are compiled for.
+
+    Args:
+        spec: What their tiles are ranked for.
+        arch: NVRTC's name of it, such as "sm_90a".
+    """
+
+    spec: DeviceSpec
+    arch: str
+
+    @classmethod
+    def of(cls, device: torch.device) -> Target | None:
+        """That of a device; None where nothing is compiled: on a CPU, or without a driver."""
+        if device.type != "cuda":
+            return None
+        index = torch.cuda.current_device() if device.index is None else device.index
+        try:
+            return cls(DeviceSpec.of_device(index), arch.of_device(index))
+        except KsoptError:  # the product says so once, and takes PyTorch's ways
+            return None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Target:
+        """What `dataclasses.asdict` makes of one, from JSON."""
+        spec = value["spec"] | {"capability": tuple(value["spec"]["capability"])}
+        return cls(DeviceSpec(**spec), value["arch"])
+
+
+@dataclass
+class Compilers:
+    """Processes that compile for one target; to be closed, or used as a context.
+
+    Args:
+        target: What for; None to do nothing.
+        count: How many processes; None for what the machine's cores allow.
+    """
+
+    target: Target | None = None
+    count: int | None = None
+    _queued: set[tuple[Problem, int]] = field(default_factory=set)
+    _processes: list[WorkerProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.target is None:
+            return
+        count = affordable() if self.count is None else self.count
+        self._processes = [_started(self.target) for _ in range(count)]
+        self._turns = itertools.cycle(self._processes)
+
+    def soon(self, chains: Iterable[Chain], dtype: str, batch_last: bool, batch: int) -> None:
+        """Compile for the factors of chains, in order; what was queued before is left out.
+
+        Args:
+            chains: What will be measured.
+            dtype: torch's name of the element type.
+            batch_last: The layout.
+            batch: Rows of x.
+        """
+        exact = dtype != "float32" or precision.is_exact()
+        for pattern in (pattern for chain in chains if self._processes for pattern in chain):
+            problem = Problem(pattern, dtype, batch_last, exact)
+            if (problem, batch) not in self._queued:
+                self._queued.add((problem, batch))
+                job = asdict(problem) | {"pattern": pattern.weight_shape, "batch": batch}
+                next(self._turns).send(job)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether there are any."""
+        return bool(self._processes)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.close()
+        self._processes = []
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def affordable(workers: int = 1) -> int:
+    """Processes for each of so many workers that leave a core to the one that measures.
+
+    Example:
+        >>> affordable(workers=10_000)
+        0
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    cores //= workers
+    return 0 if cores < _FEWEST_CORES else min(_MOST_PROCESSES, -(-(cores - 1) // _THREADS))
+
+
+def sources(problem: Problem, batch: int, spec: DeviceSpec) -> list[str]:
+    """Sources of the kernels that are timed for a problem, best predicted first.
+
+    Args:
+        problem: What is computed.
+        batch: Rows of x.
+        spec: Of the device that the kernels run on.
+    """
+    candidates = registry.candidates(problem, batch, spec)
+    return list(dict.fromkeys(source for one in candidates for source in one.sources()))
+
+
+def _started(target: Target) -> WorkerProcess:
+    worker = WorkerProcess("ksopt.kernels.compile_ahead", own_session=True)
+    worker.send(asdict(target))
+    return worker
+
+
+def _compile(source: str, target: Target) -> None:
+    with contextlib.suppress(KsoptError):
+        nvrtc.cubin(source, target.arch)
+
+
+def main() -> int:
+    """Compile for the problems that stdin holds, one a line, after a line that says for what."""
+    target = Target.from_json(worker_process.first_task())
+    jobs = worker_process.listen()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        while True:
+            job = jobs.get()
+            batch, pattern = job.pop("batch"), Pattern(*job.pop("pattern"))
+            kernels: list[str] = []
+            with contextlib.suppress(Exception):
+                kernels = sources(Problem(pattern, **job), batch, target.spec)
+            for source in kernels:
+                pool.submit(_compile, source, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Processes that compile ahead: what they leave in the cache is what a first product asks for."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from ksopt.jit import nvrtc
+from ksopt.kernels import compile_ahead
+from ksopt.kernels.compile_ahead import Compilers, Target
+from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.quick_choice import first_look
+from ksopt.patterns.chain import Chain
+
+H200 = DeviceSpec((9, 0), 132, 228 * 1024)
+CHAIN = Chain.parse("(1,16,16,8)*(8,16,16,1)")
+
+
+def test_on_a_cpu_there_is_nothing_to_compile() -> None:
+    assert Target.of(torch.device("cpu")) is None
+    with Compilers(None) as compilers:
+        compilers.soon([CHAIN], "float16", False, 64)
+        assert compilers._processes == []
+
+
+def test_a_target_is_written_and_read() -> None:
+    target = Target(H200, "sm_90a")
+    assert Target.from_json(json.loads(json.dumps(asdict(target)))) == target
+
+
+def test_every_worker_gets_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_ahead.os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert compile_ahead.affordable() == 4
+    assert compile_ahead.affordable(workers=4) == 1
+    assert compile_ahead.affordable(workers=8) == 0
+    monkeypatch.setattr(compile_ahead.os, "sched_getaffinity", lambda pid: set(range(2)))
+    assert compile_ahead.affordable() == 0
+
+
+@pytest.mark.slow
+def test_the_kernels_of_a_chain_are_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvrtc.version()  # a test dependency: not a reason to skip
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
+    with Compilers(Target(H200, "sm_90a"), count=1) as compilers:
+        compilers.soon([CHAIN, CHAIN], "float16", False, 64)
+        wanted = {
+            source
+            for pattern in CHAIN
+            for source in compile_ahead.sources(Problem(pattern, "float16", False), 64, H200)
+        }
+        assert len(wanted) >= 4
+        until = time.monotonic() + 120
+        while len(found := list(tmp_path.glob("*/sm_90a/*/key.json"))) < len(wanted):
+            assert time.monotonic() < until, f"{len(found)} of {len(wanted)}"
+            time.sleep(0.1)
+
+    def compiles_again(*given: object) -> bytes:
+        raise AssertionError("it was not in the cache")
+
+    monkeypatch.setattr(nvrtc, "_compile", compiles_again)
+    for source in wanted:
+        assert nvrtc.cubin(source, "sm_90a").data
+
+
+def test_processes_end_when_they_are_closed() -> None:
+    compilers = Compilers(Target(H200, "sm_90a"), count=1)
+    process = compilers._processes[0]
+    compilers.close()
+    assert process.has_ended
+    compilers.soon([CHAIN], "float16", False, 64)
+
+
+def test_a_first_look_leaves_the_cpu_alone() -> None:
+    x, weight = torch.randn(4, 128), torch.randn(8, 16, 16, 1)
+    first_look(x, weight, batch_last=False)
