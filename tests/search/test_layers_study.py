@@ -255,7 +255,6 @@ def test_it_is_reported_again_without_measuring(sizes: Sizes, tmp_path: Path) ->
     before = json.loads((result.folder / "results.json").read_text("utf-8"))
     plan = (result.folder / "plan.json").read_text("utf-8")
     again = replay(str(result.folder), out=tmp_path / "again")
-    assert isinstance(again, SearchResult)
     assert again.replayed
     after = json.loads((tmp_path / "again" / "results.json").read_text("utf-8"))
     assert [one["trials"] for one in after["layers"]] == [one["trials"] for one in before["layers"]]
@@ -289,8 +288,8 @@ def test_what_a_later_version_wrote_is_refused(sizes: Sizes) -> None:
 def test_other_sizes_may_join_the_study(sizes: Sizes) -> None:
     first = sizes()
     again = sizes(("64x32", "32x32"), trials=8)
-    kept, new = again.results
-    assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.results[1].trials]
+    kept, new = again.layers
+    assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.layers[1].trials]
     assert {t.run for t in new.trials} == {1}
 
 
@@ -341,7 +340,6 @@ def test_a_size_with_fewer_weights_than_any_budget_stays_dense(sizes: Sizes) -> 
     assert sentence in (result.folder / "report.md").read_text()
     assert plan_of(result).rules[0].chains == ()
     again = replay(str(result.folder))
-    assert isinstance(again, SearchResult)
     assert again.unmet == result.unmet
 
 
@@ -359,7 +357,6 @@ def test_what_a_small_size_is_asked_instead_is_said(sizes: Sizes) -> None:
     assert said in (result.folder / "report.md").read_text()
     assert json.loads((result.folder / "results.json").read_text())["notes"] == [said]
     again = replay(str(result.folder))
-    assert isinstance(again, SearchResult)
     assert again.request.notes == (said,)
     assert "--min-rank 24" in result.request.command
     assert "--budget 60% 300" in result.request.command
@@ -380,10 +377,10 @@ def test_no_report_is_written_over_another_kinds(
     storage = f"sqlite:///{several.folder / 'study.db'}"
     apart = search(study=own, storage=storage, out=tmp_path / "one", trials=5)
     assert len(apart.layers[0].trials) == 5  # of which three are those of before
-    assert isinstance(replay(str(several.folder), own, tmp_path / "two"), SearchResult)
+    assert len(replay(str(several.folder), own, tmp_path / "two").layers[0].trials) == 5
     with pytest.raises(InvalidInputError, match="has the report of a search of one"):
         sizes(study="others", out=tmp_path / "one")
-    assert len(sizes(trials=12).results[0].trials) == 6
+    assert len(sizes(trials=12).layers[0].trials) == 6
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,12 @@ def test_training_is_timed_and_said(
     assert "All times are of a training step" in text
     forward = search(trials=3, layout=layout, out=result.folder.parent / "forward")
     floors = {trial.facts.chain: trial.facts.floor_us for trial in forward.layers[0].trials}
-    bandwidths = forward.roofline.bandwidth / result.layers[0].roofline.bandwidth
+    bandwidths = forward.layers[0].roofline.bandwidth / result.layers[0].roofline.bandwidth
     for trial in result.layers[0].trials:
         if trial.facts.chain in floors:
             ratio = trial.facts.floor_us / floors[trial.facts.chain]
             # Three times, at this run's ceilings, of which one or the other counts.
-            rates = forward.roofline.rate / result.layers[0].roofline.rate
+            rates = forward.layers[0].roofline.rate / result.layers[0].roofline.rate
             bounds = sorted((bandwidths, rates))
             assert 3 * bounds[0] * 0.999 <= ratio <= 3 * bounds[1] * 1.001
 
