@@ -128,7 +128,8 @@ def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: 
     for trial in [*found[0]["trials"], *found[1]["trials"]]:
         del trial["floor_us"]  # by the roofline that each measured for itself
     assert found[0]["trials"] == found[1]["trials"]
-    assert {trial["run"] for trial in found[0]["trials"]} == {1, 2}
+    # Which of them measures how many is the scheduler's choice.
+    assert {trial["run"] for trial in found[0]["trials"]} <= {1, 2}
     assert len(found[0]["runs"]) == len(found[1]["runs"]) == 2
 
 

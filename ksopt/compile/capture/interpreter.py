@@ -122,7 +122,7 @@ def _run(
     frozen_pattern: FrozenPattern | None,
     unfixable: frozenset[Any],
 ) -> tuple[Trace, Tracker]:
-    tracker = Tracker(frozen_pattern, unfixable)
+    tracker = Tracker(frozen_pattern, unfixable, _records_somewhere(gm.graph))
     runner = _Runner(gm, tracker, weights)
     fake_mode = next((i.fake_mode for i in inputs if hasattr(i, "fake_mode")), None)
     modes = (_autocast_left_as_it_is(), torch.no_grad(), enable_python_dispatcher())
@@ -138,6 +138,13 @@ def _run(
         finally:
             runner.leave()
     return tracker.trace, tracker
+
+
+def _records_somewhere(graph: fx.Graph) -> bool:
+    """Whether gradients are on at any node."""
+    return torch.is_grad_enabled() or any(
+        node.target is _SET_GRAD and bool(node.args[0]) for node in graph.nodes
+    )
 
 
 @contextlib.contextmanager

@@ -55,14 +55,17 @@ class Tracker(TorchDispatchMode):
         frozen_pattern: see `FrozenPattern`.
         paused: whether operators run without being noted.
         unfixable: expressions of sizes that cannot be fixed, see `fix`.
+        records_somewhere: whether gradients are on at any node of the graph.
     """
 
     def __init__(
         self,
         frozen_pattern: FrozenPattern | None = None,
         unfixable: frozenset[Any] = frozenset(),
+        records_somewhere: bool = True,
     ) -> None:
         super().__init__()
+        self.records_somewhere = records_somewhere
         self.unfixable = unfixable
         self.trace = Trace()
         self.node: fx.Node | None = None
@@ -140,14 +143,17 @@ class Tracker(TorchDispatchMode):
         """
         if self.node is None or root.made_at is None or root.made_at is self.node:
             return True
-        regions = self.trace.regions
-        if regions[self.node].records_like(regions[root.made_at]):
-            return True
-        if root.kind is not Kind.WEIGHT or root.made_at.op != "placeholder":
-            return False
-        # No gradient ends at a frozen weight, wherever it is read.
+        now, made = self.trace.regions[self.node], self.trace.regions[root.made_at]
+        if root.made_at.op != "placeholder":
+            return now.records_like(made)
         value = fake_result(root.made_at)
-        return isinstance(value, Tensor) and not value.requires_grad
+        if isinstance(value, Tensor) and value.requires_grad:
+            # Its gradient is recorded where it is read with gradients on. A view that is taken of
+            # it with gradients off has none, which shows only where they are on later.
+            return now.grad if self.records_somewhere else now.records_like(made)
+        # No gradient ends at a frozen weight, wherever it is read.
+        frozen = root.kind is Kind.WEIGHT and isinstance(value, Tensor)
+        return frozen or now.records_like(made)
 
     def as_value_of(self, node: fx.Node, value: Tensor) -> View:
         """What a node's value is a view of.

@@ -128,6 +128,7 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
             view is not None
             and is_rewritten(view.root, chosen)
             and holds_all(view)
+            and _records_like_its_root(node, view.root, trace)
             and result.fixed.get(view.root, node) is node
         ):
             result.exits[node] = view
@@ -137,6 +138,17 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
     result.exits = dict(reversed(result.exits.items()))
     result.dead = [node for node in graph.nodes if node not in live or node in result.exits]
     return result
+
+
+def _records_like_its_root(node: fx.Node, root: Root, trace: Trace) -> bool:
+    """Whether gradients are on or off at a node as where its root is made.
+
+    Where they are not, the node's value is an earlier node's, as of a `float()` that changes
+    nothing: that node is replaced.
+    """
+    if root.made_at is None:
+        return True
+    return trace.regions[node].records_like(trace.regions[root.made_at])
 
 
 def _fixed_in_memory(
@@ -264,7 +276,10 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         CannotLowerError: the first product that must stay as it is.
     """
     trace = tracker.trace
+    made_in_inference = _made_in_inference(trace)
     for product, at, holder in found.held:
+        if trace.regions[at].grad and memory_of(holder.node) in made_in_inference:
+            raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
         if trace.regions[at].grad and not trace.is_intact(holder.storage):
             # The operators may need it for gradients where the author's do not; and AOTAutograd
             # computes activations again from inputs that were written since (seen in 2.13).
@@ -291,6 +306,14 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 raise CannotLowerError(
                     product, "its result is written in place and read elsewhere too"
                 )
+
+
+def _made_in_inference(trace: Trace) -> set[int | None]:
+    """Memories that are made in an inference mode: autograd refuses to save such tensors."""
+    first: dict[int | None, fx.Node] = {}
+    for node in trace.memory:
+        first.setdefault(memory_of(node), node)
+    return {memory for memory, node in first.items() if memory and trace.regions[node].inference}
 
 
 def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:

@@ -477,6 +477,38 @@ class CopyWithoutGradients(CopyByStrides):
             return y.flatten(1)
 
 
+class ViewBeforeGradients(Case):
+    """The view has no gradient; what the product reads is that view."""
+
+    outside = staticmethod(torch.no_grad)
+
+    def forward(self, x):
+        weight = self.w.transpose(1, 2)
+        with torch.enable_grad():
+            return torch.einsum("bgi,gio->bgo", x.view(-1, 4, 8), weight)
+
+
+class CopyOfAnInferenceTensor(Case):
+    """The copy is an ordinary tensor, the view of it that the product could read is not."""
+
+    reasons = ("an operand is made in a torch.inference_mode",)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            x = torch.sin(x)
+        blocks = x.view(-1, 4, 8).transpose(0, 1).contiguous()
+        return torch.bmm(blocks, self.w)
+
+
+class TheSameTensorWithoutGradients(Case):
+    """float() returns the tensor that it is called on, gradients and all."""
+
+    def forward(self, x):
+        y = torch.bmm(self.w, x.view(-1, 4, 8).permute(1, 2, 0))
+        with torch.no_grad():
+            return y.float()
+
+
 def subclasses(base):
     direct = base.__subclasses__()
     return [one for cls in direct for one in (cls, *subclasses(cls))]
