@@ -264,7 +264,7 @@ def test_a_stricter_search_recommends_no_chain_of_the_looser_one(
 ) -> None:
     first = search(trials=12, **loose)
     second = search(trials=18, **strict)
-    request = second.request
+    request = second.layers[0].request
     assert len(second.layers[0].trials) == 18  # they are kept, and shown
     outside = [one for one in first.layers[0].trials if not request.admits(one.facts.chain)]
     assert outside

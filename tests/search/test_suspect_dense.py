@@ -1,5 +1,6 @@
 """Dense layers that are too slow to be true: warned of, and a final that met one held again."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, finals, layers_of_model, run_search, suspect_dense
 from ksopt.search.layer_request import LayerRequest
-from ksopt.search.report import export, terminal
+from ksopt.search.report import results_json, terminal
 from ksopt.search.results import SearchResult
 from ksopt.search.suspect_dense import DenseLayer, dense_layer, warning_of
 from ksopt.search.worker_processes import Spare
@@ -74,7 +75,8 @@ def test_the_floor_is_that_of_the_dense_product(search: Search, train: bool, tim
     moved, flops = 4 * (16 * 32 + 16 * 64 + 32 * 64), 2 * 16 * 32 * 64
     floor_us = 1e6 * max(moved / roof.bandwidth, flops / roof.rate)
     assert found.floor_us == pytest.approx(times * floor_us)
-    value = export.to_value(result)["dense_layer"]
+    (layer,) = json.loads(results_json.to_json(result))["layers"]
+    value = layer["dense_layer"]
     assert value["floor_us"] == found.floor_us
     assert value["over_floor"] == found.over_floor
     assert value["warning"] == (found.warning or None)
