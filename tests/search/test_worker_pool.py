@@ -120,17 +120,17 @@ def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: 
     counts = complete_chains(url)
     assert len(counts) == trials
     assert set(counts.values()) == {1}
-    found = [
-        json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))
+    first, second = (
+        json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))["layers"][0]
         for name in ("one", "two")
-    ]
-    assert len(found[0]["trials"]) == trials
-    for trial in [*found[0]["trials"], *found[1]["trials"]]:
+    )
+    assert len(first["trials"]) == trials
+    for trial in [*first["trials"], *second["trials"]]:
         del trial["floor_us"]  # by the roofline that each measured for itself
-    assert found[0]["trials"] == found[1]["trials"]
+    assert first["trials"] == second["trials"]
     # Which of them measures how many is the scheduler's choice.
-    assert {trial["run"] for trial in found[0]["trials"]} <= {1, 2}
-    assert len(found[0]["runs"]) == len(found[1]["runs"]) == 2
+    assert {trial["run"] for trial in first["trials"]} <= {1, 2}
+    assert len(first["runs"]) == len(second["runs"]) == 2
 
 
 @pytest.mark.slow
