@@ -17,20 +17,16 @@ from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.quick_choice import first_look
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
+from ksopt.measure.accuracy import AccuracyCheck, Errors
 from ksopt.measure.energy import Meter
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.reference import chain_reference
 from ksopt.search import timed_call
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import METRICS, TimedChain
 from ksopt.search.trained_weights import TrainedWeights
 
 DENSE = "dense"
-# The error allowed over PyTorch's in the same dtype, both against float64: another order of
-# summation can double it. One rounding is allowed on top, where PyTorch's happens to be exact.
-_ERROR_FACTOR = 2.0
-_CHECKED_ROWS = 64
 _TRIAL_SECONDS = 0.5
 # A trial, or the final, ends sooner where all its medians are this certain: far below what tells
 # two chains apart. An idle GPU's are after some ten repeats, or some fifty.
@@ -51,7 +47,7 @@ class Outcome:
         latency: The chain's.
         dense: The dense layer's.
         error: Relative error (Frobenius norm) of the chain's product against float64.
-        error_pytorch: The same of PyTorch's einsum in the chain's dtype.
+        error_pytorch: The same of PyTorch's batched products in the chain's dtype.
         seconds: How long all of it took: choosing kernels, checking, timing.
         values: The metrics that the request asks for, by name; of a chain that was given up few.
         factors_us: What each factor took when its kernel was chosen, None where that is not known;
@@ -259,48 +255,35 @@ class Objective:
 
         The whole batch is multiplied and must be finite; rows spread over it are compared.
         """
-        layout = self._request.layout
         with torch.inference_mode():
             y = self._product(x, weights)
             if not bool(torch.isfinite(y).all()):
                 raise WrongResultError("its product is not finite")
-            rows = torch.linspace(0, self._batch - 1, min(self._batch, _CHECKED_ROWS)).long()
-            axis = 1 if self._is_batch_last() else 0
-            rows = rows.to(self._device).unique()
-            some = x.index_select(axis, rows)
-            truth = chain_reference(some.double(), [w.double() for w in weights], layout)
-            same = chain_reference(some, list(weights), layout)
-            error = _relative_error(y.index_select(axis, rows), truth)
-            error_pytorch = _relative_error(same, truth)
-        self._refuse("its", error, error_pytorch)
+            check = AccuracyCheck(x, weights, self._request.layout)
+            errors = check.errors(y)
+        self._refuse("its", check, errors)
         if self._request.train:
-            self._check_gradients(x, weights, rows)
-        return error, error_pytorch
+            self._check_gradients(x, weights)
+        return errors.relative, check.pytorch.relative
 
-    def _check_gradients(self, x: Tensor, weights: Sequence[Tensor], rows: Tensor) -> None:
-        """The gradients of the whole batch must be finite, and the input's right on some rows."""
-        layout, axis = self._request.layout, 1 if self._is_batch_last() else 0
+    def _check_gradients(self, x: Tensor, weights: Sequence[Tensor]) -> None:
+        """The gradients of the whole batch must be finite, and the input's right on some rows.
+
+        The input's is the product of the result's gradient with the transposed chain.
+        """
         gradient = torch.ones_like(self._product(x, weights))
         gradients = timed_call.training_step(self._product, x, weights, gradient)()
         if not all(bool(torch.isfinite(one).all()) for one in gradients):
             raise WrongResultError("its gradients are not finite")
+        transposed = [weight.transpose(1, 2) for weight in reversed(weights)]
+        check = AccuracyCheck(gradient, transposed, self._request.layout)
+        self._refuse("its input gradient's", check, check.errors(gradients[0]))
 
-        def reference(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-            return chain_reference(x, list(weights), layout)
-
-        some, ones = x.index_select(axis, rows), gradient.index_select(axis, rows)
-        same = timed_call.training_step(reference, some, weights, ones)()[0]
-        exact = [weight.double() for weight in weights]
-        truth = timed_call.training_step(reference, some.double(), exact, ones.double())()[0]
-        error = _relative_error(gradients[0].index_select(axis, rows), truth)
-        self._refuse("its input gradient's", error, _relative_error(same, truth))
-
-    def _refuse(self, whose: str, error: float, error_pytorch: float) -> None:
-        allowed = _ERROR_FACTOR * error_pytorch + torch.finfo(self._dtype).eps
-        if not error <= allowed:
+    def _refuse(self, whose: str, check: AccuracyCheck, errors: Errors) -> None:
+        fault = check.fault(errors)
+        if fault is not None:
             raise WrongResultError(
-                f"{whose} relative error is {error:.2g}, more than the {allowed:.2g} allowed "
-                f"(twice PyTorch's {error_pytorch:.2g}, plus one rounding)"
+                f"{whose} {fault} (PyTorch's relative error is {check.pytorch.relative:.1e})"
             )
 
     def _input(self) -> Tensor:
@@ -320,7 +303,3 @@ class Objective:
 
     def _is_batch_last(self) -> bool:
         return self._request.layout == "batch_last"
-
-
-def _relative_error(result: Tensor, truth: Tensor) -> float:
-    return float((result.double() - truth).norm() / truth.norm().clamp_min(1e-300))

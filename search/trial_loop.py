@@ -63,6 +63,7 @@ class Campaign:
         request = self.request
         assert request.batch is not None
         batch_last = request.layout == "batch_last"
+        assert request.batch is not None  # it is resolved
         self.compilers.soon([chain], request.dtype, batch_last, request.batch)
 
     def step(self) -> int | None:

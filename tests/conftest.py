@@ -81,6 +81,6 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("brief")), prepend=os.pathsep)
     for path, value in CHANGES.items():
         monkeypatch.setattr(path, value)
-    timing._clock.cache_clear()
+    timing._timer.cache_clear()
     yield
-    timing._clock.cache_clear()
+    timing._timer.cache_clear()

@@ -18,7 +18,7 @@ import torch
 
 from ksopt import ops
 from ksopt.kernels.backends import cuda
-from ksopt.measure.timing import quantile
+from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern
 
 _ASKED = "clocks.sm,power.draw,clocks_event_reasons.active"

@@ -26,11 +26,12 @@ from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import TemplateFamily, families, family_of
 from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.registry import Call
 from ksopt.measure import device as devices
+from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Pattern
-from ksopt.reference import ks_reference
 from ksopt.report import tables
 
 # One or two of every d and size of block that the paper has.
@@ -41,8 +42,6 @@ PATTERNS = (
     *("(1,256,256,4)", "(1,256,256,32)", "(1,128,128,1)"),
 )
 BEST_PREDICTED = (1, 3)
-_CHECKED_ROWS = 300
-_ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds differently
 
 
 @dataclass(frozen=True)
@@ -107,29 +106,24 @@ def time_tiles(
     x = torch.randn(size, device=device).to(dtype)
     weight = (torch.randn(pattern.weight_shape, device=device) / pattern.c**0.5).to(dtype)
     layout = "batch_last" if last else "batch_first"
-    truth = ks_reference(_checked(x, last).double(), weight.double(), layout)
-
-    def error(y: torch.Tensor) -> float:
-        return float((_checked(y, last).double() - truth).norm() / truth.norm())
-
+    check = AccuracyCheck(x, [weight], layout)
     bmm = partial(cpu.multiply_by_bmm, x, weight, last)
-    allowed = _ALLOWED_ERROR * error(bmm())
     floor_us = roofline.floor_us(pattern.bytes(batch, problem.dtype), pattern.flops(batch))
     bmm_us = measure({"bmm": bmm}, device, max_seconds=0.05)["bmm"].median_us
     rows = []
     for tile in tiles:
-        launch = partial(family.launcher(problem, tile, 0), x, weight)
-        torch.full((batch * pattern.out_features,), float("nan"), dtype=dtype, device=device)
-        found = error(launch())
-        if not found <= allowed:
-            raise KsoptError(f"{pattern} {tile}: error {found:.2e}, allowed {allowed:.2e}")
+        multiply = family.launcher(problem, tile, 0)
+        launch = partial(multiply, x, weight)
+        fault = check.fault_of(partial(_swapped, multiply, weight))
+        if fault is not None:
+            raise KsoptError(f"{pattern} {tile}: {fault}")
         us = measure({"tile": launch}, device, max_seconds=0.02)["tile"].median_us
         rows.append(Row(pattern, tile, floor_us, bmm_us, us, predicted[tile]))
     return rows
 
 
-def _checked(tensor: torch.Tensor, batch_last: bool) -> torch.Tensor:
-    return tensor[:, -_CHECKED_ROWS:] if batch_last else tensor[-_CHECKED_ROWS:]
+def _swapped(multiply: Call, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return multiply(x, weight)
 
 
 def _compile_ahead(sources: list[str]) -> None:

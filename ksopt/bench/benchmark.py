@@ -16,7 +16,7 @@ from ksopt.bench.request import INDUCTOR, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
 from ksopt.measure import cuda_graphs
-from ksopt.measure.output_check import Gate, written_elements
+from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import Measurement, measure
 from ksopt.reference import LAYOUTS, is_batch_last
@@ -90,9 +90,9 @@ class Bench:
                     names = self._names(subject, layout)
                     if names:
                         x = self._input(subject, layout)
-                        gate = Gate(x, weights, layout)
+                        check = AccuracyCheck(x, weights, layout)
                         for name in names:
-                            self._prepare((name, layout), subject, x, weights, gate, ready)
+                            self._prepare((name, layout), subject, x, weights, check, ready)
                 chosen = ""
                 if (OURS, here) in ready.calls:
                     chosen = entries.chosen(self._input(subject, here), weights, here)
@@ -128,7 +128,7 @@ class Bench:
         subject: Subject,
         x: Tensor,
         weights: Sequence[Tensor],
-        gate: Gate,
+        check: AccuracyCheck,
         ready: _Ready,
     ) -> None:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
@@ -142,9 +142,9 @@ class Bench:
             way = entries.bind(name, weights, layout)
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
-                gate = Gate(x, [entries.dense_weight(weights)], layout)
-            fault = gate.fault(way)
-            if fault:
+                check = AccuracyCheck(x, [entries.dense_weight(weights)], layout)
+            fault = check.fault_of(way)
+            if fault is not None:
                 ready.reasons[key] = WRONG + fault
             elif not self.request.graph:
                 ready.calls[key] = partial(way, x)
@@ -160,7 +160,7 @@ class Bench:
         """Why a way's arithmetic alone makes it too slow to try; empty if it does not."""
         if not subject.is_pattern:  # a chain is compared with the dense layer whatever it takes
             return ""
-        flops = 2 * written_elements(name, subject.chain[0]) * subject.batch
+        flops = 2 * entries.written_elements(name, subject.chain[0]) * subject.batch
         least_us = self.roofline.floor_us(0, flops)
         floor_us = self.roofline.chain_floor_us(subject.chain, subject.batch)
         if least_us <= _MOST_FLOORS * floor_us:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log10
 
-from ksopt.measure.timing import quantile
+from ksopt.measure.measurement import quantile
 from ksopt.report import svg
 from ksopt.report.document import Figure
 

@@ -10,7 +10,7 @@ from typing import Any
 from ksopt.bench import results_folder
 from ksopt.bench.rows import Line, Row
 from ksopt.errors import InvalidInputError
-from ksopt.measure.timing import quantile
+from ksopt.measure.measurement import quantile
 from ksopt.patterns.chain import Pattern
 from ksopt.report import tables
 

@@ -16,8 +16,9 @@ from ksopt.kernels.launcher import Enterable, Entry
 from ksopt.kernels.problem import DeviceSpec, ProblemKey
 from ksopt.kernels.registry import Call, Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
-from ksopt.measure import interleaved
-from ksopt.measure.interleaved import Contender
+from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.interleaved import EntryResult, candidate_rules, race, winner
+from ksopt.measure.timers import timer_of
 
 Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor], str | None]
@@ -102,23 +103,25 @@ def measured(
         for weight_is in _weights_timed(candidate, copies[0])
     ]
     with weight_scopes.changing(False):
-        interleaved.race([entry.contender for entry in entries], x.device, budget_s)
-    entries = [entry for entry in entries if entry.contender.samples_us]
-    if not entries:
+        timer = timer_of(torch.device("cuda", x.get_device()))
+        rules = candidate_rules(budget_s)
+        results = race([entry.benchmark for entry in entries], timer, rules)
+    ran = [it for it in zip(entries, results, strict=True) if it[1].samples_us]
+    if not ran:
         raise UnavailableError(
             f"no way to multiply by {key.problem.pattern} ran on this device; the warnings above "
             "say why"
         )
-    ran = [entry.contender for entry in entries]
+    results = [result for _, result in ran]
     record = Record(
         key,
         _rows(key, x),
-        tuple(entry.timed() for entry in entries),
-        kept=interleaved.winner(ran, "kept", _previous(previous, "kept")),
-        changing=interleaved.winner(ran, "changing", _previous(previous, "changing")),
+        tuple(entry.timed(result) for entry, result in ran),
+        kept=winner(results, "kept", _previous(previous, "kept")),
+        changing=winner(results, "changing", _previous(previous, "changing")),
     )
     made = {
-        index: Choice(entries[index].candidate, entries[index].call, "measured", record)
+        index: Choice(ran[index][0].candidate, ran[index][0].call, "measured", record)
         for index in {record.kept, record.changing}
     }
     # One object for both where one way serves both, so that nobody need ask which.
@@ -139,24 +142,15 @@ class _Entry:
         self.candidate = candidate
         self.call = _preparing(call, weight_is)
         series = partial(_multiply, self.call, x, weights)
-        self.contender = Contender(
+        self.benchmark = BenchmarkEntry(
             candidate.label, series, _LEAGUES[weight_is], products=len(weights)
         )
         self._weight_is = weight_is
 
-    def timed(self) -> Timed:
-        raced, candidate = self.contender, self.candidate
-        p20_us, p80_us = raced.quantile_us(0.2), raced.quantile_us(0.8)
-        return Timed(
-            way=candidate.name,
-            config=candidate.config,
-            weight=self._weight_is,
-            predicted_us=candidate.predicted_us,
-            median_us=raced.median_us,
-            p20_us=p20_us,
-            p80_us=p80_us,
-            host_us=raced.host_us if raced.launches_us else None,
-        )
+    def timed(self, result: EntryResult) -> Timed:
+        """What the race has seen of it, for the record."""
+        one = self.candidate
+        return Timed.of(result, one.name, self._weight_is, one.config, one.predicted_us)
 
 
 def _multiply(call: Call, x: Tensor, weights: Sequence[Tensor]) -> None:
@@ -165,7 +159,7 @@ def _multiply(call: Call, x: Tensor, weights: Sequence[Tensor]) -> None:
 
 
 def _products(key: ProblemKey, weight: Tensor) -> int:
-    """How many products by weights of their own make a sample: see measure.py."""
+    """How many products by weights of their own make a sample: see measure/interleaved.py."""
     if key.largest_batch > _FEW_ROWS:
         return 1
     p = key.problem.pattern

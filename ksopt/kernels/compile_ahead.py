@@ -164,7 +164,10 @@ def _compile(source: str, target: Target) -> None:
 
 def main() -> int:
     """Compile for the problems that stdin holds, one a line, after a line that says for what."""
-    target = Target.from_json(worker_process.first_task())
+    first = worker_process.first_task()
+    if first is None:
+        return 0  # the parent has ended
+    target = Target.from_json(first)
     jobs = worker_process.listen()
     with ThreadPoolExecutor(_THREADS) as pool:
         while True:

@@ -47,7 +47,7 @@ def first_look(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = BU
         with torch.cuda.device(device), torch.no_grad():
             check, x, weight = checking(x.detach(), weight.detach(), batch_last)
             spec = cuda.spec_of(device)
-            decision = measured(found, x, weight, spec, budget_s, check)
+            decision = measured(found, x, weight, spec, budget_s, check.judge)
     except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit
         return
     cuda.remember(found, device, decision)

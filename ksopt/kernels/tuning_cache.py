@@ -28,6 +28,7 @@ import torch
 
 from ksopt.jit import cache, driver
 from ksopt.kernels.problem import ProblemKey
+from ksopt.measure.interleaved import EntryResult
 from ksopt.system import locks, sources, temporary_files
 from ksopt.system.cpu import cpu_name
 
@@ -63,6 +64,23 @@ class Timed:
     p20_us: float
     p80_us: float
     host_us: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        result: EntryResult,
+        way: str,
+        weight: Weight,
+        config: dict[str, Any] | None = None,
+        predicted_us: float | None = None,
+    ) -> Timed:
+        """What a race has seen of a way that could run."""
+        took = result.measurement
+        assert took is not None
+        host_us = result.host_us if math.isfinite(result.host_us) else None
+        return cls(
+            way, config, weight, predicted_us, took.median_us, took.p20_us, took.p80_us, host_us
+        )
 
     @property
     def label(self) -> str:

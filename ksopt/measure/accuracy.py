@@ -1,72 +1,209 @@
-"""Whether a way computes the right thing, asked before it may be chosen."""
+"""Whether a product is right: compared with float64 on some rows, before it is timed or chosen.
+
+The truth is `chain_reference` in float64, and what is allowed is measured: PyTorch's own product in
+the operands' dtype is compared with the same truth.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ksopt import precision
 from ksopt.baselines import BASELINES
-from ksopt.reference import ks_reference
+from ksopt.reference import chain_reference, is_batch_last, ks_reference
 
-_ENDS = 64  # rows at either end of the batch: the first tiles, and the last, which may be partial
+# Rows at each end of the batch, where tails are: the first tiles, and the last, which may be
+# partial. And rows spread between them.
+_ENDS, _BETWEEN = 64, 128
 _ALLOWED_ERROR = 2.0  # times PyTorch's own: another order of summation rounds differently
 _TF32_ROUNDING = 2.0**-11  # allowed where TF32 is, though cuBLAS may have been more exact
+# Of the largest result: more is not rounding, even where PyTorch itself were that far off.
+_LARGEST_SHARE = 0.02
 # Sums of 16-bit products are kept in fp32 and rounded once. What tensor cores lose of them, in
 # shares of sum |x||w|: a few units in fp32's last place for each 8 terms. 16-bit partial sums lose
 # hundreds of times as much, and hide behind the last rounding in the error of all outputs together.
 _UNIT, _TERMS = 2.0**-22, 8
 
 
-class Check:
-    """Compares results with float64, on rows of both ends of the batch.
+@dataclass(frozen=True)
+class Errors:
+    """How far a result is from the truth.
 
-    Operands whose product is nothing but zeros, or not finite in float64 or in PyTorch's own
-    computation, say nothing about a way: then every result passes (see `checking`).
+    Attributes:
+        relative: norm of the difference over the norm of the truth.
+        largest: largest difference over the largest number of the truth.
+        beyond: largest difference beyond one rounding to 16 bit, in shares of sum |x||w|; 0 where
+            that is not looked at.
+    """
+
+    relative: float
+    largest: float
+    beyond: float = 0.0
+
+
+def relative_error(result: Tensor, truth: Tensor) -> float:
+    """Norm of the difference from a float64 truth over the truth's norm."""
+    return float((result.double() - truth).norm() / truth.norm())
+
+
+def allowed_error(pytorch: float, rounding: float) -> float:
+    """The relative error that is allowed where PyTorch has one, too.
+
+    Of few results PyTorch's may all be exact by luck, so no less than rounding is allowed.
+
+    Args:
+        pytorch: PyTorch's relative error.
+        rounding: the relative error of rounding to the results' precision.
+
+    Example:
+        >>> allowed_error(0.5, 0.01), allowed_error(0.0, 0.01)
+        (1.0, 0.01)
+    """
+    most = _ALLOWED_ERROR * max(pytorch, rounding)
+    return min(_ALLOWED_ERROR * pytorch + rounding, most)
+
+
+class AccuracyCheck:
+    """The float64 truth of a chain's product on some rows of an input, and what may differ from it.
+
+    It is used in two ways, because operands differ: a kernel that is to be chosen is called on the
+    user's, which may hold NaN themselves (`judge`, and `checking`); what is benchmarked is called
+    on random ones, so that all of its result must have been written (`fault_of`).
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last.
-        weight: (a, b, c, d).
-        batch_last: the layout.
+        weights: (a, b, c, d) of the chain's factors, left to right.
+        layout: "batch_first" or "batch_last".
+        rounded_once: whether sums in 16 bit are a fault. A kernel's are kept in fp32; PyTorch's may
+            be rounded in between, which makes no wrong rival. For one factor.
     """
 
-    def __init__(self, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-        self._last = batch_last
-        few = self._rows(x)
-        layout = "batch_last" if batch_last else "batch_first"
-        self._truth = ks_reference(few.double(), weight.double(), layout)
-        self._size = self._truth.norm()
+    def __init__(
+        self, x: Tensor, weights: Sequence[Tensor], layout: str, rounded_once: bool = False
+    ) -> None:
+        self._x = x
+        self._last = is_batch_last(layout)
+        batch = x.numel() // x.shape[0 if self._last else -1]
+        self._rows = torch.tensor(checked_rows(batch), device=x.device)
+        few = self._picked(x).contiguous()
+        self._truth = chain_reference(few.double(), [weight.double() for weight in weights], layout)
+        self._features = self._truth.shape[0 if self._last else 1]
+        self._elements = batch * self._features
         self._sums: Tensor | None = None
-        if x.dtype.itemsize < 4:
+        if rounded_once and x.dtype.itemsize < 4:
+            (weight,) = weights
             self._sums = ks_reference(few.double().abs(), weight.double().abs(), layout)
-        self._allowed = self._allowed_beyond = float("inf")
-        if 0 < float(self._size) < float("inf"):  # false for NaN
-            pytorch = BASELINES["bmm"].bind(weight, layout)(few)
-            tf32 = x.is_cuda and x.dtype == torch.float32 and not precision.is_exact()
-            least = _TF32_ROUNDING if tf32 else torch.finfo(x.dtype).eps
-            theirs = self._error(pytorch)
-            if theirs < float("inf"):  # otherwise PyTorch's own overflows or is NaN too
-                self._allowed = _ALLOWED_ERROR * max(theirs, least)
-                least = _UNIT * (weight.shape[2] / _TERMS + _TERMS)
-                self._allowed_beyond = max(_ALLOWED_ERROR * self._beyond(pytorch), least)
+        y = few
+        for weight in reversed(weights):
+            y = BASELINES["bmm"].bind(weight, layout)(y)
+        self.pytorch = self._errors(y)
+        self.allowed = self._allowed([weight.shape[2] for weight in weights])
+
+    def _allowed(self, terms: Sequence[int]) -> Errors:
+        dtype, theirs = self._x.dtype, self.pytorch
+        tf32 = self._x.is_cuda and dtype == torch.float32 and not precision.is_exact()
+        eps = torch.finfo(dtype).eps
+        # Of each factor's results, and of sums in the results' own precision as well.
+        sums = math.sqrt(max(terms)) if dtype.itemsize >= 4 else 0.0
+        rounding = max(eps / 2 * (1 + sums), _TF32_ROUNDING if tf32 else 0.0) * len(terms)
+        relative = allowed_error(theirs.relative, _TF32_ROUNDING if tf32 else eps)
+        if dtype == torch.float64:  # the truth is rounded as well, and PyTorch's may be its equal
+            relative = _ALLOWED_ERROR * max(theirs.relative, eps)
+        return Errors(
+            relative,
+            min(_ALLOWED_ERROR * max(theirs.largest, rounding), _LARGEST_SHARE),
+            max(_ALLOWED_ERROR * theirs.beyond, _UNIT * (max(terms) / _TERMS + _TERMS)),
+        )
 
     @property
     def tells(self) -> bool:
-        """Whether the operands say anything about a way."""
-        return self._allowed < float("inf")
+        """Whether the operands say anything about a result.
 
-    def _rows(self, tensor: Tensor) -> Tensor:
+        They do not where the truth is nothing but zeros, where it or PyTorch's own result is not
+        finite, or where PyTorch is further off than rounding can be.
+        """
+        largest = float(self._truth.abs().max())
+        return 0 < largest < math.inf and self.pytorch.largest <= _LARGEST_SHARE
+
+    def errors(self, y: Tensor) -> Errors:
+        """How far a result for all rows of x is from the truth."""
+        return self._errors(self._picked(y))
+
+    def fault(self, errors: Errors) -> str | None:
+        """What is wrong with a result of such errors, in words; None if nothing is."""
+        if not self.tells:
+            return "PyTorch's own result is zero, not finite or too far off to compare with"
+        # NaN is no error that is allowed.
+        if not errors.relative <= self.allowed.relative:
+            return f"relative error {errors.relative:.1e}, allowed {self.allowed.relative:.1e}"
+        if not errors.largest <= self.allowed.largest:
+            return (
+                f"largest error {errors.largest:.1e} of the largest result, allowed "
+                f"{self.allowed.largest:.1e}"
+            )
+        return None
+
+    def judge(self, y: Tensor) -> str | None:
+        """What is wrong with a kernel's result, in words; None if nothing is, or can be said.
+
+        Overwrites it: the next way's result is likely to get its memory, and must not be right
+        there without being written.
+        """
+        rows = self._picked(y)
+        y.fill_(math.nan)
+        if not self.tells:
+            return None
+        errors = self._errors(rows)
+        fault = self.fault(errors)
+        if fault is not None:
+            return f"its result is wrong ({fault})"
+        if errors.beyond <= self.allowed.beyond:
+            return None
+        return (
+            f"its sums are rounded more than once (by {errors.beyond:.1e} of sum |x||w|, allowed "
+            f"{self.allowed.beyond:.1e})"
+        )
+
+    def fault_of(self, way: Callable[[Tensor], Tensor]) -> str | None:
+        """What is wrong with a way's result for x, in words; None if nothing is.
+
+        It is looked through for NaN everywhere: before the call, memory of its size is filled with
+        NaN and freed, so that the allocator hands it out again and what is left unwritten shows.
+        """
+        self._poison()
+        y = way(self._x)
+        wanted = list(self._x.shape)
+        wanted[0 if self._last else -1] = self._features
+        if list(y.shape) != wanted or y.dtype != self._x.dtype:
+            return f"the result is {list(y.shape)} of {y.dtype}, not {wanted} of {self._x.dtype}"
+        fault = self.fault(self.errors(y))
+        if fault is None and torch.isnan(y.sum(dtype=torch.float32)).item():
+            return "parts of the result are NaN: they were not written"
+        return fault
+
+    def _poison(self) -> None:
+        """Fill memory that the way's result may be given with NaN."""
+        x = self._x
+        blocks = [x.new_empty(size) for size in (self._elements, self._elements, x.numel())]
+        for block in blocks:
+            block.fill_(math.nan)
+
+    def _picked(self, tensor: Tensor) -> Tensor:
         if self._last:
-            flat = tensor.reshape(tensor.shape[0], -1)
-            return torch.cat([flat[:, :_ENDS], flat[:, -_ENDS:]], 1)
-        flat = tensor.reshape(-1, tensor.shape[-1])
-        return torch.cat([flat[:_ENDS], flat[-_ENDS:]])
+            return tensor.reshape(tensor.shape[0], -1).index_select(1, self._rows)
+        return tensor.reshape(-1, tensor.shape[-1]).index_select(0, self._rows)
 
-    def _error(self, y: Tensor) -> float:
-        return float((y.double() - self._truth).norm() / self._size)
+    def _errors(self, y: Tensor) -> Errors:
+        truth = self._truth
+        largest = float((y.double() - truth).abs().max() / truth.abs().max())
+        return Errors(relative_error(y, truth), largest, self._beyond(y))
 
     def _beyond(self, y: Tensor) -> float:
-        """The largest error beyond one rounding to 16 bit, in shares of sum |x||w|."""
         if self._sums is None:
             return 0.0
         kind = torch.finfo(y.dtype)
@@ -76,41 +213,39 @@ class Check:
         beyond = (y.double().clamp(-kind.max, kind.max) - truth).abs() - rounding
         return float((beyond.clamp(min=0) / self._sums.clamp(min=kind.smallest_normal)).max())
 
-    def __call__(self, y: Tensor) -> str | None:
-        """What is wrong with a result, in words; None if nothing is, or nothing can be said.
 
-        Overwrites it: the next way's result is likely to get its memory, and must not be right
-        there without being written.
-        """
-        rows = self._rows(y)
-        y.fill_(float("nan"))
-        if self._allowed == float("inf"):
-            return None
-        error = self._error(rows)
-        if not error <= self._allowed:  # true for NaN
-            return f"its result is wrong (relative error {error:.1e}, allowed {self._allowed:.1e})"
-        beyond = self._beyond(rows)
-        if beyond <= self._allowed_beyond:
-            return None
-        return (
-            f"its sums are rounded more than once (by {beyond:.1e} of sum |x||w|, allowed "
-            f"{self._allowed_beyond:.1e})"
-        )
+def checked_rows(batch: int) -> list[int]:
+    """The rows that are compared: both ends, and some between them at an odd distance.
+
+    Odd, so that they fall on every place of a tile, whose height is a power of two.
+
+    Example:
+        >>> checked_rows(3)
+        [0, 1, 2]
+        >>> len(checked_rows(25_088))
+        255
+    """
+    step = max(1, batch // _BETWEEN) | 1
+    ends = [*range(min(_ENDS, batch)), *range(max(0, batch - _ENDS), batch)]
+    return sorted({*ends, *range(0, batch, step)})
 
 
-def checking(x: Tensor, weight: Tensor, batch_last: bool) -> tuple[Check, Tensor, Tensor]:
-    """A check that tells right from wrong, and the operands that it is for.
+def checking(x: Tensor, weight: Tensor, batch_last: bool) -> tuple[AccuracyCheck, Tensor, Tensor]:
+    """A check of kernels that tells right from wrong, and the operands that it is for.
 
     They are those given, or random ones that lie in memory as these do: what is chosen now, on NaN
     or zeros, multiplies ordinary numbers later.
 
     Args:
-        x, weight, batch_last: as for `Check`.
+        x: (*batch, N), or (N, *batch) when batch_last.
+        weight: (a, b, c, d).
+        batch_last: the layout.
     """
-    check = Check(x, weight, batch_last)
+    layout = "batch_last" if batch_last else "batch_first"
+    check = AccuracyCheck(x, [weight], layout, rounded_once=True)
     if not check.tells:
         x, weight = _random_like(x), _random_like(weight)
-        check = Check(x, weight, batch_last)
+        check = AccuracyCheck(x, [weight], layout, rounded_once=True)
     return check, x, weight
 
 

@@ -74,7 +74,7 @@ def test_tiles_are_timed_and_written(name: str, roofline: Roofline, tmp_path: Pa
 
 def test_a_wrong_tile_gets_no_time(roofline: Roofline) -> None:
     family = Played("mma_tf32x3", wrong=1)
-    with pytest.raises(KsoptError, match=r"Config\(rank=1\): error"):
+    with pytest.raises(KsoptError, match=r"Config\(rank=1\): relative error"):
         tiles.time_tiles(family, tiles.problem_of(family, PATTERN), 4, 40, roofline, H200)
 
 

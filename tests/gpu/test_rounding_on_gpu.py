@@ -14,7 +14,7 @@ from ksopt.baselines import BASELINES
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import Problem
-from ksopt.measure.accuracy import Check
+from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.patterns.chain import Pattern
 
 pytestmark = pytest.mark.gpu
@@ -51,12 +51,13 @@ def test_sums_are_rounded_once(pattern, batch, last, dtype):
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     assert torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
     x, weight = operands(pattern, batch, last, dtype)
-    check = Check(x, weight, last)
-    assert check(ops.ks_mm(x, weight, last)) is None, cuda.choice_for(x, weight, last).name
+    layout = "batch_last" if last else "batch_first"
+    check = AccuracyCheck(x, [weight], layout, rounded_once=True)
+    assert check.judge(ops.ks_mm(x, weight, last)) is None, cuda.choice_for(x, weight, last).name
     problem = Problem(Pattern(*pattern), str(dtype).removeprefix("torch."), last)
     for name in pytorch_ops.names(problem, "cuda"):
-        y = BASELINES[name].bind(weight, "batch_last" if last else "batch_first")(x)
-        assert check(y) is None, name
+        y = BASELINES[name].bind(weight, layout)(x)
+        assert check.judge(y) is None, name
 
 
 def test_the_check_knows_sums_in_16_bit():
@@ -67,7 +68,8 @@ def test_the_check_knows_sums_in_16_bit():
         layout = "batch_last" if last else "batch_first"
         for name in pytorch_ops.FILLED:
             y = BASELINES[name].bind(weight, layout)(x)
-            refused.append("more than once" in str(Check(x, weight, last)(y)))
+            check = AccuracyCheck(x, [weight], layout, rounded_once=True)
+            refused.append("more than once" in str(check.judge(y)))
     assert any(refused)
 
 

@@ -1,8 +1,9 @@
 """Operands for emulated kernels, and what a result may be."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,29 @@ _SUBNORMAL = {"float32": 2**-150, "float16": 2**-25, "bfloat16": 2**-134}
 def gpu(multiprocessors: int) -> DeviceSpec:
     """An H200 of another size: with few multiprocessors, blocks of an emulated kernel are few."""
     return replace(H200, multiprocessors=multiprocessors)
+
+
+class Tiles:
+    """Random tiles of a family, each with most values that no earlier one had.
+
+    Args:
+        fields: of a tile, whose values count.
+    """
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self._fields = fields
+        self._random = random.Random(0)
+        self._seen: set[tuple[str, object]] = set()
+
+    def draw(self, candidates: Sequence[Any]) -> Any:
+        """The next one."""
+        sample = self._random.sample(candidates, min(len(candidates), 30))
+        tile = max(sample, key=lambda tile: len(self._values(tile) - self._seen))
+        self._seen |= self._values(tile)
+        return tile
+
+    def _values(self, tile: Any) -> set[tuple[str, object]]:
+        return {(field, getattr(tile, field)) for field in self._fields}
 
 
 def operands(problem: Problem, batch: int, seed: int) -> tuple[Tensor, Tensor]:

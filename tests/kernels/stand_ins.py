@@ -13,7 +13,7 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import families
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.measure import interleaved
+from ksopt.measure import timers
 
 A100 = DeviceSpec((8, 0), 108, 164 * 1024)
 IDENTITY = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
@@ -86,6 +86,16 @@ class Device:
         return self.clock.way(name, self.ms.get(name, 50.0), self.preparing_ms.get(name, 0.0))
 
 
+class Judging:
+    """A check that finds the faults that a test says."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def judge(self, y: str) -> str | None:
+        return self._device.faults.get(y)
+
+
 def set_launchers(monkeypatch, launcher) -> None:
     """Make (family, problem, tile, device index) -> call the launcher of every family."""
     for family in families():
@@ -112,11 +122,9 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(DeviceSpec, "of_device", classmethod(lambda cls, _: A100))
     monkeypatch.setattr(tuning_cache, "cuda_fingerprint", lambda _: dict(IDENTITY))
+    monkeypatch.setattr(cuda, "checking", lambda x, weight, _: (Judging(device), x, weight))
     monkeypatch.setattr(
-        cuda, "checking", lambda x, weight, _: (lambda y: device.faults.get(y), x, weight)
-    )
-    monkeypatch.setattr(
-        interleaved, "_overwriter", lambda _: interleaved._Overwriter(lambda: None, 1.0, 0.0)
+        timers, "spare_overwriter", lambda _: timers.Overwriter(lambda: None, 1.0, 0.0)
     )
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
     monkeypatch.setattr(registry, "_COMPILERS", 1)

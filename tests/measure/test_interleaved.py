@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
+import time
+from collections.abc import Iterable
 
 import pytest
 import torch
 
-from ksopt.measure import interleaved, timing
-from ksopt.measure.interleaved import Contender, race, winner
+from ksopt.measure import timers, timing
+from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.interleaved import (
+    EntryResult,
+    Rules,
+    candidate_rules,
+    quickest,
+    race,
+    warm_up_calls,
+    winner,
+)
+from ksopt.measure.measurement import Measurement, quantile_sample
+from ksopt.measure.timers import CpuTimer, timer_of
+from ksopt.measure.timing import measure
 
+CUDA = torch.device("cuda", 0)
 FLUSH_US, FLUSH_LAUNCH_US = 30.0, 5.0
 
 
@@ -73,41 +89,45 @@ def simulated(monkeypatch) -> Simulated:
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     properties = type("Properties", (), {"L2_cache_size": 2**25})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(interleaved.torch, "empty", lambda *_, **__: Scratch())
-    monkeypatch.setattr(timing.torch, "zeros", lambda *_, **__: Scratch())
-    monkeypatch.setattr(interleaved.time, "perf_counter", lambda: found.host_us / 1e6)
-    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: found.host_us * 1e3)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: Scratch())
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: Scratch())
+    monkeypatch.setattr(time, "perf_counter", lambda: found.host_us / 1e6)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: found.host_us * 1e3)
     return found
 
 
-def raced(**ways) -> dict[str, Contender]:
-    contenders = {name: Contender(name, call, frozenset({"all"})) for name, call in ways.items()}
-    race(list(contenders.values()), torch.device("cuda", 0), budget_s=10.0)
-    return contenders
+def raced(**ways) -> dict[str, EntryResult]:
+    return on_the_device([BenchmarkEntry(name, call) for name, call in ways.items()], 10.0)
 
 
-def timed(call) -> list[float]:
-    clock = timing._CudaClock(torch.device("cuda", 0))
-    plans = {"way": clock.plan(call, 1, cold=True)}
-    limits = timing._Limits(10.0, 7, 40, None, None, ["way"], None)
-    samples, _ = timing._rounds(clock, {"way": call}, plans, limits)
-    return samples["way"]
+def on_the_device(entries: list[BenchmarkEntry], budget_s: float) -> dict[str, EntryResult]:
+    results = race(entries, timer_of(CUDA), candidate_rules(budget_s))
+    return {one.entry.name: one for one in results}
+
+
+@pytest.fixture
+def measured(simulated):
+    """The played device is timed by `measure`, too."""
+    timing._timer.cache_clear()
+    yield functools.partial(measure, device=CUDA)
+    timing._timer.cache_clear()
 
 
 @pytest.mark.parametrize("host_us", [4.0, 30.0, 200.0, 640.0])
 @pytest.mark.parametrize("device_us", [3.0, 60.0])
-def test_a_slow_host_is_not_taken_for_a_slow_device(simulated, host_us, device_us):
+def test_a_slow_host_is_not_taken_for_a_slow_device(simulated, measured, host_us, device_us):
     way = simulated.way(host_us, device_us)
     found = raced(way=way)["way"]
     assert found.samples_us == pytest.approx([device_us] * len(found.samples_us))
     assert found.host_us == pytest.approx(host_us)
-    samples = timed(way)
-    assert samples == pytest.approx([device_us] * len(samples))
+    took = measured({"way": way}, min_repeats=7, max_repeats=40)["way"]
+    assert took.repeats == 40
+    assert [took.median_us, took.p20_us, took.p80_us] == pytest.approx([device_us] * 3)
 
 
 @pytest.mark.parametrize(("most", "asked"), [(8, [8]), (4, [8, 2]), (1, [8, 2])])
 def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatch, most, asked):
-    sizes, scratch = [], interleaved.torch.empty()
+    sizes, scratch = [], torch.empty()
 
     def empty(size: int, **_: object) -> object:
         sizes.append(size // 2**25)
@@ -115,19 +135,21 @@ def test_the_cache_is_overwritten_as_long_as_memory_allows(simulated, monkeypatc
             raise torch.OutOfMemoryError("no")
         return scratch
 
-    monkeypatch.setattr(interleaved.torch, "empty", empty)
-    flush = interleaved._overwriter(torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "empty", empty)
+    flush = timers.spare_overwriter(CUDA)
     assert sizes == asked
     assert flush.us == pytest.approx(FLUSH_US, rel=0.2) if most > 1 else flush.us == math.inf
 
 
-def test_samples_that_the_host_was_late_for_do_not_count(simulated):
+def test_samples_that_the_host_was_late_for_do_not_count(simulated, measured):
     """Every third call another process has the core for half a millisecond."""
     way = simulated.way(20.0, 10.0, late=1 / 3, late_us=500.0)
     found = raced(way=way)["way"]
     assert len(found.samples_us) >= 3
     assert found.samples_us == pytest.approx([10.0] * len(found.samples_us))
-    assert sorted(timed(way))[-3:] == pytest.approx([10.0] * 3)
+    took = measured({"way": way}, min_repeats=7, max_repeats=40)["way"]
+    assert took.repeats >= 35  # a sample is taken again at once
+    assert [took.median_us, took.p20_us, took.p80_us] == pytest.approx([10.0] * 3)
 
 
 def test_a_host_that_is_held_up_around_the_sample_is_late_too(simulated):
@@ -156,17 +178,14 @@ def test_late_samples_stand_in_where_there_are_no_others(simulated):
         simulated.launch(taken[-2], 5.0)
         simulated.launch(taken[-2], 5.0)
 
-    way = Contender("way", call, frozenset({"all"}))
-    race([way], torch.device("cuda", 0), budget_s=0.0)
+    way = on_the_device([BenchmarkEntry("way", call)], budget_s=0.0)["way"]
     assert len(way.samples_us) == 3
     assert min(way.samples_us) > 10.0  # part of them the host's time, for want of better
 
 
 def test_a_race_ends_when_it_knows(simulated):
     steady = raced(one=simulated.way(5.0, 100.0), two=simulated.way(5.0, 90.0))
-    assert all(
-        len(contender.samples_us) == interleaved._ENOUGH_ROUNDS for contender in steady.values()
-    )
+    assert {len(one.samples_us) for one in steady.values()} == {candidate_rules(1.0).enough_rounds}
 
 
 def test_who_cannot_win_is_timed_less(simulated):
@@ -177,7 +196,7 @@ def test_who_cannot_win_is_timed_less(simulated):
         hopeless=simulated.way(5.0, 300.0),
         far=simulated.way(5.0, 9_000.0),
     )
-    counts = {name: len(contender.samples_us) for name, contender in found.items()}
+    counts = {name: len(one.samples_us) for name, one in found.items()}
     assert counts["best"] == counts["near"] > counts["behind"] > counts["hopeless"] > counts["far"]
     assert counts["far"] == 1  # its warm-up, for the record
 
@@ -189,24 +208,28 @@ def test_a_series_is_timed_a_product_at_a_time(simulated):
         for product in range(8):
             simulated.launch(8.0, 5.0 if product == 0 else 3.0)
 
-    found = Contender("series", series, frozenset({"all"}), products=8)
-    race([found], torch.device("cuda", 0), budget_s=10.0)
+    found = on_the_device([BenchmarkEntry("series", series, products=8)], 10.0)["series"]
     assert found.samples_us == pytest.approx([26.0 / 8] * len(found.samples_us))
     assert found.host_us == pytest.approx(8.0)
 
 
-def contender(name: str, device_us: float, host_us: float, products: int = 1) -> Contender:
-    launches_us = [host_us * products] * 5
-    return Contender(
-        name, lambda: None, frozenset({"kept"}), [device_us] * 5, launches_us, products
-    )
+def result(
+    name: str,
+    device_us: float | Iterable[float],
+    host_us: float = math.inf,
+    products: int = 1,
+) -> EntryResult:
+    samples_us = (device_us,) * 5 if isinstance(device_us, float) else tuple(device_us)
+    entry = BenchmarkEntry(name, lambda: None, frozenset({"kept"}), products)
+    took = Measurement.of(samples_us, quantile=quantile_sample)
+    return EntryResult(entry, samples_us, took, host_us)
 
 
 def test_a_series_tells_apart_what_single_products_do_not():
-    def two(products: int) -> list[Contender]:
+    def two(products: int) -> list[EntryResult]:
         return [
-            contender("simple", 2.65, 2.0, products),
-            contender("faster", 2.5, 2.0, products),
+            result("simple", 2.65, 2.0, products),
+            result("faster", 2.5, 2.0, products),
         ]
 
     assert winner(two(1), "kept") == 0
@@ -215,47 +238,120 @@ def test_a_series_tells_apart_what_single_products_do_not():
 
 def test_of_a_series_too_the_host_decides_where_the_device_would_wait():
     two = [
-        contender("one launch", 2.65, 8.0, products=8),
-        contender("three launches", 2.5, 15.0, products=8),
+        result("one launch", 2.65, 8.0, products=8),
+        result("three launches", 2.5, 15.0, products=8),
     ]
     assert winner(two, "kept") == 0
 
 
 def test_the_host_decides_between_what_the_device_does_as_fast():
-    two = [contender("three launches", 5.0, 30.0), contender("one launch", 5.15, 11.0)]
+    two = [result("three launches", 5.0, 30.0), result("one launch", 5.15, 11.0)]
     assert winner(two, "kept") == 1
 
 
 def test_a_quicker_launch_is_not_worth_what_the_device_can_tell_apart():
     """A way may be 2 % slower on the device than PyTorch's, and that is slower than PyTorch."""
-    two = [contender("bmm", 71.0, 100.0), contender("one launch", 72.5, 11.0)]
+    two = [result("bmm", 71.0, 100.0), result("one launch", 72.5, 11.0)]
     assert winner(two, "kept") == 0
 
 
 def test_what_lies_in_the_fastests_own_spread_has_not_been_told_apart():
     noisy = [70.0, 71.0, 71.0, 74.0, 75.0]
-    two = [contender("simple", 73.0, 9.0), contender("other", 71.0, 9.0)]
-    assert winner(two, "kept") == 1
-    two[1].samples_us[:] = noisy
-    assert winner(two, "kept") == 0
+    simple = result("simple", 73.0, 9.0)
+    assert winner([simple, result("other", 71.0, 9.0)], "kept") == 1
+    assert winner([simple, result("other", noisy, 9.0)], "kept") == 0
 
 
 def test_a_device_that_is_busy_anyway_does_not_wait_for_the_host():
-    two = [contender("three launches", 100.0, 60.0), contender("one launch", 103.0, 11.0)]
+    two = [result("three launches", 100.0, 60.0), result("one launch", 103.0, 11.0)]
     assert winner(two, "kept") == 0
 
 
 def test_the_devices_time_is_not_given_for_a_quicker_launch():
     """Seen in a Llama: 15 us of the device and 45 of the host, or 29 and 11."""
-    two = [contender("bmm", 15.0, 45.0), contender("mma16", 29.0, 11.0)]
+    two = [result("bmm", 15.0, 45.0), result("mma16", 29.0, 11.0)]
     assert winner(two, "kept") == 0
 
 
 def test_the_simpler_of_two_is_not_taken_where_the_host_would_be_slower():
-    two = [contender("simple, three launches", 5.0, 30.0), contender("one launch", 5.0, 11.0)]
+    two = [result("simple, three launches", 5.0, 30.0), result("one launch", 5.0, 11.0)]
     assert winner(two, "kept") == 1
 
 
 def test_a_launch_that_is_hardly_quicker_decides_nothing():
-    two = [contender("simple", 5.0, 11.0), contender("other", 4.95, 10.0)]
+    two = [result("simple", 5.0, 11.0), result("other", 4.95, 10.0)]
     assert winner(two, "kept") == 0
+
+
+def test_an_even_number_of_samples_ties_by_samples_that_were_taken():
+    """Half way between the samples, the median would be 100.75, and the other had lost."""
+    two = [result("simple", [101.0] * 4), result("other", [100.0, 100.0, 101.5, 101.5])]
+    assert winner(two, "kept") == 0
+    assert two[1].measurement.median_us == 101.5
+
+
+def test_the_least_sample_wins_on_a_cpu():
+    two = [result("steady", [5.0, 5.0, 5.0]), result("disturbed", [4.9, 20.0, 30.0])]
+    assert quickest(two) == 1
+    assert quickest([*two, result("as quick", [4.9])]) == 1  # the first of them
+
+
+def test_what_is_far_behind_is_sampled_once(simulated, measured):
+    ways = {
+        "best": simulated.way(5.0, 4_000.0),
+        "worst": simulated.way(5.0, 30_000.0),
+        "short": simulated.way(5.0, 20.0),
+    }
+    limits = {"max_seconds": 0.2, "min_repeats": 6, "hopeless": 2.0}
+    found = measured(ways, rivals=["best", "worst"], **limits)
+    assert [name for name, one in found.items() if one.given_up] == ["worst"]
+    assert found["worst"].repeats == 1
+    assert found["worst"].median_us == pytest.approx(30_000.0, abs=5.0)
+    assert found["best"].repeats >= 3
+    # Too short to be sure at once.
+    ways = {"tiny": simulated.way(5.0, 20.0), "small": simulated.way(5.0, 1_000.0)}
+    assert measured(ways, **limits)["small"].repeats == 2
+
+
+class Turned:
+    """A CPU's clock that goes on only as a test says."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now_s * 1e9)
+
+    def taking(self, *seconds: float):
+        """A call that takes so long; the last figure stands for all that follow."""
+        left = list(seconds)
+
+        def call() -> None:
+            self.now_s += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
+
+
+def on_the_cpu(rules: Rules, **calls) -> dict[str, tuple[float, ...]]:
+    entries = [BenchmarkEntry(name, call) for name, call in calls.items()]
+    results = race(entries, CpuTimer(cold=False), rules)
+    return {one.entry.name: tuple(round(us / 1e6, 9) for us in one.samples_us) for one in results}
+
+
+def test_a_long_warm_up_counts_and_drops_what_takes_twice_as_long(monkeypatch):
+    clock = Turned(monkeypatch)
+    rules = Rules(warm_up_calls(1, long_us=20_000.0), 0.02, 5, budget_with_warm_up=True)
+    seen = on_the_cpu(
+        rules,
+        short=clock.taking(0.001),
+        long=clock.taking(0.1, 0.05),
+        twice=clock.taking(0.21),
+    )
+    assert seen == {"short": (0.001,), "long": (0.1, 0.05), "twice": (0.21,)}
+
+
+@pytest.mark.parametrize(("with_warm_up", "rounds"), [(True, 1), (False, 5)])
+def test_the_warm_up_is_part_of_the_budget_or_is_not(monkeypatch, with_warm_up, rounds):
+    clock = Turned(monkeypatch)
+    rules = Rules(warm_up_calls(1), 1.0, 5, budget_with_warm_up=with_warm_up)
+    seen = on_the_cpu(rules, way=clock.taking(2.0, 0.1))
+    assert seen == {"way": (0.1,) * rounds}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ksopt.errors import InvalidInputError
-from ksopt.measure import device, timing
+from ksopt.measure import device, interleaved, timers, timing
 from ksopt.measure.timing import Comparison, Measurement, compare, measure
 
 
@@ -37,7 +37,8 @@ class Turned:
 @pytest.fixture
 def turned(monkeypatch: pytest.MonkeyPatch) -> Turned:
     clock = Turned()
-    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(timers, "time", clock)
+    monkeypatch.setattr(interleaved, "time", clock)
     return clock
 
 
@@ -116,21 +117,6 @@ def test_hopeless_rivals_are_given_up_and_no_others(turned: Turned) -> None:
     assert found["ours"].repeats == found["best"].repeats >= 3
 
 
-def test_what_is_far_behind_on_a_steady_device_is_sampled_once(
-    monkeypatch: pytest.MonkeyPatch, turned: Turned
-) -> None:
-    monkeypatch.setattr(timing._CpuClock, "steady", True)
-    calls = {"best": turned.taking(4000), "worst": turned.taking(30_000), "short": turned.taking(2)}
-    limits = {"max_seconds": 0.2, "min_repeats": 6, "hopeless": 2.0}
-    found = measure(calls, "cpu", rivals=["best", "worst"], **limits)
-    assert [name for name, one in found.items() if one.given_up] == ["worst"]
-    assert found["worst"].repeats == 1
-    assert found["worst"].median_us == 30_000
-    assert found["best"].repeats >= 3
-    calls = {"tiny": turned.taking(5), "small": turned.taking(1000)}  # too short to be sure at once
-    assert measure(calls, "cpu", **limits)["small"].repeats == 2
-
-
 def test_what_is_too_slow_beside_a_reference_is_given_up(turned: Turned) -> None:
     calls = {"slow": turned.taking(10_000), "reference": turned.taking(1000)}
     limits = {"max_seconds": 0.05, "against": "reference"}
@@ -203,8 +189,8 @@ def test_what_a_function_raises_comes_through() -> None:
 
 
 def test_the_flush_outgrows_the_cache() -> None:
-    cache = timing._last_level_cache_bytes()
-    assert timing._flush_bytes(cache) >= min(2 * cache, timing._LARGEST_FLUSH_BYTES)
+    cache = timers.last_level_cache_bytes()
+    assert timers.flush_bytes(cache) >= min(2 * cache, timers._LARGEST_FLUSH_BYTES)
 
 
 @pytest.mark.gpu
@@ -243,7 +229,7 @@ def test_a_record_does_without_git_and_nvidia_smi(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_first_measured_in_inference_mode_can_be_measured_outside_of_it() -> None:
-    timing._clock.cache_clear()
+    timing._timer.cache_clear()
     with torch.inference_mode():
         timing.measure({"one": lambda: None}, "cpu", max_seconds=0.01)
     timing.measure({"one": lambda: None}, "cpu", max_seconds=0.01)

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from ksopt.compile import backend
 from ksopt.compile.sites import Report, Verdict
+from ksopt.measure.accuracy import allowed_error, relative_error
 from ksopt.measure.timing import Measurement, measure
 from models.build import Built, loss
 
 EAGER, INDUCTOR = "uncompiled", "Inductor"
 _BACKEND = "inductor"
-_ALLOWED_ERROR = 2.0
 _NOTHING = 1e-6  # of the norm of all gradients
 _LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the loss hardly
 
@@ -204,15 +204,11 @@ def _errors(found: _Results, truth: _Results) -> Errors:
     }
     whole = math.hypot(*norms.values())
     return Errors(
-        _error(found.logits, truth.logits),
-        _error(found.loss, truth.loss),
+        relative_error(found.logits, truth.logits),
+        relative_error(found.loss, truth.loss),
         math.hypot(*wrong.values()) / whole,
         {name: wrong[name] / norm for name, norm in norms.items() if norm > _NOTHING * whole},
     )
-
-
-def _error(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth).norm() / truth.norm())
 
 
 def _judge(built: Built, ways: list[Way]) -> None:
@@ -231,7 +227,7 @@ def _judge(built: Built, ways: list[Way]) -> None:
             for name, error in own.gradients.items()
         ]
         for what, error, theirs in pairs:
-            allowed = _ALLOWED_ERROR * max(*theirs, eps)
+            allowed = allowed_error(max(theirs), eps)
             if not error <= allowed:
                 way.faults.append(f"{what}: relative error {error:.2g}, allowed {allowed:.2g}")
         for what, report in (("forward", way.forward_report), ("step", way.step_report)):

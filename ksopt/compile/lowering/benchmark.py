@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +20,12 @@ from torch.nn import functional as F
 from ksopt import ops
 from ksopt.compile.lowering.out_variants import plan_results
 from ksopt.errors import UnavailableError
-from ksopt.measure.interleaved import Contender, race
+from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.interleaved import Rules, candidate_rules, race, warm_up_calls
+from ksopt.measure.timers import timer_of
 from ksopt.patterns.chain import Chain
 
-_ROUNDS = 7
+_CPU_ROUNDS = 7
 _MOST_CHAINS = 10_000
 _BUDGET_S = 0.5
 
@@ -256,25 +257,12 @@ def medians_us(variants: dict[str, Callable[[], object]], device: torch.device) 
         UnavailableError: one of them does not run, of which a warning has said more, or there is
             not enough memory for it.
     """
-    contenders = [Contender(name, call, frozenset({"all"})) for name, call in variants.items()]
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            race(contenders, device, _BUDGET_S)
-    else:
-        _race_on_cpu(contenders)
-    failed = [contender.name for contender in contenders if not contender.samples_us]
+    entries = [BenchmarkEntry(name, call) for name, call in variants.items()]
+    on_cpu = Rules(warm_up_calls(2), _BUDGET_S, _CPU_ROUNDS)
+    rules = on_cpu if device.type == "cpu" else candidate_rules(_BUDGET_S)
+    results = race(entries, timer_of(device), rules)
+    medians = {one.entry.name: one.measurement.median_us for one in results if one.measurement}
+    failed = [name for name in variants if name not in medians]
     if failed:
         raise UnavailableError(f"{' and '.join(failed)} cannot be timed on {device}")
-    return {contender.name: contender.median_us for contender in contenders}
-
-
-def _race_on_cpu(contenders: list[Contender]) -> None:
-    end = time.perf_counter() + _BUDGET_S
-    for round_ in range(_ROUNDS + 2):
-        for contender in contenders:
-            start = time.perf_counter()
-            contender.call()
-            if round_ >= 2:  # the first ones choose, compile and warm up
-                contender.samples_us.append((time.perf_counter() - start) * 1e6)
-        if round_ >= 2 and time.perf_counter() > end:
-            break
+    return medians

@@ -29,8 +29,9 @@ import functools
 import math
 import os
 import threading
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ from ksopt.kernels import tuning_cache
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import Problem, ProblemKey, bits_of
 from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.measure.entries import BenchmarkEntry
+from ksopt.measure.interleaved import EntryResult, Rules, quickest, race, warm_up_calls
+from ksopt.measure.timers import timer_of
 from ksopt.patterns.chain import Pattern
 
 BUDGET_S = 0.02
@@ -176,11 +180,9 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     problem_key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
     fingerprint = tuning_cache.cpu_fingerprint()
     with _timing, tuning_cache.alone(fingerprint, problem_key):
-        samples = _times(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
-        timed = tuple(
-            _as_timed(name, problem_key.problem, taken) for name, taken in samples.items()
-        )
-        best = list(samples).index(_least(samples))
+        results = _raced(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
+        timed = tuple(_timed(result, problem_key.problem) for result in results)
+        best = quickest(results)
         record = Record(problem_key, batch, timed, best, best)
         tuning_cache.save(fingerprint, record)
     key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
@@ -199,46 +201,30 @@ def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -
 
 
 def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
-    samples = _times(pattern, x, weight, batch_last, BUDGET_S, ROUNDS)
-    return _Choice(pattern, BASELINES[_least(samples)])
+    results = _raced(pattern, x, weight, batch_last, BUDGET_S, ROUNDS)
+    return _Choice(pattern, BASELINES[results[quickest(results)].entry.name])
 
 
-def _least(samples: dict[str, list[float]]) -> str:
-    # Anything else that runs makes a product slower, never faster: the least time is the truest.
-    return min(samples, key=lambda name: min(samples[name]))
-
-
-def _times(
+def _raced(
     pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, rounds: int
-) -> dict[str, list[float]]:
-    """Seconds that each candidate took, round by round."""
+) -> Sequence[EntryResult]:
+    """What each candidate took."""
     problem = Problem(pattern, _name(x.dtype), batch_last)
-    candidates = [BASELINES[name] for name in pytorch_ops.names(problem, "cpu")]
-    samples: dict[str, list[float]] = {baseline.name: [] for baseline in candidates}
-    end = time.perf_counter() + budget_s
-    # Round 0 warms up, and counts only where a run is so long that warming up does not matter.
-    for round_ in range(rounds + 1):
-        for baseline in candidates:
-            start = time.perf_counter()
-            _Choice(pattern, baseline).multiply(x, weight, batch_last)
-            taken = time.perf_counter() - start
-            if round_ > 0 or taken > budget_s:
-                samples[baseline.name].append(taken)
-        if round_ > 0 and time.perf_counter() > end:
-            break
-        if round_ == 0:
-            # What took long, and twice as long as another, is not worth a second run.
-            long = {name: taken[0] for name, taken in samples.items() if taken}
-            limit = 2 * min(long.values(), default=math.inf)
-            candidates = [b for b in candidates if long.get(b.name, 0.0) <= limit]
-    return {name: taken for name, taken in samples.items() if taken}
+    entries = [
+        BenchmarkEntry(
+            name, partial(_Choice(pattern, BASELINES[name]).multiply, x, weight, batch_last)
+        )
+        for name in pytorch_ops.names(problem, "cpu")
+    ]
+    warm_up = warm_up_calls(1, long_us=budget_s * 1e6)
+    rules = Rules(warm_up, budget_s, rounds, budget_with_warm_up=True)
+    return race(entries, timer_of(x.device), rules)
 
 
-def _as_timed(name: str, problem: Problem, samples: list[float]) -> Timed:
-    ordered = sorted(us * 1e6 for us in samples)
-    middle, low, high = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.2, 0.8))
+def _timed(result: EntryResult, problem: Problem) -> Timed:
+    name = result.entry.name
     weight_is: tuning_cache.Weight = "fresh" if pytorch_ops.prepares(name, problem) else "any"
-    return Timed(name, None, weight_is, None, middle, low, high)
+    return Timed.of(result, name, weight_is)
 
 
 def _name(dtype: torch.dtype) -> str:

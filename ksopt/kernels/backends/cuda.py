@@ -3,7 +3,7 @@
 With ``KSOPT_TUNE=measure``, the default, the first product with a key (pattern, dtype, layout,
 precision, alignment, batch to the next power of two) compares the kernels that the cost models rank
 best with float64 and times them against PyTorch's ways, on the operands at hand; so nothing is
-wrong, or slower than PyTorch by more than the noise of a few runs. It takes `measure.BUDGET_S`
+wrong, or slower than PyTorch by more than the noise of a few runs. It takes `interleaved.BUDGET_S`
 seconds and the compilation of at most `registry.MOST_KERNELS` kernels. What was chosen is kept on
 disk (tuning_cache.py): the next process, or one that waits for this, takes it without timing.
 
@@ -34,8 +34,8 @@ from ksopt.kernels.autotuner import Choice, Decision, measured, rebuilt
 from ksopt.kernels.launcher import Enterable, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Record
-from ksopt.measure import interleaved
 from ksopt.measure.accuracy import checking
+from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Pattern
 
 _Key = tuple[tuple[int, ...], torch.dtype, bool, bool, Rows, int, int]
@@ -274,12 +274,12 @@ def _measured(
     device: int,
     x: Tensor,
     weight: Tensor,
-    budget_s: float = interleaved.BUDGET_S,
+    budget_s: float = BUDGET_S,
     previous: Record | None = None,
 ) -> Decision:
     with torch.no_grad():
         check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
-    return measured(found, x, weight, spec_of(device), budget_s, check, previous)
+    return measured(found, x, weight, spec_of(device), budget_s, check.judge, previous)
 
 
 def _recorded(found: ProblemKey, device: int) -> Decision | None:

@@ -16,6 +16,8 @@ from ksopt.compile.options import read as options_read
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.jit import cache
+from ksopt.measure.interleaved import EntryResult
+from ksopt.measure.measurement import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
 
@@ -149,12 +151,14 @@ def ran_out(*_):
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-def only_the_first_ran(contenders):
-    contenders[0].samples_us.append(1.0)
+def only_the_first_ran(entries, *_):
+    first, *others = entries
+    ran = EntryResult(first, (1.0,), Measurement.of([1.0]))
+    return [ran, *(EntryResult(entry, (), None) for entry in others)]
 
 
 @pytest.mark.parametrize(
-    ("name", "stand_in"), [("medians_us", ran_out), ("_race_on_cpu", only_the_first_ran)]
+    ("name", "stand_in"), [("medians_us", ran_out), ("race", only_the_first_ran)]
 )
 def test_what_cannot_be_timed_does_not_end_the_compilation(name, stand_in, monkeypatch, caplog):
     monkeypatch.setattr(benchmark, name, stand_in)
@@ -164,6 +168,24 @@ def test_what_cannot_be_timed_does_not_end_the_compilation(name, stand_in, monke
     )
     assert (decision.lower, decision.measured) == (True, None)  # what a CPU does without times
     assert "whether (3,4,8,1) is faster lowered was not measured" in caplog.text
+
+
+def test_a_long_compilation_leaves_time_for_more_than_one_sample(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now_s[0] * 1e9)
+
+    def taking(*seconds):
+        left = list(seconds)
+
+        def call():
+            now_s[0] += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
+
+    compiled_then_disturbed = taking(3.0, 0.001, 0.009, 0.001)
+    found = benchmark.medians_us({"one": compiled_then_disturbed, "other": taking(0.002)}, CPU)
+    assert found == pytest.approx({"one": 1_000.0, "other": 2_000.0})
 
 
 @pytest.mark.slow

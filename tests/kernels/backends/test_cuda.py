@@ -14,7 +14,7 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import DeviceSpec
-from ksopt.measure import interleaved
+from ksopt.measure import timers
 from ksopt.patterns.chain import Pattern
 
 PATTERN = Pattern(4, 64, 64, 16)
@@ -110,7 +110,7 @@ def test_a_first_call_that_loads_for_long_drops_nothing(device, monkeypatch):
     device.clock.hiccups["mma16 0", 2] = 500.0  # it was called once to be compared
     now = iter(range(10**9))
     monkeypatch.setattr(
-        interleaved.time, "perf_counter", lambda: device.clock.now_ms / 1e3 + next(now) / 1e9
+        timers.time, "perf_counter_ns", lambda: device.clock.now_ms * 1e6 + next(now)
     )
     assert cuda.run(*operands(), False) == "mma16 0"
 

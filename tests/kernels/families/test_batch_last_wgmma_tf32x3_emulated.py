@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
-from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
-from test_wgmma_tf32x3_emulated import without_predicates
-from torch import Tensor
+from cuda_emulator import EmulationError
+from packed_kernels import build, without_predicates
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.batch_last_wgmma_tf32x3 import Config
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -63,47 +62,9 @@ def cases() -> Iterator[tuple[Problem, Config]]:
 CASES = list(cases())
 
 
-def instances(problem: Problem, config: Config) -> list[Instance]:
-    """The kernel that packs weights, and the one that multiplies."""
-    return [
-        Instance(
-            batch_last_wgmma_tf32x3.pack_problem(problem, config),
-            batch_last_wgmma_tf32x3.pack_source(problem, config),
-            batch_last_wgmma_tf32x3.pack_geometry(problem, config),
-        ),
-        Instance(
-            problem,
-            batch_last_wgmma_tf32x3.source(problem, config),
-            batch_last_wgmma_tf32x3.geometry(problem, config),
-        ),
-    ]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """As `packing_launcher.PackedLauncher`, emulated."""
-
-    pack: EmulatedKernel
-    multiply: EmulatedKernel
-
-    def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
-        packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
-        return self.multiply(x, packed, seed)
-
-    def launched_as(self, geometry: Geometry) -> Kernel:
-        return replace(self, multiply=self.multiply.launched_as(geometry))
-
-
-def build(
-    emulator: Emulator, made: list[list[Instance]], edit: Callable[[str, str], str]
-) -> list[Kernel]:
-    built = emulator.build([one for pair in made for one in pair], edit)
-    return [Kernel(*pair) for pair in zip(built[::2], built[1::2], strict=True)]
-
-
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return build(emulator, [instances(*case) for case in CASES], without_predicates)
+    return build(emulator, batch_last_wgmma_tf32x3, CASES)
 
 
 def name(at: int) -> str:
@@ -159,9 +120,8 @@ def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
 
 def test_one_product_is_tf32(emulator):
     problem, config = CASES[1]
-    (kernel,) = build(
-        emulator, [instances(replace(problem, exact=False), config)], without_predicates
-    )
+    tf32 = replace(problem, exact=False)
+    (kernel,) = build(emulator, batch_last_wgmma_tf32x3, [(tf32, config)])
     x, weight = operands(problem, 72, seed=5)
     truth = ks_reference(x.double(), weight.double(), "batch_last")
     error = (kernel(x, weight).double() - truth).norm() / truth.norm()
@@ -193,7 +153,7 @@ def test_a_missing_wait_is_found(emulator, resident, cut, message):
             text = text.replace(cut, "stage < loaded; ++stage) {}" if "; ++stage" in cut else "")
         return without_predicates(header, text)
 
-    (kernel,) = build(emulator, [instances(problem, config)], edit)
+    (kernel,) = build(emulator, batch_last_wgmma_tf32x3, [(problem, config)], edit)
     x, weight = operands(problem, 8 * config.rows, seed=0)
     alone = batch_last_wgmma_tf32x3.geometry(problem, replace(config, groups=1))
     with pytest.raises(EmulationError, match=message):

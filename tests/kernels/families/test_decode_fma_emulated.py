@@ -1,12 +1,11 @@
 """The small-batch family in ordinary arithmetic, run on the CPU by the emulator."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
+from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
 from ksopt.kernels.families.base import family_of
@@ -39,21 +38,13 @@ OF_TEMPLATE = ("jw", "lt", "kt", "kr", "m", "units")
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
-    """For each shape, random tiles that have most values no earlier case had."""
-    draw = random.Random(0)
-    seen: set[tuple[str, int]] = set()
-
-    def values(config: Config) -> set[tuple[str, int]]:
-        return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
-
+    """For each shape, tiles that have most values no earlier case had."""
+    tiles = Tiles(OF_TEMPLATE)
     for dtype, shape in SHAPES:
         problem = Problem(Pattern(*shape), dtype, batch_last=False)
         candidates = list(decode_fma.configs(problem, gpu(4)))
         for _ in range(CONFIGS_EACH):
-            sample = draw.sample(candidates, min(len(candidates), 30))
-            config = max(sample, key=lambda config: len(values(config) - seen))
-            seen |= values(config)
-            yield problem, config
+            yield problem, tiles.draw(candidates)
 
 
 CASES = list(cases())

@@ -66,25 +66,6 @@ def test_more_rows_than_a_few_are_for_other_families(module, dtype):
     assert module.predicted_us(problem, config, many, H200) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("module", "shape", "dtype", "last", "words"),
-    [
-        (decode_mma16, (4, 64, 64, 1), "float32", False, "float32 is not one of"),
-        (decode_mma16, (4, 64, 64, 1), "float16", True, "batch_last"),
-        (decode_mma16, (4, 64, 64, 5), "float16", False, "d = 5"),
-        (decode_mma16, (8, 64, 12, 1), "float16", False, "c*d = 12 is not a multiple of 8"),
-        (decode_mma16, (3, 9, 64, 1), "float16", False, "27 outputs"),
-        (decode_mma16, (1, 8, 65536, 1), "float16", False, "does not fit"),
-        (decode_fma, (4, 64, 64, 1), "float64", False, "float64 is not one of"),
-        (decode_fma, (4, 64, 6, 1), "float32", False, "c*d = 6"),
-        (decode_fma, (3, 9, 64, 1), "float32", False, "27 outputs"),
-        (decode_fma, (4, 64, 64, 1), "float32", True, "batch_last"),
-    ],
-)
-def test_what_it_does_not_compute_it_says(module, shape, dtype, last, words):
-    assert words in str(module.unsupported_reason(Problem(Pattern(*shape), dtype, last), H200))
-
-
 # The fastest tiles measured on an H200 at 1, 16 and 64 rows (docs/performance.md): microseconds.
 MEASURED = {
     "(8,512,512,1)": (2.42, 2.61, 4.15),

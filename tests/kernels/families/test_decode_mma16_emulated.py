@@ -1,12 +1,11 @@
 """The small-batch family's index logic and its clusters, run on the CPU by the emulator."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
+from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
 from ksopt.kernels.families.base import family_of
@@ -47,13 +46,8 @@ MOST_THREADS = 1024  # of a cluster: the emulator compares each with each
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
-    """For each shape, random tiles that have most values no earlier case had."""
-    draw = random.Random(0)
-    seen: set[tuple[str, int]] = set()
-
-    def values(config: Config) -> set[tuple[str, int]]:
-        return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
-
+    """For each shape, tiles that have most values no earlier case had."""
+    tiles = Tiles(OF_TEMPLATE)
     for at, shape in enumerate(SHAPES):
         for turn in range(CONFIGS_EACH):
             dtype = list(decode_mma16.dtypes)[(at + turn) % 2]
@@ -66,10 +60,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
             ]
             several = [c for c in candidates if c.cluster > 1]
             candidates = several if several and turn == 1 else candidates
-            sample = draw.sample(candidates, min(len(candidates), 30))
-            config = max(sample, key=lambda config: len(values(config) - seen))
-            seen |= values(config)
-            yield problem, config
+            yield problem, tiles.draw(candidates)
 
 
 CASES = list(cases())

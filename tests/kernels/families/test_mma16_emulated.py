@@ -1,12 +1,11 @@
 """The 16-bit tensor-core family's packing and index logic, run on the CPU by the emulator."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
+from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
 
 from ksopt.kernels.families.base import family_of
@@ -44,22 +43,14 @@ OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "mt", "nt", "kl", "stages")
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
-    """For each shape, random tiles that have most values no earlier case had."""
-    draw = random.Random(0)
-    seen: set[tuple[str, int]] = set()
-
-    def values(config: Config) -> set[tuple[str, int]]:
-        return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
-
+    """For each shape, tiles that have most values no earlier case had."""
+    tiles = Tiles(OF_TEMPLATE)
     for at, shape in enumerate(SHAPES):
         for turn in range(CONFIGS_EACH):
             dtype = list(mma16.dtypes)[(at + turn) % 2]
             problem = Problem(Pattern(*shape), dtype, batch_last=False)
             candidates = list(mma16.configs(problem, gpu(4)))
-            sample = draw.sample(candidates, min(len(candidates), 30))
-            config = max(sample, key=lambda config: len(values(config) - seen))
-            seen |= values(config)
-            yield problem, config
+            yield problem, tiles.draw(candidates)
 
 
 # The template takes more than `configs` gives it: outputs that do not divide b, stages that do not

@@ -19,11 +19,6 @@ SHAPES = [(2, 64, 64, 1), (1, 96, 96, 2), (1, 48, 96, 3), (1, 48, 192, 6), (4, 6
           (1, 128, 512, 16), (2, 48, 36, 12)]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-
-
 def problem_of(shape: tuple[int, int, int, int], exact: bool = True) -> Problem:
     return Problem(Pattern(*shape), "float32", False, exact)
 
@@ -54,25 +49,6 @@ def test_warpgroup_products_compile_for_hopper(shape):
         assert wgmma_tf32x3.kernel_name(problem).encode() in code
         code = nvrtc.cubin(wgmma_tf32x3.pack_source(problem, config), "sm_90a").data
         assert wgmma_tf32x3.pack_name(problem).encode() in code
-
-
-@pytest.mark.parametrize(
-    ("problem", "reason"),
-    [
-        (Problem(Pattern(1, 64, 64, 4), "float16", False), "float16"),
-        (Problem(Pattern(1, 64, 64, 4), "float32", True), "batch_last"),
-        (Problem(Pattern(1, 64, 64, 5), "float32", False), "d = 5"),
-        (Problem(Pattern(1, 60, 64, 4), "float32", False), "b = 60"),
-        (Problem(Pattern(1, 64, 63, 2), "float32", False), "c\\*d = 126"),
-        (Problem(Pattern(1, 2**15, 2**15, 4), "float32", False), "32 bits"),
-    ],
-)
-def test_it_says_why_not(problem, reason):
-    for family in (mma_tf32x3, wgmma_tf32x3):
-        with pytest.raises(AssertionError, match=reason):
-            assert family.unsupported_reason(problem, H200) is None, family.unsupported_reason(
-                problem, H200
-            )
 
 
 def test_every_supported_fold_has_tiles():

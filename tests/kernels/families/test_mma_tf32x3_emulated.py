@@ -1,12 +1,11 @@
 """The fp32 tensor-core family's index logic and accuracy, run on the CPU by the emulator."""
 
-import random
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import pytest
 import torch
-from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
+from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import Instance
 
 from ksopt.kernels.families.base import family_of
@@ -40,13 +39,8 @@ OF_TEMPLATE = ("warps_j", "warps_m", "warps_n", "mt", "nt", "kl", "stages", "res
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
-    """For each shape, random tiles that have most values no earlier case had."""
-    draw = random.Random(0)
-    seen: set[tuple[str, int]] = set()
-
-    def values(config: Config) -> set[tuple[str, int]]:
-        return {(field, asdict(config)[field]) for field in OF_TEMPLATE}
-
+    """For each shape, tiles that have most values no earlier case had."""
+    tiles = Tiles(OF_TEMPLATE)
     for shape in SHAPES:
         problem = Problem(Pattern(*shape), "float32", batch_last=False)
         candidates = list(mma_tf32x3.configs(problem, gpu(4)))
@@ -54,10 +48,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
             # Where several warps may share the j, one turn each.
             width = 1 + turn if problem.pattern.d % 8 == 0 else 1
             fitting = [config for config in candidates if config.warps_j == width]
-            sample = draw.sample(fitting, min(len(fitting), 30))
-            config = max(sample, key=lambda config: len(values(config) - seen))
-            seen |= values(config)
-            yield problem, config
+            yield problem, tiles.draw(fitting)
 
 
 CASES = list(cases())

@@ -72,21 +72,6 @@ def test_operands_that_want_gradients():
     assert not y.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("problem", "reason"),
-    [
-        (Problem(Pattern(1, 16, 16, 4), "float16", True), "batch_last"),
-        (Problem(Pattern(4, 16, 16, 1), "float16", False), "d = 1"),
-        (Problem(Pattern(1, 16, 20, 4), "float16", False), "20"),
-        (Problem(Pattern(1, 12, 16, 4), "float16", False), "12"),
-        (Problem(Pattern(1, 16, 16, 20), "float16", False), "d = 20"),
-        (Problem(Pattern(1, 16, 16, 4), "float64", False), "float64"),
-    ],
-)
-def test_what_is_refused(problem, reason):
-    assert reason in transpose_bmm.unsupported_reason(problem, H200)
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -1,7 +1,6 @@
 """The 16-bit family on warpgroup products: its index logic and hand-over, run on the CPU."""
 
 import random
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError, Instance
+from packed_kernels import without_predicates
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.mma16 import fold
@@ -50,25 +50,6 @@ def cases() -> Iterator[tuple[Problem, Config]]:
 
 
 CASES = list(cases())
-
-
-def without_predicates(name: str, text: str) -> str:
-    """A header, with calls of the emulator instead of the two things that need a PTX predicate."""
-    if name == "mbarrier.cuh":
-        wait = r"uint32 over = 0;.*?memory\"\);\n\s*\}"
-        call = "emulate::wait_for_phase(shared_address(&state), unsigned(parity));"
-        text, found = re.subn(wait, call, text, flags=re.DOTALL)
-        assert found == 1
-    if name == "wgmma_16bit.cuh":
-        text = text[: text.index("#define")] + (
-            "template <typename T, int N> void multiply_warpgroup_16(float (&sums)[N / 2],"
-            " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
-            "  using namespace emulate::ptx;\n"
-            "  constexpr auto widen = std::is_same_v<T, Float16> ? cvt_f32_f16 : widen_bf16;\n"
-            "  emulate::ptx::multiply_warpgroup_16<N, widen>(sums, a, b, accumulate);\n"
-            "}\n"
-        )
-    return text
 
 
 def instance(problem: Problem, config: Config) -> Instance:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
-from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
-from test_wgmma16_emulated import MULTIPROCESSORS, SHAPES, problem_of, without_predicates
-from torch import Tensor
+from cuda_emulator import EmulationError
+from packed_kernels import build, without_predicates
+from test_wgmma16_emulated import MULTIPROCESSORS, SHAPES, problem_of
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.wgmma16_streamed import Config
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import Problem
 
 wgmma16_streamed = family_of("wgmma16_streamed")
 
@@ -40,49 +40,9 @@ def cases() -> Iterator[tuple[Problem, Config]]:
 CASES = list(cases())
 
 
-def instances(problem: Problem, config: Config) -> list[Instance]:
-    """The kernel that packs weights, and the one that multiplies."""
-    return [
-        Instance(
-            wgmma16_streamed.pack_problem(problem, config),
-            wgmma16_streamed.pack_source(problem, config),
-            wgmma16_streamed.pack_geometry(problem, config),
-        ),
-        Instance(
-            problem,
-            wgmma16_streamed.source(problem, config),
-            wgmma16_streamed.geometry(problem, config),
-        ),
-    ]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """As `packing_launcher.PackedLauncher`, emulated."""
-
-    pack: EmulatedKernel
-    multiply: EmulatedKernel
-
-    def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
-        packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
-        return self.multiply(x, packed, seed)
-
-    def launched_as(self, geometry: Geometry) -> Kernel:
-        return replace(self, multiply=self.multiply.launched_as(geometry))
-
-
-def build(
-    emulator: Emulator,
-    cases: list[tuple[Problem, Config]],
-    edit: Callable[[str, str], str],
-) -> list[Kernel]:
-    built = emulator.build([one for case in cases for one in instances(*case)], edit)
-    return [Kernel(*pair) for pair in zip(built[::2], built[1::2], strict=True)]
-
-
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return build(emulator, CASES, without_predicates)
+    return build(emulator, wgmma16_streamed, CASES)
 
 
 def name(at: int) -> str:
@@ -142,7 +102,7 @@ def test_a_missing_wait_is_found(emulator, cut, message):
                 text = text.replace("        empty[multiplied_slot].arrive();\n", "")
         return without_predicates(header, text)
 
-    (kernel,) = build(emulator, [(problem, config)], edit)
+    (kernel,) = build(emulator, wgmma16_streamed, [(problem, config)], edit)
     x, weight = operands(problem, 3 * config.rows, seed=0)
     with pytest.raises(EmulationError, match=message):
         kernel(x, weight)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
-from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance
-from torch import Tensor
+from cuda_emulator import EmulationError
+from packed_kernels import build, without_predicates
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.wgmma_tf32x3 import Config
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -62,65 +62,9 @@ def cases() -> Iterator[tuple[Problem, Config]]:
 CASES = list(cases())
 
 
-def without_predicates(name: str, text: str) -> str:
-    """A header, with calls of the emulator instead of the two things that need a PTX predicate."""
-    if name == "mbarrier.cuh":
-        wait = r"uint32 over = 0;.*?memory\"\);\n\s*\}"
-        call = "emulate::wait_for_phase(shared_address(&state), unsigned(parity));"
-        text, found = re.subn(wait, call, text, flags=re.DOTALL)
-        assert found == 1
-    if name == "wgmma_tf32.cuh":
-        text = text[: text.index("#define")] + (
-            "template <int N> void multiply_warpgroup_tf32(float (&sums)[N / 2],"
-            " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
-            "  emulate::ptx::multiply_warpgroup_tf32<N>(sums, a, b, accumulate);\n}\n"
-        )
-    return text
-
-
-def instances(problem: Problem, config: Config) -> list[Instance]:
-    """The kernel that packs weights, and the one that multiplies."""
-    return [
-        Instance(
-            wgmma_tf32x3.pack_problem(problem, config),
-            wgmma_tf32x3.pack_source(problem, config),
-            wgmma_tf32x3.pack_geometry(problem, config),
-        ),
-        Instance(
-            problem,
-            wgmma_tf32x3.source(problem, config),
-            wgmma_tf32x3.geometry(problem, config),
-        ),
-    ]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """As `packing_launcher.PackedLauncher`, emulated."""
-
-    pack: EmulatedKernel
-    multiply: EmulatedKernel
-
-    def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
-        packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
-        return self.multiply(x, packed, seed)
-
-    def launched_as(self, geometry: Geometry) -> Kernel:
-        return replace(self, multiply=self.multiply.launched_as(geometry))
-
-
-def build(
-    emulator: Emulator,
-    cases: list[tuple[Problem, Config]],
-    edit: Callable[[str, str], str],
-) -> list[Kernel]:
-    built = emulator.build([one for case in cases for one in instances(*case)], edit)
-    return [Kernel(*pair) for pair in zip(built[::2], built[1::2], strict=True)]
-
-
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return build(emulator, CASES, without_predicates)
+    return build(emulator, wgmma_tf32x3, CASES)
 
 
 def name(at: int) -> str:
@@ -161,7 +105,7 @@ def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
             assert found == 1
         return without_predicates(header, text)
 
-    (kernel,) = build(emulator, [(problem, config)], edit)
+    (kernel,) = build(emulator, wgmma_tf32x3, [(problem, config)], edit)
     x, weight = operands(problem, 2 * config.rows + 3, seed=0)
     for blocks in (3, 7):
         geometry = wgmma_tf32x3.geometry(problem, replace(config, max_blocks=blocks))
@@ -218,7 +162,7 @@ def test_a_missing_wait_is_found(emulator, cut, message):
             text = text.replace(cut, "stage < loaded; ++stage);" if cut.startswith("stage") else "")
         return without_predicates(header, text)
 
-    (kernel,) = build(emulator, [(problem, config)], edit)
+    (kernel,) = build(emulator, wgmma_tf32x3, [(problem, config)], edit)
     x, weight = operands(problem, 8 * config.rows, seed=0)
     few = wgmma_tf32x3.geometry(
         problem, replace(config, max_blocks=config.columns(problem.pattern))

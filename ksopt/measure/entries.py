@@ -1,0 +1,63 @@
+"""What takes part in a race, and what a race has seen of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from ksopt.measure.measurement import Measurement, Quantile
+
+
+@dataclass(frozen=True)
+class BenchmarkEntry:
+    """What takes part in a race.
+
+    Attributes:
+        name: for messages.
+        call: what is timed.
+        leagues: it is given up when it is hopeless in all of them; never, if it is in none.
+        products: of one call; times are of one product.
+    """
+
+    name: str
+    call: Callable[[], object]
+    leagues: frozenset[str] = frozenset({"all"})
+    products: int = 1
+
+
+@dataclass
+class Lane:
+    """What a race has seen of an entry so far.
+
+    Attributes:
+        entry: the entry.
+        calls: of a sample: more than 1 only where a call is too short for the clock.
+        samples_us: of a product.
+        late_us: samples that the host was late for: they hold a part of its time.
+        launches_us: what launching each sample took the host, the warm-up's last one first.
+        given_up: whether it is sampled no longer.
+        events: around a sample on CUDA, made once: the host would make them anew between a sample's
+            overwriting and its end.
+    """
+
+    entry: BenchmarkEntry
+    calls: int = 1
+    samples_us: list[float] = field(default_factory=list)
+    late_us: list[float] = field(default_factory=list)
+    launches_us: list[float] = field(default_factory=list)
+    given_up: bool = False
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+    def measurement(self, quantile: Quantile) -> Measurement | None:
+        """Summary of the samples; of those that the host was late for where there are no others."""
+        samples_us = self.samples_us or self.late_us
+        if not samples_us:
+            return None
+        return Measurement.of(samples_us, self.calls, given_up=self.given_up, quantile=quantile)
+
+    def launch(self) -> None:
+        """The calls of a sample."""
+        for _ in range(self.calls):
+            self.entry.call()

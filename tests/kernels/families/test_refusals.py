@@ -1,0 +1,151 @@
+"""What a family does not compute, and the sentence that says why."""
+
+import pytest
+from checks import H200
+
+from ksopt.kernels.families.base import KernelFamily, families, family_of
+from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+COMMON = Pattern(4, 64, 64, 16)  # every family takes it
+
+FOLDS_16 = "2, 3, 4, 6, 12 or a multiple of 8"
+FOLDS_32 = "1, 2, 3, 6 or a multiple of 4"
+MMA_16 = ("mma16", "wgmma16", "wgmma16_streamed")
+TF32 = ("mma_tf32x3", "wgmma_tf32x3")
+
+# Families, dtype and pattern, and the reason.
+REFUSED = [
+    (("mma16",), "float16", "(1,8,8,5)", f"d = 5 is not 1, {FOLDS_16}"),
+    (("mma16",), "float16", "(1,8,8,20)", f"d = 20 is not 1, {FOLDS_16}"),
+    (MMA_16[1:], "float16", "(1,8,8,1)", f"d = 1 is not {FOLDS_16}"),
+    (MMA_16[1:], "float16", "(1,8,8,20)", f"d = 20 is not {FOLDS_16}"),
+    (MMA_16, "float16", "(1,12,8,8)", "b = 12 is not a multiple of 8"),
+    (
+        MMA_16,
+        "float16",
+        "(1,8,6,2)",
+        "c*d = 12 is not a multiple of 8, so rows of a group are not aligned",
+    ),
+    (MMA_16[:2], "float16", "(1,8,100000,8)", "no tile's weights fit in shared memory"),
+    (("wgmma16",), "float16", "(1,1024,1024,16)", "no tile's weights fit in shared memory"),
+    (TF32, "float32", "(1,64,64,5)", f"d = 5 is not {FOLDS_32}"),
+    (TF32, "float32", "(1,60,64,4)", "b = 60 is not a multiple of 8"),
+    (
+        TF32,
+        "float32",
+        "(1,64,63,2)",
+        "c*d = 126 is not a multiple of 4, so rows of a group are not aligned",
+    ),
+    (
+        TF32,
+        "float32",
+        "(1,32768,32768,4)",
+        "(1,32768,32768,4) has more elements in a row or a group than 32 bits count",
+    ),
+    (("decode_mma16",), "float16", "(4,64,64,5)", f"d = 5 is not 1, {FOLDS_16}"),
+    (
+        ("decode_mma16",),
+        "float16",
+        "(8,64,12,1)",
+        "c*d = 12 is not a multiple of 8, so rows of the weight are not aligned",
+    ),
+    (
+        ("decode_mma16",),
+        "float16",
+        "(3,9,64,1)",
+        "27 outputs are no multiple of 8, so rows of y are not aligned",
+    ),
+    (
+        ("decode_mma16",),
+        "float16",
+        "(1,8,65536,1)",
+        "a sum over c = 65536 of 16 rows does not fit in shared memory",
+    ),
+    (
+        ("decode_fma",),
+        "float32",
+        "(4,64,6,1)",
+        "c*d = 6 is no multiple of 4, so rows of the weight are not aligned",
+    ),
+    (
+        ("decode_fma",),
+        "float32",
+        "(3,9,64,1)",
+        "27 outputs are no multiple of 4, so rows of y are not aligned",
+    ),
+    (
+        ("batch_last_mma16",),
+        "bfloat16",
+        "(1,64,100000,1)",
+        "the weights of 16 outputs (c = 100000) do not fit in shared memory",
+    ),
+    (
+        ("batch_last_mma_tf32x3", "batch_last_wgmma_tf32x3"),
+        "float32",
+        "(1,64,100000,1)",
+        "the weights of 16 outputs (c = 100000) do not fit in shared memory",
+    ),
+    (
+        ("batch_last_wgmma16",),
+        "float16",
+        "(1,64,100000,1)",
+        "the weights of 64 outputs (c = 100000) do not fit in shared memory",
+    ),
+    (("transpose_bmm",), "float16", "(4,16,16,1)", "d = 1 needs no transposes"),
+    (
+        ("transpose_bmm",),
+        "float16",
+        "(1,16,20,4)",
+        "20 is not a multiple of 8, the elements of 16 bytes",
+    ),
+    (
+        ("transpose_bmm",),
+        "float16",
+        "(1,12,16,4)",
+        "12 is not a multiple of 8, the elements of 16 bytes",
+    ),
+    (
+        ("transpose_bmm",),
+        "float16",
+        "(1,16,16,20)",
+        "d = 20 is neither a multiple of 8 nor at most 12",
+    ),
+    # Weights that are streamed need not fit.
+    (("wgmma16_streamed",), "float16", "(1,8,100000,8)", None),
+    (("wgmma16_streamed",), "float16", "(1,1024,1024,16)", None),
+]
+CASES = [(name, *case) for names, *case in REFUSED for name in names]
+
+
+def layouts(family: KernelFamily) -> list[bool]:
+    """Whether the batch is last, for each layout that a family computes."""
+    return [
+        last
+        for last in (False, True)
+        if family.layout in (None, ("batch_first", "batch_last")[last])
+    ]
+
+
+@pytest.mark.parametrize(("name", "dtype", "text", "reason"), CASES)
+def test_a_refusal_says_why(name, dtype, text, reason):
+    family = family_of(name)
+    problem = Problem(Pattern.parse(text), dtype, layouts(family)[0])
+    assert family.unsupported_reason(problem, H200) == reason
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
+    own = ", ".join(family.dtypes)
+    for last in layouts(family):
+        reason = family.unsupported_reason(Problem(COMMON, dtype, last), H200)
+        assert reason == (None if dtype in family.dtypes else f"{dtype} is not one of {own}")
+
+
+@pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
+def test_a_family_leaves_the_other_layout_to_others(family):
+    for last in {False, True} - set(layouts(family)):
+        reason = family.unsupported_reason(Problem(COMMON, next(iter(family.dtypes)), last), H200)
+        assert reason == f"{'batch_last' if last else 'batch_first'} has its own kernels"

@@ -1,0 +1,77 @@
+"""Kernels on warpgroup products as the emulator runs them, those that pack weights included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cuda_emulator import EmulatedKernel, Emulator, Instance
+from torch import Tensor
+
+from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.problem import Geometry, Problem
+
+
+def without_predicates(header: str, text: str) -> str:
+    """A header, with calls of the emulator instead of the things that need a PTX predicate."""
+    if header == "mbarrier.cuh":
+        wait = r"uint32 over = 0;.*?memory\"\);\n\s*\}"
+        call = "emulate::wait_for_phase(shared_address(&state), unsigned(parity));"
+        text, count = re.subn(wait, call, text, flags=re.DOTALL)
+        assert count == 1
+    if header == "wgmma_16bit.cuh":
+        text = text[: text.index("#define")] + (
+            "template <typename T, int N> void multiply_warpgroup_16(float (&sums)[N / 2],"
+            " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
+            "  using namespace emulate::ptx;\n"
+            "  constexpr auto widen = std::is_same_v<T, Float16> ? cvt_f32_f16 : widen_bf16;\n"
+            "  emulate::ptx::multiply_warpgroup_16<N, widen>(sums, a, b, accumulate);\n"
+            "}\n"
+        )
+    if header == "wgmma_tf32.cuh":
+        text = text[: text.index("#define")] + (
+            "template <int N> void multiply_warpgroup_tf32(float (&sums)[N / 2],"
+            " const uint32 (&a)[4], uint64 b, int accumulate) {\n"
+            "  emulate::ptx::multiply_warpgroup_tf32<N>(sums, a, b, accumulate);\n}\n"
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class PackedKernel:
+    """As `packing_launcher.PackedLauncher`, emulated: one kernel packs, the other multiplies."""
+
+    pack: EmulatedKernel
+    multiply: EmulatedKernel
+
+    def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
+        packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
+        return self.multiply(x, packed, seed)
+
+    def launched_as(self, geometry: Geometry) -> PackedKernel:
+        return replace(self, multiply=self.multiply.launched_as(geometry))
+
+
+def build(
+    emulator: Emulator,
+    family: PackedFamily[Any],
+    cases: Iterable[tuple[Problem, Any]],
+    edit: Callable[[str, str], str] = without_predicates,
+) -> list[PackedKernel]:
+    """A kernel for each problem and tile of a family."""
+    instances = [
+        instance
+        for problem, tile in cases
+        for instance in (
+            Instance(
+                family.pack_problem(problem, tile),
+                family.pack_source(problem, tile),
+                family.pack_geometry(problem, tile),
+            ),
+            Instance(problem, family.source(problem, tile), family.geometry(problem, tile)),
+        )
+    ]
+    built = emulator.build(instances, edit)
+    return [PackedKernel(*pair) for pair in zip(built[::2], built[1::2], strict=True)]
