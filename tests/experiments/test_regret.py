@@ -14,6 +14,8 @@ import pytest
 
 import search_regret
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.compile_ahead import Target
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.space import build
@@ -23,6 +25,7 @@ from regret.reference import Predictions, Reference
 from regret.rows import Book, Measured, Searched, Stage, TimedWay
 from regret.schedule import Schedule, Unit
 from regret.work import Work
+from regret.worker import Bench
 from search_regret import main
 
 SCRIPT = Path(search_regret.__file__)
@@ -615,3 +618,11 @@ def test_it_runs_stops_and_goes_on(tmp_path: Path) -> None:
     before = out.read_text()
     assert subprocess.run(command, capture_output=True, text=True).returncode == 0
     assert out.read_text() == before  # nothing was left to measure
+
+
+def test_a_device_says_what_its_cost_model_has_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("cpu")
+    target = Target(DeviceSpec((9, 0), 132, 228 * 1024), "sm_90a")
+    monkeypatch.setattr(Target, "of", lambda device: target)
+    hello = json.loads(json.dumps(bench.hello()))
+    assert Target.from_json(hello["target"]) == target

@@ -54,7 +54,7 @@ class Bench:
         return {
             "device": devices.record(self.device).name,
             "batch": DEFAULT_BATCH[self.device.type],
-            "target": None if target is None else target.to_json(),
+            "target": None if target is None else asdict(target),
         }
 
     def search(self, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +93,7 @@ class Bench:
         request = self._request(task)
         chains = [Chain.parse(text) for text in task["chains"]]
         ahead = [*chains, *map(Chain.parse, task["next"])]
+        assert request.batch is not None
         batch_last = request.layout == "batch_last"
         self._compilers.soon(ahead, request.dtype, batch_last, request.batch)
         objective = Objective(request, self.device, seed=task["seed"])
