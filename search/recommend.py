@@ -10,6 +10,7 @@ from ksopt.search import metrics, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.objectives import DENSE
+from ksopt.search.pareto import pareto_front
 from ksopt.search.report import phrases
 from ksopt.search.results import Finalist, Recommendation, TrialRecord, Verdict
 from ksopt.search.space.space import Space, Step
@@ -34,7 +35,7 @@ def front_of(trials: Sequence[TrialRecord], request: LayerRequest) -> list[Trial
         if (most is None or _is_near(trial, most))
         and (times is None or (trial.ratio is not None and trial.ratio * times <= 1))
     ]
-    return metrics.pareto_front(within, metrics.objectives(request))
+    return pareto_front(within, metrics.objectives(request))
 
 
 def _is_near(trial: TrialRecord, max_error: float) -> bool:

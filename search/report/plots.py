@@ -8,7 +8,8 @@ from html import escape
 from ksopt.report import svg
 from ksopt.report.document import Figure
 from ksopt.search.diagnostics import Predictor
-from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric, pareto_front
+from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric
+from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Scale

@@ -9,7 +9,8 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget, Dims
 from ksopt.search.layer_request import LayerRequest
-from ksopt.search.metrics import ENERGY, LATENCY, PARAMETERS, pareto_front
+from ksopt.search.metrics import ENERGY, LATENCY, PARAMETERS
+from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted, elect, finalists, front_of, recommend
 from ksopt.search.results import ChainFacts, TrialRecord, Verdict
 from ksopt.search.space.space import Space, Step
