@@ -53,7 +53,8 @@ def search_plan(given: argparse.Namespace, device: torch.device) -> Plan:
             max_factors=2,
             out=tempfile.mkdtemp(),
         )
-        (answer,) = run_search(request).recommendations
+        (layer,) = run_search(request).layers
+        (answer,) = layer.recommendations
         print(answer.sentence)
         if answer.chosen is not None:
             rules[size] = answer.chosen.facts.chain

@@ -1,4 +1,4 @@
-"""The pattern search: which chain to use for a layer, measured on this device.
+"""The pattern search: which chains to use for layers, measured on this device.
 
 Importing this package is light; torch and Optuna are imported when a search runs.
 """
@@ -8,58 +8,66 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ksopt.search.request import Budget, Dims, SearchRequest
+from ksopt.patterns.size import Budget, Dims
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.request import SearchRequest
 
 if TYPE_CHECKING:
     from ksopt.search.hf_config import layers_of_config
-    from ksopt.search.layers_request import LayersRequest
-    from ksopt.search.layers_result import LayersResult
-    from ksopt.search.layers_study import ToMeasure, run_layers
     from ksopt.search.model_layers import layers_of_model
+    from ksopt.search.plan import effect_of, plan_of
     from ksopt.search.progress import Progress, for_terminal
-    from ksopt.search.report.export import print_result, to_json
-    from ksopt.search.results import Finalist, Recommendation, SearchResult, TrialRecord
+    from ksopt.search.report.results_json import to_json
+    from ksopt.search.report.terminal import print_result
+    from ksopt.search.results import (
+        Finalist,
+        LayerResult,
+        Recommendation,
+        SearchResult,
+        TrialRecord,
+    )
     from ksopt.search.saved_study import replay
-    from ksopt.search.study import run_search
+    from ksopt.search.study import ToMeasure, run_search
 
 __all__ = [
     "Budget",
     "Dims",
     "Finalist",
-    "LayersRequest",
-    "LayersResult",
+    "LayerRequest",
+    "LayerResult",
     "Progress",
     "Recommendation",
     "SearchRequest",
     "SearchResult",
     "ToMeasure",
     "TrialRecord",
+    "effect_of",
     "for_terminal",
     "layers_of_config",
     "layers_of_model",
+    "plan_of",
     "print_result",
     "replay",
-    "run_layers",
     "run_search",
     "to_json",
 ]
 
 _LAZY = {
-    "LayersRequest": "layers_request",
-    "LayersResult": "layers_result",
-    "ToMeasure": "layers_study",
+    "effect_of": "plan",
+    "Finalist": "results",
+    "for_terminal": "progress",
+    "LayerResult": "results",
     "layers_of_config": "hf_config",
     "layers_of_model": "model_layers",
-    "run_layers": "layers_study",
+    "plan_of": "plan",
+    "print_result": "report.terminal",
+    "Progress": "progress",
+    "Recommendation": "results",
     "replay": "saved_study",
     "run_search": "study",
-    "for_terminal": "progress",
-    "Progress": "progress",
-    "print_result": "report.export",
-    "to_json": "report.export",
-    "Finalist": "results",
-    "Recommendation": "results",
     "SearchResult": "results",
+    "to_json": "report.results_json",
+    "ToMeasure": "study",
     "TrialRecord": "results",
 }
 

@@ -20,7 +20,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ksopt.patterns.chain import Chain
-from ksopt.search import device_locks, study_store
+from ksopt.search import device_locks, trial_records
 from ksopt.search.device_locks import Presence
 from ksopt.search.samplers import chain_sampler, factor_times
 from ksopt.search.samplers.chain_sampler import ChainSampler
@@ -75,13 +75,13 @@ class Claims:
         with self.storage.turn():
             self._give_up_dead()
             trials = self.study.get_trials(deepcopy=False)
-            if study_store.begun(trials) >= self.limit:
+            if trial_records.begun(trials) >= self.limit:
                 return None
-            known = study_store.tried(trials)
+            known = trial_records.tried(trials)
             self.chains.close(known)
             waiting = any(trial.state == TrialState.WAITING for trial in trials)
             first = [
-                one for one in [*study_store.lost(trials), *self.priors] if one[1] not in known
+                one for one in [*trial_records.lost(trials), *self.priors] if one[1] not in known
             ]
             if not (waiting or first or self.chains.remaining):
                 return None
@@ -106,7 +106,7 @@ class Claims:
 
     def share_begun(self) -> float:
         """How many of the study's trials were begun, over its limit."""
-        return study_store.begun(self.study.get_trials(deepcopy=False)) / self.limit
+        return trial_records.begun(self.study.get_trials(deepcopy=False)) / self.limit
 
     def others(self) -> bool:
         """Whether other processes are measuring: what they leave undone may be for this one."""

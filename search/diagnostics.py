@@ -10,7 +10,7 @@ import pandas as pd
 from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.search.metrics import ENERGY
 from ksopt.search.report import phrases
-from ksopt.search.results import ChainFacts, Finalist, SearchResult, TrialRecord
+from ksopt.search.results import ChainFacts, Finalist, LayerResult, TrialRecord
 
 _FEWEST_CHAINS = 3
 
@@ -51,7 +51,7 @@ class Drift:
         )
 
 
-def drift(result: SearchResult) -> Drift | None:
+def drift(result: LayerResult) -> Drift | None:
     """Of the result's run; None if it measured no chain, or had no final."""
     first = next(
         (
@@ -67,7 +67,7 @@ def drift(result: SearchResult) -> Drift | None:
     return None if first is None or last is None else Drift(first, last)
 
 
-def failures(result: SearchResult) -> str:
+def failures(result: LayerResult) -> str:
     """How many trials failed, and why the first did; nothing if none did."""
     failed = [trial for trial in result.trials if trial.state == "failed"]
     if not failed:

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
-from ksopt.search.request import SearchRequest
 from ksopt.system import limits
 
 
-def check(requests: Sequence[SearchRequest], device: torch.device) -> None:
+def check(requests: Sequence[LayerRequest], device: torch.device) -> None:
     """Refuse layers that the device cannot hold, or more workers than the machine can.
 
     Args:
@@ -29,14 +29,14 @@ def check(requests: Sequence[SearchRequest], device: torch.device) -> None:
         limits.check_batch(request.batch, partial(least_bytes, request), device, what)
 
 
-def least_bytes(request: SearchRequest, rows: int) -> int:
+def least_bytes(request: LayerRequest, rows: int) -> int:
     """The least memory at once that measuring the dense layer takes, for so many rows.
 
     It is the largest of: the input and the weights while they are drawn, which is in float32, the
     weights scaled in a second step; the product; and the gradients, where they are asked for.
 
     Example:
-        >>> request = SearchRequest("8x16", budgets=("50%",))
+        >>> request = LayerRequest("8x16", budgets=("50%",))
         >>> least_bytes(request, 1), least_bytes(request, 1000)
         (1056, 96512)
     """

@@ -13,15 +13,15 @@ import torch
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, objectives, suspect_dense
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
-from ksopt.search.request import SearchRequest
 from ksopt.search.worker_processes import Spare
 
 _MOST_FINALS = 3
 
 
 def energy(
-    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+    request: LayerRequest, device: torch.device, chains: Sequence[Chain]
 ) -> dict[str, float]:
     """Energy of a call of each chain and of the dense layer, in a fresh process.
 
@@ -43,7 +43,7 @@ def energy(
 
 
 def final(
-    request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
+    request: LayerRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
 ) -> dict[str, Measurement]:
     """Time chains against each other and the dense layer in turns, in a fresh process.
 
@@ -72,7 +72,7 @@ def final(
 
 
 def trusted(
-    request: SearchRequest,
+    request: LayerRequest,
     device: torch.device,
     chains: Sequence[Chain],
     spare: Spare,

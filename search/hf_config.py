@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.patterns.size import Dims
 from ksopt.search.layers import Group, Layer, Layers, chosen, grouped
-from ksopt.search.request import Dims
 from ksopt.system import untrusted
 
 # transformers 4 calls ViT's layers otherwise; where some are left out, no pattern fits both.

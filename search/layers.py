@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ksopt.errors import InvalidInputError
-from ksopt.search.request import Dims
+from ksopt.patterns.size import Dims
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # Names that an error message lists.

@@ -7,7 +7,7 @@ and schema read the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ksopt.measure.energy import Meter
     from ksopt.measure.timing import Measurement
     from ksopt.patterns.chain import Chain
-    from ksopt.search.request import SearchRequest
+    from ksopt.search.layer_request import LayerRequest
+    from ksopt.search.options import SearchOptions
     from ksopt.search.results import Finalist, TrialRecord
     from ksopt.search.trained_weights import TrainedWeights
 
@@ -42,7 +43,7 @@ class TimedChain:
     """
 
     chain: Chain
-    request: SearchRequest
+    request: LayerRequest
     device: torch.device
     latency: Measurement
     dense: Measurement
@@ -52,7 +53,7 @@ class TimedChain:
     values: Mapping[str, float] = field(default_factory=dict)
 
 
-def _always(request: SearchRequest) -> bool:
+def _always(request: SearchOptions) -> bool:
     return True
 
 
@@ -86,11 +87,11 @@ class Metric:
     measure: Callable[[TimedChain], float | None]
     shown: Callable[[float], str]
     direction: Literal["minimize", "maximize"] = "minimize"
-    is_measured: Callable[[SearchRequest], bool] = _always
-    is_objective: Callable[[SearchRequest], bool] = _always
+    is_measured: Callable[[SearchOptions], bool] = _always
+    is_objective: Callable[[SearchOptions], bool] = _always
     read: Callable[[TrialRecord], float | None] | None = None
     of_given_up: bool = False
-    final: Callable[[SearchRequest, torch.device, Sequence[Chain]], Mapping[str, float]] | None = (
+    final: Callable[[LayerRequest, torch.device, Sequence[Chain]], Mapping[str, float]] | None = (
         None
     )
     remark: Callable[[Finalist], str] | None = None
@@ -130,7 +131,7 @@ def _energy_mj(timed: TimedChain) -> float | None:
 
 
 def _final_energy_mj(
-    request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+    request: LayerRequest, device: torch.device, chains: Sequence[Chain]
 ) -> Mapping[str, float]:
     from ksopt.search import finals
 
@@ -257,12 +258,12 @@ def stored() -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS.values() if metric.read is None)
 
 
-def measured(request: SearchRequest) -> tuple[Metric, ...]:
+def measured(request: SearchOptions) -> tuple[Metric, ...]:
     """Of those, what the trials of a request have."""
     return tuple(metric for metric in stored() if metric.is_measured(request))
 
 
-def objectives(request: SearchRequest) -> tuple[Metric, ...]:
+def objectives(request: SearchOptions) -> tuple[Metric, ...]:
     """What a study of a request optimises, the latency first.
 
     Example:
@@ -276,31 +277,7 @@ def objectives(request: SearchRequest) -> tuple[Metric, ...]:
     return tuple(metric for metric in METRICS.values() if metric.is_objective(request))
 
 
-def knows_only_latency(request: SearchRequest) -> bool:
+def knows_only_latency(request: SearchOptions) -> bool:
     """Whether a study optimises nothing that a chain's time and size do not tell."""
     known = (LATENCY.name, PARAMETERS.name)
     return all(metric.name in known for metric in objectives(request))
-
-
-def pareto_front(trials: Iterable[TrialRecord], metrics: Sequence[Metric]) -> list[TrialRecord]:
-    """Complete trials that no other one equals or beats in all metrics, the first metric rising.
-
-    Of several that are alike in all, the first is kept; a trial that lacks a value is left out.
-
-    Args:
-        trials: Of one study.
-        metrics: What counts.
-    """
-    points: list[tuple[tuple[float, ...], TrialRecord]] = []
-    for trial in trials:
-        costs = tuple(cost for one in metrics if (cost := one.cost(trial)) is not None)
-        if trial.state == "complete" and len(costs) == len(metrics):
-            points.append((costs, trial))
-    front: list[tuple[tuple[float, ...], TrialRecord]] = []
-    # In this order whatever beats a trial comes before it.
-    for costs, trial in sorted(points, key=lambda point: point[0]):
-        if not any(
-            all(other <= own for other, own in zip(kept, costs, strict=True)) for kept, _ in front
-        ):
-            front.append((costs, trial))
-    return [trial for _, trial in front]

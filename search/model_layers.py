@@ -9,8 +9,8 @@ from torch import nn
 from ksopt.conversion.layers import Place, find
 from ksopt.conversion.resolve import tied_to_others
 from ksopt.errors import InvalidInputError
+from ksopt.patterns.size import Dims
 from ksopt.search.layers import Layer, Layers, chosen, grouped
-from ksopt.search.request import Dims
 
 
 def layers_of_model(

@@ -22,8 +22,8 @@ from ksopt.measure.energy import Meter
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search import timed_call
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import METRICS, TimedChain
-from ksopt.search.request import SearchRequest
 from ksopt.search.trained_weights import TrainedWeights
 
 DENSE = "dense"
@@ -80,7 +80,7 @@ class Objective:
 
     def __init__(
         self,
-        request: SearchRequest,
+        request: LayerRequest,
         device: torch.device,
         weights: TrainedWeights | None = None,
         seed: int | None = None,

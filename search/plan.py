@@ -1,31 +1,185 @@
-"""A search's answer as a plan that ``ksopt convert`` takes."""
+"""A search's answer as a plan that ``ksopt convert`` takes, and what that does to a model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from ksopt.conversion.plan import Plan, Rule
+from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.results import Recommendation, SearchResult, Verdict
+from ksopt.patterns.size import Budget, Dims
+from ksopt.search.layers import Group
+from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchResult, Verdict
 
 
-def plan(result: SearchResult) -> Plan:
-    """One rule for the layers of the search's dims.
+@dataclass(frozen=True)
+class PlannedGroup:
+    """What a plan makes of a group of layers.
 
-    Of the budgets whose chain is faster than dense it takes the largest: of the chains worth having
-    it keeps the most of a layer's weights. Where there is none the layers stay dense.
+    Args:
+        group: The layers.
+        answer: The step whose chain they become; None where they stay dense.
+        dense_us: What one dense layer took, in microseconds; None if it was not measured.
+        latency_us: What one layer takes by the plan; None if it was not measured.
     """
-    size = result.request.size
-    return Plan(
-        (Rule(chains(chosen(result)), "*", size.in_features, size.out_features),),
-        made_by=result.request.command,
-    )
+
+    group: Group
+    answer: Recommendation | None
+    dense_us: float | None
+    latency_us: float | None
+
+    @property
+    def finalist(self) -> Finalist | None:
+        """The chain and its times; None where the layers stay dense."""
+        return None if self.answer is None else self.answer.chosen
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all the layers by the plan, shared ones once; bias not counted."""
+        if self.finalist is None:
+            return self.group.dense_parameters
+        return self.group.weights * self.finalist.facts.nnz
 
 
-def chosen(result: SearchResult) -> Recommendation | None:
-    """The step whose chain a plan takes; None where the layers stay dense."""
-    used = [a for a in result.recommendations if a.verdict is Verdict.USE and a.chosen is not None]
+@dataclass(frozen=True)
+class Effect:
+    """What a plan does to the layers of a model, predicted: a sum of layers that were timed alone.
+
+    Args:
+        groups: What becomes of each group.
+        dense_us: Sum of the dense layers' latencies, of those that were measured.
+        latency_us: The same by the plan.
+        unmeasured: Sizes whose layers are in no sum of latencies.
+    """
+
+    groups: tuple[PlannedGroup, ...]
+    dense_us: float
+    latency_us: float
+    unmeasured: tuple[Dims, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """Latency by the plan over dense; None if nothing was measured."""
+        return self.latency_us / self.dense_us if self.dense_us > 0 else None
+
+    @property
+    def dense_parameters(self) -> int:
+        """Weights of the dense layers; bias not counted."""
+        return sum(one.group.dense_parameters for one in self.groups)
+
+    @property
+    def parameters(self) -> int:
+        """Weights by the plan; bias not counted."""
+        return sum(one.parameters for one in self.groups)
+
+    @property
+    def converted(self) -> int:
+        """How many layers become chains."""
+        return sum(one.group.count for one in self.groups if one.finalist is not None)
+
+
+def plan_of(result: SearchResult) -> Plan:
+    """One rule for each group of a model's layers, or for each size where no model was given.
+
+    Of a size's budgets whose chain is faster than dense it takes the largest: of the chains worth
+    having it keeps the most of a layer's weights. Where there is none the layers stay dense.
+    """
+    model = result.request.model
+    if model is None:
+        named = [(dims, "*") for dims in result.request.sizes]
+    else:
+        named = [(group.dims, match) for group in model.groups for match in group.matches]
+    rules = [
+        Rule(_chains(choice(result, dims)), match, dims.in_features, dims.out_features)
+        for dims, match in dict.fromkeys(named)
+    ]
+    return Plan(tuple(rules), made_by=result.request.command)
+
+
+def choice(result: SearchResult, dims: Dims) -> Recommendation | None:
+    """The step whose chain the plan takes for a size; None where its layers stay dense."""
+    layer = result.of(dims)
+    used = [] if layer is None else _used(layer)
     return max(used, key=lambda answer: answer.budget.parameters, default=None)
 
 
-def chains(answer: Recommendation | None) -> tuple[Chain, ...]:
+def effect_of(result: SearchResult) -> Effect | None:
+    """What the plan does to the model's layers; None where no model was given."""
+    return _effect(result, lambda dims: choice(result, dims))
+
+
+def effects_of(result: SearchResult) -> dict[str, Effect]:
+    """The same by budget, as its text: the chain of that step where it is faster than dense.
+
+    Two texts that come to the same for every size (25% and 0.25) are one, the smaller first.
+    """
+    texts: dict[tuple[int, ...], str] = {}
+    for text in result.request.budgets:
+        counts = (_within(text, one) or one.size.dense_parameters for one in result.layers)
+        texts.setdefault(tuple(counts), text)
+    effects = {
+        texts[counts]: _effect(result, _at(result, texts[counts])) for counts in sorted(texts)
+    }
+    return {text: effect for text, effect in effects.items() if effect is not None}
+
+
+def _used(layer: LayerResult) -> list[Recommendation]:
+    return [a for a in layer.recommendations if a.verdict is Verdict.USE and a.chosen is not None]
+
+
+def _chains(answer: Recommendation | None) -> tuple[Chain, ...]:
     """What a rule makes of the layers of an answer."""
     return () if answer is None or answer.chosen is None else (answer.chosen.facts.chain,)
+
+
+def _within(text: str, layer: LayerResult) -> int | None:
+    """The weights that a budget allows a size; its step there may have another text.
+
+    None where it is more than the dense layer has, which it then allows.
+    """
+    most = layer.request.max_params
+    texts = (text,) if most is None else (text, most)
+    try:
+        return min(Budget.parse(one, layer.size).parameters for one in texts)
+    except InvalidInputError:
+        return None
+
+
+def _at(result: SearchResult, text: str) -> Callable[[Dims], Recommendation | None]:
+    def pick(dims: Dims) -> Recommendation | None:
+        layer = result.of(dims)
+        if layer is None:
+            return None
+        count = _within(text, layer)
+        return next((a for a in _used(layer) if a.budget.parameters == count), None)
+
+    return pick
+
+
+def _effect(result: SearchResult, pick: Callable[[Dims], Recommendation | None]) -> Effect | None:
+    if result.request.model is None:
+        return None
+    planned = []
+    for group in result.request.model.groups:
+        answer, layer = pick(group.dims), result.of(group.dims)
+        dense = None if layer is None else _dense_us(layer)
+        latency = dense
+        if answer is not None and answer.chosen is not None:
+            # On the scale of the final's dense layer, where there was a final.
+            dense = answer.chosen.dense.median_us
+            latency = answer.chosen.latency.median_us
+        planned.append(PlannedGroup(group, answer, dense, latency))
+    known = [one for one in planned if one.dense_us is not None]
+    missing = dict.fromkeys(one.group.dims for one in planned if one.dense_us is None)
+    return Effect(
+        tuple(planned),
+        sum(one.group.count * (one.dense_us or 0.0) for one in known),
+        sum(one.group.count * (one.latency_us or 0.0) for one in known),
+        tuple(missing),
+    )
+
+
+def _dense_us(layer: LayerResult) -> float | None:
+    """The dense layer's latency: of the final, or else of the fastest finalist's trial."""
+    return layer.finalists[0].dense.median_us if layer.finalists else None

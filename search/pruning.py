@@ -10,8 +10,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.patterns.chain import Chain
 from ksopt.search import metrics
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.recommend import FINALISTS_PER_STEP
-from ksopt.search.request import SearchRequest
 from ksopt.search.samplers.priors import HEURISTIC
 from ksopt.search.space.space import Step
 
@@ -31,7 +31,7 @@ class Pruning:
 
     study: optuna.Study
     steps: Sequence[Step]
-    request: SearchRequest
+    request: LayerRequest
     _admitted: dict[str, bool] = field(default_factory=dict)  # by the chain's text
 
     def limit(self, chain: Chain, origin: str) -> float | None:

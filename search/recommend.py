@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.patterns.size import Budget
 from ksopt.search import metrics, suspect_dense
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.objectives import DENSE
+from ksopt.search.pareto import pareto_front
 from ksopt.search.report import phrases
-from ksopt.search.request import Budget, SearchRequest
 from ksopt.search.results import Finalist, Recommendation, TrialRecord, Verdict
 from ksopt.search.space.space import Space, Step
 
@@ -19,12 +21,12 @@ FINALISTS_PER_STEP = 3
 _BUSY_NOISE = 0.5
 
 
-def admitted(trials: Sequence[TrialRecord], request: SearchRequest) -> list[TrialRecord]:
+def admitted(trials: Sequence[TrialRecord], request: LayerRequest) -> list[TrialRecord]:
     """The trials whose chains a request allows: others are of earlier runs of its study."""
     return [trial for trial in trials if request.admits(trial.facts.chain)]
 
 
-def front_of(trials: Sequence[TrialRecord], request: SearchRequest) -> list[TrialRecord]:
+def front_of(trials: Sequence[TrialRecord], request: LayerRequest) -> list[TrialRecord]:
     """The trials on the front of what a request keeps low and within its limits, fastest first."""
     most, times = request.max_error, request.min_speedup
     within = [
@@ -33,7 +35,7 @@ def front_of(trials: Sequence[TrialRecord], request: SearchRequest) -> list[Tria
         if (most is None or _is_near(trial, most))
         and (times is None or (trial.ratio is not None and trial.ratio * times <= 1))
     ]
-    return metrics.pareto_front(within, metrics.objectives(request))
+    return pareto_front(within, metrics.objectives(request))
 
 
 def _is_near(trial: TrialRecord, max_error: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a search found, as frozen data: the report, the JSON and the terminal all read this."""
+"""What a search measured, as frozen data: the report, the JSON and the terminal all read this."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import Budget, SearchRequest
+from ksopt.patterns.size import Budget, Dims
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.request import SearchRequest
 
-SCHEMA = "ksopt.search/3"
-"""Version of results.json, and of what a study keeps of its last run."""
+SCHEMA = "ksopt.search/4"
+"""Version of results.json, and of what studies keep of their last run."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,12 @@ class SpaceRecord:
 
 
 @dataclass(frozen=True)
-class SearchResult:
-    """A finished or stopped search.
+class LayerResult:
+    """What was measured of one layer size.
 
     Args:
         request: What was asked, with batch and device as they were resolved.
-        run: The number of the run that reports, from 1.
+        run: The number of the study's run that reports, from 1.
         device: What it ran on.
         runs: The devices and versions of every run of the study, this one last.
         roofline: The measured ceilings of this run.
@@ -199,13 +201,12 @@ class SearchResult:
         finalists: The best of each step, timed again in turns unless the search was interrupted.
         recommendations: One per step of the ladder.
         stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
-        seconds: How long this run took.
-        folder: Where the report is.
-        replayed: Whether it was written again from the study, without measuring.
+        seconds: How long the run took until its end.
+        replayed: Whether it was read from the study, without measuring.
         final_seconds: For how long the final held the device; None if there was none.
     """
 
-    request: SearchRequest
+    request: LayerRequest
     run: int
     device: DeviceRecord
     runs: tuple[DeviceRecord, ...]
@@ -217,6 +218,68 @@ class SearchResult:
     recommendations: tuple[Recommendation, ...]
     stopped: str | None
     seconds: float
-    folder: Path
     replayed: bool = False
     final_seconds: float | None = None
+
+    @property
+    def size(self) -> Dims:
+        """The layer's."""
+        return self.request.size
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """The model itself, timed dense and with the plan in turns.
+
+    Its chains have random weights: what the model computes is of no use, what it takes is.
+
+    Args:
+        dense: A pass of the model as it is built, in evaluation mode, without gradients.
+        planned: The same with the plan's chains in the place of its layers.
+        converted: How many layers became chains.
+        rows: Rows of input that a layer saw in a pass, by the names of those in the plan.
+    """
+
+    dense: Measurement
+    planned: Measurement
+    converted: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Time with the plan over the dense model's."""
+        return self.planned.median_us / self.dense.median_us
+
+    @property
+    def against_dense(self) -> str:
+        """Faster, slower or within noise."""
+        return compare(self.planned, self.dense).value
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A finished or stopped search.
+
+    Args:
+        request: What was asked, with batch and device as they were resolved.
+        layers: What was measured of each size that has a chain within a budget.
+        unmet: Why the other sizes were not searched, in a sentence each.
+        stopped: Why it ended before its trials were done ("timeout" or "interrupted"), or None.
+        seconds: How long this run took.
+        folder: Where the report is.
+        whole: The model timed with the plan; None if that was not asked or did not come about.
+        replayed: Whether it was written again from the studies, without measuring.
+    """
+
+    request: SearchRequest
+    layers: tuple[LayerResult, ...]
+    unmet: Mapping[Dims, str]
+    stopped: str | None
+    seconds: float
+    folder: Path
+    whole: WholeModel | None = None
+    replayed: bool = False
+
+    def of(self, dims: Dims) -> LayerResult | None:
+        """What was measured of a size; None if it was not searched."""
+        return next((one for one in self.layers if one.size == dims), None)

@@ -9,26 +9,22 @@ from pathlib import Path
 
 from ksopt.errors import InvalidInputError
 from ksopt.search import study_store
-from ksopt.search.layers_record import LayersRecord, replayed
-from ksopt.search.layers_result import LayersResult
-from ksopt.search.report import export, layers_export
-from ksopt.search.request import STUDY
+from ksopt.search.options import STUDY
+from ksopt.search.report import export
 from ksopt.search.results import SearchResult
-from ksopt.search.run_record import RunRecord, result_of
+from ksopt.search.search_record import SearchRecord
 from ksopt.search.storage import UNUSABLE, Storage
 from ksopt.search.storage_url import without_password
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import make_folder, remove_empty
 
 
-def replay(
-    where: str, study: str = STUDY, out: Path | str | None = None
-) -> SearchResult | LayersResult:
-    """Write the report of the last run of a study, or of one of several sizes; nothing is measured.
+def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> SearchResult:
+    """Write the report of the last run of a search; nothing is measured.
 
     Args:
         where: The output folder of a search, or the storage of its study.
-        study: Name of the study in the storage.
+        study: Name of the search's study in the storage, or of one of its layers' alone.
         out: Folder of the report; None takes ``where`` if it is a folder, else the run's own.
 
     Raises:
@@ -56,22 +52,14 @@ def replay(
         return _replayed(kept, study, out)
 
 
-def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult | LayersResult:
+def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult:
     kept = storage.load(study)
     with _readable(study):
-        several = LayersRecord.kept(kept)
-    if several is not None:
-        target = _checked(out or several.request.each.out, several=True)
-        with _readable(study):
-            together = replayed(several, storage, target)
-        with _made(target), _readable(study):
-            layers_export.write(together, target)
-        return together
+        record = SearchRecord.kept(kept)
+    target = Path(out or record.request.out or "ksopt-report")
+    study_store.refuse_another_report(target, record.request)
     with _readable(study):
-        record = RunRecord.kept(kept)
-    target = _checked(out or record.request.out, several=False)
-    with _readable(study):
-        result = result_of(kept, record, target, replayed=True)
+        result = record.replayed(storage, target)
     with _made(target), _readable(study):
         export.write(result, target)
     return result
@@ -90,12 +78,6 @@ def _readable(study: str) -> Iterator[None]:
             f"the study {study!r} cannot be read ({type(error).__name__}: {words}): it is not as "
             "ksopt writes it"
         ) from None
-
-
-def _checked(out: Path | str | None, several: bool) -> Path:
-    target = Path(out or "ksopt-report")
-    study_store.refuse_another_report(target, several=several)
-    return target
 
 
 @contextmanager

@@ -1,174 +1,249 @@
-"""A search from request to report: an Optuna study over the chains of a space."""
+"""A search from request to report: an Optuna study for each layer size, measured in turns."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
 
 import optuna
 import torch
 
+from ksopt.errors import InvalidInputError
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.measure import device as devices
 from ksopt.measure import energy
 from ksopt.measure.roofline import measure_roofline
-from ksopt.search import (
-    device_locks,
-    feasibility,
-    finals,
-    metrics,
-    recommend,
-    study_store,
-    write_errors,
-)
+from ksopt.patterns.size import Dims
+from ksopt.search import device_locks, feasibility, plan, study_store, whole_model, write_errors
+from ksopt.search.conclusion import concluded
+from ksopt.search.layer_record import LayerRecord, layer_result
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.progress import Progress, Silent
 from ksopt.search.report import export, phrases
-from ksopt.search.request import SearchRequest
-from ksopt.search.results import SearchResult
-from ksopt.search.run_record import RunRecord, result_of
-from ksopt.search.space.space import build
+from ksopt.search.request import SearchRequest, shared
+from ksopt.search.results import LayerResult, SearchResult
+from ksopt.search.search_record import SearchRecord
+from ksopt.search.space.space import Space, build
 from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.user_score import Score
 from ksopt.search.worker_pool import Crew, Share, sampler_name
 from ksopt.search.worker_processes import Spare
 
+if TYPE_CHECKING:
+    from torch import nn
+
 # Large enough that a GPU is busy and a CPU answers in milliseconds.
 DEFAULT_BATCH = {"cpu": 256, "cuda": 8192}
+# Of a folder's name that lists the sizes.
+_LONGEST_NAME = 80
 
 
-def run_search(request: SearchRequest, progress: Progress | None = None) -> SearchResult:
-    """Measure chains for a layer on this device, recommend, and write the report.
+@dataclass(frozen=True)
+class ToMeasure:
+    """A model to be timed whole at the end.
 
-    Run again with the same output folder, it goes on with the study that is there: nothing that was
-    measured is measured again, except that the finalists and the dense layer are always timed anew
-    and together, so that no verdict rests on times of two processes. Ctrl-C ends it early, with a
-    report of what was measured.
+    Args:
+        model: The model.
+        inputs: What it takes: see `ksopt.search.whole_model.measure`.
+    """
+
+    model: nn.Module
+    inputs: object
+
+
+def run_search(
+    request: SearchRequest, progress: Progress | None = None, to_measure: ToMeasure | None = None
+) -> SearchResult:
+    """Measure chains for one layer size or several on this device, recommend, and write the report.
+
+    Run again with the same output folder, it goes on with the studies that are there: nothing that
+    was measured is measured again, except that the finalists and the dense layer are always timed
+    anew and together, so that no verdict rests on times of two processes. Ctrl-C ends it early,
+    with a report of what was measured.
+
+    Several sizes are measured in turns, that which is furthest from its trials next, so that
+    whenever time is up all have come equally far.
 
     Args:
         request: What to search.
         progress: Told how far it is; None shows nothing.
+        to_measure: A model to be timed whole, dense and with the plan, at the end.
 
     Returns:
-        What was found. ``result.folder`` holds report.html, report.md, results.json, plan.json,
+        What was measured. ``result.folder`` holds report.html, report.md, results.json, plan.json,
         trials.csv and (unless another storage was given) study.db.
 
     Raises:
-        InvalidInputError: No such device, or no such function of a score; no chain within any
-            budget; an output folder or storage that cannot be used, or that holds a study of
-            something else.
-        KsoptError: The study cannot be written any more; a worker failed.
+        InvalidInputError: No such device, or no such function of a score; no size has a chain
+            within any budget; an output folder or storage that cannot be used, or that holds a
+            study of something else.
+        KsoptError: A study cannot be written any more; a worker failed.
 
     Example:
         >>> import tempfile
         >>> request = SearchRequest(
-        ...     "32x64", budgets=("50%",), batch=16, device="cpu", trials=3, out=tempfile.mkdtemp()
+        ...     ("32x64", "64x32"),
+        ...     budgets=("50%",), batch=16, device="cpu", trials=4, out=tempfile.mkdtemp(),
         ... )
         >>> result = run_search(request)
-        >>> [trial.state for trial in result.trials], result.recommendations[0].chosen is not None
-        (['complete', 'complete', 'complete'], True)
+        >>> [(str(layer.size), len(layer.trials)) for layer in result.layers]
+        [('32x64', 2), ('64x32', 2)]
     """
     began = time.monotonic()
     progress = progress or Silent()
     try:
-        with quiet_optuna():
-            return _run(request, progress, began)
+        with _quiet_optuna():
+            return _run(request, progress, to_measure, began)
     finally:
         progress.close()
 
 
-def _run(request: SearchRequest, progress: Progress, began: float) -> SearchResult:
+def _run(
+    request: SearchRequest, progress: Progress, to_measure: ToMeasure | None, began: float
+) -> SearchResult:
     Score.of(request)  # refused before anything is written or measured
     device = devices.resolve(request.device)
-    request = replace(
-        request,
-        device=str(device),
-        batch=request.batch or DEFAULT_BATCH[device.type],
-    )
+    batch = request.batch or DEFAULT_BATCH[device.type]
+    request = replace(request, device=str(device), batch=batch)
     request = replace(request, out=request.out or _default_folder(request))
-    feasibility.check([request], device)  # refused before anything is listed
+    feasibility.check(request.layers, device)  # refused before anything is listed
     storage = study_store.storage_of(request)
     meter = energy.Meter(device) if request.energy else None  # refused before anything is measured
     record = devices.record(device)
-    weights = TrainedWeights.of(request, device)
-    if weights is not None and weights.sentence:
-        progress.note(weights.sentence)
-    progress.note(f"listing the chains of {phrases.layer(request.size)} within the budget")
+    if to_measure is not None:
+        dtype = getattr(torch, request.dtype)
+        whole_model.check(to_measure.model, to_measure.inputs, device, dtype)
+    trained = _trained_weights(request, device, progress)
     # Several workers have compilers of their own.
     target = Target.of(device) if request.workers == 1 else None
-    with Compilers(target) as compilers, Spare.of(device) as spare:
-        space = build(request)
-        with (
-            study_store.folder(request) as folder,
-            write_errors.in_words(storage.url, storage.file),
-        ):
-            study_store.refuse_another_report(folder, several=False)
-            study = study_store.open_study(
-                storage, request, record, None if weights is None else weights.digest
-            )
-            progress.note(f"measuring the roofline of {record.name}")
-            with device_locks.device(device):
-                roofline = measure_roofline(device, request.dtype)
+    with (
+        Compilers(target) as compilers,
+        Spare.of(device) as spare,
+        study_store.folder(request) as folder,
+        write_errors.in_words(storage.url, storage.file),
+    ):
+        study_store.refuse_another_report(folder, request)
+        spaces, unmet = _spaces(request, progress)
+        kept = SearchRecord(request, unmet)
+        index = None
+        if not request.is_one_layer:
+            index = study_store.open_index(storage, request, record)
+            kept.keep(index)
+        studies = [
+            study_store.open_study(storage, one, record, _digest(trained.get(one.size)))
+            for one, _ in spaces
+        ]
+        progress.note(f"measuring the roofline of {record.name}")
+        with device_locks.device(device):
+            roofline = measure_roofline(device, request.dtype)
+        shares, runs = [], []
+        for (one, space), study in zip(spaces, studies, strict=True):
             number = study_store.begin_run(storage, study, record)
-            sampler = sampler_name(space, request)
-            kept = RunRecord.begin(request, number, record, roofline, space, sampler)
-            kept.keep(study)
-            share = Share(request, study, number, space, weights)
-            stopped = Crew([share], device, storage, roofline, compilers, meter).run(
-                progress, began
-            )
-            kept = concluded(share, kept, device, spare, stopped, progress, began)
-            result = result_of(study, kept, folder)
-            export.write(result, folder)
-            return result
+            shares.append(Share(one, study, number, space, trained.get(one.size)))
+            name = sampler_name(space, one)
+            runs.append(LayerRecord.begin(one, number, record, roofline, space, name))
+            runs[-1].keep(study)
+        crew = Crew(shares, device, storage, roofline, compilers, meter)
+        stopped = crew.run(progress, began)
+        layers: list[LayerResult] = []
+        for share, run in zip(shares, runs, strict=True):
+            with spare if not layers else Spare.of(device) as fresh:
+                ended = concluded(share, run, device, fresh, stopped, progress, began)
+            stopped = ended.stopped
+            layers.append(layer_result(share.study, ended))
+        kept = replace(kept, stopped=stopped, seconds=layers[-1].seconds)
+        if to_measure is not None and stopped != "interrupted":
+            # Whatever becomes of the model timed whole, what was measured is reported.
+            _reported(kept.result(layers, folder), kept, index)
+            kept = _with_whole_model(kept, kept.result(layers, folder), to_measure, progress)
+            kept = replace(kept, seconds=time.monotonic() - began)
+        return _reported(kept.result(layers, folder), kept, index)
 
 
-def concluded(
-    share: Share,
-    kept: RunRecord,
-    device: torch.device,
-    spare: Spare,
-    stopped: str | None,
-    progress: Progress,
-    began: float,
-) -> RunRecord:
-    """A run at its end: its finalists timed in the spare process unless it was interrupted."""
-    request = share.request
-    assert request.batch is not None
-    trials = study_store.records(share.study, kept.roofline, request.batch)
-    elected = recommend.elect(
-        recommend.admitted(trials, request), share.space.steps, request.max_error
-    )
-    if elected and stopped != "interrupted":
-        progress.note(
-            f"timing {len(elected)} finalists of {request.size} against each other and dense"
-        )
+def _spaces(
+    request: SearchRequest, progress: Progress
+) -> tuple[list[tuple[LayerRequest, Space]], dict[Dims, str]]:
+    """Each size's request, its trials shared out, and space; why other sizes have none.
+
+    Raises:
+        InvalidInputError: No size has a chain within any budget.
+    """
+    spaces: list[tuple[LayerRequest, Space]] = []
+    unmet = request.impossible
+    for note in request.notes:
+        progress.note(note)
+    for one in request.layers:
+        progress.note(f"listing the chains of {phrases.layer(one.size)} within the budget")
         try:
-            chains = [trial.facts.chain for trial in elected]
-            final_began = time.monotonic()
-            dense_us = study_store.dense_us(trials)
-            assert dense_us is not None  # every elected trial has it
-            final = finals.trusted(request, device, chains, spare, dense_us, progress.note)
-            kept = replace(kept, final=final, final_seconds=time.monotonic() - final_began)
-            for metric in metrics.measured(request):
-                if metric.final is not None:
-                    # Should it fail now, the final is not lost.
-                    until_now = time.monotonic() - began
-                    replace(kept, stopped=stopped, seconds=until_now).keep(share.study)
-                    progress.note(f"measuring the {metric.title} of the finalists and of dense")
-                    again = metric.final(request, device, chains)
-                    kept = replace(kept, final_values={**kept.final_values, metric.name: again})
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-    kept = replace(kept, stopped=stopped, seconds=time.monotonic() - began)
-    kept.keep(share.study)
-    return kept
+            spaces.append((one, build(one)))
+        except InvalidInputError as error:
+            unmet[one.size] = str(error)
+    if not spaces:
+        raise InvalidInputError(next(iter(unmet.values())))
+    if request.trials is None or request.is_one_layer:
+        return spaces, unmet
+    parts = shared(request.trials, [len(space.candidates) for _, space in spaces])
+    return [
+        (replace(one, trials=part), space) for (one, space), part in zip(spaces, parts, strict=True)
+    ], unmet
+
+
+def _trained_weights(
+    request: SearchRequest, device: torch.device, progress: Progress
+) -> dict[Dims, TrainedWeights]:
+    """The trained weights of each size, where there are any.
+
+    Raises:
+        InvalidInputError: As `TrainedWeights.of`.
+    """
+    trained = {}
+    for one in request.layers:
+        weights = TrainedWeights.of(one, device)
+        if weights is not None:
+            trained[one.size] = weights
+            if weights.sentence:
+                progress.note(weights.sentence)
+    return trained
+
+
+def _digest(weights: TrainedWeights | None) -> str | None:
+    return None if weights is None else weights.digest
+
+
+def _reported(result: SearchResult, kept: SearchRecord, index: optuna.Study | None) -> SearchResult:
+    """A result, kept and with its report written."""
+    if index is not None:
+        kept.keep(index)
+    export.write(result, result.folder)
+    return result
+
+
+def _with_whole_model(
+    kept: SearchRecord, result: SearchResult, to_measure: ToMeasure, progress: Progress
+) -> SearchRecord:
+    """The record with the model timed whole; as it was where the plan changes nothing."""
+    effect = plan.effect_of(result)
+    if effect is None or effect.converted == 0:
+        return kept
+    progress.note("timing the model whole, dense and with the plan")
+    device, dtype = torch.device(kept.request.device), getattr(torch, kept.request.dtype)
+    try:
+        whole = whole_model.measure(
+            to_measure.model, to_measure.inputs, plan.plan_of(result), device, dtype
+        )
+    except KeyboardInterrupt:
+        return replace(kept, stopped="interrupted")
+    return replace(kept, whole=whole)
 
 
 @contextmanager
-def quiet_optuna() -> Iterator[None]:
+def _quiet_optuna() -> Iterator[None]:
     """Optuna's log would break the progress bar; failures are in the report."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -179,6 +254,12 @@ def quiet_optuna() -> Iterator[None]:
 
 
 def _default_folder(request: SearchRequest) -> Path:
+    """Of a request with its device and batch resolved; the same for the same words."""
+    what = "-".join(map(str, request.sizes))
+    if request.model is not None:
+        source = request.asked_by.get("model") or request.asked_by.get("hf-config") or ""
+        what = re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-") or "model"
+    if len(what) > _LONGEST_NAME:
+        what = f"{what[:_LONGEST_NAME]}-{crc32(what.encode()):08x}"
     device = request.device.replace(":", "")
-    name = f"ksopt-report-{request.size}-{device}-{request.dtype}-{request.layout}-{request.batch}"
-    return Path(name)
+    return Path(f"ksopt-report-{what}-{device}-{request.dtype}-{request.layout}-{request.batch}")

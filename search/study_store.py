@@ -1,13 +1,11 @@
-"""The study on disk: opened or resumed, locked, and read back as records."""
+"""The study on disk: its folder locked, opened or resumed, or refused as of something else."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import statistics
 import warnings
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,17 +13,14 @@ from typing import Any
 from urllib.parse import quote
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
-from ksopt.measure.roofline import Roofline
-from ksopt.measure.timing import Measurement
-from ksopt.patterns.chain import Chain
 from ksopt.search import metrics
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import SearchOptions
 from ksopt.search.request import SearchRequest
-from ksopt.search.results import TrialRecord
-from ksopt.search.samplers.priors import facts
 from ksopt.search.storage import Storage
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import make_folder, remove_empty
@@ -33,9 +28,6 @@ from ksopt.system.locks import Busy, Lock
 
 FILE = "study.db"
 SEVERAL = "of several layer sizes"
-LOST = "cut off: the search was stopped or its process ended"
-# Processes that end in the midst of one chain before it is tried no more.
-_MOST_ENDS = 3
 _NEXT = "another --out folder, --storage or --study starts a new study"
 
 
@@ -91,24 +83,24 @@ def _has_trials(file: Path) -> bool:
         return False  # there is none, or one without tables
 
 
-def refuse_another_report(folder: Path, several: bool) -> None:
+def refuse_another_report(folder: Path, request: SearchRequest) -> None:
     """Nothing, but where a report is that this one would write over and that it does not contain.
 
     Args:
         folder: Of the report.
-        several: Whether it is one of several layer sizes.
+        request: What it answers.
 
     Raises:
         InvalidInputError: The folder has a report of one layer size for one of several, or the
             other way round.
     """
     try:
-        schema = untrusted.json_of(folder / "results.json", "the report")["schema"]
-        is_several = schema.startswith("ksopt.layers/")
-    except (InvalidInputError, KeyError, TypeError, AttributeError):
+        kept = untrusted.json_of(folder / "results.json", "the report")
+        there_is_one = kept["model"] is None and len(kept["request"]["dims"]) == 1
+    except (InvalidInputError, KeyError, TypeError):
         return  # there is none
-    if is_several != several:
-        there, here = ("several layer sizes", "one")[:: 1 if is_several else -1]
+    if there_is_one != request.is_one_layer:
+        there, here = ("one", "several layer sizes")[:: 1 if there_is_one else -1]
         raise InvalidInputError(
             f"{folder} has the report of a search of {there}, and that of a search of {here} would "
             "be written over it: choose another --out, where --storage "
@@ -116,7 +108,7 @@ def refuse_another_report(folder: Path, several: bool) -> None:
         )
 
 
-def storage_of(request: SearchRequest) -> Storage:
+def storage_of(request: SearchOptions) -> Storage:
     """Where a request, with its output folder resolved, keeps its study.
 
     Raises:
@@ -127,7 +119,7 @@ def storage_of(request: SearchRequest) -> Storage:
 
 
 def open_study(
-    storage: Storage, request: SearchRequest, device: DeviceRecord, weights: str | None = None
+    storage: Storage, request: LayerRequest, device: DeviceRecord, weights: str | None = None
 ) -> optuna.Study:
     """The study of a request, new or resumed; ``weights`` tells given weights from others.
 
@@ -139,7 +131,9 @@ def open_study(
     study = storage.create(request.study, [metric.direction for metric in objectives])
     with storage.leaving_nothing(), storage.turn():
         _refuse_another_study(
-            study, _identity(request, device) | {"weights": weights}, _limits(request)
+            study,
+            _identity(request, str(request.size), device) | {"weights": weights},
+            _limits(request),
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -148,21 +142,15 @@ def open_study(
 
 
 def open_index(storage: Storage, request: SearchRequest, device: DeviceRecord) -> optuna.Study:
-    """The study, without trials, that says which studies of a search of several sizes belong to it.
-
-    Args:
-        storage: Of all of them.
-        request: That of any size; its study is the index's name.
-        device: As in `open_study`.
+    """The study, without trials, that says which studies of a search of several belong to it.
 
     Raises:
         InvalidInputError: The storage cannot be used, or holds a study of something else.
     """
     study = storage.create(request.study)
+    identity = _identity(request, SEVERAL, device)
     with storage.leaving_nothing(), storage.turn():
-        _refuse_another_study(
-            study, _identity(request, device) | {"dims": SEVERAL}, _limits(request)
-        )
+        _refuse_another_study(study, identity, _limits(request))
     return study
 
 
@@ -189,104 +177,9 @@ def give_up_running(study: optuna.Study) -> None:
         study.tell(trial.number, state=TrialState.FAIL)
 
 
-def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Chain]]:
-    """(origin, chain) of what was begun, not ended, and not redone since."""
-    done = tried(trials)
-    origins = {}
-    for trial in trials:
-        chain = chain_of(trial)
-        if trial.state == TrialState.FAIL and chain is not None and chain not in done:
-            origins[chain] = str(trial.user_attrs["origin"])
-    return [(origin, chain) for chain, origin in origins.items()]
-
-
-def chain_of(trial: FrozenTrial) -> Chain | None:
-    """The chain of a trial; None if its process ended before it had one."""
-    text = trial.user_attrs.get("chain")
-    return None if text is None else Chain.parse(text)
-
-
-def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
-    """Chains that are not to be drawn again.
-
-    They were measured, or failed, or are under way; or the processes that measured them were
-    killed so often that they may be what kills them. What was only drawn is nobody's fault: a trial
-    knows its device from when it is measured.
-    """
-    tried_chains: set[Chain] = set()
-    ends: Counter[Chain] = Counter()
-    for trial in trials:
-        chain = chain_of(trial)
-        if chain is None:
-            continue
-        if trial.state != TrialState.FAIL or "reason" in trial.user_attrs:
-            tried_chains.add(chain)
-        elif "interrupted" not in trial.user_attrs and "device" in trial.user_attrs:
-            ends[chain] += 1
-    return tried_chains | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
-
-
-def begun(trials: Sequence[FrozenTrial]) -> int:
-    """How many chains were measured, failed for a reason of their own, or are under way."""
-    return len(tried([trial for trial in trials if trial.state != TrialState.WAITING]))
-
-
-def settled(trials: Sequence[FrozenTrial]) -> int:
-    """How many were measured or failed for a reason of their own."""
-    return begun([trial for trial in trials if trial.state != TrialState.RUNNING])
-
-
-def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialRecord, ...]:
-    """Every trial that was begun with a chain and has ended, in order."""
-    ended = (record(trial, roofline, batch) for trial in study.get_trials(deepcopy=False))
-    return tuple(one for one in ended if one is not None)
-
-
-def dense_us(trials: Sequence[TrialRecord]) -> float | None:
-    """Median of the dense layer's latencies in the trials; None without any."""
-    latencies = [trial.dense.median_us for trial in trials if trial.dense is not None]
-    return statistics.median(latencies) if latencies else None
-
-
-def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
-    """A trial as the report has it; None if it has no chain, was not begun, or has not ended."""
-    chain, attrs = chain_of(trial), trial.user_attrs
-    if chain is None or "device" not in attrs or not trial.state.is_finished():
-        return None
-    complete = trial.state == TrialState.COMPLETE
-    measured = complete or trial.state == TrialState.PRUNED
-    state = "complete" if complete else "pruned" if measured else "failed"
-    if not measured and "reason" not in attrs:
-        state = "lost"
-    return TrialRecord(
-        number=trial.number,
-        state=state,
-        facts=facts(
-            chain, roofline, batch, attrs.get("predicted_us"), train=attrs.get("train", False)
-        ),
-        origin=attrs["origin"],
-        latency=_measurement(attrs.get("latency")) if measured else None,
-        dense=_measurement(attrs.get("dense")) if measured else None,
-        error=attrs.get("error"),
-        reason=None if complete else attrs.get("pruned", attrs.get("reason", LOST)),
-        run=attrs.get("run", 1),
-        device=attrs.get("device"),
-        seconds=attrs.get("seconds"),
-        values={
-            metric.name: value
-            for metric in metrics.stored()
-            if (value := attrs.get(metric.name)) is not None
-        },
-    )
-
-
-def _measurement(stored: dict[str, Any] | None) -> Measurement | None:
-    return None if stored is None else Measurement(**stored)
-
-
-def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
+def _identity(request: SearchOptions, dims: str, device: DeviceRecord) -> dict[str, Any]:
     return {
-        "dims": str(request.size),
+        "dims": dims,
         "dtype": request.dtype,
         "batch": request.batch,
         "layout": request.layout,
@@ -301,7 +194,7 @@ def _identity(request: SearchRequest, device: DeviceRecord) -> dict[str, Any]:
     }
 
 
-def _limits(request: SearchRequest) -> dict[str, Any]:
+def _limits(request: SearchOptions) -> dict[str, Any]:
     """Which chains are searched: a study has those of one answer to that only."""
     return {
         "families": ",".join(request.families) or "any",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search.report import phrases
-from ksopt.search.results import SearchResult
+from ksopt.search.results import LayerResult
 
 _TIMES_THE_FLOOR = 4.0
 # What a call may take besides its work: on a CPU a 32x64 layer of 16 rows took 76 us with cold
@@ -86,7 +86,7 @@ def warning_of(layers: Mapping[str, DenseLayer]) -> str:
     return f"Far above their roofline floors were the dense layers of {listed}: {_WHY}"
 
 
-def dense_layer(result: SearchResult) -> DenseLayer | None:
+def dense_layer(result: LayerResult) -> DenseLayer | None:
     """The dense layer of a result; None if nothing was measured."""
     measured = next((f.dense for f in result.finalists if f.retimed), None)
     if measured is None:

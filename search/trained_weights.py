@@ -15,8 +15,9 @@ from torch import Tensor
 from ksopt.conversion.weights import shapes, some
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.size import Dims
 from ksopt.projection import project
-from ksopt.search.request import Dims, SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.system import untrusted
 
 _SHOWN = 5
@@ -46,7 +47,7 @@ class TrainedWeights:
     digest: str
 
     @classmethod
-    def of(cls, request: SearchRequest, device: torch.device) -> TrainedWeights | None:
+    def of(cls, request: LayerRequest, device: torch.device) -> TrainedWeights | None:
         """The weights that a request names; None if it names none.
 
         Raises:

@@ -22,9 +22,9 @@ from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, metrics
 from ksopt.search.claims import Claim, Claims, alive
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import SearchRequest
 from ksopt.search.results import ChainFacts
 from ksopt.search.samplers import priors
 from ksopt.search.samplers.cost_model import CostModel
@@ -53,7 +53,7 @@ class Campaign:
     objective: Objective
     device: torch.device
     roofline: Roofline
-    request: SearchRequest
+    request: LayerRequest
     pruning: Pruning
     model: CostModel | None
     compilers: Compilers = field(default_factory=Compilers)
@@ -61,6 +61,7 @@ class Campaign:
 
     def _compile_soon(self, chain: Chain) -> None:
         request = self.request
+        assert request.batch is not None
         batch_last = request.layout == "batch_last"
         assert request.batch is not None  # it is resolved
         self.compilers.soon([chain], request.dtype, batch_last, request.batch)

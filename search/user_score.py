@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.patterns.chain import Chain
 from ksopt.search.metrics import TimedChain
-from ksopt.search.request import SearchRequest
+from ksopt.search.options import SearchOptions
 from ksopt.search.samplers import priors
 
 
@@ -88,7 +88,7 @@ class Score:
     function: Callable[[Scored], float]
 
     @classmethod
-    def of(cls, request: SearchRequest) -> Score | None:
+    def of(cls, request: SearchOptions) -> Score | None:
         """The function that a request names; None if it names none. Its module is imported.
 
         Raises:

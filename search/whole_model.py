@@ -19,7 +19,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure import timing
 from ksopt.nn import KSLinear, KSStacked
 from ksopt.search import device_locks
-from ksopt.search.layers_result import Whole
+from ksopt.search.results import WholeModel
 
 _SECONDS = 4.0
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,7 +32,7 @@ def measure(
     device: torch.device,
     dtype: torch.dtype,
     seconds: float = _SECONDS,
-) -> Whole:
+) -> WholeModel:
     """Time a model, and a copy of it with the plan's chains, in turns.
 
     Both are in evaluation mode, run eagerly (not compiled) and without gradients. The chains have
@@ -70,7 +70,7 @@ def measure(
             max_seconds=seconds,
             min_repeats=10,
         )
-    return Whole(times["dense"], times["plan"], converted, rows)
+    return WholeModel(times["dense"], times["plan"], converted, rows)
 
 
 def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.dtype) -> None:

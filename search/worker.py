@@ -26,12 +26,13 @@ from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.size import Budget
 from ksopt.search import study_store, write_errors
 from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import Budget, SearchRequest
 from ksopt.search.samplers.chain_sampler import ChainSampler, suited
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import Estimator
@@ -54,11 +55,11 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
     count = affordable(task["workers"])
-    storage = study_store.storage_of(SearchRequest.from_json(task["shares"][0]["request"]))
+    storage = study_store.storage_of(LayerRequest.from_json(task["shares"][0]["request"]))
     in_words = write_errors.in_words(storage.url, storage.file)
     with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
         # One for all shares: they are of one search.
-        request = SearchRequest.from_json(task["shares"][0]["request"])
+        request = LayerRequest.from_json(task["shares"][0]["request"])
         meter = Meter(device) if request.energy else None
         campaigns = [
             _campaign(share, device, roofline, presence, compilers, meter)
@@ -78,7 +79,7 @@ def _campaign(
     compilers: Compilers,
     meter: Meter | None,
 ) -> Campaign:
-    request = SearchRequest.from_json(share["request"])
+    request = LayerRequest.from_json(share["request"])
     storage = study_store.storage_of(request)
     candidates = [Chain.parse(text) for text in share["candidates"]]
     steps, model = [_step(step) for step in share["steps"]], CostModel.of(request, device)
@@ -110,7 +111,7 @@ def _step(value: Mapping[str, Any]) -> Step:
 
 def final(task: Mapping[str, Any], answer: Answer) -> None:
     """Time chains against each other and dense; answers ``{"times": {name: Measurement}}``."""
-    request = SearchRequest.from_json(task["request"])
+    request = LayerRequest.from_json(task["request"])
     objective = Objective(request, torch.device(task["device"]))
     times = objective.final([Chain.parse(text) for text in task["chains"]], task["seconds"])
     answer({"times": {name: asdict(one) for name, one in times.items()}})
@@ -118,7 +119,7 @@ def final(task: Mapping[str, Any], answer: Answer) -> None:
 
 def energy(task: Mapping[str, Any], answer: Answer) -> None:
     """Energy of chains and dense; answers ``{"millijoules": {name: value}}``."""
-    request, device = SearchRequest.from_json(task["request"]), torch.device(task["device"])
+    request, device = LayerRequest.from_json(task["request"]), torch.device(task["device"])
     objective = Objective(request, device, meter=Meter(device))
     chains = [Chain.parse(text) for text in task["chains"]]
     answer({"millijoules": objective.energy(chains)})

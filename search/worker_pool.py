@@ -14,13 +14,14 @@ from ksopt.measure import device as devices
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import interrupts, study_store, worker_processes
+from ksopt.search import interrupts, study_store, trial_records, worker_processes
 from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
+from ksopt.search.options import SEEDS
 from ksopt.search.progress import Progress
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import SEEDS, SearchRequest
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers import priors
 from ksopt.search.samplers.chain_sampler import ChainSampler, Kind, suited
@@ -50,7 +51,7 @@ class Share:
         weights: The trained weights, if any.
     """
 
-    request: SearchRequest
+    request: LayerRequest
     study: optuna.Study
     run: int
     space: Space
@@ -83,7 +84,7 @@ class Crew:
     meter: Meter | None = None
 
     @property
-    def _request(self) -> SearchRequest:
+    def _request(self) -> LayerRequest:
         """What the shares have in common."""
         return self.shares[0].request
 
@@ -98,7 +99,7 @@ class Crew:
             for share in self.shares:
                 study_store.give_up_running(share.study)
         trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
-        done = [study_store.settled(of_one) for of_one in trials]
+        done = [trial_records.settled(of_one) for of_one in trials]
         limits = [share.request.trials for share in self.shares]
         progress.start(sum(map(max, limits, done)), sum(done))
         tell = self._teller(progress)
@@ -208,7 +209,7 @@ class Crew:
             share = self.shares[place]
             assert share.request.batch is not None
             trial = share.study.get_trials(deepcopy=False)[number]
-            record = study_store.record(trial, self.roofline, share.request.batch)
+            record = trial_records.record(trial, self.roofline, share.request.batch)
             if record is None:
                 return
             so_far = best.get(place)
@@ -219,7 +220,7 @@ class Crew:
         return on_trial
 
 
-def sampler_name(space: Space, request: SearchRequest) -> Kind:
+def sampler_name(space: Space, request: LayerRequest) -> Kind:
     """What chooses the trials of a space, as the report calls it."""
     return suited(len(space.candidates), request)
 

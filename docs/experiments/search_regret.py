@@ -24,7 +24,8 @@ from typing import Any
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import device as devices
-from ksopt.search.request import LADDER, SearchRequest
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import LADDER
 from ksopt.system.cpu import cpus_allowed
 from regret import tables
 from regret.asked import Asked
@@ -104,7 +105,7 @@ def _run(given: argparse.Namespace) -> int:
             "million"
         )
     requests = [
-        SearchRequest(
+        LayerRequest(
             dims,
             budgets=tuple(given.budgets),
             batch=given.batch,
@@ -175,7 +176,7 @@ class _Listing(Mapping[str, Reference]):
 
     def __init__(
         self,
-        requests: Mapping[str, SearchRequest],
+        requests: Mapping[str, LayerRequest],
         machine: DeviceSpec | None,
         pool: Executor | None,
         given: argparse.Namespace,

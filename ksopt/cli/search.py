@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ksopt.cli import constraint_arguments
 from ksopt.errors import InvalidInputError
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         type=_integer,
         metavar="COUNT",
         help="chains to measure in all, those of an earlier run counted; sizes share them "
-        f"({SearchRequest.trials} for each size)",
+        f"({LayerRequest.trials} for each size)",
     )
     effort(
         "--timeout",
@@ -281,29 +282,37 @@ def options_named() -> Iterator[None]:
 def _run(args: argparse.Namespace) -> int:
     if args.replay is not None:
         return _replay(args)
-    from ksopt.cli import search_layers
+    from ksopt.cli.search_layers import Subject
 
-    options = _options(args)
-    if search_layers.is_asked(args):
-        return search_layers.run(args, options)
-    trials = {} if args.trials is None else {"trials": args.trials}
-    request = SearchRequest(args.dims[0], **options, **trials)
-    from ksopt.search import for_terminal, print_result, run_search, to_json
+    subject = Subject.of(args)
+    request = SearchRequest(
+        subject.dims, trials=args.trials, asked_by=subject.asked_by, **_options(args)
+    )
+    from ksopt.search import for_terminal, run_search
 
     # Progress goes to stderr, so that stdout holds the answer alone; a program wants none of it.
-    result = run_search(request, for_terminal(sys.stderr, quiet=args.json))
-    if args.json:
+    progress = for_terminal(sys.stderr, quiet=args.json)
+    if request.model is not None:
+        progress.note(request.model.sentence)
+    result = run_search(request, progress, subject.to_measure)
+    _show(result, args.json)
+    return _exit_code(result)
+
+
+def _show(result: SearchResult, as_json: bool) -> None:
+    from ksopt.search import print_result, to_json
+
+    if as_json:
         sys.stdout.write(to_json(result))
     else:
         print_result(result, sys.stdout)
-    return exit_code([result], result.stopped)
 
 
-def exit_code(results: Sequence[SearchResult], stopped: str | None) -> int:
-    """Of searches that have reported: 1 where every trial failed, so that there is no answer."""
-    if stopped == "interrupted":
+def _exit_code(result: SearchResult) -> int:
+    """Of a search that has reported: 1 where every trial failed, so that there is no answer."""
+    if result.stopped == "interrupted":
         return 130
-    trials = [trial for one in results for trial in one.trials]
+    trials = [trial for layer in result.layers for trial in layer.trials]
     if trials and not any(trial.state in ("complete", "pruned") for trial in trials):
         print("ksopt: no chain could be measured: every trial failed", file=sys.stderr)
         return 1
@@ -351,18 +360,9 @@ def _replay(args: argparse.Namespace) -> int:
             f"search --replay measures nothing, so {named} cannot be given with it: only --out, "
             "--study and --json can"
         )
-    from ksopt.cli import search_layers
-    from ksopt.search import print_result, to_json
-    from ksopt.search.results import SearchResult
     from ksopt.search.saved_study import replay
 
-    result = replay(args.replay, args.study, args.out)
-    if not isinstance(result, SearchResult):
-        search_layers.show(result, args.json)
-    elif args.json:
-        sys.stdout.write(to_json(result))
-    else:
-        print_result(result, sys.stdout)
+    _show(replay(args.replay, args.study, args.out), args.json)
     return 0
 
 

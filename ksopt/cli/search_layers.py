@@ -1,29 +1,64 @@
-"""``ksopt search`` of several sizes or a model: its arguments' part, and what it prints."""
+"""``ksopt search``: which layers its arguments name."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ksopt.errors import InvalidInputError
 from ksopt.search.hf_config import layers_of_config
-from ksopt.search.layers_request import LayersRequest, quoted
-from ksopt.search.request import Dims
+from ksopt.search.layers import Layers
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ksopt.search.layers_result import LayersResult
+    from ksopt.search.study import ToMeasure
 
 
-def is_asked(args: argparse.Namespace) -> bool:
-    """Whether the arguments name a model or several sizes, not one size.
+@dataclass(frozen=True)
+class Subject:
+    """What is searched.
 
-    Raises:
-        InvalidInputError: They name nothing, or two things at once, or options do not fit.
+    Args:
+        dims: Sizes, or a model's layers.
+        asked_by: The options that name the model, as words of a command line.
+        to_measure: The model to be timed whole.
     """
+
+    dims: Sequence[str] | Layers
+    asked_by: dict[str, str] = field(default_factory=dict)
+    to_measure: ToMeasure | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Subject:
+        """What the arguments name; a model is built.
+
+        Raises:
+            InvalidInputError: They name nothing, or two things at once, or options do not fit.
+        """
+        _check(args)
+        if args.model is not None:
+            from ksopt.search.model_layers import layers_of_model
+            from ksopt.search.study import ToMeasure
+            from ksopt.system.user_code import build_model
+
+            model = build_model(args.model, sys.stderr)
+            layers = layers_of_model(model, args.model, args.include, args.exclude)
+            to_measure = None
+            if args.measure_model is not None:
+                to_measure = ToMeasure(model, _inputs(args.measure_model, model))
+            return cls(layers, {"model": args.model, **_names(args)}, to_measure)
+        if args.hf_config is not None:
+            layers = layers_of_config(args.hf_config, args.include, args.exclude)
+            return cls(layers, {"hf-config": shlex.quote(args.hf_config), **_names(args)})
+        return cls(args.dims)
+
+
+def _check(args: argparse.Namespace) -> None:
     sources = {"--dims": args.dims, "--model": args.model, "--hf-config": args.hf_config}
     named = [name for name, value in sources.items() if value is not None]
     if not named:
@@ -44,64 +79,15 @@ def is_asked(args: argparse.Namespace) -> bool:
                     f"search: --{name} names layers of a model: give --model or --hf-config, or "
                     "leave it out"
                 )
-        return len({Dims.parse(text) for text in args.dims}) > 1
-    return True
-
-
-def run(args: argparse.Namespace, options: dict[str, Any]) -> int:
-    """Search as the arguments say; the exit code.
-
-    Args:
-        args: The arguments.
-        options: Those that one size's search takes too.
-    """
-    model: nn.Module | None = None
-    what: Any = args.dims
-    asked_by = None
-    if args.model is not None:
-        from ksopt.search.model_layers import layers_of_model
-        from ksopt.system.user_code import build_model
-
-        model = build_model(args.model, sys.stderr)
-        what = layers_of_model(model, args.model, args.include, args.exclude)
-        asked_by = {"model": args.model}
-    elif args.hf_config is not None:
-        what = layers_of_config(args.hf_config, args.include, args.exclude)
-        asked_by = {"hf-config": shlex.quote(args.hf_config)}
-    if asked_by is not None:
-        asked_by |= _names(args)
-    request = LayersRequest.of(what, trials=args.trials, asked_by=asked_by, **options)
-    from ksopt.cli.search import exit_code
-    from ksopt.search import for_terminal
-    from ksopt.search.layers_study import ToMeasure, run_layers
-
-    to_measure = None
-    if model is not None and args.measure_model is not None:
-        to_measure = ToMeasure(model, _inputs(args.measure_model, model))
-    progress = for_terminal(sys.stderr, quiet=args.json)
-    if request.layers is not None:
-        progress.note(request.layers.sentence)
-    result = run_layers(request, progress, to_measure)
-    show(result, args.json)
-    return exit_code(result.results, result.stopped)
-
-
-def show(result: LayersResult, as_json: bool) -> None:
-    """Print a result."""
-    from ksopt.search.report import layers_export
-
-    if as_json:
-        sys.stdout.write(layers_export.to_json(result))
-    else:
-        layers_export.print_result(result, sys.stdout)
 
 
 def _names(args: argparse.Namespace) -> dict[str, str]:
     """The options that choose layers, as words of a command line."""
-    options = {"include": quoted(args.include), "exclude": quoted(args.exclude)}
+    names = {"include": args.include, "exclude": args.exclude}
+    options = {name: " ".join(map(shlex.quote, words)) for name, words in names.items() if words}
     if args.measure_model is not None:
         options["measure-model"] = args.measure_model
-    return {name: words for name, words in options.items() if words is not None}
+    return options
 
 
 def _inputs(text: str, model: nn.Module) -> object:

@@ -8,7 +8,7 @@ import sys
 from ksopt.cli import constraint_arguments
 from ksopt.cli.search import in_options, options_named
 from ksopt.report import tables
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 
 EPILOG = f"""\
 The space is what `ksopt search` chooses from: see docs/search.md. Counting is cut off after so many
@@ -35,19 +35,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--factors",
         type=int,
-        default=SearchRequest.max_factors,
+        default=LayerRequest.max_factors,
         metavar="MOST",
         help="most factors, 1 to 3 (%(default)s)",
     )
     constraint_arguments.add_arguments(add)
     add(
         "--dtype",
-        default=SearchRequest.dtype,
+        default=LayerRequest.dtype,
         help="for --aligned: float32 (default), float16 or bfloat16",
     )
     add(
         "--layout",
-        default=SearchRequest.layout,
+        default=LayerRequest.layout,
         help="for --aligned: batch_first (default) or batch_last",
     )
     add(
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.search.space.smallest import no_chain
 
     with options_named():
-        request = SearchRequest(
+        request = LayerRequest(
             dims=args.dims,
             budgets=(args.budget,),
             max_factors=args.factors,

@@ -13,7 +13,8 @@ from ksopt import settings
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.report import tables
-from ksopt.search.request import DTYPES, LAYOUTS, SearchRequest
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import DTYPES, LAYOUTS
 from ksopt.search.space.named_families import families
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -125,7 +126,7 @@ def _patterns(given: argparse.Namespace) -> list[Pattern]:
     found += [pattern for text in given.chain for pattern in Chain.parse(text)]
     if given.dims is not None:
         # With any rank: low rank and Monarch alike are worth having at hand.
-        request = SearchRequest(given.dims, budgets=tuple(given.budget), min_rank=1)
+        request = LayerRequest(given.dims, budgets=tuple(given.budget), min_rank=1)
         named = [pattern for _, chain in families(request) for pattern in chain]
         if not named:
             most = request.steps[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from ksopt.report import svg
-from ksopt.search.layers_result import Effect
+from ksopt.search.plan import Effect
 from ksopt.search.report import phrases
 
 _BAR = 11.0

@@ -11,7 +11,7 @@ from ksopt.patterns.chain import Chain, Pattern
 from ksopt.report import tables
 from ksopt.report.tables import Table
 from ksopt.search.report import phrases
-from ksopt.search.results import Finalist, SearchResult
+from ksopt.search.results import Finalist, LayerResult
 
 _BINDS = {True: "memory", False: "compute"}
 # Of two efficiencies, or two amounts, that differ by less than this a sentence makes nothing.
@@ -60,12 +60,12 @@ class Work:
         )
 
 
-def sentences(result: SearchResult) -> list[str]:
+def sentences(result: LayerResult) -> list[str]:
     """Of each step's chain: what it saves, what binds it, and how near it comes to its floor."""
     return list(dict.fromkeys(_sentence(finalist, result) for finalist in _chosen(result)))
 
 
-def table(result: SearchResult) -> Table:
+def table(result: LayerResult) -> Table:
     """The dense layer, and each step's chain, factor by factor."""
     size, rows = result.request.size, []
     dense = _of_chain(Chain.dense(size.in_features, size.out_features), result)
@@ -87,7 +87,7 @@ def table(result: SearchResult) -> Table:
     return tables.of(heads, rows)
 
 
-def _chosen(result: SearchResult) -> Iterable[Finalist]:
+def _chosen(result: LayerResult) -> Iterable[Finalist]:
     """Chains of the answers, each once."""
     finalists = {
         answer.chosen.facts.chain: answer.chosen
@@ -97,14 +97,14 @@ def _chosen(result: SearchResult) -> Iterable[Finalist]:
     return finalists.values()
 
 
-def _of_chain(chain: Chain, result: SearchResult) -> list[Work]:
+def _of_chain(chain: Chain, result: LayerResult) -> list[Work]:
     batch = result.request.batch
     assert batch is not None
     passes = 3 if result.request.train else 1
     return [Work.of(pattern, batch, result.roofline, passes) for pattern in chain]
 
 
-def _sentence(finalist: Finalist, result: SearchResult) -> str:
+def _sentence(finalist: Finalist, result: LayerResult) -> str:
     size = result.request.size
     (dense,) = _of_chain(Chain.dense(size.in_features, size.out_features), result)
     factors = _of_chain(finalist.facts.chain, result)

@@ -6,41 +6,28 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ksopt.report.document import Section
-from ksopt.search import diagnostics, metrics, recommend, suspect_dense
+from ksopt.search import diagnostics, metrics, recommend
 from ksopt.search.metrics import LATENCY, Metric
-from ksopt.search.report import bounds, phrases, result_tables
+from ksopt.search.report import answers, bounds, phrases, result_tables
 from ksopt.search.report.plots import figure, latency_plot, metric_plot
 from ksopt.search.report.sections import section
-from ksopt.search.results import Finalist, Recommendation, SearchResult, Verdict
+from ksopt.search.results import Finalist, LayerResult, Recommendation, Verdict
 
 _TRIALS_SHOWN = 40
 
 
 @section(order=10)
-def answer(result: SearchResult) -> Section:
+def answer(result: LayerResult) -> Section:
     """The recommendation of each budget, and what makes it less certain than it looks."""
-    lead = [answer.sentence for answer in result.recommendations]
     measured = [a for a in result.recommendations if a.chosen is not None]
-    if len(measured) > 1 and all(a.verdict is Verdict.KEEP_DENSE for a in measured):
-        lead.insert(0, "Keep the dense layer: no chain of any budget is faster here.")
-    if result.replayed:
-        lead.append(phrases.replayed(result))
-    if result.stopped == "interrupted":
-        lead.append("The search was interrupted; this is what it had measured.")
-    if result.stopped == "timeout":
-        lead.append("The time was up before all trials were measured.")
-    dense = suspect_dense.dense_layer(result)
-    lead += [dense.warning] if dense is not None and dense.warning else []
-    failures = diagnostics.failures(result)
-    lead += [failures] if failures else []
-    if result.request.train:
-        lead.append(phrases.TRAINING)
     beside = []
     for answer in measured:
         beside += [*_beside(answer), *best_in_final(answer, result.finalists)]
     drift = diagnostics.drift(result)
     beside += [drift.sentence] if drift is not None else []
-    return Section("Answer", tuple(lead), tuple(beside), result_tables.answers_table(result))
+    lead = answers.layer_lead(result)
+    table = result_tables.layer_answers_table(result)
+    return Section("Answer", tuple(lead), tuple(beside), table)
 
 
 def _beside(answer: Recommendation) -> list[str]:
@@ -98,12 +85,12 @@ def _better(answer: Recommendation, metric: Metric, best: Finalist, chosen: Fina
     )
 
 
-def _has_choice(result: SearchResult) -> bool:
+def _has_choice(result: LayerResult) -> bool:
     return any(answer.chosen is not None for answer in result.recommendations)
 
 
 @section(order=30, when=_has_choice)
-def time(result: SearchResult) -> Section:
+def time(result: LayerResult) -> Section:
     """What each chosen chain moves and computes, and which of the two binds it."""
     note = (
         "What is moved is each factor's input, output and weights once, and what is computed two "
@@ -117,7 +104,7 @@ def time(result: SearchResult) -> Section:
 
 
 @section(order=40)
-def latency(result: SearchResult) -> Section:
+def latency(result: LayerResult) -> Section:
     """Latency against weights, plotted."""
     text = (
         "Circles are chains of two factors, triangles of three, squares of one; rings mark the "
@@ -130,7 +117,7 @@ def latency(result: SearchResult) -> Section:
 
 
 @section(order=50)
-def other_metrics(result: SearchResult) -> Iterator[Section]:
+def other_metrics(result: LayerResult) -> Iterator[Section]:
     """Each metric besides latency and weights, plotted."""
     for metric in metrics.stored():
         drawing = figure(partial(metric_plot, result, metric))
@@ -149,7 +136,7 @@ def other_metrics(result: SearchResult) -> Iterator[Section]:
 
 
 @section(order=60)
-def front(result: SearchResult) -> Iterator[Section]:
+def front(result: LayerResult) -> Iterator[Section]:
     """What is left to choose from, where more than latency was to be low."""
     titles = [metric.title for metric in metrics.objectives(result.request)]
     front = recommend.front_of(result.trials, result.request)
@@ -168,7 +155,7 @@ def front(result: SearchResult) -> Iterator[Section]:
 
 
 @section(order=70)
-def finalists(result: SearchResult) -> Section:
+def finalists(result: LayerResult) -> Section:
     """The final."""
     if not result.finalists:
         none = "No chain was measured."
@@ -198,7 +185,7 @@ def finalists(result: SearchResult) -> Section:
 
 
 @section(order=100)
-def trials(result: SearchResult) -> Section:
+def trials(result: LayerResult) -> Section:
     """Every trial."""
     ranked = sorted(result.trials, key=lambda t: (t.ratio is None, t.ratio or 0.0))
     shown = ranked[:_TRIALS_SHOWN]

@@ -13,12 +13,12 @@ from ksopt.search.metrics import ENERGY
 from ksopt.search.report import phrases
 from ksopt.search.report.plots import figure, scatter
 from ksopt.search.report.sections import section
-from ksopt.search.results import SearchResult
+from ksopt.search.results import LayerResult
 from ksopt.search.samplers import factor_times
 
 
 @section(order=80)
-def predictions(result: SearchResult) -> Iterator[Section]:
+def predictions(result: LayerResult) -> Iterator[Section]:
     """What would have predicted the measured times, and how well."""
     correlations = diagnostics.correlations(result.trials)
     if not correlations:
@@ -50,7 +50,7 @@ def predictions(result: SearchResult) -> Iterator[Section]:
 
 
 @section(order=90)
-def method(result: SearchResult) -> Section:
+def method(result: LayerResult) -> Section:
     """How it was measured."""
     request, space, roof = result.request, result.space, result.roofline
     count = f"{'' if space.exact else 'More than '}{phrases.chains(space.count)}"
@@ -111,7 +111,7 @@ def method(result: SearchResult) -> Section:
     return Section("How it was measured", (), tuple(paragraphs))
 
 
-def _energy_method(result: SearchResult) -> list[str]:
+def _energy_method(result: LayerResult) -> list[str]:
     """How energy was measured, where it was."""
     dense_mj = next((one.dense_values.get(ENERGY.name) for one in result.finalists), None)
     in_trials = any(ENERGY.name in trial.values for trial in result.trials)
@@ -132,7 +132,7 @@ def _energy_method(result: SearchResult) -> list[str]:
     return [text]
 
 
-def _held(result: SearchResult) -> str:
+def _held(result: LayerResult) -> str:
     """How much of a run's time its measurements took."""
     mine = [trial.seconds for trial in result.trials if trial.run == result.run and trial.seconds]
     if not mine:
@@ -142,7 +142,7 @@ def _held(result: SearchResult) -> str:
     return f", of which its {len(mine)} trials held the device for {sum(mine):.0f} s{after}"
 
 
-def _estimated(result: SearchResult) -> str:
+def _estimated(result: LayerResult) -> str:
     """That an estimate took turns with the sampler, if it did."""
     if all(trial.origin != factor_times.ORIGIN for trial in result.trials):
         return ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement
-from ksopt.search.request import Dims
-from ksopt.search.results import ChainFacts, SearchResult
+from ksopt.patterns.size import Dims
+from ksopt.search.results import ChainFacts
 
 TRAINING = (
     "All times are of a training step: the product, and the gradients of its input and weights."
@@ -98,11 +99,11 @@ def layer(dims: Dims) -> str:
     return f"in_features={dims.in_features}, out_features={dims.out_features}"
 
 
-def replayed(result: SearchResult) -> str:
+def replayed(device: DeviceRecord) -> str:
     """That nothing was measured for a report, and where its times come from."""
     return (
         f"Nothing was measured for this report: it is written again from the study, which was "
-        f"measured on {result.device.name} ({result.device.device})."
+        f"measured on {device.name} ({device.device})."
     )
 
 

@@ -8,11 +8,12 @@ from html import escape
 from ksopt.report import svg
 from ksopt.report.document import Figure
 from ksopt.search.diagnostics import Predictor
-from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric, pareto_front
+from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric
+from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Scale
-from ksopt.search.results import SearchResult, TrialRecord
+from ksopt.search.results import LayerResult, TrialRecord
 
 WIDE, NARROW = (800, 400), (360, 340)
 
@@ -22,7 +23,7 @@ def figure(drawn: Callable[[int, int], str]) -> Figure:
     return Figure(drawn(*WIDE), drawn(*NARROW))
 
 
-def latency_plot(result: SearchResult, width: int, height: int) -> str:
+def latency_plot(result: LayerResult, width: int, height: int) -> str:
     """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
 
     A point is a trial. Its height is its latency over the dense layer's, as measured in turns with
@@ -63,7 +64,7 @@ def latency_plot(result: SearchResult, width: int, height: int) -> str:
     return svg.svg(parts, width, height, label)
 
 
-def metric_plot(result: SearchResult, metric: Metric, width: int, height: int) -> str:
+def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) -> str:
     """A metric against what `Metric.plotted_against` names; nothing if no trial has it.
 
     The stepped line is the best value that the other metric allows, of what was measured. The dense
@@ -109,7 +110,7 @@ def metric_plot(result: SearchResult, metric: Metric, width: int, height: int) -
     return svg.svg(parts, width, height, label)
 
 
-def scatter(result: SearchResult, predictor: Predictor, width: int, height: int) -> str:
+def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) -> str:
     """Measured latency against a prediction; nothing if fewer than two chains have both.
 
     Pruned chains, whose few repeats are less certain, are drawn as crosses.
@@ -141,7 +142,7 @@ def scatter(result: SearchResult, predictor: Predictor, width: int, height: int)
 
 
 def _marks(
-    result: SearchResult,
+    result: LayerResult,
     trials: Sequence[TrialRecord],
     axes: Axes,
     place: Callable[[TrialRecord], tuple[float, float]],

@@ -1,4 +1,4 @@
-"""What a search found as tables: for the terminal, the page and markdown."""
+"""What was measured of a layer as tables: for the terminal, the page and markdown."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ from ksopt.report import tables
 from ksopt.report.tables import Table
 from ksopt.search import diagnostics, metrics
 from ksopt.search.report import phrases
-from ksopt.search.results import Finalist, SearchResult, TrialRecord
+from ksopt.search.results import Finalist, LayerResult, SearchResult, TrialRecord
 
 
 def answers_table(result: SearchResult) -> Table:
+    """The fastest chain of each layer size and budget beside the dense layer."""
+    if result.request.is_one_layer:
+        (layer,) = result.layers
+        return layer_answers_table(layer)
+    tables_of_layers = [(layer.size, layer_answers_table(layer)) for layer in result.layers]
+    return tables.of(
+        ("INxOUT", *tables_of_layers[0][1].columns),
+        [[str(size), *row] for size, table in tables_of_layers for row in table.rows],
+        title="Fastest chain of each layer size and budget",
+    )
+
+
+def layer_answers_table(layer: LayerResult) -> Table:
     """The fastest chain of each step beside the dense layer."""
     heads = ["chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency"]
     # By what was asked, so that tables of several sizes have the same columns.
-    measured = metrics.measured(result.request)
+    measured = metrics.measured(layer.request)
     heads += [f">{metric.title}" for metric in measured]
     rows = []
-    for answer in result.recommendations:
+    for answer in layer.recommendations:
         chosen, cells = answer.chosen, [""] * len(heads)
         if chosen is not None:
             known = chosen.facts
@@ -33,7 +46,7 @@ def answers_table(result: SearchResult) -> Table:
                 *(metric.cell(chosen.values) for metric in measured),
             ]
         rows.append([answer.budget.text, *cells, answer.verdict.value])
-    size = result.request.size
+    size = layer.request.size
     return tables.of(
         ("budget", *heads, "verdict"),
         rows,
@@ -41,7 +54,7 @@ def answers_table(result: SearchResult) -> Table:
     )
 
 
-def finalists_table(result: SearchResult) -> Table:
+def finalists_table(result: LayerResult) -> Table:
     """Every finalist, and what chose it."""
     rows = []
     for place, one in enumerate(result.finalists):

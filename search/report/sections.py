@@ -1,21 +1,22 @@
 """The registry of a report's sections, which the page and markdown share.
 
-A section is one function of a result. It is registered with where it stands, and is in every report
-from then on, of one layer or of several.
+A section is one function of a result: of the search's, or of each layer's. It is registered with
+where it stands, and is in every report from then on, of one layer or of several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from ksopt.report.document import Section
+from ksopt.search.results import LayerResult, SearchResult
 
-Part = Literal["layer", "one layer", "several layers"]
+Part = Literal["layer", "search"]
 _Function = TypeVar("_Function", bound=Callable[[Any], "Section | Iterable[Section]"])
-LAYERS = 50
-"""Where the layers' sections stand in a report of several, among its own."""
+LAYERS = 30
+"""Where the layers' sections stand in a report of several, among the search's own."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ def section(
     """Register a function that writes a section, or several, of a result.
 
     Args:
-        order: Where it stands: the answer to a layer is at 10, its trials are at 100. In a report
-            of several layers the layers are at 50.
-        of: "layer" for each layer of every report; "one layer" or "several layers" for once in a
-            report of that kind.
+        order: Where it stands: the answer is at 10, a layer's trials are at 100. In a report of
+            several layers all sections of the layers are at 30.
+        of: "layer" for a function of each `LayerResult`; "search" for one of the `SearchResult`,
+            once in a report.
         when: Whether a result has it.
 
     Example:
@@ -69,6 +70,25 @@ def unregister(write: Callable[[Any], object]) -> None:
     _ENTRIES[:] = [entry for entry in _ENTRIES if entry.write is not write]
 
 
-def entries(*parts: Part) -> list[Entry]:
-    """What is registered for some parts of a report, in order."""
-    return sorted((one for one in _ENTRIES if one.of in parts), key=lambda one: one.order)
+def written(result: SearchResult) -> list[Section]:
+    """The sections of a report, in order; those of several layers have the size in their titles."""
+    own, of_layers = _entries("search"), _entries("layer")
+    if result.request.is_one_layer:
+        (layer,) = result.layers
+        every = [(entry, result) for entry in own] + [(entry, layer) for entry in of_layers]
+        every.sort(key=lambda one: one[0].order)
+        return [part for entry, of in every for part in entry.sections(of)]
+    parts = [part for entry in own if entry.order < LAYERS for part in entry.sections(result)]
+    for layer in result.layers:
+        parts += [_titled(part, layer) for entry in of_layers for part in entry.sections(layer)]
+    parts += [part for entry in own if entry.order >= LAYERS for part in entry.sections(result)]
+    return parts
+
+
+def _entries(part: Part) -> list[Entry]:
+    return sorted((one for one in _ENTRIES if one.of == part), key=lambda one: one.order)
+
+
+def _titled(part: Section, layer: LayerResult) -> Section:
+    """A layer's section, with its size in the title."""
+    return replace(part, title=f"{layer.size}: {part.title[0].lower()}{part.title[1:]}")

@@ -22,8 +22,10 @@ from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.size import Dims
 from ksopt.search import metrics
-from ksopt.search.request import MOST_FACTORS, Dims, SearchRequest
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import MOST_FACTORS
 
 # Random trials before the model is asked, those that were enqueued counted.
 _STARTUP_TRIALS = 12
@@ -34,20 +36,20 @@ _FEWEST_GENERATIONS = 5
 Kind = Literal["exhaustive", "TPE", "NSGA-II"]
 
 
-def suited(candidates: int, request: SearchRequest) -> Kind:
+def suited(candidates: int, request: LayerRequest) -> Kind:
     """What should draw: all in order if they fit into the trials, else a model that learns.
 
     TPE learns from few trials. Where the whole front is asked for and there are trials for several
     generations, NSGA-II spreads over it.
 
     Example:
-        >>> suited(30, SearchRequest("64x64", trials=40))
+        >>> suited(30, LayerRequest("64x64", trials=40))
         'exhaustive'
-        >>> suited(3000, SearchRequest("64x64", trials=40))
+        >>> suited(3000, LayerRequest("64x64", trials=40))
         'TPE'
-        >>> suited(3000, SearchRequest("64x64", trials=400))
+        >>> suited(3000, LayerRequest("64x64", trials=400))
         'NSGA-II'
-        >>> suited(3000, SearchRequest("64x64", trials=400, objective="latency"))
+        >>> suited(3000, LayerRequest("64x64", trials=400, objective="latency"))
         'TPE'
     """
     if candidates <= request.trials:

@@ -12,7 +12,7 @@ from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import choice_report
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 
 
 @dataclass
@@ -33,7 +33,7 @@ class CostModel:
     _known: dict[Pattern, float | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: SearchRequest, device: torch.device) -> CostModel | None:
+    def of(cls, request: LayerRequest, device: torch.device) -> CostModel | None:
         """For a request with its batch resolved; None where there is no cost model: on a CPU."""
         assert request.batch is not None
         machine = backend_of(device.type).spec(device)

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import metrics
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Step
 
@@ -40,14 +40,14 @@ _HOPE = 0.02
 IntArray = npt.NDArray[np.int64]
 
 
-def turns(request: SearchRequest) -> int:
+def turns(request: LayerRequest) -> int:
     """How many turns an estimate has before each of the sampler's.
 
     It goes by latency and weights, and knows nothing of energy, an error or a score: where such are
     to be low, it is for the sampler to find chains that are slower and better in these.
 
     Example:
-        >>> turns(SearchRequest("8x8")), turns(SearchRequest("8x8", energy=True))
+        >>> turns(LayerRequest("8x8")), turns(LayerRequest("8x8", energy=True))
         (8, 1)
     """
     return _TURNS if metrics.knows_only_latency(request) else _FEWER_TURNS
@@ -148,7 +148,7 @@ class Estimator:
     @classmethod
     def of(
         cls,
-        request: SearchRequest,
+        request: LayerRequest,
         candidates: Sequence[Chain],
         steps: Sequence[Step],
         model: CostModel | None,

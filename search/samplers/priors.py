@@ -10,7 +10,7 @@ import itertools
 
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.results import ChainFacts
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.named_families import families
@@ -62,7 +62,7 @@ def rhos(chain: Chain) -> tuple[float, float]:
 
 def enqueued(
     space: Space,
-    request: SearchRequest,
+    request: LayerRequest,
     roofline: Roofline,
     model: CostModel | None,
     seconds: float = 3.0,

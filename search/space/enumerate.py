@@ -52,8 +52,8 @@ from typing import TypeVar
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.pattern import Pattern
+from ksopt.patterns.size import Dims
 from ksopt.patterns.support import pair_support
-from ksopt.search.request import Dims
 from ksopt.search.space.constraints import NONE, Constraints
 from ksopt.search.space.families import EVERY, FAMILIES, is_member
 from ksopt.search.space.triples import Triple, pair, partners, row_triples, rows_to_split

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.pattern import Pattern
+from ksopt.patterns.size import Budget
 from ksopt.patterns.validate import checked_int
 from ksopt.report import tables
 from ksopt.report.tables import Table
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
-from ksopt.search.request import Budget, SearchRequest
 from ksopt.search.space.enumerate import Factors, TooManyError, Walk
 
 SCHEMA = "ksopt.space/1"
@@ -49,7 +50,7 @@ class Listing:
         chains: The first chains of those that were counted.
     """
 
-    request: SearchRequest
+    request: LayerRequest
     order: str
     counts: tuple[Count, ...]
     chains: tuple[Chain, ...]
@@ -136,7 +137,7 @@ class Listing:
 
 
 def listing(
-    request: SearchRequest, limit: int = 20, order: str = "weights", visits: int = 500_000
+    request: LayerRequest, limit: int = 20, order: str = "weights", visits: int = 500_000
 ) -> Listing:
     """Count the chains of a space, and list the first of them.
 
@@ -152,7 +153,7 @@ def listing(
         InvalidInputError: A value is not allowed.
 
     Example:
-        >>> found = listing(SearchRequest("12x8", budgets=("60%",), max_factors=2))
+        >>> found = listing(LayerRequest("12x8", budgets=("60%",), max_factors=2))
         >>> found.total, found.exact, [str(chain) for chain in found.chains]
         (2, True, ['(1,4,4,2)*(4,2,3,1)', '(2,4,4,1)*(1,2,3,4)'])
     """

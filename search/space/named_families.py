@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.divisors import divisors
 from ksopt.search.space.enumerate import is_reducible
 from ksopt.search.space.families import FAMILIES
@@ -13,7 +13,7 @@ from ksopt.search.space.families import FAMILIES
 _BUTTERFLIES = ("square_dyadic", "kaleidoscope", "block_butterfly")
 
 
-def families(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
+def families(request: LayerRequest) -> Iterator[tuple[str, Chain]]:
     """The members of the families that meet a request's constraints, with the families' names.
 
     Monarch for every p, and mirrored (the transpose of a Monarch chain of the transposed layer);
@@ -22,7 +22,7 @@ def families(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
     into one with no more weights, so a search has the merged chain instead.
 
     Example:
-        >>> for name, chain in families(SearchRequest("64x64", budgets=("50%",), min_rank=16)):
+        >>> for name, chain in families(LayerRequest("64x64", budgets=("50%",), min_rank=16)):
         ...     print(name, chain)
         Monarch (1,16,16,4)*(4,16,16,1)
         mirrored Monarch (4,16,16,1)*(1,16,16,4)
@@ -42,7 +42,7 @@ def families(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
             yield name, chain
 
 
-def _members(request: SearchRequest) -> Iterator[tuple[str, Chain]]:
+def _members(request: LayerRequest) -> Iterator[tuple[str, Chain]]:
     columns, rows = request.size.in_features, request.size.out_features
     for p in divisors(columns)[1:]:
         if rows % p == 0:

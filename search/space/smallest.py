@@ -7,7 +7,9 @@ from dataclasses import replace
 from math import ceil
 
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import MOST_FACTORS, Dims, SearchRequest
+from ksopt.patterns.size import Dims
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import MOST_FACTORS
 from ksopt.search.space.block_sizes import ANY_SIZE
 from ksopt.search.space.constraints import NONE, Constraints
 from ksopt.search.space.enumerate import TooManyError, Walk
@@ -46,7 +48,7 @@ def smallest(
     return best, certain
 
 
-def no_chain(request: SearchRequest) -> str:
+def no_chain(request: LayerRequest) -> str:
     """Why no chain meets a request, and which change of it would help."""
     constraints, size = request.constraints, request.size
     best, certain = smallest(size, request.rank, request.max_factors, constraints)
@@ -80,7 +82,7 @@ def no_chain(request: SearchRequest) -> str:
     return text + (ways_out or "A smaller min_rank allows smaller chains")
 
 
-def _ways_out(request: SearchRequest, most: int) -> str:
+def _ways_out(request: LayerRequest, most: int) -> str:
     """Which one option, left out or changed, allows a chain of at most so many weights; or none."""
     ways = []
     for change, loosened in _loosened(request):
@@ -100,7 +102,7 @@ def _ways_out(request: SearchRequest, most: int) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _loosened(request: SearchRequest) -> Iterator[tuple[str, SearchRequest]]:
+def _loosened(request: LayerRequest) -> Iterator[tuple[str, LayerRequest]]:
     """The request without one of its constraints, and how to say so."""
     if request.families:
         yield "without families", replace(request, families=())

@@ -12,7 +12,8 @@ from math import ceil
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import Budget, Dims, SearchRequest
+from ksopt.patterns.size import Budget, Dims
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.enumerate import Factors, TooManyError, Walk
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
@@ -71,7 +72,7 @@ class Space:
     complete: bool
 
 
-def build(request: SearchRequest) -> Space:
+def build(request: LayerRequest) -> Space:
     """The space of a request.
 
     Chains are enumerated, and those that a step may recommend are kept: up to 20,000 of two
@@ -86,7 +87,7 @@ def build(request: SearchRequest) -> Space:
             works, or the constraints that leave no chain at any.
 
     Example:
-        >>> space = build(SearchRequest("64x64", budgets=("50%",), max_factors=2))
+        >>> space = build(LayerRequest("64x64", budgets=("50%",), max_factors=2))
         >>> len(space.candidates), space.exact, str(space.candidates[0])
         (12, True, '(1,8,8,8)*(8,8,8,1)')
     """
@@ -185,7 +186,7 @@ class _Pool:
         if self._requested <= nnz <= self.budget.parameters and factors not in self._kept:
             self._kept.append(factors)
 
-    def draw(self, request: SearchRequest, factors: int) -> None:
+    def draw(self, request: LayerRequest, factors: int) -> None:
         """Offer chains that random descents find, each once."""
         drawn: set[Factors] = set()
         for _ in range(_MOST_DESCENTS):

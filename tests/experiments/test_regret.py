@@ -14,8 +14,10 @@ import pytest
 
 import search_regret
 from ksopt.errors import InvalidInputError
+from ksopt.kernels.compile_ahead import Target
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.space import build
 from regret import tables
 from regret.asked import Asked
@@ -23,10 +25,11 @@ from regret.reference import Predictions, Reference
 from regret.rows import Book, Measured, Searched, Stage, TimedWay
 from regret.schedule import Schedule, Unit
 from regret.work import Work
+from regret.worker import Bench
 from search_regret import main
 
 SCRIPT = Path(search_regret.__file__)
-REQUEST = SearchRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
+REQUEST = LayerRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
 
 
 def reference(size: int = 12) -> Reference:
@@ -66,14 +69,14 @@ def test_half_of_the_reference_is_uniform_and_of_every_step() -> None:
 
 @pytest.mark.slow
 def test_a_space_that_is_a_sample_gets_another_sample_beside_it() -> None:
-    large = SearchRequest("96x192", budgets=("50%",), batch=16, device="cpu")
+    large = LayerRequest("96x192", budgets=("50%",), batch=16, device="cpu")
     found = Reference.of(large, None, None, 40, seed=7)
     assert not found.space.complete
     own = set(found.space.candidates)
     assert any(chain not in own for chain in found.uniform)  # what the search could not draw
     assert set(found.uniform) <= set(found.others)
     assert {chain for chain in found.guided([], 4000) if chain not in own}
-    few = SearchRequest("8x12", budgets=("60%",), batch=16, device="cpu")
+    few = LayerRequest("8x12", budgets=("60%",), batch=16, device="cpu")
     small = Reference.of(few, None, None, 12, seed=7)
     assert small.space.complete
     assert small.others == small.space.candidates
@@ -216,7 +219,7 @@ def test_a_chain_of_two_steps_is_in_the_final_of_both(tmp_path: Path) -> None:
 
 
 def test_the_final_has_the_best_of_a_step_whatever_step_their_rows_name(tmp_path: Path) -> None:
-    request = SearchRequest("32x64", budgets=("25%", "50%"), device="cpu", batch=16)
+    request = LayerRequest("32x64", budgets=("25%", "50%"), device="cpu", batch=16)
     edge = [
         str(c) for c in Reference.of(request, None, None, 40, 0).space.candidates if c.nnz == 512
     ]
@@ -263,7 +266,7 @@ def test_shares_count_all_that_held_the_device(tmp_path: Path) -> None:
     assert cost.reference_chains == 2
 
 
-SMALL = SearchRequest("32x32", budgets=("60%",), batch=16, device="cpu", trials=4)
+SMALL = LayerRequest("32x32", budgets=("60%",), batch=16, device="cpu", trials=4)
 
 
 def two_sizes(tmp_path: Path, size: int, times: float = 0.0) -> Schedule:
@@ -506,10 +509,10 @@ def test_processes_that_predict_end_with_their_parent(tmp_path: Path) -> None:
         "from ksopt.kernels.problem import DeviceSpec\n"
         "from regret.predicting import processes\n"
         "from regret.reference import Reference\n"
-        "from ksopt.search.request import SearchRequest\n"
+        "from ksopt.search.layer_request import LayerRequest\n"
         "if __name__ == '__main__':\n"
         "    pool = processes(1)\n"
-        "    request = SearchRequest('64x64', batch=64, dtype='float16', device='cpu')\n"
+        "    request = LayerRequest('64x64', batch=64, dtype='float16', device='cpu')\n"
         "    machine = DeviceSpec((9, 0), 132, 228 * 1024)\n"
         "    found = Reference.of(request, machine, pool, 40, 1)\n"
         "    times = [found.predictions.of_chain(chain) for chain in found.uniform]\n"
@@ -615,3 +618,11 @@ def test_it_runs_stops_and_goes_on(tmp_path: Path) -> None:
     before = out.read_text()
     assert subprocess.run(command, capture_output=True, text=True).returncode == 0
     assert out.read_text() == before  # nothing was left to measure
+
+
+def test_a_device_says_what_its_cost_model_has_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench("cpu")
+    target = Target(DeviceSpec((9, 0), 132, 228 * 1024), "sm_90a")
+    monkeypatch.setattr(Target, "of", lambda device: target)
+    hello = json.loads(json.dumps(bench.hello()))
+    assert Target.from_json(hello["target"]) == target

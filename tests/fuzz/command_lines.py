@@ -249,7 +249,7 @@ def preload() -> None:
         *(
             "ksopt.search.saved_study",
             "ksopt.search.space.listing",
-            "ksopt.search.layers_study",
+            "ksopt.search.study",
             "ksopt.tune",
         ),
     ):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import jsonschema
 
 TESTS = Path(__file__).resolve().parents[1]
-SCHEMA = TESTS.parent / "search" / "results-3.schema.json"
+SCHEMA = TESTS.parent / "search" / "results-4.schema.json"
 
 
 class Case(Protocol):
@@ -115,24 +115,24 @@ class Search:
         out = folder / "o"
         value = json.loads((out / "results.json").read_text(encoding="utf-8"))
         jsonschema.validate(value, json.loads(SCHEMA.read_text(encoding="utf-8")))
-        trials = _trials(out / "study.db")
-        reported = {str(trial["number"]): trial for trial in value["trials"]}
-        assert len(reported) == len(value["trials"]), "a number is reported twice"
+        trials, (layer,) = _trials(out / "study.db"), value["layers"]
+        reported = {str(trial["number"]): trial for trial in layer["trials"]}
+        assert len(reported) == len(layer["trials"]), "a number is reported twice"
         for number, (state, chain, values) in kept.items():
             assert number in reported, f"trial {number} is not in the report"
             assert reported[number]["chain"] == chain, f"trial {number} has another chain"
             assert reported[number]["state"] == state.lower(), f"trial {number} has another state"
             latency = reported[number]["latency"]["median_us"]
             assert not values or latency == values[0], f"trial {number} has another latency"
-        ended = [t for t in value["trials"] if t["state"] in ("complete", "pruned", "failed")]
+        ended = [t for t in layer["trials"] if t["state"] in ("complete", "pruned", "failed")]
         asked = value["request"]["trials"]
         assert len(ended) == asked, f"{len(ended)} trials, of {asked} that were asked for"
         assert not [t for t in trials.values() if t["state"] in ("RUNNING", "WAITING")]
         rows = _csv(out / "trials.csv")
         assert [row["number"] for row in rows] == list(reported), "trials.csv has other trials"
-        assert value["recommendations"], "nothing is recommended"
+        assert layer["recommendations"], "nothing is recommended"
         page = _check_page(out / "report.html")
-        assert value["recommendations"][0]["budget"]["text"] in page
+        assert layer["recommendations"][0]["budget"]["text"] in page
         _only(out, {"results.json", "plan.json", "trials.csv", "report.md", "report.html"}, "study")
         _only(folder / "cache" / "locks", {f"{os.uname().nodename}-cpu"})
         _only(folder / "tmp", set())

@@ -12,7 +12,7 @@ from ksopt.kernels.compile_ahead import Target
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.search import SearchResult, trial_loop
 from ksopt.search.objectives import Objective
-from ksopt.search.request import STUDY
+from ksopt.search.options import STUDY
 from ksopt.search.study_store import FILE
 
 H200 = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -46,8 +46,9 @@ def test_a_search_has_the_next_chains_compiled(
     search: Callable[..., SearchResult], idle: Idle
 ) -> None:
     result = search(trials=7)
-    assert [trial.state for trial in result.trials] == ["complete"] * 7
-    patterns = {pattern.weight_shape for trial in result.trials for pattern in trial.facts.chain}
+    (layer,) = result.layers
+    assert [trial.state for trial in layer.trials] == ["complete"] * 7
+    patterns = {pattern.weight_shape for trial in layer.trials for pattern in trial.facts.chain}
     assert {tuple(job["pattern"]) for job in idle.jobs} == patterns
     assert len(idle.jobs) == len(patterns)  # each once
     assert {job["batch"] for job in idle.jobs} == {16}
@@ -68,12 +69,13 @@ def test_what_was_only_drawn_is_no_trial_and_is_next(
     monkeypatch.setattr(Objective, "measure", slow)
     first = search(trials=20)
     assert first.stopped == "interrupted"
-    assert [trial.state for trial in first.trials] == ["complete", "lost"]
+    assert [trial.state for trial in first.layers[0].trials] == ["complete", "lost"]
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{first.folder / FILE}")
     drawn = [trial.user_attrs["chain"] for trial in study.trials]
     assert len(drawn) == 1 + trial_loop.CHAINS_AHEAD
     second = search(trials=6)
     assert second.stopped is None
-    chains = [str(trial.facts.chain) for trial in second.trials if trial.state == "complete"]
+    complete = [trial for trial in second.layers[0].trials if trial.state == "complete"]
+    chains = [str(trial.facts.chain) for trial in complete]
     assert chains[:5] == drawn
     assert len(chains) == len(set(chains)) == 6

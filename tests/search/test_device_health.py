@@ -13,6 +13,7 @@ from ksopt.measure import device_health
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
 from ksopt.search import study_store
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import run_search
@@ -69,10 +70,11 @@ def test_a_search_ends_with_the_device_and_goes_on_without_the_chain(
         with pytest.raises(device_health.DeviceLostError):
             run_search(request)
     result = run_search(request)
-    failed = [trial for trial in result.trials if trial.state == "failed"]
+    (layer,) = result.layers
+    failed = [trial for trial in layer.trials if trial.state == "failed"]
     assert [trial.facts.chain for trial in failed] == broken
     assert "illegal memory access" in str(failed[0].reason)
-    others = [trial for trial in result.trials if trial.state in ("complete", "pruned")]
+    others = [trial for trial in layer.trials if trial.state in ("complete", "pruned")]
     assert len(others) == 2
     assert broken[0] not in {trial.facts.chain for trial in others}
 
@@ -81,7 +83,7 @@ def test_a_search_ends_with_the_device_and_goes_on_without_the_chain(
 def test_a_worker_whose_device_is_lost_says_no_error_so_that_another_takes_its_place(
     tmp_path: Path,
 ) -> None:
-    request = SearchRequest(
+    request = LayerRequest(
         "32x64", budgets=("50%",), batch=16, device="cpu", trials=1, out=tmp_path
     )
     storage = study_store.storage_of(request)

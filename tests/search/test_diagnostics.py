@@ -16,10 +16,12 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchResult, finals, replay
 from ksopt.search.diagnostics import PREDICTORS, correlations, drift, within_noise_of
-from ksopt.search.report import export, page
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.report import page, results_json, terminal
 from ksopt.search.results import ChainFacts, Finalist, TrialRecord
 from ksopt.search.worker_processes import Spare
+
+from one_layer import with_layer  # isort: skip
 
 Search = Callable[..., SearchResult]
 CHAIN = Chain.parse("(1,8,4,8)*(4,8,8,1)")
@@ -74,24 +76,24 @@ def test_no_correlation_of_two_chains_or_without_a_model() -> None:
 
 
 def with_dense(result: SearchResult, first_us: float, last_us: float) -> SearchResult:
-    trials = tuple(replace(t, dense=steady(first_us)) for t in result.trials)
-    finalists = tuple(replace(f, dense=steady(last_us)) for f in result.finalists)
-    return replace(result, trials=trials, finalists=finalists)
+    trials = tuple(replace(t, dense=steady(first_us)) for t in result.layers[0].trials)
+    finalists = tuple(replace(f, dense=steady(last_us)) for f in result.layers[0].finalists)
+    return with_layer(result, trials=trials, finalists=finalists)
 
 
 def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
     result = search(trials=3)
-    moved = drift(with_dense(result, 100.0, 120.0))
+    moved = drift(with_dense(result, 100.0, 120.0).layers[0])
     assert moved is not None
     assert moved.beyond_noise
     assert moved.change == pytest.approx(0.2)
     drifted = with_dense(result, 100.0, 120.0)
     assert "it drifted by +20.0%, beyond its noise" in page.markdown(drifted)
-    assert json.loads(export.to_json(drifted))["drift"]["beyond_noise"] is True
+    assert json.loads(results_json.to_json(drifted))["layers"][0]["drift"]["beyond_noise"] is True
     said = io.StringIO()
-    export.print_result(drifted, said)
+    terminal.print_result(drifted, said)
     assert "drifted by +20.0%" in said.getvalue()
-    still = drift(with_dense(result, 100.0, 100.5))
+    still = drift(with_dense(result, 100.0, 100.5).layers[0])
     assert still is not None
     assert not still.beyond_noise
     assert "no drift beyond noise" in page.markdown(with_dense(result, 100.0, 100.5))
@@ -100,9 +102,9 @@ def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
 def test_a_run_that_measured_nothing_has_no_drift(search: Search) -> None:
     search(trials=3)
     again = search(trials=3)
-    assert again.run == 2
-    assert drift(again) is None
-    assert json.loads(export.to_json(again))["drift"] is None
+    assert again.layers[0].run == 2
+    assert drift(again.layers[0]) is None
+    assert json.loads(results_json.to_json(again))["layers"][0]["drift"] is None
 
 
 def test_finalists_within_noise_say_so(search: Search) -> None:
@@ -114,8 +116,8 @@ def test_finalists_within_noise_say_so(search: Search) -> None:
     assert [within_noise_of(one, finalists) for one in finalists] == [[1], [0], []]
     apart = [replace(one, retimed=False) for one in finalists]
     assert [within_noise_of(one, apart) for one in apart] == [[], [], []]
-    found = json.loads(export.to_json(search(trials=4)))
-    for one in found["finalists"]:
+    found = json.loads(results_json.to_json(search(trials=4)))
+    for one in found["layers"][0]["finalists"]:
         assert one["chain"] not in one["within_noise_of"]
 
 
@@ -124,7 +126,7 @@ def test_the_report_shows_predictions(search: Search) -> None:
     text = page.markdown(result)
     assert "## Measured against predicted" in text
     assert "cost model is for GPUs" in text.replace("\n", " ")
-    found = json.loads(export.to_json(result))["correlations"]
+    found = json.loads(results_json.to_json(result))["layers"][0]["correlations"]
     assert {one["with"] for one in found} <= {predictor.key for predictor in PREDICTORS}
     assert all(-1 <= one["spearman"] <= 1 for one in found)
     assert "Measured latency against rho of 6 chains" in page.html(result)
@@ -132,14 +134,14 @@ def test_the_report_shows_predictions(search: Search) -> None:
 
 def test_a_report_is_written_again(search: Search, tmp_path: Path) -> None:
     result = search(trials=4, budgets=("1%", "50%"))
-    before = json.loads(export.to_json(result))
+    before = json.loads(results_json.to_json(result))
     again = replay(str(result.folder), out=tmp_path / "again")
     after = json.loads((tmp_path / "again" / "results.json").read_text(encoding="utf-8"))
     assert again.replayed
     changed = {key for key in before if before[key] != after[key]}
     assert changed == {"replayed", "folder"}
     text = (tmp_path / "again" / "report.md").read_text(encoding="utf-8")
-    assert f"measured on {result.device.name}" in text
+    assert f"measured on {result.layers[0].device.name}" in text
     assert (tmp_path / "again" / "report.html").exists()
     assert (tmp_path / "again" / "plan.json").exists()
 
@@ -157,8 +159,8 @@ def test_what_a_killed_search_left_can_be_reported(
     url = f"sqlite:///{tmp_path / 'report' / 'study.db'}"
     found = replay(url, out=tmp_path / "again")
     assert found.stopped == "interrupted"
-    assert len(found.trials) == 3
-    assert not any(finalist.retimed for finalist in found.finalists)
+    assert len(found.layers[0].trials) == 3
+    assert not any(finalist.retimed for finalist in found.layers[0].finalists)
 
 
 def test_a_replayed_study_stays_as_it_is(search: Search, tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_the_command_replays(
 def test_the_final_is_timed_in_another_process(tmp_path: Path) -> None:
     import torch
 
-    request = SearchRequest("32x64", batch=16, device="cpu", out=tmp_path)
+    request = LayerRequest("32x64", batch=16, device="cpu", out=tmp_path)
     with Spare() as spare:
         found = finals.final(request, torch.device("cpu"), [CHAIN], spare)
     assert set(found) == {str(CHAIN), "dense"}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pages
 
 from ksopt.cli.main import _parser
-from ksopt.search.report import export
 from ksopt.search.results import Verdict
 
 PAGE = pages.DOCS / "search.md"
@@ -31,15 +30,17 @@ def test_the_options_are_the_command_lines() -> None:
 
 def test_the_keys_and_verdicts_are_there(quick: None, tmp_path: Path) -> None:
     from ksopt.search import SearchRequest, run_search
+    from ksopt.search.report import results_json
 
     text = PAGE.read_text(encoding="utf-8").split("## results.json")[1]
     named = set(re.findall(r"`([a-z_0-9]+)`", text))
     request = SearchRequest(
         "32x64", budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path / "report"
     )
-    found = json.loads(export.to_json(run_search(request)))
-    parts = [found, found["recommendations"][0], found["finalists"][0], found["trials"][0]]
-    keys = {key for part in [*parts, found["trials"][0]["latency"], found["space"]] for key in part}
+    found = json.loads(results_json.to_json(run_search(request)))
+    (layer,) = found["layers"]
+    parts = [found, layer, layer["recommendations"][0], layer["finalists"][0], layer["trials"][0]]
+    keys = {key for part in [*parts, layer["trials"][0]["latency"], layer["space"]] for key in part}
     assert keys - {"schema"} <= named
     for verdict in Verdict:
         assert f'"{verdict.value}"' in text.replace("\n", " ")

@@ -19,26 +19,25 @@ from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure import energy
 from ksopt.patterns.chain import Chain
 from ksopt.search import (
-    LayersRequest,
+    LayerRequest,
     SearchRequest,
     SearchResult,
     finals,
     objectives,
     print_result,
     replay,
-    run_layers,
+    run_search,
     worker,
     worker_pool,
 )
 from ksopt.search.metrics import ENERGY
 from ksopt.search.objectives import Objective
+from ksopt.search.options import STUDY
 from ksopt.search.pruning import Pruning
 from ksopt.search.report import page
-from ksopt.search.report import several_layers_sections as layers_page
 from ksopt.search.report.layer_sections import best_in_final
 from ksopt.search.report.phrases import millijoules
 from ksopt.search.report.plots import metric_plot
-from ksopt.search.request import STUDY
 from ksopt.search.space.space import build
 
 from test_results import check  # isort: skip
@@ -98,7 +97,7 @@ def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
         return F.linear(x, weight)
 
     def after_the_final(
-        request: SearchRequest, device: torch.device, chains: Sequence[Chain]
+        request: LayerRequest, device: torch.device, chains: Sequence[Chain]
     ) -> dict[str, float]:
         meter: Any = found.counter
         return Objective(request, device, meter=meter).energy(chains)
@@ -224,17 +223,17 @@ def test_energy_is_an_objective(search: Search, played: Played) -> None:
     study = study_of(result)
     assert study.metric_names == ["latency_us", "parameters", "energy_mj"]
     assert study.directions == [optuna.study.StudyDirection.MINIMIZE] * 3
-    for trial, known in zip(study.trials, result.trials, strict=True):
+    for trial, known in zip(study.trials, result.layers[0].trials, strict=True):
         assert known.values["energy_mj"] == pytest.approx(of_call(known.facts.chain))
         assert trial.user_attrs["energy_mj"] == trial.values[2] == known.values["energy_mj"]
 
-    value = check(result)
+    (value,) = check(result)["layers"]
     assert [trial["energy_mj"] for trial in value["trials"]] == [
-        t.values["energy_mj"] for t in result.trials
+        t.values["energy_mj"] for t in result.layers[0].trials
     ]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
     assert [float(row["energy_mj"]) for row in rows] == [
-        t.values["energy_mj"] for t in result.trials
+        t.values["energy_mj"] for t in result.layers[0].trials
     ]
 
     # The front is what its definition says, and with the most weights the least energy is on it.
@@ -242,22 +241,22 @@ def test_energy_is_an_objective(search: Search, played: Played) -> None:
     trials = value["trials"]
     alone = [one for one in trials if not any(beaten(one, other) for other in trials)]
     assert set(value["front"]["trials"]) == {one["number"] for one in alone}
-    least = min(result.trials, key=lambda trial: trial.values["energy_mj"] or 0.0)
+    least = min(result.layers[0].trials, key=lambda trial: trial.values["energy_mj"] or 0.0)
     assert least.number in value["front"]["trials"]
-    assert least.number in [finalist.trial for finalist in result.finalists]
-    for finalist in result.finalists:
+    assert least.number in [finalist.trial for finalist in result.layers[0].finalists]
+    for finalist in result.layers[0].finalists:
         assert finalist.values["energy_mj"] == pytest.approx(of_call(finalist.facts.chain))
         assert finalist.dense_values.get("energy_mj") == pytest.approx(DENSE_MJ)
 
 
 def test_energy_is_reported(search: Search, played: Played) -> None:
     result = search(energy=True, trials=5)
-    chosen = result.recommendations[0].chosen
+    chosen = result.layers[0].recommendations[0].chosen
     assert chosen is not None
     assert chosen.values["energy_mj"] is not None
     used = millijoules(chosen.values["energy_mj"])
     assert f"A call of it uses {used}, one of the dense layer 7.00 mJ." in (
-        result.recommendations[0].sentence
+        result.layers[0].recommendations[0].sentence
     )
     text = io.StringIO()
     print_result(result, text)
@@ -268,32 +267,37 @@ def test_energy_is_reported(search: Search, played: Played) -> None:
     sections = {part.partition("\n")[0]: part for part in markdown.split("\n## ")[1:]}
     front = sections["Pareto front"]
     assert "equals or beats in latency, weights and energy together" in front
-    shown = [trial for trial in result.trials if str(trial.facts.chain) in front.replace("\\", "")]
-    assert [t.number for t in shown] == sorted(read(result)["front"]["trials"])
+    shown = [
+        trial
+        for trial in result.layers[0].trials
+        if str(trial.facts.chain) in front.replace("\\", "")
+    ]
+    assert [t.number for t in shown] == sorted(read(result)["layers"][0]["front"]["trials"])
     for trial in shown:
         assert millijoules(trial.values["energy_mj"] or 0.0) in front
     assert "In a trial it is taken over" in sections["How it was measured"]
     assert "the dense layer uses 7.00 mJ a call" in sections["How it was measured"]
     assert "Energy against latency" in page.html(result)
-    drawn = metric_plot(result, ENERGY, 800, 340)
+    drawn = metric_plot(result.layers[0], ENERGY, 800, 340)
     assert drawn.count('class="point"') == 5
     assert drawn.count('class="chosen"') == drawn.count('class="front"') == 1
     assert drawn.count('class="dense"') == 2
 
     again = replay(str(result.folder), out=result.folder / "again")
-    assert isinstance(again, SearchResult)
-    assert [trial.values["energy_mj"] for trial in again.trials] == [
-        t.values["energy_mj"] for t in result.trials
+    assert [trial.values["energy_mj"] for trial in again.layers[0].trials] == [
+        t.values["energy_mj"] for t in result.layers[0].trials
     ]
-    assert again.finalists == result.finalists
+    assert again.layers[0].finalists == result.layers[0].finalists
     assert page.markdown(again).count("Pareto front") == 1
 
 
 def test_a_finalist_of_less_energy_is_named(search: Search, played: Played) -> None:
     result = search(energy=True, trials=3)
-    answer = result.recommendations[0]
-    chosen, other = (replace(result.finalists[0], values={"energy_mj": mj}) for mj in (2.0, 0.5))
-    other = replace(other, facts=result.trials[-1].facts)
+    answer = result.layers[0].recommendations[0]
+    chosen, other = (
+        replace(result.layers[0].finalists[0], values={"energy_mj": mj}) for mj in (2.0, 0.5)
+    )
+    other = replace(other, facts=result.layers[0].trials[-1].facts)
     at_two = replace(answer, chosen=chosen)
     (sentence,) = best_in_final(at_two, [chosen, other])
     assert f"the best energy of the chains in the final is that of {other.facts.chain}" in sentence
@@ -306,13 +310,13 @@ def test_a_finalist_of_less_energy_is_named(search: Search, played: Played) -> N
 
 def test_without_energy_nothing_is_said_of_it(search: Search) -> None:
     result = search(trials=3)
-    assert metric_plot(result, ENERGY, 800, 340) == ""
+    assert metric_plot(result.layers[0], ENERGY, 800, 340) == ""
     assert "Energy" not in page.html(result)
     markdown = page.markdown(result)
     assert "mJ" not in markdown
     assert "Energy" not in markdown
     assert "equals or beats in latency and weights together" in markdown
-    value = read(result)
+    (value,) = read(result)["layers"]
     assert value["front"]["metrics"] == ["latency_us", "parameters"]
     assert [trial["energy_mj"] for trial in value["trials"]] == [None] * 3
 
@@ -321,7 +325,7 @@ def test_a_study_with_energy_goes_on_with_it_alone(
     search: Search, played: Played, tmp_path: Path
 ) -> None:
     search(energy=True, trials=1)
-    assert len(search(energy=True, trials=2).trials) == 2
+    assert len(search(energy=True, trials=2).layers[0].trials) == 2
     with pytest.raises(
         InvalidInputError,
         match=r"trials of the study to resume have energy, and none is asked for here "
@@ -349,7 +353,7 @@ def test_a_users_function_knows_the_energy(
     # Both are beside any objective.
     assert study_of(result).metric_names == ["latency_us", "energy_mj", "score"]
     assert "--energy" in result.request.command.split()
-    for trial in result.trials:
+    for trial in result.layers[0].trials:
         assert trial.latency is not None
         assert trial.values["score"] == pytest.approx(
             (trial.values["energy_mj"] or 0.0) * trial.latency.median_us
@@ -359,13 +363,13 @@ def test_a_users_function_knows_the_energy(
 def test_a_chain_that_is_slow_may_use_little() -> None:
     options: dict[str, Any] = {"budgets": ("50%",), "objective": "latency"}
     study = optuna.create_study(directions=["minimize"] * 2)
-    space = build(SearchRequest("32x64", **options))
+    space = build(LayerRequest("32x64", **options))
     *rivals, chain = space.candidates[:4]
     for rival in rivals:
         attrs = {"nnz": rival.nnz, "dense_ratio": 0.1, "chain": str(rival)}
         study.add_trial(optuna.create_trial(values=[1.0, 1.0], user_attrs=attrs))
     without, with_energy = (
-        Pruning(study, space.steps, SearchRequest("32x64", energy=asked, **options))
+        Pruning(study, space.steps, LayerRequest("32x64", energy=asked, **options))
         for asked in (False, True)
     )
     assert without.limit(chain, "TPE") is not None
@@ -378,9 +382,11 @@ def test_a_counter_that_fails_fails_its_trial(
     monkeypatch.setattr(energy, "_STILL_S", 0.0)
     played.counter.step = 1e12
     result = search(energy=True, trials=1)
-    assert result.trials[0].state == "failed"
-    assert (result.trials[0].reason or "").startswith("EnergyError: the energy counter stood still")
-    assert check(result)["front"]["trials"] == []
+    assert result.layers[0].trials[0].state == "failed"
+    assert (result.layers[0].trials[0].reason or "").startswith(
+        "EnergyError: the energy counter stood still"
+    )
+    assert check(result)["layers"][0]["front"]["trials"] == []
 
 
 def test_a_counter_that_fails_after_the_final_costs_no_final(
@@ -393,11 +399,10 @@ def test_a_counter_that_fails_after_the_final_costs_no_final(
     with pytest.raises(KsoptError, match="GPU is lost"):
         search(energy=True, trials=3)
     again = replay(str(tmp_path / "report"))
-    assert isinstance(again, SearchResult)
     assert again.stopped is None
-    assert all(finalist.retimed for finalist in again.finalists)
+    assert all(finalist.retimed for finalist in again.layers[0].finalists)
     # What is known of the finalists is what their trials saw.
-    for finalist in again.finalists:
+    for finalist in again.layers[0].finalists:
         assert finalist.values["energy_mj"] == pytest.approx(of_call(finalist.facts.chain))
         assert finalist.dense_values.get("energy_mj") is None
     markdown = page.markdown(again)
@@ -422,12 +427,12 @@ def test_every_worker_measures_energy(
     monkeypatch.setattr(worker_pool.worker_processes, "run", in_this_process)
     result = search(energy=True, workers=2, trials=3)
     assert len(played.opened) == 3  # of the one that asks, and of each worker
-    for trial in result.trials:
+    for trial in result.layers[0].trials:
         assert trial.values["energy_mj"] == pytest.approx(of_call(trial.facts.chain))
 
 
 def test_energy_after_the_final_is_a_task(played: Played) -> None:
-    request = SearchRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
+    request = LayerRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
     chains = [Chain.monarch(32, 64, p=4), Chain.monarch(32, 64, p=8)]
     answers: list[Mapping[str, Any]] = []
     task = {"request": request.to_json(), "device": "cpu", "chains": [str(one) for one in chains]}
@@ -438,7 +443,7 @@ def test_energy_after_the_final_is_a_task(played: Played) -> None:
 
 @pytest.mark.slow
 def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
-    request = LayersRequest.of(
+    request = SearchRequest(
         ("32x64", "64x32"),
         budgets=("50%",),
         batch=16,
@@ -447,9 +452,9 @@ def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
         energy=True,
         out=tmp_path / "report",
     )
-    result = run_layers(request)
+    result = run_search(request)
     assert len(played.opened) == 1
-    for one in result.results:
+    for one in result.layers:
         for trial in one.trials:
             assert trial.values["energy_mj"] == pytest.approx(of_call(trial.facts.chain))
         assert [f.dense_values.get("energy_mj") for f in one.finalists] == pytest.approx(
@@ -457,19 +462,18 @@ def test_sizes_have_their_energy(played: Played, tmp_path: Path) -> None:
         )
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
     assert all(float(row["energy_mj"]) > 0 for row in rows)
-    written = layers_page.html(result)
+    written = page.html(result)
     assert "32x64: energy against latency" in written
     assert "64x32: pareto front" in written
     again = replay(str(result.folder))
-    assert not isinstance(again, SearchResult)
-    assert [one.trials for one in again.results] == [one.trials for one in result.results]
+    assert [one.trials for one in again.layers] == [one.trials for one in result.layers]
     with pytest.raises(InvalidInputError, match="energy True there and False here"):
-        run_layers(LayersRequest.of(("32x64",), batch=16, device="cpu", out=tmp_path / "report"))
+        run_search(replace(request, energy=False))
 
 
 def test_a_pruned_trial_has_no_energy(played: Played) -> None:
     """A caller may give up on a chain, as the search does not with energy."""
-    request = SearchRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
+    request = LayerRequest("32x64", budgets=("50%",), batch=16, device="cpu", energy=True)
     meter: Any = played.counter
     slow = Objective(request, torch.device("cpu"), meter=meter)
     found = slow.measure(Chain.monarch(32, 64, p=4), limit=1e-9)

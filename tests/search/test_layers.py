@@ -16,9 +16,9 @@ from ksopt import Chain
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
+from ksopt.patterns.size import Dims
 from ksopt.search import hf_config, layers_of_config, layers_of_model
 from ksopt.search.layers import Layer, Layers, grouped
-from ksopt.search.request import Dims
 
 from layer_models import Tiny, on_meta  # isort: skip
 

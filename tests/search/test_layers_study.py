@@ -20,22 +20,22 @@ from optuna.trial import TrialState
 
 from ksopt import Plan
 from ksopt.errors import InvalidInputError
-from ksopt.search import LayersRequest, LayersResult, SearchResult, replay, run_layers
-from ksopt.search.layers_request import shared
-from ksopt.search.layers_study import _default_folder
-from ksopt.search.report import layers_export
-from ksopt.search.request import STUDY, SearchRequest
+from ksopt.search import LayerRequest, SearchRequest, SearchResult, plan_of, replay, run_search
+from ksopt.search.options import STUDY
+from ksopt.search.report import results_json
+from ksopt.search.request import shared
+from ksopt.search.study import _default_folder
 from ksopt.search.study_store import FILE
 
 pytestmark = pytest.mark.usefixtures("brief")
 
-Sizes = Callable[..., LayersResult]
+Sizes = Callable[..., SearchResult]
 SIZES = ("32x64", "64x32")
 
 # Runs a search of two sizes in a process of its own.
 SCRIPT = """
 import sys
-from ksopt.search import (LayersRequest, finals, run_layers)
+from ksopt.search import (SearchRequest, finals, run_search)
 finals._MOST_FINALS = 1
 out, trials, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 class Print:
@@ -44,10 +44,10 @@ class Print:
     def trial(self, record, best):
         print("trial", record.number, record.facts.chain.in_features, flush=True)
     def close(self): pass
-request = LayersRequest.of(("32x64", "64x32"), budgets=("50%",), batch=16, device="cpu",
+request = SearchRequest(("32x64", "64x32"), budgets=("50%",), batch=16, device="cpu",
                            trials=trials, out=out, workers=workers,
                            storage=sys.argv[4] or None)
-result = run_layers(request, Print())
+result = run_search(request, Print())
 print("stopped", result.stopped)
 """
 
@@ -56,7 +56,7 @@ print("stopped", result.stopped)
 def sizes(quick: None, tmp_path: Path) -> Sizes:
     """Runs a search of two sizes, with the options given."""
 
-    def run(sizes: Any = SIZES, progress: Any = None, **options: Any) -> LayersResult:
+    def run(sizes: Any = SIZES, progress: Any = None, **options: Any) -> SearchResult:
         given = {
             "budgets": ("50%",),
             "batch": 16,
@@ -64,7 +64,7 @@ def sizes(quick: None, tmp_path: Path) -> Sizes:
             "trials": 6,
             "out": tmp_path / "report",
         }
-        return run_layers(LayersRequest.of(sizes, **{**given, **options}), progress)
+        return run_search(SearchRequest(sizes, **{**given, **options}), progress)
 
     return run
 
@@ -100,9 +100,9 @@ def complete(out: Path, size: str) -> dict[int, optuna.trial.FrozenTrial]:
 
 def test_sizes_share_the_trials_and_a_report(sizes: Sizes) -> None:
     result = sizes(trials=7)
-    assert [str(one.request.size) for one in result.results] == list(SIZES)
-    assert [len(one.trials) for one in result.results] == [4, 3]
-    for one in result.results:
+    assert [str(one.request.size) for one in result.layers] == list(SIZES)
+    assert [len(one.trials) for one in result.layers] == [4, 3]
+    for one in result.layers:
         assert {t.facts.chain.shape for t in one.trials} == {
             (one.request.size.out_features, one.request.size.in_features)
         }
@@ -127,9 +127,9 @@ def test_sizes_share_the_trials_and_a_report(sizes: Sizes) -> None:
 def test_the_json_has_each_size_as_its_own_search_does(sizes: Sizes) -> None:
     result = sizes()
     found = json.loads((result.folder / "results.json").read_text("utf-8"))
-    assert found == json.loads(layers_export.to_json(result))
-    assert found["schema"] == "ksopt.layers/1"
-    assert [one["schema"] for one in found["sizes"]] == ["ksopt.search/3"] * 2
+    assert found == json.loads(results_json.to_json(result))
+    assert found["schema"] == "ksopt.search/4"
+    assert [one["request"]["dims"] for one in found["layers"]] == list(SIZES)
     assert found["request"]["dims"] == list(SIZES)
     assert found["model"] is found["plan"] is found["whole"] is None
     assert found["budgets"] == []
@@ -160,8 +160,8 @@ def test_without_a_number_each_size_has_as_many_trials_as_a_search_of_its_own(
 ) -> None:
     """All chains of these sizes are fewer."""
     result = sizes(("12x8", "8x12"), trials=None, budgets=("60%",))
-    for one in result.results:
-        assert one.request.trials == SearchRequest.trials
+    for one in result.layers:
+        assert one.request.trials == LayerRequest.trials
         assert len(one.trials) == one.space.candidates
 
 
@@ -179,8 +179,8 @@ def test_killed_it_resumes_with_nothing_lost(tmp_path: Path, sizes: Sizes) -> No
     assert done >= 5
     trials = 2 * max(map(len, before.values())) + 4
     result = sizes(out=out, trials=trials)
-    assert len([t for one in result.results for t in one.trials if t.state == "complete"]) == trials
-    for one in result.results:
+    assert len([t for one in result.layers for t in one.trials if t.state == "complete"]) == trials
+    for one in result.layers:
         size = str(one.request.size)
         kept = {t.number: t for t in one.trials}
         for number, trial in before[size].items():
@@ -220,10 +220,10 @@ def test_two_searches_share_the_studies_of_a_journal(tmp_path: Path) -> None:
         assert process.returncode == 0, said
     found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     for value in found:
-        for one in value["sizes"]:
+        for one in value["layers"]:
             assert len({trial["chain"] for trial in one["trials"]}) == len(one["trials"]) == 4
             assert len(one["runs"]) == 2
-    chains = [[[t["chain"] for t in s["trials"]] for s in value["sizes"]] for value in found]
+    chains = [[[t["chain"] for t in s["trials"]] for s in value["layers"]] for value in found]
     assert chains[0] == chains[1]
 
 
@@ -238,16 +238,16 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     assert "stopped interrupted" in rest
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert found["stopped"] == "interrupted"
-    assert all(len(one["trials"]) >= 2 for one in found["sizes"])
+    assert all(len(one["trials"]) >= 2 for one in found["layers"])
     assert "interrupted" in (out / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_timeout_ends_all(sizes: Sizes) -> None:
     result = sizes(trials=500, timeout_s=0.001)
     assert result.stopped == "timeout"
-    assert [one.trials for one in result.results] == [(), ()]
+    assert [one.trials for one in result.layers] == [(), ()]
     assert (result.folder / "report.html").exists()
-    assert all(rule.chains == () for rule in result.plan().rules)
+    assert all(rule.chains == () for rule in plan_of(result).rules)
 
 
 def test_it_is_reported_again_without_measuring(sizes: Sizes, tmp_path: Path) -> None:
@@ -255,22 +255,32 @@ def test_it_is_reported_again_without_measuring(sizes: Sizes, tmp_path: Path) ->
     before = json.loads((result.folder / "results.json").read_text("utf-8"))
     plan = (result.folder / "plan.json").read_text("utf-8")
     again = replay(str(result.folder), out=tmp_path / "again")
-    assert isinstance(again, LayersResult)
     assert again.replayed
     after = json.loads((tmp_path / "again" / "results.json").read_text("utf-8"))
-    assert [one["trials"] for one in after["sizes"]] == [one["trials"] for one in before["sizes"]]
-    assert [one["finalists"] for one in after["sizes"]] == [
-        one["finalists"] for one in before["sizes"]
+    assert [one["trials"] for one in after["layers"]] == [one["trials"] for one in before["layers"]]
+    assert [one["finalists"] for one in after["layers"]] == [
+        one["finalists"] for one in before["layers"]
     ]
     assert (tmp_path / "again" / "plan.json").read_text("utf-8") == plan
     assert "Nothing was measured for this report" in (tmp_path / "again" / "report.md").read_text()
 
 
+def test_one_of_its_layers_is_reported_alone(sizes: Sizes, tmp_path: Path) -> None:
+    result = sizes()
+    alone = replay(str(result.folder), f"{STUDY} 64x32", tmp_path / "alone")
+    (layer,) = alone.layers
+    assert layer.trials == result.layers[1].trials
+    assert layer.recommendations == result.layers[1].recommendations
+    page = (tmp_path / "alone" / "report.md").read_text("utf-8")
+    assert page.startswith("# Chains for a 64x32 linear layer")
+    assert "--study 'ksopt-search 64x32'" in alone.request.command
+
+
 def test_what_a_later_version_wrote_is_refused(sizes: Sizes) -> None:
     folder = sizes(trials=2).folder
     index = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{folder / FILE}")
-    index.set_user_attr("layers", {**index.user_attrs["layers"], "schema": "ksopt.layers/9"})
-    with pytest.raises(InvalidInputError, match=r"written as 'ksopt\.layers/9', and this version"):
+    index.set_user_attr("layers", {**index.user_attrs["layers"], "schema": "ksopt.search/9"})
+    with pytest.raises(InvalidInputError, match=r"a later ksopt, as ksopt\.search/9; this one"):
         replay(str(folder))
 
 
@@ -278,8 +288,8 @@ def test_what_a_later_version_wrote_is_refused(sizes: Sizes) -> None:
 def test_other_sizes_may_join_the_study(sizes: Sizes) -> None:
     first = sizes()
     again = sizes(("64x32", "32x32"), trials=8)
-    kept, new = again.results
-    assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.results[1].trials]
+    kept, new = again.layers
+    assert [t.latency for t in kept.trials[:3]] == [t.latency for t in first.layers[1].trials]
     assert {t.run for t in new.trials} == {1}
 
 
@@ -311,12 +321,12 @@ def test_one_size_and_several_do_not_share_a_study(
 
 def test_a_size_without_a_chain_stays_dense(sizes: Sizes) -> None:
     result = sizes(("32x64", "7x13"), budgets=("40%",))
-    assert [str(one.request.size) for one in result.results] == ["32x64"]
-    assert len(result.results[0].trials) == 6
+    assert [str(one.request.size) for one in result.layers] == ["32x64"]
+    assert len(result.layers[0].trials) == 6
     ((dims, sentence),) = result.unmet.items()
     assert str(dims) == "7x13"
     assert "the smallest budget that works" in sentence
-    assert result.plan().rules[1].chains == ()
+    assert plan_of(result).rules[1].chains == ()
     assert "The layers of 7x13 stay dense: budget 40%" in (result.folder / "report.md").read_text()
     with pytest.raises(InvalidInputError, match="no chain of at most"):
         sizes(("7x13", "13x7"), budgets=("40%",))
@@ -324,20 +334,19 @@ def test_a_size_without_a_chain_stays_dense(sizes: Sizes) -> None:
 
 def test_a_size_with_fewer_weights_than_any_budget_stays_dense(sizes: Sizes) -> None:
     result = sizes(("8x8", "32x64"), budgets=("1k",), min_rank=16)
-    assert [str(one.request.size) for one in result.results] == ["32x64"]
-    assert len(result.results[0].trials) == 6
+    assert [str(one.request.size) for one in result.layers] == ["32x64"]
+    assert len(result.layers[0].trials) == 6
     sentence = "The layers of 8x8 stay dense: budget '1k' is more than the dense layer's 64 weights"
     assert sentence in (result.folder / "report.md").read_text()
-    assert result.plan().rules[0].chains == ()
+    assert plan_of(result).rules[0].chains == ()
     again = replay(str(result.folder))
-    assert isinstance(again, LayersResult)
     assert again.unmet == result.unmet
 
 
 @pytest.mark.slow
 def test_what_a_small_size_is_asked_instead_is_said(sizes: Sizes) -> None:
     result = sizes(("16x16", "32x64"), budgets=("60%", "300"), min_rank=24, max_params="900")
-    small, large = result.results
+    small, large = result.layers
     assert (small.request.rank, large.request.rank) == (16, 24)
     assert [step.parameters for step in small.request.steps] == [153]
     assert [step.parameters for step in large.request.steps] == [300, 900]
@@ -348,7 +357,6 @@ def test_what_a_small_size_is_asked_instead_is_said(sizes: Sizes) -> None:
     assert said in (result.folder / "report.md").read_text()
     assert json.loads((result.folder / "results.json").read_text())["notes"] == [said]
     again = replay(str(result.folder))
-    assert isinstance(again, LayersResult)
     assert again.request.notes == (said,)
     assert "--min-rank 24" in result.request.command
     assert "--budget 60% 300" in result.request.command
@@ -368,11 +376,11 @@ def test_no_report_is_written_over_another_kinds(
     assert (several.folder / "results.json").read_bytes() == before
     storage = f"sqlite:///{several.folder / 'study.db'}"
     apart = search(study=own, storage=storage, out=tmp_path / "one", trials=5)
-    assert len(apart.trials) == 5  # of which three are those of before
-    assert isinstance(replay(str(several.folder), own, tmp_path / "two"), SearchResult)
+    assert len(apart.layers[0].trials) == 5  # of which three are those of before
+    assert len(replay(str(several.folder), own, tmp_path / "two").layers[0].trials) == 5
     with pytest.raises(InvalidInputError, match="has the report of a search of one"):
         sizes(study="others", out=tmp_path / "one")
-    assert len(sizes(trials=12).results[0].trials) == 6
+    assert len(sizes(trials=12).layers[0].trials) == 6
 
 
 @pytest.mark.parametrize(
@@ -393,21 +401,21 @@ def test_no_report_is_written_over_another_kinds(
 )
 def test_requests_that_are_not_allowed(sizes: tuple, options: dict, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        LayersRequest.of(sizes, **options)
+        SearchRequest(sizes, **options)
 
 
 def test_a_request_survives_json() -> None:
-    request = LayersRequest.of(SIZES, budgets=("25%", "1k"), trials=9, device="cpu", batch=4)
-    assert LayersRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
-    assert LayersRequest.of(["8x8", "8x8"]).sizes == LayersRequest.of(["8x8"]).sizes
+    request = SearchRequest(SIZES, budgets=("25%", "1k"), trials=9, device="cpu", batch=4)
+    assert SearchRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert SearchRequest(["8x8", "8x8"]).sizes == SearchRequest(["8x8"]).sizes
 
 
 def test_the_default_folder_says_what_is_in_it() -> None:
-    request = LayersRequest.of(SIZES, batch=4, device="cuda:0")
+    request = SearchRequest(SIZES, batch=4, device="cuda:0")
     name = "ksopt-report-32x64-64x32-cuda0-float32-batch_first-4"
-    assert str(_default_folder(request, request.each)) == name
-    many = LayersRequest.of([f"{n}x{n}" for n in range(100, 140)], batch=4, device="cpu")
-    assert len(str(_default_folder(many, many.each))) < 160
+    assert str(_default_folder(request)) == name
+    many = SearchRequest([f"{n}x{n}" for n in range(100, 140)], batch=4, device="cpu")
+    assert len(str(_default_folder(many))) < 160
 
 
 @given(st.integers(1, 400), st.lists(st.integers(1, 90), min_size=1, max_size=9))
@@ -423,8 +431,8 @@ def test_trials_are_shared_alike(trials: int, candidates: list[int]) -> None:
 
 def test_other_objectives_hold_for_every_size(sizes: Sizes) -> None:
     result = sizes(train=True, objective="latency", min_speedup=1.5)
-    assert [one.request.train for one in result.results] == [True, True]
-    for one in result.results:
+    assert [one.request.train for one in result.layers] == [True, True]
+    for one in result.layers:
         assert stored(result.folder, str(one.request.size)).metric_names == ["latency_us"]
     assert "--train" in result.request.command
     assert "All times are of a training step" in (result.folder / "report.md").read_text("utf-8")

@@ -14,8 +14,8 @@ import pytest
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchResult, metrics, replay
 from ksopt.search.metrics import METRICS, Metric
-from ksopt.search.report import export
-from ksopt.search.request import STUDY
+from ksopt.search.options import STUDY
+from ksopt.search.report import results_json
 from ksopt.search.study_store import FILE
 
 Search = Callable[..., SearchResult]
@@ -41,7 +41,7 @@ def test_a_metric_of_ones_own_is_in_everything(
     search: Search, widest: Metric, tmp_path: Path
 ) -> None:
     result = search(trials=6)
-    wanted = [float(max(pattern.b for pattern in t.facts.chain)) for t in result.trials]
+    wanted = [float(max(pattern.b for pattern in t.facts.chain)) for t in result.layers[0].trials]
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
     assert study.metric_names == ["latency_us", "parameters", "widest_b"]
     assert study.directions[2] == optuna.study.StudyDirection.MAXIMIZE
@@ -49,16 +49,19 @@ def test_a_metric_of_ones_own_is_in_everything(
     assert [trial.values[2] for trial in study.trials] == wanted
 
     value = json.loads((result.folder / "results.json").read_text())
-    assert [trial["widest_b"] for trial in value["trials"]] == wanted
-    assert value["front"]["metrics"] == ["latency_us", "parameters", "widest_b"]
-    assert max(wanted) in [result.trials[n].values["widest_b"] for n in value["front"]["trials"]]
-    jsonschema.validate(value, export.results_schema())
-    assert "widest_b" in export.results_schema()["$defs"]["finalist"]["required"]
+    (layer,) = value["layers"]
+    assert [trial["widest_b"] for trial in layer["trials"]] == wanted
+    assert layer["front"]["metrics"] == ["latency_us", "parameters", "widest_b"]
+    assert max(wanted) in [
+        result.layers[0].trials[n].values["widest_b"] for n in layer["front"]["trials"]
+    ]
+    jsonschema.validate(value, results_json.results_schema())
+    assert "widest_b" in results_json.results_schema()["$defs"]["finalist"]["required"]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
     assert [float(row["widest_b"]) for row in rows] == wanted
 
     # The best of it is a finalist, whatever its latency.
-    assert max(wanted) in [finalist.values["widest_b"] for finalist in result.finalists]
+    assert max(wanted) in [finalist.values["widest_b"] for finalist in result.layers[0].finalists]
     page = (result.folder / "report.md").read_text()
     assert page.count("| widest b |") == 4  # answer, front, finalists, trials
     assert f"{max(wanted):.0f} rows" in page
@@ -66,8 +69,7 @@ def test_a_metric_of_ones_own_is_in_everything(
     assert "Widest b against latency" in (result.folder / "report.html").read_text()
 
     again = replay(str(result.folder), out=tmp_path / "again")
-    assert isinstance(again, SearchResult)
-    assert again.trials == result.trials
+    assert again.layers[0].trials == result.layers[0].trials
 
 
 def test_a_study_keeps_its_metrics(search: Search, widest: Metric) -> None:

@@ -18,9 +18,9 @@ from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchRequest, SearchResult, objectives, replay
 from ksopt.search.metrics import WEIGHT_ERROR
+from ksopt.search.options import STUDY
 from ksopt.search.report import page
 from ksopt.search.report.plots import metric_plot
-from ksopt.search.request import STUDY
 from ksopt.search.timed_call import training_step
 from ksopt.search.user_score import Score, Scored, ScoreError
 
@@ -61,20 +61,20 @@ def test_training_is_timed_and_said(
 
     monkeypatch.setattr(objectives.timed_call, "training_step", counted)
     result = search(train=True, trials=3, layout=layout)
-    assert [trial.state for trial in result.trials] == ["complete"] * 3
+    assert [trial.state for trial in result.layers[0].trials] == ["complete"] * 3
     assert made.count(1) >= 4  # the dense layer's, of every trial and of the final
     assert read(result)["request"]["train"] is True
     assert "--train" in result.request.command
     text = page.markdown(result)
     assert "All times are of a training step" in text
     forward = search(trials=3, layout=layout, out=result.folder.parent / "forward")
-    floors = {trial.facts.chain: trial.facts.floor_us for trial in forward.trials}
-    bandwidths = forward.roofline.bandwidth / result.roofline.bandwidth
-    for trial in result.trials:
+    floors = {trial.facts.chain: trial.facts.floor_us for trial in forward.layers[0].trials}
+    bandwidths = forward.layers[0].roofline.bandwidth / result.layers[0].roofline.bandwidth
+    for trial in result.layers[0].trials:
         if trial.facts.chain in floors:
             ratio = trial.facts.floor_us / floors[trial.facts.chain]
             # Three times, at this run's ceilings, of which one or the other counts.
-            rates = forward.roofline.rate / result.roofline.rate
+            rates = forward.layers[0].roofline.rate / result.layers[0].roofline.rate
             bounds = sorted((bandwidths, rates))
             assert 3 * bounds[0] * 0.999 <= ratio <= 3 * bounds[1] * 1.001
 
@@ -97,9 +97,9 @@ def test_a_wrong_gradient_gets_no_time(search: Search, monkeypatch: pytest.Monke
 
     right = objectives.ks_linear
     monkeypatch.setattr(objectives, "ks_linear", lambda *a, **o: Wrong.apply(right(*a, **o)))
-    assert [trial.state for trial in search(trials=2).trials] == ["complete"] * 2
+    assert [trial.state for trial in search(trials=2).layers[0].trials] == ["complete"] * 2
     result = search(trials=2, train=True, out=search(trials=1).folder.parent / "train")
-    for trial in result.trials:
+    for trial in result.layers[0].trials:
         assert trial.state == "failed"
         assert "input gradient's relative error" in (trial.reason or "")
 
@@ -118,10 +118,10 @@ def test_error_is_an_objective(search: Search, weights: str) -> None:
     result = search(weights=weights, objective="pareto-error", trials=5)
     study = study_of(result)
     assert study.metric_names == ["latency_us", "weight_error"]
-    for trial, known in zip(study.trials, result.trials, strict=True):
+    for trial, known in zip(study.trials, result.layers[0].trials, strict=True):
         assert trial.values[1] == known.values["weight_error"]
-    nearest = min(result.trials, key=lambda trial: trial.values["weight_error"] or 1.0)
-    assert nearest.facts.chain in [finalist.facts.chain for finalist in result.finalists]
+    nearest = min(result.layers[0].trials, key=lambda trial: trial.values["weight_error"] or 1.0)
+    assert nearest.facts.chain in [finalist.facts.chain for finalist in result.layers[0].finalists]
     with pytest.raises(InvalidInputError, match="objective 'pareto-error' needs weights"):
         SearchRequest("32x64", objective="pareto-error")
 
@@ -129,12 +129,12 @@ def test_error_is_an_objective(search: Search, weights: str) -> None:
 @pytest.mark.slow
 def test_the_error_is_drawn(search: Search, weights: str) -> None:
     result = search(weights=weights, trials=5)
-    drawn = metric_plot(result, WEIGHT_ERROR, 800, 340)
+    drawn = metric_plot(result.layers[0], WEIGHT_ERROR, 800, 340)
     assert drawn.count('class="point"') == 5
     assert drawn.count('class="chosen"') == drawn.count('class="front"') == 1
     assert "Weight error against weights" in page.html(result)
     plain = search(trials=3, out=result.folder.parent / "plain")
-    assert metric_plot(plain, WEIGHT_ERROR, 800, 340) == ""
+    assert metric_plot(plain.layers[0], WEIGHT_ERROR, 800, 340) == ""
     assert "Weight error against weights" not in page.html(plain)
 
 
@@ -177,7 +177,7 @@ def test_a_users_function_is_an_objective(
     result = search(score="scores:odd", trials=5)
     assert "running odd() of scores.py: this is its own code" in capsys.readouterr().err
     assert study_of(result).metric_names == ["latency_us", "parameters", "score"]
-    for trial, seen in zip(result.trials, scores.seen, strict=True):
+    for trial, seen in zip(result.layers[0].trials, scores.seen, strict=True):
         assert trial.values["score"] == trial.facts.nnz % 1000
         assert (seen.chain, seen.parameters, seen.rho) == (
             trial.facts.chain,
@@ -188,17 +188,17 @@ def test_a_users_function_is_an_objective(
         assert seen.latency_us == trial.latency.median_us
         with pytest.raises(AttributeError):
             seen.parameters = 0
-    best = min(result.trials, key=lambda trial: trial.values["score"] or 0.0)
-    assert best.facts.chain in [finalist.facts.chain for finalist in result.finalists]
-    assert [trial["score"] for trial in read(result)["trials"]] == [
-        t.values["score"] for t in result.trials
+    best = min(result.layers[0].trials, key=lambda trial: trial.values["score"] or 0.0)
+    assert best.facts.chain in [finalist.facts.chain for finalist in result.layers[0].finalists]
+    assert [trial["score"] for trial in read(result)["layers"][0]["trials"]] == [
+        t.values["score"] for t in result.layers[0].trials
     ]
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
-    assert float(rows[0]["score"]) == result.trials[0].values["score"]
+    assert float(rows[0]["score"]) == result.layers[0].trials[0].values["score"]
     assert "| score |" in page.markdown(result)
     again = replay(str(result.folder), out=result.folder / "again")
-    assert [finalist.values["score"] for finalist in again.finalists] == [
-        f.values["score"] for f in result.finalists
+    assert [finalist.values["score"] for finalist in again.layers[0].finalists] == [
+        f.values["score"] for f in result.layers[0].finalists
     ]
 
 
@@ -216,8 +216,8 @@ def test_a_function_that_fails_fails_its_trial(
     search: Search, scores: types.ModuleType, name: str, said: str
 ) -> None:
     result = search(score=f"scores:{name}", trials=1)
-    assert result.trials[0].state == "failed"
-    assert (result.trials[0].reason or "").startswith(said)
+    assert result.layers[0].trials[0].state == "failed"
+    assert (result.layers[0].trials[0].reason or "").startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ import pytest
 
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search.metrics import ENERGY, LATENCY, PARAMETERS, pareto_front
+from ksopt.patterns.size import Budget, Dims
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.metrics import ENERGY, LATENCY, PARAMETERS
+from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted, elect, finalists, front_of, recommend
-from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.search.results import ChainFacts, TrialRecord, Verdict
 from ksopt.search.space.space import Space, Step
 
@@ -161,7 +163,7 @@ def test_chains_that_an_earlier_run_asked_for_are_not_elected(
 ) -> None:
     low_rank = Chain.low_rank(64, 64, 8)
     trials = [trial(n, c, 50 - n) for n, c in enumerate((SMALL, MIDDLE, MIRROR, ODD, low_rank))]
-    request = SearchRequest("64x64", budgets=("50%",), **options)
+    request = LayerRequest("64x64", budgets=("50%",), **options)
     assert [one.number for one in admitted(trials, request)] == kept
 
 
@@ -229,7 +231,7 @@ def test_the_front_keeps_to_the_limits() -> None:
         )
     ]
     options = {"budgets": ("50%",), "weights": "w.safetensors", "objective": "pareto-error"}
-    request = SearchRequest("64x64", max_error=0.6, min_speedup=2.0, **options)
+    request = LayerRequest("64x64", max_error=0.6, min_speedup=2.0, **options)
     # The first errs too much, the third is too slow, the last is of a rank that is not asked for.
     assert [t.number for t in front_of(trials, request)] == [1]
-    assert [t.number for t in front_of(trials, SearchRequest("64x64", **options))] == [0, 1, 2]
+    assert [t.number for t in front_of(trials, LayerRequest("64x64", **options))] == [0, 1, 2]

@@ -1,9 +1,11 @@
 """What a person writes becomes numbers, or a sentence."""
 
+import json
+
 import pytest
 
 from ksopt.errors import InvalidInputError
-from ksopt.search import Budget, Dims, SearchRequest
+from ksopt.search import Budget, Dims, LayerRequest, SearchRequest
 
 DIMS = Dims(768, 3072)
 
@@ -68,8 +70,8 @@ def test_impossible_budgets(text: str, words: str) -> None:
 
 
 def test_no_budget_is_the_ladder_and_steps_rise_once_each() -> None:
-    assert [step.text for step in SearchRequest(DIMS, budgets=()).steps] == ["10%", "25%", "50%"]
-    steps = SearchRequest(DIMS, budgets=("50%", "0.25", "25%")).steps
+    assert [step.text for step in LayerRequest(DIMS, budgets=()).steps] == ["10%", "25%", "50%"]
+    steps = LayerRequest(DIMS, budgets=("50%", "0.25", "25%")).steps
     assert [step.parameters for step in steps] == [589_824, 1_179_648]
 
 
@@ -100,3 +102,13 @@ def test_short_dtype_names() -> None:
         "bfloat16",
         "float32",
     ]
+
+
+def test_one_layer_is_a_list_of_one() -> None:
+    one = SearchRequest("64x64", budgets=("25%", "0.25"), min_rank=16, trials=9)
+    assert one == SearchRequest([Dims(64, 64)], budgets=("25%", "0.25"), min_rank=16, trials=9)
+    (layer,) = one.layers
+    assert layer == LayerRequest("64x64", budgets=("25%", "0.25"), min_rank=16, trials=9)
+    assert SearchRequest.of_layer(layer).layers[0].steps == layer.steps
+    assert SearchRequest.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert LayerRequest.from_json(json.loads(json.dumps(layer.to_json()))).steps == layer.steps

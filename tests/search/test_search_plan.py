@@ -9,8 +9,10 @@ import ksopt
 from ksopt import Chain
 from ksopt.conversion.plan import Plan
 from ksopt.search import SearchResult
-from ksopt.search.plan import plan
+from ksopt.search.plan import plan_of
 from ksopt.search.results import Verdict
+
+from one_layer import with_layer  # isort: skip
 
 Search = Callable[..., SearchResult]
 
@@ -19,14 +21,14 @@ def with_verdicts(result: SearchResult, verdicts: list[Verdict]) -> SearchResult
     """The same search, as if it had come to these verdicts."""
     answers = tuple(
         replace(answer, verdict=verdict)
-        for answer, verdict in zip(result.recommendations, verdicts, strict=True)
+        for answer, verdict in zip(result.layers[0].recommendations, verdicts, strict=True)
     )
-    return replace(result, recommendations=answers)
+    return with_layer(result, recommendations=answers)
 
 
 def test_the_plan_is_the_largest_budget_that_is_worth_it(search: Search) -> None:
     result = search(budgets=("30%", "60%"), trials=6)
-    small, large = (answer.chosen.facts.chain for answer in result.recommendations)
+    small, large = (answer.chosen.facts.chain for answer in result.layers[0].recommendations)
     keep, use = Verdict.KEEP_DENSE, Verdict.USE
     for verdicts, chain in [
         ([use, use], large),
@@ -34,18 +36,18 @@ def test_the_plan_is_the_largest_budget_that_is_worth_it(search: Search) -> None
         ([keep, use], large),
         ([keep, Verdict.NO_DIFFERENCE], None),
     ]:
-        found = plan(with_verdicts(result, verdicts))
+        found = plan_of(with_verdicts(result, verdicts))
         (rule,) = found.rules
         assert rule.chains == (() if chain is None else (chain,))
         assert (rule.match, rule.in_features, rule.out_features) == ("*", 32, 64)
         assert found.made_by == result.request.command
-    assert Plan.read(result.folder / "plan.json") == plan(result)
+    assert Plan.read(result.folder / "plan.json") == plan_of(result)
 
 
 def test_a_model_is_converted_by_it(search: Search) -> None:
     result = with_verdicts(search(budgets=("50%",)), [Verdict.USE])
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-    done = ksopt.convert(model, plan(result))
+    done = ksopt.convert(model, plan_of(result))
     assert [layer.name for layer in done.layers] == ["0"]
     assert isinstance(model[0].chain, Chain)
-    assert model[0].chain == result.recommendations[0].chosen.facts.chain
+    assert model[0].chain == result.layers[0].recommendations[0].chosen.facts.chain

@@ -16,7 +16,8 @@ import torch
 from ksopt.errors import InvalidInputError
 from ksopt.search import finals, objectives, replay, study, worker_pool
 from ksopt.search.objectives import Objective
-from ksopt.search.request import STUDY, SearchRequest
+from ksopt.search.options import STUDY
+from ksopt.search.request import SearchRequest
 from ksopt.search.results import SearchResult, TrialRecord, Verdict
 from ksopt.search.study_store import FILE
 
@@ -64,16 +65,16 @@ def stored(out: Path) -> optuna.Study:
 
 
 def chains(result: SearchResult) -> list[str]:
-    return [str(t.facts.chain) for t in result.trials if t.state != "lost"]
+    return [str(t.facts.chain) for t in result.layers[0].trials if t.state != "lost"]
 
 
 @pytest.mark.slow
 def test_every_trial_is_another_chain_within_the_budget(search: Search) -> None:
     result = search(trials=15)
-    assert len(result.trials) == 15
+    assert len(result.layers[0].trials) == 15
     assert len(set(chains(result))) == 15
-    assert result.sampler == "TPE"
-    for trial in result.trials:
+    assert result.layers[0].sampler == "TPE"
+    for trial in result.layers[0].trials:
         assert trial.state == "complete", trial.reason
         assert trial.facts.chain.shape == (64, 32)
         assert 512 <= trial.facts.nnz <= 1024
@@ -86,7 +87,7 @@ def test_every_trial_is_another_chain_within_the_budget(search: Search) -> None:
 @pytest.mark.slow
 def test_priors_come_first(search: Search) -> None:
     result = search(trials=30)
-    origins = [trial.origin for trial in result.trials]
+    origins = [trial.origin for trial in result.layers[0].trials]
     assert origins[0] == "largest rho"
     assert "Monarch" in origins[:8]
     assert origins[-1] == "TPE"
@@ -94,15 +95,19 @@ def test_priors_come_first(search: Search) -> None:
 
 def test_a_space_that_fits_is_measured_whole_and_once(search: Search) -> None:
     result = search(dims="12x8", budgets=("60%",), trials=50)
-    assert result.sampler == "exhaustive"
-    assert len(result.trials) == result.space.candidates == len(set(chains(result)))
-    assert result.space.complete
+    assert result.layers[0].sampler == "exhaustive"
+    assert (
+        len(result.layers[0].trials)
+        == result.layers[0].space.candidates
+        == len(set(chains(result)))
+    )
+    assert result.layers[0].space.complete
 
 
 def test_trials_are_readable_in_optuna(search: Search) -> None:
     result = search()
     trial = stored(result.folder).trials[0]
-    assert trial.user_attrs["chain"] == str(result.trials[0].facts.chain)
+    assert trial.user_attrs["chain"] == str(result.layers[0].trials[0].facts.chain)
     assert trial.values == [
         trial.user_attrs["latency"]["median_us"],
         trial.user_attrs["nnz"],
@@ -115,17 +120,19 @@ def test_trials_are_readable_in_optuna(search: Search) -> None:
 def test_more_trials_go_on_where_it_stopped(search: Search) -> None:
     first = search(trials=3)
     again = search(trials=7)
-    assert [t.run for t in again.trials] == [1, 1, 1, 2, 2, 2, 2]
+    assert [t.run for t in again.layers[0].trials] == [1, 1, 1, 2, 2, 2, 2]
     assert chains(again)[:3] == chains(first)
     assert len(set(chains(again))) == 7
-    assert [t.latency for t in again.trials[:3]] == [t.latency for t in first.trials]
-    assert len(again.runs) == 2
+    assert [t.latency for t in again.layers[0].trials[:3]] == [
+        t.latency for t in first.layers[0].trials
+    ]
+    assert len(again.layers[0].runs) == 2
 
 
 def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = 2**32 - 1
-    assert len(search(seed=seed, trials=2).trials) == 2
-    assert len(search(seed=seed, trials=3).trials) == 3
+    assert len(search(seed=seed, trials=2).layers[0].trials) == 2
+    assert len(search(seed=seed, trials=3).layers[0].trials) == 3
     tasks: list[Any] = []
     monkeypatch.setattr(
         worker_pool.worker_processes, "run", lambda given, *_: tasks.extend(given) or True
@@ -138,8 +145,8 @@ def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.Monkey
 def test_nothing_left_to_do_times_the_finalists_anew(search: Search) -> None:
     first, again = search(), search()
     assert chains(again) == chains(first)
-    assert all(finalist.retimed for finalist in again.finalists)
-    times = [{f.dense for f in result.finalists} for result in (first, again)]
+    assert all(finalist.retimed for finalist in again.layers[0].finalists)
+    times = [{f.dense for f in result.layers[0].finalists} for result in (first, again)]
     assert len(times[0]) == len(times[1]) == 1
     assert times[0] != times[1]
 
@@ -153,13 +160,13 @@ def test_a_killed_search_resumes_with_nothing_lost(tmp_path: Path, search: Searc
     before = [t for t in stored(out).trials if t.state == optuna.trial.TrialState.COMPLETE]
     assert len(before) >= 3
     result = search(out=out, trials=len(before) + 3)
-    kept = {t.number: t for t in result.trials}
+    kept = {t.number: t for t in result.layers[0].trials}
     for trial in before:
         assert str(kept[trial.number].facts.chain) == trial.user_attrs["chain"]
         latency = kept[trial.number].latency
         assert latency is not None
         assert latency.median_us == trial.values[0]
-    complete = [t for t in result.trials if t.state == "complete"]
+    complete = [t for t in result.layers[0].trials if t.state == "complete"]
     assert len(complete) == len(before) + 3
     assert len({t.facts.chain for t in complete}) == len(complete)
     assert not any(t.state == optuna.trial.TrialState.RUNNING for t in stored(out).trials)
@@ -173,13 +180,15 @@ def test_a_trial_cut_off_is_redone_first(search: Search, monkeypatch: pytest.Mon
         with pytest.raises(SystemExit):
             search()
     result = search()
-    cut, redone = result.trials[:2]
+    cut, redone = result.layers[0].trials[:2]
     assert (cut.state, redone.state) == ("lost", "complete")
     assert cut.facts.chain == redone.facts.chain
     assert cut.origin == redone.origin
     assert "cut off" in (cut.reason or "")
-    assert sum(t.state == "complete" for t in result.trials) == 4
-    assert [t.state for t in search().trials] == [t.state for t in result.trials]
+    assert sum(t.state == "complete" for t in result.layers[0].trials) == 4
+    assert [t.state for t in search().layers[0].trials] == [
+        t.state for t in result.layers[0].trials
+    ]
 
 
 def _exit(*given: object) -> None:
@@ -196,8 +205,9 @@ def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     assert "stopped interrupted" in rest
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert found["stopped"] == "interrupted"
-    assert sum(trial["state"] == "complete" for trial in found["trials"]) >= 3
-    assert found["recommendations"][0]["chosen"]["retimed"] is False
+    (layer,) = found["layers"]
+    assert sum(trial["state"] == "complete" for trial in layer["trials"]) >= 3
+    assert layer["recommendations"][0]["chosen"]["retimed"] is False
     assert "interrupted" in (out / "report.md").read_text(encoding="utf-8")
     assert (out / "report.html").stat().st_size > 0
 
@@ -211,17 +221,17 @@ def test_ctrl_c_in_the_final_leaves_a_report(
     monkeypatch.setattr(finals, "final", interrupt)
     result = search()
     assert result.stopped == "interrupted"
-    assert len(result.trials) == 4
-    assert result.recommendations[0].chosen is not None
-    assert "stopped before the final" in result.recommendations[0].sentence
+    assert len(result.layers[0].trials) == 4
+    assert result.layers[0].recommendations[0].chosen is not None
+    assert "stopped before the final" in result.layers[0].recommendations[0].sentence
 
 
 def test_a_timeout_ends_it(search: Search) -> None:
     result = search(trials=500, timeout_s=0.001)
     assert result.stopped == "timeout"
-    assert result.trials == ()
-    assert result.recommendations[0].verdict is Verdict.UNKNOWN
-    assert "was measured" in result.recommendations[0].sentence
+    assert result.layers[0].trials == ()
+    assert result.layers[0].recommendations[0].verdict is Verdict.UNKNOWN
+    assert "was measured" in result.layers[0].recommendations[0].sentence
     assert (result.folder / "report.html").exists()
 
 
@@ -240,7 +250,7 @@ def test_a_study_of_something_else_is_refused(search: Search, change: dict, word
     with pytest.raises(InvalidInputError, match=words):
         search(**change)
     # Other budgets ask the same measurements.
-    assert search(trials=2, budgets=("60%",)).trials[0].run == 1
+    assert search(trials=2, budgets=("60%",)).layers[0].trials[0].run == 1
 
 
 @pytest.mark.slow
@@ -254,16 +264,15 @@ def test_a_stricter_search_recommends_no_chain_of_the_looser_one(
 ) -> None:
     first = search(trials=12, **loose)
     second = search(trials=18, **strict)
-    request = second.request
-    assert len(second.trials) == 18  # they are kept, and shown
-    outside = [one for one in first.trials if not request.admits(one.facts.chain)]
+    request = second.layers[0].request
+    assert len(second.layers[0].trials) == 18  # they are kept, and shown
+    outside = [one for one in first.layers[0].trials if not request.admits(one.facts.chain)]
     assert outside
-    assert second.finalists
-    assert all(request.admits(one.facts.chain) for one in second.finalists)
+    assert second.layers[0].finalists
+    assert all(request.admits(one.facts.chain) for one in second.layers[0].finalists)
     again = replay(str(second.folder))
-    assert isinstance(again, SearchResult)
-    assert [one.facts.chain for one in again.finalists] == [
-        one.facts.chain for one in second.finalists
+    assert [one.facts.chain for one in again.layers[0].finalists] == [
+        one.facts.chain for one in second.layers[0].finalists
     ]
 
 
@@ -287,14 +296,14 @@ def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(objectives, "ks_linear", wrong)
     result = search(trials=8)
-    states = {len(t.facts.chain): t for t in result.trials}
+    states = {len(t.facts.chain): t for t in result.layers[0].trials}
     assert set(states) == {2, 3}
-    for trial in result.trials:
+    for trial in result.layers[0].trials:
         assert trial.state == ("failed" if len(trial.facts.chain) == 2 else "complete")
     failed = states[2]
     assert failed.latency is None
     assert "relative error" in (failed.reason or "")
-    assert all(len(finalist.facts.chain) == 3 for finalist in result.finalists)
+    assert all(len(finalist.facts.chain) == 3 for finalist in result.layers[0].finalists)
 
 
 def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +311,10 @@ def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) ->
         objectives, "ks_linear", lambda x, w, **o: torch.full((16, 64), float("nan"))
     )
     result = search(trials=2)
-    assert [t.reason for t in result.trials] == ["WrongResultError: its product is not finite"] * 2
-    assert result.recommendations[0].verdict is Verdict.UNKNOWN
+    assert [t.reason for t in result.layers[0].trials] == [
+        "WrongResultError: its product is not finite"
+    ] * 2
+    assert result.layers[0].recommendations[0].verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.sweep
@@ -311,7 +322,7 @@ def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_each_dtype_and_layout(search: Search, dtype: str, layout: str) -> None:
     result = search(dtype=dtype, layout=layout, trials=2)
-    assert [t.state for t in result.trials] == ["complete"] * 2, result.trials
+    assert [t.state for t in result.layers[0].trials] == ["complete"] * 2, result.layers[0].trials
 
 
 def test_an_output_folder_that_cannot_be_is_refused(search: Search, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Dense layers that are too slow to be true: warned of, and a final that met one held again."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +11,9 @@ import torch
 
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search import LayersRequest, finals, layers_of_model, run_layers, suspect_dense
-from ksopt.search.report import export
-from ksopt.search.request import SearchRequest
+from ksopt.search import SearchRequest, finals, layers_of_model, run_search, suspect_dense
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.report import results_json, terminal
 from ksopt.search.results import SearchResult
 from ksopt.search.suspect_dense import DenseLayer, dense_layer, warning_of
 from ksopt.search.worker_processes import Spare
@@ -29,7 +30,7 @@ def finals_of(*dense_us: float) -> tuple[Callable[..., dict[str, Measurement]], 
     held: list[float] = []
 
     def final(
-        request: SearchRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
+        request: LayerRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
     ) -> dict[str, Measurement]:
         held.append(dense_us[len(held)])
         chain = {str(chain): around(300.0 + place) for place, chain in enumerate(chains)}
@@ -66,22 +67,23 @@ def test_far_above_its_floor_is_warned_of(
 @pytest.mark.parametrize(("train", "times"), [(False, 1), (True, 3)])
 def test_the_floor_is_that_of_the_dense_product(search: Search, train: bool, times: int) -> None:
     result = search(trials=2, train=train)
-    found = dense_layer(result)
+    found = dense_layer(result.layers[0])
     assert found is not None
-    assert found.measured == result.finalists[0].dense
-    roof = result.roofline
+    assert found.measured == result.layers[0].finalists[0].dense
+    roof = result.layers[0].roofline
     # 16 rows of 32 inputs and 64 outputs in float32, no bias.
     moved, flops = 4 * (16 * 32 + 16 * 64 + 32 * 64), 2 * 16 * 32 * 64
     floor_us = 1e6 * max(moved / roof.bandwidth, flops / roof.rate)
     assert found.floor_us == pytest.approx(times * floor_us)
-    value = export.to_value(result)["dense_layer"]
+    (layer,) = json.loads(results_json.to_json(result))["layers"]
+    value = layer["dense_layer"]
     assert value["floor_us"] == found.floor_us
     assert value["over_floor"] == found.over_floor
     assert value["warning"] == (found.warning or None)
 
 
 def test_nothing_measured_is_nothing_doubted(search: Search) -> None:
-    assert dense_layer(search(timeout_s=0.001)) is None
+    assert dense_layer(search(timeout_s=0.001).layers[0]) is None
 
 
 def test_the_page_and_the_terminal_warn(
@@ -90,7 +92,7 @@ def test_the_page_and_the_terminal_warn(
     monkeypatch.setattr(finals, "final", finals_of(14_000.0, 14_100.0, 14_200.0)[0])
     result = search(trials=2)
     words = "The dense layer took 14,000 us"
-    export.print_result(result, sys.stdout)
+    terminal.print_result(result, sys.stdout)
     assert words in capsys.readouterr().out
     for name in ("report.md", "report.html"):
         assert words in (result.folder / name).read_text("utf-8")
@@ -106,10 +108,10 @@ def test_a_models_sum_that_rests_on_one_says_so(
     monkeypatch.setattr(finals, "final", finals_of(*[14_000.0] * 3)[0])
     monkeypatch.setattr(suspect_dense, "_SUSPECT", 1e9)  # as if it had been as slow in the trials
     model = torch.nn.Sequential(torch.nn.Linear(32, 64))
-    request = LayersRequest.of(
+    request = SearchRequest(
         layers_of_model(model), budgets=("50%",), batch=16, device="cpu", trials=2, out=tmp_path
     )
-    run_layers(request)
+    run_search(request)
     page = (tmp_path / "report.md").read_text("utf-8")
     assert "Do not rely on that yet: the dense layers of 32x64 were strangely slow" in page
     assert "32x64: The dense layer took 14,000 us" in page
@@ -131,7 +133,7 @@ def test_a_final_is_held_again_where_dense_was_strangely_slow(
     final, heard = finals_of(*dense_us)
     monkeypatch.setattr(finals, "final", final)
     notes: list[str] = []
-    request: Any = SearchRequest("32x64", batch=16, device="cpu")
+    request: Any = LayerRequest("32x64", batch=16, device="cpu")
     with Spare() as spare:
         found = finals.trusted(
             request, torch.device("cpu"), [Chain.dense(32, 64)], spare, 1_000.0, notes.append

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 import ksopt
 from ksopt import Chain, InvalidInputError
 from ksopt.cli.main import main
+from ksopt.patterns.size import Dims
 from ksopt.projection.products import product
-from ksopt.search import LayersRequest, SearchRequest, SearchResult, run_layers
+from ksopt.search import LayerRequest, SearchRequest, SearchResult, run_search
 from ksopt.search.hf_config import layers_of_config
-from ksopt.search.request import Dims
 from ksopt.search.results import Verdict
 from ksopt.search.trained_weights import TrainedWeights
 
@@ -39,27 +39,27 @@ def weights(tmp_path: Path) -> Path:
 
 def test_each_trial_has_its_error(search: Search, weights: Path) -> None:
     result = search(weights=f"{weights}:up", trials=5)
-    given = TrainedWeights.of(result.request, torch.device("cpu"))
+    given = TrainedWeights.of(result.layers[0].request, torch.device("cpu"))
     assert given is not None
-    for trial in result.trials:
+    for trial in result.layers[0].trials:
         found = ksopt.project(given.matrices[0], trial.facts.chain, iterations=4).relative_error
         assert trial.values["weight_error"] == pytest.approx(found, rel=1e-6)
         # What a conversion then makes of it is no worse.
         nearest = ksopt.project(given.matrices[0], trial.facts.chain).relative_error
         assert nearest <= trial.values["weight_error"] * (1 + 1e-9)
     found = json.loads((result.folder / "results.json").read_text())
-    assert [t["weight_error"] for t in found["trials"]] == [
-        t.values["weight_error"] for t in result.trials
+    assert [t["weight_error"] for t in found["layers"][0]["trials"]] == [
+        t.values["weight_error"] for t in result.layers[0].trials
     ]
     assert found["request"]["weights"] == f"{weights}:up"
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text())))
-    assert float(rows[0]["weight_error"]) == result.trials[0].values["weight_error"]
+    assert float(rows[0]["weight_error"]) == result.layers[0].trials[0].values["weight_error"]
     text = (result.folder / "report.md").read_text()
     assert "weight error" in text
-    chosen = result.recommendations[0].chosen
+    chosen = result.layers[0].recommendations[0].chosen
     assert (
         f"relative error of {chosen.values['weight_error']:.3f}"
-        in result.recommendations[0].sentence
+        in result.layers[0].recommendations[0].sentence
     )
 
 
@@ -67,18 +67,19 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
     again = {"budgets": ("25%",), "max_factors": 2, "min_use": 1.0, "trials": 9}
     again |= {"weights": f"{weights}:up"}
     free = search(**again)
-    errors = sorted(trial.values["weight_error"] for trial in free.trials)
+    errors = sorted(trial.values["weight_error"] for trial in free.layers[0].trials)
     assert errors[0] < 1e-5  # the chain itself is in the space, and all of it was measured
-    assert CHAIN in [trial.facts.chain for trial in free.trials]
+    assert CHAIN in [trial.facts.chain for trial in free.layers[0].trials]
     near = search(max_error=1e-4, **again)  # the same study: nothing is measured anew
-    (answer,) = near.recommendations
-    assert len(near.trials) == len(free.trials)
-    assert len(near.finalists) < len(free.trials)
-    assert all(finalist.values["weight_error"] <= 1e-4 for finalist in near.finalists)
+    (answer,) = near.layers[0].recommendations
+    assert len(near.layers[0].trials) == len(free.layers[0].trials)
+    assert len(near.finalists) < len(free.layers[0].trials)
+    assert all(finalist.values["weight_error"] <= 1e-4 for finalist in near.layers[0].finalists)
     assert answer.chosen.facts.chain == CHAIN
     none = search(max_error=0.0, **again)
-    (answer,) = none.recommendations
-    assert (answer.verdict, answer.chosen, none.finalists) == (Verdict.KEEP_DENSE, None, ())
+    (layer,) = none.layers
+    (answer,) = layer.recommendations
+    assert (answer.verdict, answer.chosen, layer.finalists) == (Verdict.KEEP_DENSE, None, ())
     said = "within a relative error of 0 of the given weights"
     assert f"{said}: keep the dense layer." in answer.sentence
     text = (none.folder / "report.md").read_text()
@@ -91,12 +92,12 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
 
 def test_the_tensor_is_found_by_shape_where_that_is_enough(weights: Path) -> None:
     def of(text: str, dims: str) -> TrainedWeights | None:
-        request = SearchRequest(Dims.parse(dims), weights=text)
+        request = LayerRequest(Dims.parse(dims), weights=text)
         return TrainedWeights.of(request, torch.device("cpu"))
 
     assert of(str(weights), "64x32").matrices[0].shape == (32, 64)
     assert of(f"{weights}:up", "32x64").digest != of(f"{weights}:other", "32x64").digest
-    assert TrainedWeights.of(SearchRequest("32x64"), torch.device("cpu")) is None
+    assert TrainedWeights.of(LayerRequest("32x64"), torch.device("cpu")) is None
     for text, dims, message in [
         (str(weights), "32x64", "name the tensor, as in .*; of shape .* are"),
         (str(weights), "8x8", r"none of its tensors has shape \[8, 8\]"),
@@ -116,7 +117,7 @@ def test_weights_that_are_not_finite_are_refused(search: Search, tmp_path: Path)
 
 
 def of(text: str, dims: str = "32x64") -> TrainedWeights:
-    request = SearchRequest(Dims.parse(dims), weights=text)
+    request = LayerRequest(Dims.parse(dims), weights=text)
     found = TrainedWeights.of(request, torch.device("cpu"))
     assert found is not None
     return found
@@ -172,7 +173,7 @@ def test_a_weight_that_is_stored_the_other_way_round(tmp_path: Path) -> None:
 def test_several_sizes_take_what_is_of_their_shape(
     quick: None, weights: Path, tmp_path: Path
 ) -> None:
-    request = LayersRequest.of(
+    request = SearchRequest(
         ("32x64", "64x32"),
         budgets=("50%",),
         batch=16,
@@ -181,9 +182,9 @@ def test_several_sizes_take_what_is_of_their_shape(
         weights=str(weights),
         out=tmp_path / "found",
     )
-    result = run_layers(request)
+    result = run_search(request)
     tensors = load_file(weights)
-    for one, names in zip(result.results, (["up", "other"], ["down"]), strict=True):
+    for one, names in zip(result.layers, (["up", "other"], ["down"]), strict=True):
         for trial in one.trials:
             matrices = [tensors[name] for name in names]
             expected = together(matrices, trial.facts.chain)
@@ -194,7 +195,7 @@ def test_several_sizes_take_what_is_of_their_shape(
     assert f"--weights {weights}" in request.command
     save_file({**tensors, "down": 2 * tensors["up"].T.contiguous()}, weights)
     with pytest.raises(InvalidInputError, match=r"weights .* there and .* here"):
-        run_layers(request)
+        run_search(request)
 
 
 @pytest.mark.slow
@@ -216,8 +217,8 @@ def test_a_models_layers_are_found_by_their_names(
     assert main(command) == 0
     assert "error of a 16x48 chain is that of 2 matrices together" in capsys.readouterr().err
     found = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(found["sizes"]) == 3
-    for one in found["sizes"]:
+    assert len(found["layers"]) == 3
+    for one in found["layers"]:
         (layer,) = [
             layer
             for layer, size in {"qkv": (16, 48), "up": (16, 32), "down": (32, 16)}.items()
@@ -241,8 +242,8 @@ def test_a_described_models_layers_are_found_by_their_names(tmp_path: Path) -> N
     file = tmp_path / "gpt2.safetensors"
     square = torch.randn(16, 16)  # its transpose fits as well, and would be another matrix
     save_file({f"h.{n}.attn.c_proj.weight": square.clone() for n in (0, 1)}, file)
-    request = LayersRequest.of(layers_of_config(path), weights=str(file), device="cpu")
-    (one,) = [one for one in request.requests if str(one.size) == "16x16"]
+    request = SearchRequest(layers_of_config(path), weights=str(file), device="cpu")
+    (one,) = [one for one in request.layers if str(one.size) == "16x16"]
     found = TrainedWeights.of(one, torch.device("cpu"))
     assert found is not None
     assert found.names == tuple(f"h.{n}.attn.c_proj.weight^T" for n in (0, 1))

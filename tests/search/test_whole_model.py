@@ -18,16 +18,18 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Measurement
 from ksopt.nn import KSLinear
 from ksopt.search import (
-    LayersRequest,
+    LayerRequest,
     SearchRequest,
     ToMeasure,
     finals,
     layers_of_model,
-    run_layers,
-    study_store,
+    plan_of,
+    run_search,
+    trial_records,
     whole_model,
 )
 from ksopt.search.layers import Layers
+from ksopt.search.plan import effect_of, effects_of
 from ksopt.search.report import phrases
 
 from layer_models import Tiny, inputs, keywords, on_meta, tiny  # isort: skip
@@ -44,7 +46,7 @@ def final_of(dense_us: float, chain_us: float) -> Callable[..., dict[str, Measur
     """A final that says so, whatever the machine is doing."""
 
     def final(
-        request: SearchRequest, device: torch.device, chains: list[Chain], spare: object
+        request: LayerRequest, device: torch.device, chains: list[Chain], spare: object
     ) -> dict[str, Measurement]:
         times = {str(chain): chain_us + place for place, chain in enumerate(chains)}
         return {
@@ -59,7 +61,7 @@ def final_of(dense_us: float, chain_us: float) -> Callable[..., dict[str, Measur
 def slow_dense(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every chain is faster than its dense layer, which took as long in the trials."""
     monkeypatch.setattr(finals, "final", final_of(dense_us=1000.0, chain_us=300.0))
-    monkeypatch.setattr(study_store, "dense_us", lambda _: 1000.0)
+    monkeypatch.setattr(trial_records, "dense_us", lambda _: 1000.0)
 
 
 @pytest.fixture
@@ -115,10 +117,10 @@ def test_from_a_model_to_the_model_converted(
 
 @pytest.mark.slow
 def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: Path) -> None:
-    result = run_layers(LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS))
+    result = run_search(SearchRequest(layers_of_model(tiny()), out=tmp_path, **OPTIONS))
     found = found_in(tmp_path)
     dense_us = latency_us = 0.0
-    for one in found["sizes"]:
+    for one in found["layers"]:
         # The plan takes the largest budget whose chain is faster: here all are.
         chosen = one["recommendations"][-1]["chosen"]
         (group,) = [
@@ -166,20 +168,20 @@ def test_the_effect_is_the_sum_of_what_was_measured(slow_dense: None, tmp_path: 
 def test_a_budget_is_of_every_size_whatever_its_step_is_called_there(
     slow_dense: None, tmp_path: Path, options: dict, expected: dict[str, int]
 ) -> None:
-    request = LayersRequest.of(
+    request = SearchRequest(
         layers_of_model(tiny()), out=tmp_path, **{**OPTIONS, **options, "trials": 12}
     )
-    result = run_layers(request)
-    found = {text: effect.converted for text, effect in result.effects().items()}
+    result = run_search(request)
+    found = {text: effect.converted for text, effect in effects_of(result).items()}
     assert found == expected
 
 
 @pytest.mark.slow
 def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> None:
-    request = LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
-    result = run_layers(request, to_measure=ToMeasure(tiny(), inputs()))
-    assert all(rule.chains == () for rule in result.plan().rules)
-    effect = result.effect()
+    request = SearchRequest(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
+    result = run_search(request, to_measure=ToMeasure(tiny(), inputs()))
+    assert all(rule.chains == () for rule in plan_of(result).rules)
+    effect = effect_of(result)
     assert effect is not None
     assert effect.converted == 0
     assert effect.latency_us == effect.dense_us == 600.0
@@ -195,7 +197,7 @@ def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
     slow_dense: None, tmp_path: Path
 ) -> None:
     options = {**OPTIONS, "budgets": ("90%",), "trials": 3, "min_speedup": 50.0}
-    run_layers(LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **options))
+    run_search(SearchRequest(layers_of_model(tiny()), out=tmp_path, **options))
     page = (tmp_path / "report.md").read_text("utf-8")
     assert "3.33 times as fast as it" in page  # every chain is faster, but not so much
     assert "Keep the dense layers of the model: no chain that was measured is measurably 50" in page
@@ -308,9 +310,9 @@ def test_models_that_cannot_be_timed(
 
 
 def test_wrong_inputs_are_refused_before_the_search(quick: None, tmp_path: Path) -> None:
-    request = LayersRequest.of(layers_of_model(tiny()), out=tmp_path / "out", **OPTIONS)
+    request = SearchRequest(layers_of_model(tiny()), out=tmp_path / "out", **OPTIONS)
     with pytest.raises(InvalidInputError, match="does not take these inputs"):
-        run_layers(request, to_measure=ToMeasure(tiny(), torch.ones(4, 5)))
+        run_search(request, to_measure=ToMeasure(tiny(), torch.ones(4, 5)))
     assert not (tmp_path / "out").exists()
 
 
@@ -334,9 +336,9 @@ def test_what_a_model_prints_is_no_part_of_the_result(capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path: Path) -> None:
-    request = LayersRequest.of(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
+    request = SearchRequest(layers_of_model(tiny()), out=tmp_path, **OPTIONS)
     with pytest.raises(InvalidInputError, match="cannot be copied"):
-        run_layers(request, to_measure=ToMeasure(NoCopy(), inputs()))
+        run_search(request, to_measure=ToMeasure(NoCopy(), inputs()))
     found = found_in(tmp_path)
     assert found["plan"]["converted"] == 6
     assert found["whole"] is None
@@ -347,7 +349,7 @@ def test_a_model_that_cannot_be_timed_costs_no_report(slow_dense: None, tmp_path
 def test_a_models_layers_take_batch_first() -> None:
     layers: Layers = layers_of_model(tiny())
     with pytest.raises(InvalidInputError, match="the layers of a model take batch_first"):
-        LayersRequest.of(layers, layout="batch_last")
+        SearchRequest(layers, layout="batch_last")
 
 
 # The command line's refusals: exit code 2, one sentence, nothing on stdout, no folder.

@@ -21,13 +21,20 @@ from optuna.trial import TrialState
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import SearchRequest, interrupts, study_store, worker_pool
+from ksopt.search import (
+    LayerRequest,
+    SearchRequest,
+    interrupts,
+    study_store,
+    trial_records,
+    worker_pool,
+)
 from ksopt.search import claims as claims_module
 from ksopt.search.claims import GRACE_S, Claims, alive
 from ksopt.search.device_locks import Presence
 from ksopt.search.objectives import Objective
+from ksopt.search.options import STUDY
 from ksopt.search.pruning import Pruning
-from ksopt.search.request import STUDY
 from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.storage import Storage
 from ksopt.search.trial_loop import Campaign
@@ -113,17 +120,17 @@ def check_shared(url: str, environment: dict[str, str], tmp_path: Path, trials: 
     counts = complete_chains(url)
     assert len(counts) == trials
     assert set(counts.values()) == {1}
-    found = [
-        json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))
+    first, second = (
+        json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))["layers"][0]
         for name in ("one", "two")
-    ]
-    assert len(found[0]["trials"]) == trials
-    for trial in [*found[0]["trials"], *found[1]["trials"]]:
+    )
+    assert len(first["trials"]) == trials
+    for trial in [*first["trials"], *second["trials"]]:
         del trial["floor_us"]  # by the roofline that each measured for itself
-    assert found[0]["trials"] == found[1]["trials"]
+    assert first["trials"] == second["trials"]
     # Which of them measures how many is the scheduler's choice.
-    assert {trial["run"] for trial in found[0]["trials"]} <= {1, 2}
-    assert len(found[0]["runs"]) == len(found[1]["runs"]) == 2
+    assert {trial["run"] for trial in first["trials"]} <= {1, 2}
+    assert len(first["runs"]) == len(second["runs"]) == 2
 
 
 @pytest.mark.slow
@@ -197,11 +204,11 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_report(
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert found["stopped"] == "interrupted"
-    assert sum(trial["state"] == "complete" for trial in found["trials"]) >= 2
+    assert sum(trial["state"] == "complete" for trial in found["layers"][0]["trials"]) >= 2
 
 
 def test_a_worker_that_fails_is_told(tmp_path: Path) -> None:
-    request = SearchRequest("32x64", device="cpu", batch=16, out=tmp_path, storage="journal:/no/x")
+    request = LayerRequest("32x64", device="cpu", batch=16, out=tmp_path, storage="journal:/no/x")
     task = {"task": "final", "request": request.to_json(), "device": "nowhere", "chains": []}
     with Spare() as spare, pytest.raises(KsoptError, match="the final: "):
         spare.ask(task)
@@ -260,7 +267,7 @@ def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> No
         assert second is not None
         mine.give_back(second)
         roofline = Roofline("cpu", "float32", 1e9, 1e9, 1, 1, "made up")
-        assert study_store.records(mine.study, roofline, 16) == ()  # it is no trial of the report
+        assert trial_records.records(mine.study, roofline, 16) == ()  # it is no trial of the report
         again = mine.next()
         assert again is not None
         assert again.chain == second.chain
@@ -269,7 +276,7 @@ def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> No
 def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Path) -> None:
     storage = Storage(f"sqlite:///{tmp_path / 's.db'}")
     roofline = Roofline("cpu", "float32", 1e9, 1e9, 1, 1, "made up")
-    request = SearchRequest("32x64", device="cpu", batch=16)
+    request = LayerRequest("32x64", device="cpu", batch=16)
     with Presence() as presence:
         mine = claims(storage, presence)
         objective = Objective(request, torch.device("cpu"))
@@ -287,7 +294,7 @@ def test_what_others_took_over_before_it_was_begun_is_left_to_them(tmp_path: Pat
         campaign.end()
         states = [trial.state for trial in mine.study.get_trials()]
         assert states == [TrialState.FAIL] * 2
-        assert study_store.records(mine.study, roofline, 16) == ()
+        assert trial_records.records(mine.study, roofline, 16) == ()
 
 
 # Claims, as processes of several machines make them.

@@ -18,8 +18,8 @@ from sqlalchemy.exc import OperationalError
 
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchRequest, run_search, study_store, write_errors
+from ksopt.search.options import STUDY
 from ksopt.search.report import export
-from ksopt.search.request import STUDY
 from ksopt.search.storage import Storage
 from ksopt.search.write_errors import UnwritableError
 
@@ -76,7 +76,9 @@ def test_a_limit_of_file_sizes_ends_a_search_which_then_goes_on(
     assert {number: after.get(number) for number in before} == before
     assert set(Counter(after.values()).values()) == {1}
     value = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
-    assert len([t for t in value["trials"] if t["state"] in ("complete", "pruned")]) == 12
+    assert (
+        len([t for t in value["layers"][0]["trials"] if t["state"] in ("complete", "pruned")]) == 12
+    )
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_what_was_measured_stays_where_the_report_cannot_be_written(
     before = complete(url)
     assert len(before) == 3
     monkeypatch.setattr(export, "write_whole", write)
-    assert len(run_search(request).trials) == 3
+    assert len(run_search(request).layers[0].trials) == 3
     assert complete(url) == before
 
 

@@ -8,8 +8,8 @@ import torch
 
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
-from ksopt.search import SearchRequest, feasibility
-from ksopt.search.request import Dims
+from ksopt.patterns.size import Dims
+from ksopt.search import LayerRequest, feasibility
 from ksopt.search.space.enumerate import check_listable
 from ksopt.search.space.space import build
 from ksopt.search.space.triples import count, triples
@@ -68,14 +68,14 @@ def test_a_batch_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_search_needs_is_what_it_takes() -> None:
     """No more than the peak of the very tensors that a trial draws."""
-    request = SearchRequest("64x96", batch=50, budgets=("50%",))
+    request = LayerRequest("64x96", batch=50, budgets=("50%",))
     x, y, weights = 50 * 64, 50 * 96, 64 * 96
     assert feasibility.least_bytes(request, 50) == max(
         4 * x, 4 * x + 8 * weights, 4 * (x + y + weights)
     )
-    half = SearchRequest("64x96", batch=10**6, budgets=("50%",), dtype="float16")
+    half = LayerRequest("64x96", batch=10**6, budgets=("50%",), dtype="float16")
     assert feasibility.least_bytes(half, 10**6) == 6 * 64 * 10**6
-    training = SearchRequest("64x96", batch=10**6, budgets=("50%",), train=True)
+    training = LayerRequest("64x96", batch=10**6, budgets=("50%",), train=True)
     assert feasibility.least_bytes(training, 10**6) == 4 * 2 * (160 * 10**6 + weights)
 
 
@@ -138,7 +138,7 @@ def test_a_worker_must_have_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_but_sensible_layers_are_listed() -> None:
     for size in (Dims(53248, 16384), Dims(997_920, 720_720)):  # those have the most divisors
         check_listable(size)
-    space = build(SearchRequest("53248x16384", budgets=("1%",), max_factors=2))
+    space = build(LayerRequest("53248x16384", budgets=("1%",), max_factors=2))
     assert len(space.candidates) > 10
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.request import SEEDS, SearchRequest
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import SEEDS
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import estimates, factor_times, overlaps_us
 from ksopt.search.space.space import Space, Step, build
@@ -54,7 +55,7 @@ class Predictions:
     def of(
         cls,
         chains: Iterable[Chain],
-        request: SearchRequest,
+        request: LayerRequest,
         machine: DeviceSpec | None,
         pool: Executor | None,
     ) -> Predictions:
@@ -117,7 +118,7 @@ class Reference:
     @classmethod
     def of(
         cls,
-        request: SearchRequest,
+        request: LayerRequest,
         machine: DeviceSpec | None,
         pool: Executor | None,
         size: int,

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any, Literal
 
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.samplers import priors
 from regret.reference import Reference
 from regret.rows import Book, Measured, Searched, Stage, TimedWay
@@ -64,7 +64,7 @@ class Schedule:
     """
 
     book: Book
-    requests: Mapping[str, SearchRequest]
+    requests: Mapping[str, LayerRequest]
     references: Mapping[str, Reference]
     times: float = 0.0
     _taken: set[Unit] = field(default_factory=set)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from ksopt.patterns.size import Budget, Dims
 from ksopt.report import tables
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
-from ksopt.search.request import Budget, Dims, SearchRequest
 from ksopt.system.atomic_files import write_whole
 from regret.rows import Book, Measured, Stage
 
@@ -129,7 +130,7 @@ def _cell(book: Book, dims: str, budget: str) -> Cell:
     # A row names one step, and its chain may be of the next one too: 25 % is half of 50 %.
     recommended = book.searched[dims].chosen[budget] or ""
     most = Budget.parse(budget, Dims.parse(dims)).parameters
-    least = ceil(SearchRequest.min_use * most)
+    least = ceil(LayerRequest.min_use * most)
     final = {
         row.chain: row
         for row in book.final(dims)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ksopt.errors import KsoptError
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from regret.asked import Asked, ProcessEndedError
 from regret.rows import Searched, TimedWay
 from regret.schedule import FINAL_S, Schedule, Unit
@@ -89,7 +89,7 @@ class Work:
         spent = time.monotonic() - self.began
         print(f"{spent:5.0f} s  {unit.dims}: {said}, on {asked.device}", flush=True)
 
-    def _measure(self, unit: Unit, request: SearchRequest, asked: Asked) -> None:
+    def _measure(self, unit: Unit, request: LayerRequest, asked: Asked) -> None:
         schedule, left = self.schedule, list(unit.chains)
         task = self._task("chains", unit, request) | {
             "next": [str(chain) for chain in schedule.soon(unit)],
@@ -110,7 +110,7 @@ class Work:
             raise
         schedule.done(unit)
 
-    def _hold_final(self, unit: Unit, request: SearchRequest, asked: Asked) -> None:
+    def _hold_final(self, unit: Unit, request: LayerRequest, asked: Asked) -> None:
         began = time.monotonic()
         after = len(self.schedule.book.reference(unit.dims))
         times = asked.ask(self._task("final", unit, request))["times"]
@@ -137,7 +137,7 @@ class Work:
         self.schedule.done(unit, [row for row in rows if row is not None])
 
     @staticmethod
-    def _task(kind: str, unit: Unit, request: SearchRequest) -> dict[str, Any]:
+    def _task(kind: str, unit: Unit, request: LayerRequest) -> dict[str, Any]:
         chains = [str(chain) for chain in unit.chains]
         return {"task": kind, "request": request.to_json(), "chains": chains}
 

@@ -25,6 +25,7 @@ from ksopt.measure import device as devices
 from ksopt.measure import device_health
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import device_locks, finals
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import DEFAULT_BATCH, run_search
@@ -53,15 +54,15 @@ class Bench:
         return {
             "device": devices.record(self.device).name,
             "batch": DEFAULT_BATCH[self.device.type],
-            "target": None if target is None else target.to_json(),
+            "target": None if target is None else asdict(target),
         }
 
     def search(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """A search as its user makes it, in a folder of its own: one that was cut off goes on."""
-        request = SearchRequest.from_json({**task["request"], "device": str(self.device)})
-        result = run_search(request)
-        if result.stopped is not None:
-            return {"stopped": result.stopped}
+        found = run_search(SearchRequest.of_layer(self._request(task)))
+        if found.stopped is not None:
+            return {"stopped": found.stopped}
+        (result,) = found.layers
         trials = [trial for trial in result.trials if trial.state != "lost"]  # they were redone
         held = sum(trial.seconds or 0.0 for trial in trials)
         return {
@@ -77,7 +78,7 @@ class Bench:
             ),
             "device_seconds": held + (result.final_seconds or 0.0),
             "final_seconds": result.final_seconds,
-            "seconds": result.seconds if result.run == 1 else None,
+            "seconds": found.seconds if result.run == 1 else None,
             "device_name": result.device.name,
             "versions": {"ksopt": result.device.ksopt, "torch": result.device.torch},
         }
@@ -92,6 +93,7 @@ class Bench:
         request = self._request(task)
         chains = [Chain.parse(text) for text in task["chains"]]
         ahead = [*chains, *map(Chain.parse, task["next"])]
+        assert request.batch is not None
         batch_last = request.layout == "batch_last"
         self._compilers.soon(ahead, request.dtype, batch_last, request.batch)
         objective = Objective(request, self.device, seed=task["seed"])
@@ -111,8 +113,8 @@ class Bench:
         self._spare = Spare.of(self.device)
         return {"times": {name: asdict(one) for name, one in found.items()}}
 
-    def _request(self, task: Mapping[str, Any]) -> SearchRequest:
-        return SearchRequest.from_json({**task["request"], "device": str(self.device)})
+    def _request(self, task: Mapping[str, Any]) -> LayerRequest:
+        return LayerRequest.from_json({**task["request"], "device": str(self.device)})
 
     def _measured(self, objective: Objective, chain: Chain) -> dict[str, Any]:
         row: dict[str, Any] = {"chain": str(chain), "device": str(self.device)}

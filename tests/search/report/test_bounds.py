@@ -12,8 +12,10 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import SearchResult, finals
 from ksopt.search.report import bounds
-from ksopt.search.report.page import of_layer
+from ksopt.search.report.sections import written
 from ksopt.search.results import Verdict
+
+from one_layer import with_layer  # isort: skip
 
 Search = Callable[..., SearchResult]
 # A byte takes as long as ten operations.
@@ -32,7 +34,7 @@ def result(search: Search, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
         return {**{str(chain): timed(2) for chain in chains}, "dense": timed(8)}
 
     monkeypatch.setattr(finals, "final", final)
-    return replace(search(max_factors=2), roofline=DEVICE)
+    return with_layer(search(max_factors=2), roofline=DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -54,11 +56,11 @@ def test_what_binds_a_factor(pattern: Pattern, batch: int, memory_bound: bool) -
 
 
 def test_a_sentence_for_each_chain(result: SearchResult) -> None:
-    answer = result.recommendations[0]
+    answer = result.layers[0].recommendations[0]
     assert answer.verdict is Verdict.USE
     assert answer.chosen is not None
     chain = answer.chosen.facts.chain
-    (sentence,) = bounds.sentences(result)
+    (sentence,) = bounds.sentences(result.layers[0])
     dense = bounds.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE)
     less = dense.flops / chain.flops(16)
     assert sentence.startswith(f"{chain} computes {less:.1f} times less than the dense layer")
@@ -90,18 +92,18 @@ def test_what_makes_it_fast(
 def test_a_chain_that_is_not_faster_is_not_called_fast(
     result: SearchResult, latency: Measurement
 ) -> None:
-    (answer,) = result.recommendations
+    (answer,) = result.layers[0].recommendations
     assert answer.chosen is not None
     other = replace(answer, chosen=replace(answer.chosen, latency=latency))
-    (sentence,) = bounds.sentences(replace(result, recommendations=(other,)))
+    (sentence,) = bounds.sentences(replace(result.layers[0], recommendations=(other,)))
     assert sentence.endswith(
         f"{bounds.Work.of(Pattern(1, 64, 32, 1), 16, DEVICE).floor_us / 8:.2f}."
     )
 
 
 def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
-    rows = bounds.table(result).rows
-    chosen = result.recommendations[0].chosen
+    rows = bounds.table(result.layers[0]).rows
+    chosen = result.layers[0].recommendations[0].chosen
     assert chosen is not None
     chain = chosen.facts.chain
     first = [row[0] for row in rows]
@@ -113,13 +115,13 @@ def test_the_table_has_the_factors_and_dense(result: SearchResult) -> None:
 
 def test_nothing_is_said_where_nothing_was_measured(search: Search) -> None:
     result = search(trials=500, timeout_s=0.001)
-    assert bounds.sentences(result) == []
-    assert "Where the time goes" not in [section.title for section in of_layer(result)]
+    assert bounds.sentences(result.layers[0]) == []
+    assert "Where the time goes" not in [section.title for section in written(result)]
 
 
 @pytest.mark.slow
 def test_the_code_of_a_report_runs(result: SearchResult) -> None:
-    (use,) = [section for section in of_layer(result) if section.title == "Use it"]
+    (use,) = [section for section in written(result) if section.title == "Use it"]
     assert "KSLinear" in use.code
     assert 'torch.compile(layer, backend="ksopt")' in use.code
     check = "import torch\nassert layer(torch.randn(3, 32)).shape == (3, 64)\n"

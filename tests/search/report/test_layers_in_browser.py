@@ -10,9 +10,9 @@ from test_report_in_browser import CUT, FAINT, OVERLAPPING, SCROLLING, TINY, chr
 from ksopt.measure import energy
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search import LayersRequest, finals, run_layers
+from ksopt.patterns.size import Dims
+from ksopt.search import SearchRequest, finals, run_search
 from ksopt.search.layers import Layer, Layers, grouped
-from ksopt.search.request import Dims
 
 __all__ = ["chromium"]  # pytest finds the fixture by its name here
 
@@ -52,7 +52,7 @@ def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for i in range(12)
         for name, dims in SIZES.items()
     ]
-    request = LayersRequest.of(
+    request = SearchRequest(
         Layers("path/to/config.json (bert)", grouped(layers), {"lm_head": "it is excluded"}, 10**8),
         budgets=("10%", "25%"),
         batch=16,
@@ -62,7 +62,7 @@ def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         energy=True,
         out=tmp_path / "report",
     )
-    return run_layers(request).folder / "report.html"
+    return run_search(request).folder / "report.html"
 
 
 def test_it_fits_and_can_be_read(page: Path, chromium: Browser) -> None:

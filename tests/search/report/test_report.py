@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,9 +15,8 @@ import pytest
 
 from ksopt.errors import InvalidInputError
 from ksopt.report.svg import linear_ticks, log_ticks
-from ksopt.search import LayersRequest, SearchResult, progress
-from ksopt.search.layers_result import LayersResult
-from ksopt.search.report import export, layers_export
+from ksopt.search import SearchRequest, SearchResult, progress
+from ksopt.search.report import answers, export, results_json, terminal
 
 Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
@@ -37,19 +37,36 @@ def test_every_file_names_both_sizes(result: SearchResult) -> None:
         assert "in_features" in text, name
         assert "out_features" in text, name
     text = io.StringIO()
-    export.print_result(result, text)
+    terminal.print_result(result, text)
     assert "in_features=48, out_features=64" in text.getvalue()
     assert str(result.folder.resolve() / "report.html") in text.getvalue()
 
 
 def test_the_json_has_its_schema(result: SearchResult) -> None:
     found = json.loads(read(result, "results.json"))
-    assert found == json.loads(export.to_json(result))
-    assert found["schema"] == "ksopt.search/3"
-    assert (found["in_features"], found["out_features"]) == (48, 64)
-    assert found["dense_parameters"] == 48 * 64
+    assert found == json.loads(results_json.to_json(result))
+    assert found["schema"] == "ksopt.search/4"
     assert set(found) == {
         "schema",
+        "request",
+        "model",
+        "plan",
+        "budgets",
+        "whole",
+        "layers",
+        "unmet",
+        "notes",
+        "warnings",
+        "replayed",
+        "stopped",
+        "seconds",
+        "folder",
+    }
+    assert found["request"]["dims"] == ["48x64"]
+    (layer,) = found["layers"]
+    assert (layer["in_features"], layer["out_features"]) == (48, 64)
+    assert layer["dense_parameters"] == 48 * 64
+    assert set(layer) == {
         "in_features",
         "out_features",
         "dense_parameters",
@@ -68,13 +85,11 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "drift",
         "dense_layer",
         "run",
-        "replayed",
         "device",
         "runs",
-        "folder",
     }
-    assert [answer["budget"]["text"] for answer in found["recommendations"]] == ["30%", "50%"]
-    for answer in found["recommendations"]:
+    assert [answer["budget"]["text"] for answer in layer["recommendations"]] == ["30%", "50%"]
+    for answer in layer["recommendations"]:
         chosen = answer["chosen"]
         assert chosen["latency_over_dense"] == pytest.approx(
             chosen["latency"]["median_us"] / chosen["dense"]["median_us"]
@@ -88,8 +103,8 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
 
 def test_the_csv_has_a_row_for_each_trial(result: SearchResult) -> None:
     rows = list(csv.DictReader(io.StringIO(read(result, "trials.csv"))))
-    trials = json.loads(read(result, "results.json"))["trials"]
-    assert len(rows) == len(trials) == len(result.trials) == 6
+    trials = json.loads(read(result, "results.json"))["layers"][0]["trials"]
+    assert len(rows) == len(trials) == len(result.layers[0].trials) == 6
     for row, trial in zip(rows, trials, strict=True):
         assert row["chain"] == trial["chain"]
         assert int(row["parameters"]) == trial["parameters"]
@@ -130,11 +145,11 @@ def test_the_page_stands_alone(result: SearchResult) -> None:
     assert "url(" not in text
     assert "@import" not in text
     assert {"svg", "table", "style"} <= page.tags
-    for answer in result.recommendations:
+    for answer in result.layers[0].recommendations:
         assert answer.chosen is not None
         assert str(answer.chosen.facts.chain) in text.replace("<wbr>", "")
     wide = text.split('<div class="wide">')[1].split("</svg>")[0]
-    assert wide.count('class="point"') == len(result.trials)
+    assert wide.count('class="point"') == len(result.layers[0].trials)
     assert wide.count('class="chosen"') == wide.count('class="budget"') == 2
     assert wide.count('class="dense"') == wide.count('class="front"') == 1
     assert not re.search(r"[\"' ](nan|inf)\b", text)
@@ -142,7 +157,7 @@ def test_the_page_stands_alone(result: SearchResult) -> None:
 
 def test_markdown_answers_first(result: SearchResult) -> None:
     text = read(result, "report.md")
-    sentence = result.recommendations[0].sentence.replace("*", r"\*")
+    sentence = result.layers[0].recommendations[0].sentence.replace("*", r"\*")
     assert text.index("## Answer") < text.index(sentence) < text.index("## Finalists")
     assert result.request.command in text
     assert "rho" in text
@@ -155,7 +170,9 @@ def test_markdown_answers_first(result: SearchResult) -> None:
 def test_the_snippet_runs(result: SearchResult) -> None:
     found = re.findall(r"```python\n(.*?)```", read(result, "report.md"), flags=re.DOTALL)
     if not found:  # nothing beat the dense layer on this machine, and the report says so
-        assert "use" not in {answer.verdict.name.lower() for answer in result.recommendations}
+        assert "use" not in {
+            answer.verdict.name.lower() for answer in result.layers[0].recommendations
+        }
         return
     script = found[0] + "\nimport torch; print(layer(torch.ones(3, 48)).shape)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -202,16 +219,14 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows[0]["reason"] == "RuntimeError: no memory | at all"
     assert r"no memory \| at all" in read(result, "report.md")
     Page(read(result, "report.html"))
-    terminal = io.StringIO()
-    export.print_result(result, terminal)
+    printed = io.StringIO()
+    terminal.print_result(result, printed)
     said = "All 2 trials failed, the first because of RuntimeError: no memory | at all"
-    assert said in terminal.getvalue()
+    assert said in printed.getvalue()
     assert said in read(result, "report.md").split("## Finalists")[0]
-    assert layers_export.warnings(
-        LayersResult(
-            LayersRequest.of(("32x64",), device="cpu"), (result,), {}, None, 1.0, result.folder
-        )
-    ) == [f"32x64: {said}"]
+    assert answers.warnings(result) == [said]
+    several = replace(result, request=SearchRequest(("32x64", "64x32"), device="cpu"))
+    assert answers.warnings(several) == [f"32x64: {said}"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.5), (900, 1350), (0.5, 3e5), (7, 70)])

@@ -11,6 +11,8 @@ from ksopt.measure.timing import Measurement
 from ksopt.search import SearchResult
 from ksopt.search.report.export import write
 
+from one_layer import with_layer  # isort: skip
+
 Search = Callable[..., SearchResult]
 
 # Texts whose colour is too near to what is behind them: less than 4.5 to 1 (WCAG 2.1, level AA).
@@ -86,9 +88,9 @@ def report(search: Search) -> Path:
     # Chains of 3 us to a second, beside a dense layer as slow as the slowest of them.
     times = [3.0, 20.0, 400.0, 7000.0, 3e4, 1e6]
     dense = steady(1e6)
-    result = replace(
+    result = with_layer(
         result,
-        request=replace(result.request, energy=True),
+        request=replace(result.layers[0].request, energy=True),
         trials=tuple(
             replace(
                 trial,
@@ -96,7 +98,7 @@ def report(search: Search) -> Path:
                 dense=dense,
                 values={"weight_error": us / 2e6, "energy_mj": us / 3},
             )
-            for trial, us in zip(result.trials, times, strict=True)
+            for trial, us in zip(result.layers[0].trials, times, strict=True)
         ),
         finalists=tuple(
             replace(
@@ -105,14 +107,14 @@ def report(search: Search) -> Path:
                 values={"weight_error": 0.5, "score": -1234.5, "energy_mj": 12.345},
                 dense_values={"energy_mj": 20.0},
             )
-            for finalist in result.finalists
+            for finalist in result.layers[0].finalists
         ),
         recommendations=tuple(
             replace(
                 answer,
                 chosen=answer.chosen and replace(answer.chosen, values={"energy_mj": 1234.5}),
             )
-            for answer in result.recommendations
+            for answer in result.layers[0].recommendations
         ),
     )
     write(result, result.folder)

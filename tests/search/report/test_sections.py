@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ksopt.report.document import Section
-from ksopt.search import SearchResult, replay
+from ksopt.search import LayerResult, SearchResult, replay
 from ksopt.search.report.sections import section, unregister
 
 Search = Callable[..., SearchResult]
@@ -15,9 +15,9 @@ Search = Callable[..., SearchResult]
 def widths() -> Iterator[None]:
     """A section between the finalists and the predictions."""
 
-    @section(order=75, when=lambda result: len(result.trials) > 1)
-    def middle_widths(result: SearchResult) -> Section:
-        widths = sorted({trial.facts.chain[0].in_features for trial in result.trials})
+    @section(order=75, when=lambda layer: len(layer.trials) > 1)
+    def middle_widths(layer: LayerResult) -> Section:
+        widths = sorted({trial.facts.chain[0].in_features for trial in layer.trials})
         return Section("Widths in the middle", (), (f"Of {widths}.",))
 
     yield

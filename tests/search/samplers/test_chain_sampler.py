@@ -13,11 +13,11 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import SearchRequest, SearchResult, objectives
+from ksopt.search import LayerRequest, SearchResult, objectives
 from ksopt.search import pruning as pruning_module
-from ksopt.search.plan import plan
+from ksopt.search.options import STUDY
+from ksopt.search.plan import plan_of
 from ksopt.search.pruning import MARGIN, Pruning
-from ksopt.search.request import STUDY
 from ksopt.search.results import Verdict
 from ksopt.search.samplers import chain_sampler, priors
 from ksopt.search.samplers.chain_sampler import ChainSampler
@@ -37,7 +37,7 @@ def stored(result: SearchResult) -> list[optuna.trial.FrozenTrial]:
 @pytest.mark.parametrize("kind", ["TPE", "NSGA-II", "exhaustive"])
 def test_each_sampler_draws_each_chain_once(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_sampler, "_POPULATION", 8)
-    space = build(SearchRequest("64x96", budgets=("50%",)))
+    space = build(LayerRequest("64x96", budgets=("50%",)))
     chains = ChainSampler(space.candidates, kind, seed=0)
     study = optuna.create_study(directions=["minimize"] * 2, sampler=chains)
     drawn: list[Chain] = []
@@ -59,7 +59,7 @@ def test_each_sampler_draws_each_chain_once(kind: Any, monkeypatch: pytest.Monke
 
 def test_a_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     """TPE draws chains of a low value more often than chance does."""
-    space = build(SearchRequest("256x256", budgets=("50%",)))
+    space = build(LayerRequest("256x256", budgets=("50%",)))
     chains = ChainSampler(space.candidates, "TPE", seed=0)
     study = optuna.create_study(sampler=chains)
     value = {
@@ -77,7 +77,7 @@ def test_a_model_learns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cost_models_picks_are_priors() -> None:
-    request = SearchRequest("768x768", budgets=("25%",), dtype="bf16", batch=4096, max_factors=2)
+    request = LayerRequest("768x768", budgets=("25%",), dtype="bf16", batch=4096, max_factors=2)
     space = build(request)
     model = CostModel(H200, "bfloat16", 4096, batch_last=False)
     roofline = Roofline("cuda:0", "bfloat16", 4.2e12, 7e14, 0, 0, "")
@@ -95,8 +95,8 @@ def test_the_cost_models_picks_are_priors() -> None:
 
 
 def test_there_is_no_cost_model_on_a_cpu(search: Search) -> None:
-    assert CostModel.of(SearchRequest("8x8", batch=1), torch.device("cpu")) is None
-    assert all(trial.facts.predicted_us is None for trial in search(trials=2).trials)
+    assert CostModel.of(LayerRequest("8x8", batch=1), torch.device("cpu")) is None
+    assert all(trial.facts.predicted_us is None for trial in search(trials=2).layers[0].trials)
 
 
 @pytest.mark.slow
@@ -113,8 +113,8 @@ def test_hopeless_chains_are_given_up_and_say_so(
     monkeypatch.setattr(objectives, "ks_linear", slow)
     monkeypatch.setattr(pruning_module, "MARGIN", 2.0)
     result = search(trials=14, objective="latency")
-    assert {trial.state for trial in result.trials} == {"complete", "pruned"}
-    pruned = [trial for trial in result.trials if trial.state == "pruned"]
+    assert {trial.state for trial in result.layers[0].trials} == {"complete", "pruned"}
+    pruned = [trial for trial in result.layers[0].trials if trial.state == "pruned"]
     assert pruned
     for trial in pruned:
         assert trial.latency is not None
@@ -128,11 +128,11 @@ def test_hopeless_chains_are_given_up_and_say_so(
     assert in_study == [trial.number for trial in pruned]
     assert "given up" in (result.folder / "report.md").read_text(encoding="utf-8")
     again = search(trials=14, objective="latency")  # pruned ones count, and are not tried again
-    assert len(again.trials) == 14
+    assert len(again.layers[0].trials) == 14
 
 
 def pruning(ratios: dict[str, float], **options: Any) -> Pruning:
-    request = SearchRequest("32x64", budgets=("50%",), **options)
+    request = LayerRequest("32x64", budgets=("50%",), **options)
     study = optuna.create_study(directions=["minimize"] * 2)
     for text, ratio in ratios.items():
         nnz = Chain.parse(text).nnz
@@ -142,7 +142,7 @@ def pruning(ratios: dict[str, float], **options: Any) -> Pruning:
 
 
 def test_what_counts_as_hopeless() -> None:
-    space = build(SearchRequest("32x64", budgets=("50%",)))
+    space = build(LayerRequest("32x64", budgets=("50%",)))
     small, *others = sorted(space.candidates, key=lambda chain: chain.nnz)
     *_, a, b, c, large = others
     assert small.nnz < a.nnz <= large.nnz
@@ -168,19 +168,19 @@ def test_what_counts_as_hopeless() -> None:
 
 def test_a_speedup_that_is_not_reached(search: Search) -> None:
     result = search(min_speedup=1e6, trials=3)
-    answer = result.recommendations[0]
+    answer = result.layers[0].recommendations[0]
     assert answer.verdict in (Verdict.NOT_ENOUGH, Verdict.KEEP_DENSE, Verdict.NO_DIFFERENCE)
     if answer.verdict is Verdict.NOT_ENOUGH:
         assert "less than the 1e+06 times that were asked for" in answer.sentence
     for trial in stored(result):
         assert trial.constraints["min_speedup"] > 0
-    assert plan(result).rules[0].chains == ()
+    assert plan_of(result).rules[0].chains == ()
 
 
 def test_no_step_exceeds_the_most_weights() -> None:
-    steps = SearchRequest("64x64", max_params="1k").steps
+    steps = LayerRequest("64x64", max_params="1k").steps
     assert [step.parameters for step in steps] == [409, 1000]
-    assert [step.parameters for step in SearchRequest("64x64", max_params="100%").steps] == [
+    assert [step.parameters for step in LayerRequest("64x64", max_params="100%").steps] == [
         409,
         1024,
         2048,
@@ -205,4 +205,4 @@ def test_latency_alone_is_another_study(search: Search) -> None:
 )
 def test_misuse(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        SearchRequest("64x64", **options)
+        LayerRequest("64x64", **options)

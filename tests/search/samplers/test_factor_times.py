@@ -11,14 +11,15 @@ from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
-from ksopt.search.request import STUDY, SearchRequest
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import STUDY
 from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.samplers.factor_times import ORIGIN, Estimator, estimates, factor_times, turns
 from ksopt.search.space.space import build
 from ksopt.search.storage import Storage
 
-SPACE = build(SearchRequest("32x64", budgets=("30%", "60%"), max_factors=2))
+SPACE = build(LayerRequest("32x64", budgets=("30%", "60%"), max_factors=2))
 
 
 def model(times: dict) -> CostModel:
@@ -80,7 +81,7 @@ def test_the_sampler_has_every_second_turn_where_an_estimate_knows_too_little(
     claims: Claims,
 ) -> None:
     assert claims.estimator is not None
-    claims.estimator = replace(claims.estimator, turns=turns(SearchRequest("8x8", energy=True)))
+    claims.estimator = replace(claims.estimator, turns=turns(LayerRequest("8x8", energy=True)))
     origins = []
     for _ in range(7):
         claim = claims.next()

@@ -11,7 +11,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search.request import Dims
+from ksopt.patterns.size import Dims
 from ksopt.search.space.alignment import Alignment
 from ksopt.search.space.block_sizes import BlockSizes
 from ksopt.search.space.constraints import Constraints

@@ -15,13 +15,12 @@ from ksopt.cli.search import _options
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.search import (
-    LayersRequest,
-    LayersResult,
+    LayerRequest,
     SearchRequest,
     SearchResult,
     layers_of_model,
     replay,
-    run_layers,
+    run_search,
 )
 from ksopt.search.space import space as spaces
 from ksopt.search.space.listing import listing
@@ -35,7 +34,7 @@ Search = Callable[..., SearchResult]
 LIMITS: dict[str, Any] = {"block_sizes": "multiple:4", "chainable": True, "aligned": True}
 
 
-def keeps_to(request: SearchRequest, chain: Chain) -> bool:
+def keeps_to(request: LayerRequest, chain: Chain) -> bool:
     sizes = [size for pattern in chain for size in (pattern.b, pattern.c)]
     return (
         chain.is_chainable
@@ -46,8 +45,8 @@ def keeps_to(request: SearchRequest, chain: Chain) -> bool:
 
 
 def test_counts_are_exact_and_lists_are_of_what_was_counted() -> None:
-    request = SearchRequest("48x32", budgets=("100%",), min_rank=16, **LIMITS)
-    free = SearchRequest("48x32", budgets=("100%",), min_rank=16)
+    request = LayerRequest("48x32", budgets=("100%",), min_rank=16, **LIMITS)
+    free = LayerRequest("48x32", budgets=("100%",), min_rank=16)
     every = listing(free, limit=100_000, visits=10**7)
     found = listing(request, limit=100_000)
     assert every.exact
@@ -59,7 +58,7 @@ def test_counts_are_exact_and_lists_are_of_what_was_counted() -> None:
 
 def test_a_vast_space_is_cut_early_and_needs_no_memory() -> None:
     """Without limits so many choices count two factors only."""
-    request = SearchRequest("4096x16384", budgets=("25%",), block_sizes="64,128")
+    request = LayerRequest("4096x16384", budgets=("25%",), block_sizes="64,128")
     tracemalloc.start()
     found = listing(request, limit=5, visits=100_000)
     peak = tracemalloc.get_traced_memory()[1]
@@ -73,7 +72,7 @@ def test_a_vast_space_is_cut_early_and_needs_no_memory() -> None:
 def test_random_descents_keep_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spaces, "_MOST_VISITS", 100)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 40)
-    request = SearchRequest("96x192", budgets=("25%", "50%"), **LIMITS)
+    request = LayerRequest("96x192", budgets=("25%", "50%"), **LIMITS)
     space = build(request)
     assert not space.exact
     assert len(space.candidates) > 40
@@ -82,7 +81,7 @@ def test_random_descents_keep_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_named_families_come_though_they_could_be_merged() -> None:
-    request = SearchRequest(
+    request = LayerRequest(
         "64x64", budgets=("100%",), families="monarch,block_butterfly", min_use=0.0
     )
     assert [str(chain) for chain in build(request).candidates] == [
@@ -99,7 +98,7 @@ def test_named_families_come_though_they_could_be_merged() -> None:
 
 
 def test_low_rank_is_of_every_rank_that_fits() -> None:
-    request = SearchRequest(
+    request = LayerRequest(
         "24x40", budgets=("50%",), families=("low_rank",), min_rank=3, min_use=0.0
     )
     assert [chain.rank_bound for chain in build(request).candidates] == [3, 4, 5, 6, 7]
@@ -143,14 +142,14 @@ def test_low_rank_is_of_every_rank_that_fits() -> None:
 )
 def test_what_leaves_nothing_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
-        build(SearchRequest("64x64", **options))
+        build(LayerRequest("64x64", **options))
     assert said in str(refused.value)
 
 
 def test_aligned_is_of_dtype_layout_and_direction() -> None:
     def chains(**options: Any) -> set[Chain]:
         asked = {"budgets": ("50%",), "min_use": 0.0, "max_factors": 2, **options}
-        return set(build(SearchRequest("96x96", min_rank=24, aligned=True, **asked)).candidates)
+        return set(build(LayerRequest("96x96", min_rank=24, aligned=True, **asked)).candidates)
 
     forward = chains(dtype="fp16")
     assert chains(dtype="fp16", train=True) < forward < chains(dtype="fp32")
@@ -158,16 +157,18 @@ def test_aligned_is_of_dtype_layout_and_direction() -> None:
     assert last
     assert all(p.b % 16 == p.c % 16 == 0 for chain in last for p in chain)
     with pytest.raises(InvalidInputError, match=r"whatever the budget\. Without aligned=True"):
-        build(SearchRequest("7x13", budgets=("100%",), aligned=True))
+        build(LayerRequest("7x13", budgets=("100%",), aligned=True))
 
 
 def test_a_limited_search_says_so_everywhere(search: Search, tmp_path: Path) -> None:
     result = search(trials=3, families="monarch,deformable_butterfly", **LIMITS)
-    assert all(keeps_to(result.request, trial.facts.chain) for trial in result.trials)
+    assert all(
+        keeps_to(result.layers[0].request, trial.facts.chain) for trial in result.layers[0].trials
+    )
     words = "--families monarch,deformable_butterfly --block-sizes multiple:4 --chainable --aligned"
     assert words in result.request.command
     parsed = _parser().parse_args(shlex.split(result.request.command)[1:])
-    again = SearchRequest(parsed.dims[0], trials=parsed.trials, **_options(parsed))
+    again = SearchRequest(parsed.dims, trials=parsed.trials, **_options(parsed))
     assert replace(again, min_rank=None) == result.request
     value = json.loads((result.folder / "results.json").read_text())
     assert {key: value["request"][key] for key in ("families", *LIMITS)} == {
@@ -182,8 +183,7 @@ def test_a_limited_search_says_so_everywhere(search: Search, tmp_path: Path) -> 
     page = (result.folder / "report.md").read_text()
     assert sentence.replace("\\", "") in page.replace("\\", "")
     replayed = replay(str(result.folder), out=tmp_path / "again")
-    assert isinstance(replayed, SearchResult)
-    assert replayed.request.constraints == result.request.constraints
+    assert replayed.layers[0].request == result.layers[0].request
     assert replayed.request.command == result.request.command.replace(
         str(result.folder), str(result.request.out)
     )
@@ -193,7 +193,7 @@ def test_a_study_is_of_one_set_of_limits(search: Search) -> None:
     any_size: dict[str, Any] = {"min_rank": 8, "min_use": 0.0, "chainable": True}
     search(trials=2, families="low_rank,monarch", **any_size)
     # The same in other words goes on.
-    assert len(search(trials=3, families=["monarch", "low_rank"], **any_size).trials) == 3
+    assert len(search(trials=3, families=["monarch", "low_rank"], **any_size).layers[0].trials) == 3
     with pytest.raises(InvalidInputError) as refused:
         search(trials=3, chainable=True, block_sizes="8,4")
     assert str(refused.value) == (
@@ -207,29 +207,28 @@ def test_a_study_is_of_one_set_of_limits(search: Search) -> None:
 
 def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch": 16, "device": "cpu", "budgets": ("60%",), "trials": 4}
-    request = LayersRequest.of(("32x64", "30x50"), out=tmp_path, **options, **LIMITS)
-    result = run_layers(request)
-    (one,) = result.results
+    request = SearchRequest(("32x64", "30x50"), out=tmp_path, **options, **LIMITS)
+    result = run_search(request)
+    (one,) = result.layers
     assert all(keeps_to(one.request, trial.facts.chain) for trial in one.trials)
     ((dims, why),) = result.unmet.items()
     assert str(dims) == "30x50"
     assert "is there for dims 30x50, whatever the budget" in why
     assert "--block-sizes multiple:4 --chainable --aligned" in result.request.command
     again = replay(str(tmp_path))
-    assert isinstance(again, LayersResult)
     assert again.request.command == result.request.command
     with pytest.raises(InvalidInputError, match="chainable True there and False here"):
-        run_layers(LayersRequest.of(("32x64", "30x50"), out=tmp_path, **options))
+        run_search(SearchRequest(("32x64", "30x50"), out=tmp_path, **options))
     with pytest.raises(InvalidInputError, match="dims 13x17, whatever the budget"):
-        run_layers(LayersRequest.of(("13x17", "7x13"), out=tmp_path / "b", **options, **LIMITS))
+        run_search(SearchRequest(("13x17", "7x13"), out=tmp_path / "b", **options, **LIMITS))
 
 
 def test_a_models_layers_are_limited_alike(quick: None, tmp_path: Path) -> None:
-    request = LayersRequest.of(
+    request = SearchRequest(
         layers_of_model(tiny()), batch=16, device="cpu", trials=8, families="monarch", out=tmp_path
     )
-    result = run_layers(request)
-    chains = [trial.facts.chain for one in result.results for trial in one.trials]
+    result = run_search(request)
+    chains = [trial.facts.chain for one in result.layers for trial in one.trials]
     assert chains
     assert all(
         chain == Chain.monarch(chain.in_features, chain.out_features, chain[1].a)
@@ -287,11 +286,11 @@ def test_the_space_of_a_search_is_what_space_counts(capsys: pytest.CaptureFixtur
     words = ["--dims", "64x96", "--budget", "50%", "--aligned", "--dtype", "fp16", "--train"]
     assert main(["space", *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    request = SearchRequest("64x96", budgets=("50%",), aligned=True, dtype="fp16", train=True)
+    request = LayerRequest("64x96", budgets=("50%",), aligned=True, dtype="fp16", train=True)
     assert found["count"] == build(request).count > 0
     assert (found["aligned"], found["dtype"], found["train"]) == (True, "float16", True)
 
 
 def test_a_hopeless_request_is_answered_fast() -> None:
-    request = SearchRequest("4096x128256", block_sizes="7", aligned=True)
+    request = LayerRequest("4096x128256", block_sizes="7", aligned=True)
     assert "Without block_sizes there is" in no_chain(request)

@@ -9,13 +9,13 @@ import pytest
 
 from ksopt.cli.main import main
 from ksopt.patterns.chain import Chain
-from ksopt.search.request import SearchRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.space.enumerate import Walk
 from ksopt.search.space.listing import listing
 
 
-def request(dims: str, budget: str = "100%", **options: object) -> SearchRequest:
-    return SearchRequest(dims, budgets=(budget,), **options)  # type: ignore[arg-type]
+def request(dims: str, budget: str = "100%", **options: object) -> LayerRequest:
+    return LayerRequest(dims, budgets=(budget,), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dims", ["8x12", "16x16", "30x7", "1x5"])

@@ -7,8 +7,8 @@ import pytest
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search import SearchRequest
-from ksopt.search.request import Dims
+from ksopt.patterns.size import Dims
+from ksopt.search import LayerRequest
 from ksopt.search.space import space as spaces
 from ksopt.search.space.divisors import divisors
 from ksopt.search.space.enumerate import Walk
@@ -97,41 +97,41 @@ def test_the_smallest_is_the_smallest() -> None:
 
 def test_an_impossible_budget_names_the_smallest_that_works() -> None:
     with pytest.raises(InvalidInputError, match=r"smallest budget that works is 56 weights"):
-        build(SearchRequest("12x8", budgets=("50%",)))
-    assert build(SearchRequest("12x8", budgets=("56",))).candidates
+        build(LayerRequest("12x8", budgets=("50%",)))
+    assert build(LayerRequest("12x8", budgets=("56",))).candidates
 
 
 def test_the_share_named_works() -> None:
     with pytest.raises(InvalidInputError, match=r"\(58.34% of the dense layer\)"):
-        build(SearchRequest("12x8", budgets=("50%",)))
-    assert build(SearchRequest("12x8", budgets=("58.34%",))).candidates
+        build(LayerRequest("12x8", budgets=("50%",)))
+    assert build(LayerRequest("12x8", budgets=("58.34%",))).candidates
 
 
 def test_primes_leave_the_dense_layer_only() -> None:
-    space = build(SearchRequest("7x13", budgets=("100%",)))
+    space = build(LayerRequest("7x13", budgets=("100%",)))
     assert [str(chain) for chain in space.candidates] == ["(1,13,7,1)"]
 
 
 def test_a_step_that_nothing_meets_does_not_stop_the_others() -> None:
-    space = build(SearchRequest("12x8", budgets=("10%", "100%")))
+    space = build(LayerRequest("12x8", budgets=("10%", "100%")))
     assert [budget.text for budget in space.unmet] == ["10%"]
     assert [step.budget.text for step in space.steps] == ["100%"]
 
 
 def test_candidates_use_their_budget() -> None:
-    request = SearchRequest("64x64", budgets=("50%",), min_use=0.9)
+    request = LayerRequest("64x64", budgets=("50%",), min_use=0.9)
     space = build(request)
     assert space.exact
     assert space.complete
     assert all(0.9 * 2048 <= chain.nnz <= 2048 for chain in space.candidates)
-    everything = build(SearchRequest("64x64", budgets=("50%",), min_use=0.0))
+    everything = build(LayerRequest("64x64", budgets=("50%",), min_use=0.0))
     assert everything.count == space.count == len(everything.candidates)
 
 
 def test_where_nothing_uses_the_budget_the_largest_below_stands_in() -> None:
-    space = build(SearchRequest("64x64", budgets=("50%",), max_factors=2, min_use=1.0))
+    space = build(LayerRequest("64x64", budgets=("50%",), max_factors=2, min_use=1.0))
     assert space.steps[0].least == space.steps[0].requested == 2048
-    space = build(SearchRequest("64x64", budgets=("2040",), max_factors=2, min_use=1.0))
+    space = build(LayerRequest("64x64", budgets=("2040",), max_factors=2, min_use=1.0))
     step = space.steps[0]
     assert step.least < step.requested == 2040
     assert {chain.nnz for chain in space.candidates} == {step.least}
@@ -141,7 +141,7 @@ def test_a_space_too_large_is_sampled_by_seed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(spaces, "_MOST_VISITS", 2000)
     monkeypatch.setattr(spaces, "_most", lambda factors: 50)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 50)
-    request = SearchRequest("96x192", budgets=("25%",), seed=1)
+    request = LayerRequest("96x192", budgets=("25%",), seed=1)
     space = build(request)
     assert not space.exact
     assert not space.complete
@@ -155,13 +155,13 @@ def test_a_space_too_large_is_sampled_by_seed(monkeypatch: pytest.MonkeyPatch) -
         assert space.steps[0].holds(chain.nnz)
         assert not reducible(chain)
     assert build(request) == space
-    assert build(SearchRequest("96x192", budgets=("25%",), seed=2)) != space
+    assert build(LayerRequest("96x192", budgets=("25%",), seed=2)) != space
 
 
 def test_families_are_candidates_even_of_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spaces, "_most", lambda factors: 1)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 1)
-    request = SearchRequest("96x192", budgets=("50%",))
+    request = LayerRequest("96x192", budgets=("50%",))
     candidates = build(request).candidates
     inside = [chain for _, chain in families(request) if 2 * chain.nnz >= 96 * 192 // 2]
     assert inside
@@ -173,9 +173,9 @@ def test_a_reservoir_is_fair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spaces, "_most", lambda factors: 3)
     monkeypatch.setattr(spaces, "_MOST_PER_STRATUM", 3)
     dims = {"dims": "12x8", "budgets": ("100%",), "min_rank": 4, "max_factors": 2, "min_use": 0.0}
-    drawn = [build(SearchRequest(**dims, seed=seed)).candidates for seed in range(400)]
+    drawn = [build(LayerRequest(**dims, seed=seed)).candidates for seed in range(400)]
     everything = list(Walk(Dims(12, 8), 96, 4).factors(2))
-    named = {chain for _, chain in families(SearchRequest(**dims))}
+    named = {chain for _, chain in families(LayerRequest(**dims))}
     free = [Chain(f) for f in everything if Chain(f) not in named]
     counts = [sum(chain in candidates for candidates in drawn) for chain in free]
     expected = 400 * 3 / len(everything)  # about 27 each, standard deviation about 5

@@ -1,10 +1,10 @@
-"""What a run leaves in its study besides trials: enough to write its report without the device."""
+"""What a run leaves in a layer's study besides trials: enough to report without the device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -14,19 +14,19 @@ from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search import recommend, study_store
-from ksopt.search.request import Budget, SearchRequest, without_password
-from ksopt.search.results import SCHEMA, SearchResult, SpaceRecord
+from ksopt.patterns.size import Budget
+from ksopt.search import recommend, study_store, trial_records
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.results import SCHEMA, LayerResult, SpaceRecord
 from ksopt.search.space.space import Space, Step
+from ksopt.search.storage_url import without_password
 
 _KEY = "report"
-# What was written before versions were.
-_FIRST_SCHEMA = "ksopt.search/2"
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """A run of a study, as it was when it was last kept.
+class LayerRecord:
+    """A run of a layer's study, as it was when it was last kept.
 
     Args:
         request: What was asked, with batch, device and output folder resolved.
@@ -37,14 +37,14 @@ class RunRecord:
         candidates: How many there were.
         sampler: What chose the trials.
         final: Times of the final; None if there was none.
-        stopped: As in `SearchResult`.
+        stopped: As in `LayerResult`.
         seconds: How long it took.
         final_seconds: How long its final took; None if there was none.
         final_values: Metrics that were measured after the final, by their names: each by the
             finalist's chain, and of "dense".
     """
 
-    request: SearchRequest
+    request: LayerRequest
     run: int
     device: DeviceRecord
     roofline: Roofline
@@ -60,23 +60,19 @@ class RunRecord:
     @classmethod
     def begin(
         cls,
-        request: SearchRequest,
+        request: LayerRequest,
         run: int,
         device: DeviceRecord,
         roofline: Roofline,
         space: Space,
         sampler: str,
-    ) -> RunRecord:
+    ) -> LayerRecord:
         """Of a run that begins: should it be killed, it was interrupted."""
         few = replace(space, candidates=space.candidates[:1])
         return cls(request, run, device, roofline, few, len(space.candidates), sampler)
 
     def keep(self, study: optuna.Study) -> None:
         """Write it into the study, in place of the last one."""
-        storage = self.request.storage
-        shown = replace(
-            self.request, storage=None if storage is None else without_password(storage)
-        )
         final = self.final or {}
         space = {
             "steps": [asdict(step) for step in self.space.steps],
@@ -88,7 +84,7 @@ class RunRecord:
         }
         value = {
             "schema": SCHEMA,
-            "request": shown.to_json(),
+            "request": shown(self.request.to_json()),
             "run": self.run,
             "device": asdict(self.device),
             "roofline": asdict(self.roofline),
@@ -104,7 +100,7 @@ class RunRecord:
         study.set_user_attr(_KEY, value)
 
     @classmethod
-    def kept(cls, study: optuna.Study) -> RunRecord:
+    def kept(cls, study: optuna.Study) -> LayerRecord:
         """The last one that was kept.
 
         Raises:
@@ -116,25 +112,13 @@ class RunRecord:
             raise InvalidInputError(
                 f"the study {study.study_name!r} holds no run of ksopt search: nothing to report"
             )
-        written = value.get("schema", _FIRST_SCHEMA)
-        if _version(written) > _version(SCHEMA):
-            raise InvalidInputError(
-                f"the study {study.study_name!r} was written by a later ksopt, as {written}; this "
-                f"one reads up to {SCHEMA}: update ksopt"
-            )
-        try:
+        with readable(study, value):
             return cls._read(value)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InvalidInputError(
-                f"the study {study.study_name!r} was written by another ksopt, as {written}, and "
-                f"this one cannot read its report ({type(error).__name__}: {error}). Its trials "
-                "are kept: the search, run again, goes on with them and writes a new one"
-            ) from None
 
     @classmethod
-    def _read(cls, value: Mapping[str, Any]) -> RunRecord:
+    def _read(cls, value: Mapping[str, Any]) -> LayerRecord:
         """What `keep` wrote."""
-        request, space, final = SearchRequest.from_json(value["request"]), value["space"], None
+        request, space, final = LayerRequest.from_json(value["request"]), value["space"], None
         if value["final"] is not None:
             final = {name: Measurement(**times) for name, times in value["final"].items()}
         steps = (Step(Budget(**s["budget"]), s["least"], s["requested"]) for s in space["steps"])
@@ -162,30 +146,53 @@ class RunRecord:
         )
 
 
+def shown(request: dict[str, Any]) -> dict[str, Any]:
+    """A request as plain values, its storage as it may be shown."""
+    storage = request["storage"]
+    return request | {"storage": None if storage is None else without_password(storage)}
+
+
+@contextmanager
+def readable(study: optuna.Study, value: Mapping[str, Any]) -> Iterator[None]:
+    """What another version of ksopt wrote is refused with a sentence."""
+    written = value.get("schema", "of no version")
+    if _version(written) > _version(SCHEMA):
+        raise InvalidInputError(
+            f"the study {study.study_name!r} was written by a later ksopt, as {written}; this "
+            f"one reads up to {SCHEMA}: update ksopt"
+        )
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidInputError(
+            f"the study {study.study_name!r} was written by another ksopt, as {written}, and "
+            f"this one cannot read its report ({type(error).__name__}: {error}). Its trials "
+            "are kept: the search, run again, goes on with them and writes a new one"
+        ) from None
+
+
 def _version(schema: str) -> int:
     """The number of a schema's name; 0 if it has none.
 
     Example:
-        >>> _version("ksopt.search/3"), _version("something")
-        (3, 0)
+        >>> _version("ksopt.search/4"), _version("something")
+        (4, 0)
     """
     number = schema.rpartition("/")[2]
     return int(number) if number.isdecimal() else 0
 
 
-def result_of(
-    study: optuna.Study, record: RunRecord, folder: Path, replayed: bool = False
-) -> SearchResult:
+def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = False) -> LayerResult:
     """What a study's trials and a run's record come to."""
     request, space = record.request, record.space
     assert request.batch is not None
-    trials = study_store.records(study, record.roofline, request.batch)
+    trials = trial_records.records(study, record.roofline, request.batch)
     admitted = recommend.admitted(trials, request)
     elected = recommend.elect(admitted, space.steps, request.max_error)
     if record.final is not None:  # others may have measured more since
         elected = [trial for trial in elected if str(trial.facts.chain) in record.final]
     standing = recommend.finalists(elected, record.final, record.final_values)
-    return SearchResult(
+    return LayerResult(
         request=request,
         run=record.run,
         device=record.device,
@@ -200,13 +207,12 @@ def result_of(
             standing,
             request.max_error,
             request.min_speedup,
-            study_store.dense_us(trials),
+            trial_records.dense_us(trials),
             not_admitted=len(trials) - len(admitted),
             trials=admitted,
         ),
         stopped=record.stopped,
         seconds=record.seconds,
-        folder=folder,
         replayed=replayed,
         final_seconds=record.final_seconds,
     )

@@ -1,0 +1,56 @@
+"""The end of a layer's run: its finalists timed against each other, and measured once more."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from ksopt.search import finals, metrics, recommend, trial_records
+from ksopt.search.layer_record import LayerRecord
+from ksopt.search.progress import Progress
+from ksopt.search.worker_pool import Share
+from ksopt.search.worker_processes import Spare
+
+
+def concluded(
+    share: Share,
+    kept: LayerRecord,
+    device: torch.device,
+    spare: Spare,
+    stopped: str | None,
+    progress: Progress,
+    began: float,
+) -> LayerRecord:
+    """A layer's run at its end: its finalists were timed, unless it was interrupted."""
+    request = share.request
+    assert request.batch is not None
+    trials = trial_records.records(share.study, kept.roofline, request.batch)
+    elected = recommend.elect(
+        recommend.admitted(trials, request), share.space.steps, request.max_error
+    )
+    if elected and stopped != "interrupted":
+        progress.note(
+            f"timing {len(elected)} finalists of {request.size} against each other and dense"
+        )
+        try:
+            chains = [trial.facts.chain for trial in elected]
+            final_began = time.monotonic()
+            dense_us = trial_records.dense_us(trials)
+            assert dense_us is not None  # every elected trial has it
+            final = finals.trusted(request, device, chains, spare, dense_us, progress.note)
+            kept = replace(kept, final=final, final_seconds=time.monotonic() - final_began)
+            for metric in metrics.measured(request):
+                if metric.final is not None:
+                    # Should it fail now, the final is not lost.
+                    until_now = time.monotonic() - began
+                    replace(kept, stopped=stopped, seconds=until_now).keep(share.study)
+                    progress.note(f"measuring the {metric.title} of the finalists and of dense")
+                    again = metric.final(request, device, chains)
+                    kept = replace(kept, final_values={**kept.final_values, metric.name: again})
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    kept = replace(kept, stopped=stopped, seconds=time.monotonic() - began)
+    kept.keep(share.study)
+    return kept

@@ -1,0 +1,120 @@
+"""What is asked of one layer size: its steps, its rank, which chains it admits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ksopt.errors import InvalidInputError
+from ksopt.patterns.chain import Chain
+from ksopt.patterns.size import Budget, Dims
+from ksopt.patterns.validate import checked_int
+from ksopt.search.options import SearchOptions
+from ksopt.search.space.alignment import Alignment
+from ksopt.search.space.block_sizes import ANY_SIZE, BlockSizes
+from ksopt.search.space.constraints import Constraints
+
+TRIALS = 72
+"""Chains to measure of a layer size, unless a request says how many."""
+
+
+@dataclass(frozen=True)
+class LayerRequest(SearchOptions):
+    """Everything that decides what a search measures of one layer size.
+
+    Args:
+        dims: ``INxOUT``, or a `Dims`.
+        trials: Chains to measure in all, those of an earlier run of the same study counted.
+
+    The others are those of `SearchOptions`.
+
+    Raises:
+        InvalidInputError: A value is not allowed; the sentence says what is.
+
+    Example:
+        >>> LayerRequest("768x3072", budgets=("25%",)).steps
+        (Budget(text='25%', parameters=589824),)
+    """
+
+    dims: Dims | str
+    trials: int = field(default=TRIALS, kw_only=True)
+    steps: tuple[Budget, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        dims = self.dims if isinstance(self.dims, Dims) else Dims.parse(self.dims)
+        super().__post_init__()
+        checked_int(self.trials, "trials", "search", minimum=1)
+        full = min(dims.in_features, dims.out_features)
+        if self.min_rank is not None and self.min_rank > full:
+            raise InvalidInputError(
+                f"min_rank {self.min_rank}: a {dims} layer has rank at most min(in, out) = {full}"
+            )
+        steps = {step.parameters: step for step in (Budget.parse(b, dims) for b in self.budgets)}
+        if self.max_params is not None:
+            most = Budget.parse(self.max_params, dims)
+            within = {count: step for count, step in steps.items() if count <= most.parameters}
+            steps = within | ({} if len(within) == len(steps) else {most.parameters: most})
+        object.__setattr__(self, "dims", dims)
+        # Two texts for one count (25% and 0.25) are one step; steps rise.
+        object.__setattr__(self, "steps", tuple(steps[count] for count in sorted(steps)))
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same request of."""
+        steps = [step.text for step in self.steps]
+        return super().to_json() | {
+            "dims": str(self.size),
+            "trials": self.trials,
+            "budgets": steps,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LayerRequest:
+        """The request that `to_json` wrote."""
+        return cls(**value)
+
+    @property
+    def size(self) -> Dims:
+        """``dims``, read."""
+        assert isinstance(self.dims, Dims)
+        return self.dims
+
+    @property
+    def rank(self) -> int:
+        """The least rank bound in force."""
+        return self.min_rank or min(self.size.in_features, self.size.out_features)
+
+    @property
+    def constraints(self) -> Constraints:
+        """What the chains have to fulfil besides budget, rank and number of factors."""
+        alignment = Alignment(
+            element_bytes=4 if self.dtype == "float32" else 2,
+            batch_last=self.layout == "batch_last",
+            train=self.train,
+        )
+        return Constraints(
+            families=tuple(self.families),
+            block_sizes=ANY_SIZE
+            if self.block_sizes is None
+            else BlockSizes.parse(self.block_sizes),
+            chainable=self.chainable,
+            alignment=alignment if self.aligned else None,
+        )
+
+    def admits(self, chain: Chain) -> bool:
+        """Whether a chain of the layer's size is one that is asked for, whatever its weights.
+
+        A study that goes on may hold chains that were asked for with a smaller rank, more factors
+        or other limits.
+
+        Example:
+            >>> request = LayerRequest("64x64", max_factors=2)
+            >>> low_rank, monarch = Chain.low_rank(64, 64, 16), Chain.monarch(64, 64, p=4)
+            >>> request.admits(low_rank), request.admits(monarch)
+            (False, True)
+        """
+        return (
+            len(chain) <= self.max_factors
+            and chain.rank_bound >= self.rank
+            and self.constraints.admits(chain)
+        )

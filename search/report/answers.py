@@ -1,0 +1,177 @@
+"""The answer of a search in sentences, for the terminal and the page."""
+
+from __future__ import annotations
+
+from ksopt.search import diagnostics, suspect_dense
+from ksopt.search.plan import Effect, choice, effect_of
+from ksopt.search.report import phrases
+from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verdict
+
+
+def lead(result: SearchResult) -> list[str]:
+    """The answer in sentences, and what makes it less certain than it looks."""
+    sentences = [*_effect_sentences(result), *_whole_sentences(result)]
+    if result.request.is_one_layer:
+        sentences += [answer.sentence for one in result.layers for answer in one.recommendations]
+    elif result.request.model is None:
+        sentences.append(_sizes_sentence(result))
+    if result.request.train:
+        sentences.append(phrases.TRAINING)
+    sentences += [
+        f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()
+    ]
+    sentences += result.request.notes
+    if result.replayed and result.layers:
+        sentences.append(phrases.replayed(result.layers[0].device))
+    return [*sentences, *stopped(result), *warnings(result)]
+
+
+def layer_lead(layer: LayerResult) -> list[str]:
+    """The answer of one layer in sentences, and what makes it less certain than it looks."""
+    sentences = [answer.sentence for answer in layer.recommendations]
+    measured = [a for a in layer.recommendations if a.chosen is not None]
+    if len(measured) > 1 and all(a.verdict is Verdict.KEEP_DENSE for a in measured):
+        sentences.insert(0, "Keep the dense layer: no chain of any budget is faster here.")
+    if layer.replayed:
+        sentences.append(phrases.replayed(layer.device))
+    sentences += [*stopped(layer), *_layer_warnings(layer)]
+    if layer.request.train:
+        sentences.append(phrases.TRAINING)
+    return sentences
+
+
+def stopped(result: SearchResult | LayerResult) -> list[str]:
+    """That a search ended early; nothing where it did not."""
+    return {
+        None: [],
+        "interrupted": ["The search was interrupted: this is what it had measured."],
+        "timeout": ["The time was up before all trials were measured."],
+    }[result.stopped]
+
+
+def warnings(result: SearchResult) -> list[str]:
+    """What makes the times less certain than they look, in a sentence each."""
+    drifts = {str(one.size): diagnostics.drift(one) for one in result.layers}
+    drifted = {size: drift for size, drift in drifts.items() if drift and drift.beyond_noise}
+    if result.request.is_one_layer:
+        sentences = [sentence for one in result.layers for sentence in _layer_warnings(one)]
+        return sentences + [drift.sentence for drift in drifted.values()]
+    beside = {str(one.size): suspect_dense.dense_layer(one) for one in result.layers}
+    strange = suspect_dense.warning_of({size: dense for size, dense in beside.items() if dense})
+    sentences = [strange] if strange else []
+    failures = [(one.size, diagnostics.failures(one)) for one in result.layers]
+    sentences += [f"{size}: {sentence}" for size, sentence in failures if sentence]
+    if drifted:
+        sentences.append(
+            f"The dense layers of {', '.join(drifted)} took another time in the final than at the "
+            "beginning, beyond their noise: clocks, throttling or another process changed the "
+            "machine meanwhile. Ratios to dense, measured in turns, allow for that, absolute times "
+            "do not."
+        )
+    return sentences
+
+
+def _layer_warnings(layer: LayerResult) -> list[str]:
+    dense, failures = suspect_dense.dense_layer(layer), diagnostics.failures(layer)
+    return [text for text in ("" if dense is None else dense.warning, failures) if text]
+
+
+def _effect_sentences(result: SearchResult) -> list[str]:
+    """What the plan would do to the model, predicted; nothing where no model was given."""
+    effect, layers = effect_of(result), result.request.model
+    if effect is None or layers is None:
+        return []
+    if not effect.converted:
+        why = "no chain that was measured is measurably faster than they are"
+        least = result.request.min_speedup
+        if least is not None:
+            why = f"no chain that was measured is measurably {least:g} times as fast as they are"
+        if not effect.dense_us:
+            why = "nothing was measured"
+            answers = [answer for one in result.layers for answer in one.recommendations]
+            if any(answer.verdict is Verdict.KEEP_DENSE for answer in answers):
+                why = (  # there is no finalist of any size
+                    "no chain that was measured comes within a relative error of "
+                    f"{result.request.max_error:g} of their weights"
+                )
+        return [f"Keep the dense layers of {layers.source}: {why}."]
+    share = effect.parameters / effect.dense_parameters
+    text = (
+        f"With the plan {effect.converted} of the {layers.count} linear layers of {layers.source} "
+        f"become chains: {effect.dense_parameters:,} weights become {effect.parameters:,} "
+        f"({phrases.percent(share)})"
+    )
+    if effect.ratio is not None:
+        rows = result.request.batch
+        text += (
+            f", and their latencies, measured layer by layer on {rows} rows, add up to "
+            f"{phrases.microseconds(effect.latency_us)} in place of "
+            f"{phrases.microseconds(effect.dense_us)}: predicted, the linear layers are "
+            f"{phrases.times(effect.ratio)} the dense ones"
+        )
+    sentences = [f"{text}."]
+    doubtful = _doubtful(result, effect)
+    if doubtful:
+        sentences.append(
+            f"Do not rely on that yet: the dense layers of {', '.join(doubtful)} were strangely "
+            "slow, see below."
+        )
+    if layers.parameters is not None:
+        left = layers.parameters - effect.dense_parameters + effect.parameters
+        sentences.append(
+            f"The whole model, with what is not linear, goes from {layers.parameters:,} parameters "
+            f"to {left:,} ({phrases.percent(left / layers.parameters)})."
+        )
+    if effect.unmeasured:
+        sizes = ", ".join(map(str, effect.unmeasured))
+        sentences.append(f"The latencies of the layers of {sizes} are not known, and in no sum.")
+    return sentences
+
+
+def _whole_sentences(result: SearchResult) -> list[str]:
+    """What the model took as a whole; nothing if it was not timed."""
+    whole, effect = result.whole, effect_of(result)
+    if whole is None:
+        is_wanted = "measure-model" in result.request.asked_by and result.stopped != "interrupted"
+        if is_wanted and effect is not None and effect.converted == 0:
+            return ["The model was not timed whole: with this plan nothing in it would change."]
+        return []
+    what = "a forward pass" if result.request.train else "a pass"
+    text = (
+        f"Timed whole and eagerly, with random weights in the chains, {what} took "
+        f"{phrases.timed(whole.planned)} with the plan and {phrases.timed(whole.dense)} dense: "
+        f"{whole.against_dense}."
+    )
+    rows = sorted(set(whole.rows.values()))
+    if not rows:
+        return [text]
+    seen = f"{rows[0]:,}" if len(rows) == 1 else f"{rows[0]:,} to {rows[-1]:,}"
+    return [
+        f"{text} Its layers saw {seen} rows; the search measured them on {result.request.batch:,}."
+    ]
+
+
+def _doubtful(result: SearchResult, effect: Effect) -> list[str]:
+    """The sizes whose dense layers are too slow to be true."""
+    sizes = dict.fromkeys(one.group.dims for one in effect.groups)
+    beside = {dims: result.of(dims) for dims in sizes}
+    dense = {
+        dims: suspect_dense.dense_layer(one) for dims, one in beside.items() if one is not None
+    }
+    return [str(dims) for dims, one in dense.items() if one is not None and one.is_strange]
+
+
+def _sizes_sentence(result: SearchResult) -> str:
+    chosen = [(one.size, choice(result, one.size)) for one in result.layers]
+    parts = [f"{dims} {_choice(answer)}" for dims, answer in chosen]
+    return f"The plan: {'; '.join(parts)}."
+
+
+def _choice(answer: Recommendation | None) -> str:
+    if answer is None or answer.chosen is None:
+        return "stays dense"
+    chosen = answer.chosen
+    return (
+        f"becomes {chosen.facts.chain} ({phrases.percent(chosen.facts.share)} of the weights, "
+        f"{phrases.times(chosen.ratio)} dense)"
+    )

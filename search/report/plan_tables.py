@@ -1,0 +1,80 @@
+"""What a plan does to a model's layers, as tables."""
+
+from __future__ import annotations
+
+from ksopt.report import tables
+from ksopt.report.tables import Table
+from ksopt.search.plan import PlannedGroup, effect_of, effects_of
+from ksopt.search.report import phrases
+from ksopt.search.results import SearchResult
+
+
+def plan_table(result: SearchResult) -> Table:
+    """What becomes of each group of the model's layers."""
+    effect = effect_of(result)
+    groups = () if effect is None else effect.groups
+    return tables.of(
+        (
+            "layers",
+            ">count",
+            "INxOUT",
+            "becomes",
+            "budget",
+            ">weights",
+            ">of dense",
+            ">latency",
+            ">dense",
+            ">saved, all",
+        ),
+        [_plan_row(one) for one in groups],
+        title="Plan, with the latency of one layer",
+    )
+
+
+def budgets_table(result: SearchResult) -> Table:
+    """What each budget would do to the model, beside the plan."""
+    plan = effect_of(result)
+    effects = list(effects_of(result).items())
+    effects += [] if plan is None else [("the plan", plan)]
+    rows = [
+        [
+            text,
+            f"{one.converted}",
+            f"{one.parameters:,}",
+            phrases.percent(one.parameters / one.dense_parameters),
+            phrases.microseconds(one.latency_us) if one.dense_us else "",
+            phrases.microseconds(one.dense_us) if one.dense_us else "",
+            f"{1 / one.ratio:.2f}x" if one.ratio else "",
+        ]
+        for text, one in effects
+    ]
+    heads = (
+        "budget",
+        ">chains",
+        ">weights",
+        ">of dense",
+        ">sum of latencies",
+        ">dense",
+        ">dense / plan",
+    )
+    return tables.of(heads, rows)
+
+
+def _plan_row(one: PlannedGroup) -> list[str]:
+    group, finalist = one.group, one.finalist
+    saved = None
+    if finalist is not None and one.dense_us is not None and one.latency_us is not None:
+        saved = group.count * (one.dense_us - one.latency_us)
+    per_layer = group.dims.dense_parameters if finalist is None else finalist.facts.nnz
+    return [
+        group.role,
+        f"{group.count}",
+        str(group.dims),
+        "dense" if finalist is None else str(finalist.facts.chain),
+        "" if one.answer is None else one.answer.budget.text,
+        f"{per_layer:,}",
+        phrases.percent(per_layer / group.dims.dense_parameters),
+        "" if one.latency_us is None else phrases.microseconds(one.latency_us),
+        "" if one.dense_us is None else phrases.microseconds(one.dense_us),
+        "" if saved is None else phrases.microseconds(saved),
+    ]

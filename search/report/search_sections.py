@@ -1,0 +1,173 @@
+"""The sections that a report has once: the answer, how it is used, where it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ksopt.report import tables
+from ksopt.report.document import Figure, Section
+from ksopt.search.plan import effect_of, plan_of
+from ksopt.search.report import answers, plan_tables, result_tables
+from ksopt.search.report.bars import bars
+from ksopt.search.report.sections import section
+from ksopt.search.results import SearchResult, Verdict
+
+
+def _has_several(result: SearchResult) -> bool:
+    return not result.request.is_one_layer
+
+
+@section(order=10, of="search", when=_has_several)
+def answer(result: SearchResult) -> Section:
+    """The answer of all sizes."""
+    lead, table = answers.lead(result), result_tables.answers_table(result)
+    text = (
+        f"Each size was measured by itself, on random input of {result.request.batch} rows of "
+        f"{result.request.dtype}, in turns with its dense layer; a budget that is a share is of "
+        "that size's own dense weights. The plan takes, of a size's budgets whose chain is faster "
+        "than dense, that of the largest; where there is none, the layers stay dense. The evidence "
+        "for each size is below."
+    )
+    return Section("Answer", tuple(lead), (text,), table)
+
+
+def _is_of_a_model(result: SearchResult) -> bool:
+    return result.request.model is not None
+
+
+@section(order=15, of="search", when=_is_of_a_model)
+def plan(result: SearchResult) -> Iterator[Section]:
+    """What becomes of a model's layers."""
+    layers = result.request.model
+    assert layers is not None
+    texts = [f"{layers.sentence}. {layers.note}".strip()]
+    texts.append(
+        "Latencies are those of one layer, with cold caches, as if every layer saw "
+        f"{result.request.batch} rows and ran once in a pass. Their sum is a prediction for "
+        "the linear layers alone: attention, normalisation, activations, biases and what a "
+        "compiler makes of it all are not in it, and a layer that sees fewer rows, such as a head "
+        "on one token, weighs less than here."
+    )
+    if result.whole is None and "measure-model" not in result.request.asked_by:
+        texts.append(
+            "The model was not timed whole. With --model, --measure-model does that at the end of "
+            "a search."
+        )
+    yield Section("Plan for the model", (), tuple(texts), plan_tables.plan_table(result))
+    effect = effect_of(result)
+    if effect is not None and effect.dense_us > 0:
+        text = "Above dense, below by the plan; all layers of a group together."
+        figure = Figure(bars(effect, 800), bars(effect, 360))
+        yield Section("Latency of the layers", (), (text,), figure=figure)
+    if result.layers:
+        text = (
+            "If every size took its chain of one budget, where that is faster than dense, and "
+            "stayed dense elsewhere."
+        )
+        yield Section("By budget", (), (text,), plan_tables.budgets_table(result))
+
+
+def _is_layer_used(result: SearchResult) -> bool:
+    answers = [answer for layer in result.layers for answer in layer.recommendations]
+    return result.request.is_one_layer and any(a.verdict is Verdict.USE for a in answers)
+
+
+@section(order=20, of="search", when=_is_layer_used)
+def use_in_layer(result: SearchResult) -> Section:
+    """The code that puts a chain in the layer's place."""
+    (layer,) = result.layers
+    used = [a for a in layer.recommendations if a.verdict is Verdict.USE]
+    request = layer.request
+    options = [] if request.layout == "batch_first" else [f'layout="{request.layout}"']
+    if request.dtype != "float32":
+        options.append(f"dtype=torch.{request.dtype}")
+    if layer.device.type != "cpu":
+        options.append(f'device="{layer.device.type}"')
+    tail = "".join(f", {option}" for option in options)
+    size = request.size
+    lines = ["import torch", "", "from ksopt.nn import KSLinear", ""]
+    lines.append(f"# in place of torch.nn.Linear({size.in_features}, {size.out_features})")
+    for answer in used:
+        assert answer.chosen is not None
+        chain = answer.chosen.facts.chain
+        lines.append(
+            f'layer = KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
+            f"  # {answer.budget.text}"
+        )
+    lines += [
+        "",
+        "# compiled, alone or with the model that it is part of",
+        'compiled = torch.compile(layer, backend="ksopt")',
+    ]
+    text = (
+        "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
+        "fitted: it does not keep the dense layer's weights, and this search says nothing of the "
+        "accuracy that a model reaches with it. plan.json is for a model that is trained already: "
+        "ksopt convert --plan plan.json puts the nearest product in the place of each of its "
+        "layers of this size."
+    )
+    return Section("Use it", (), (text,), code="\n".join(lines), language="python")
+
+
+def _is_plan_used(result: SearchResult) -> bool:
+    return _has_several(result) and any(rule.chains for rule in plan_of(result).rules)
+
+
+@section(order=20, of="search", when=_is_plan_used)
+def use_plan(result: SearchResult) -> Section:
+    """How a model is converted."""
+    model = result.request.asked_by.get("model", "mymodel:build")
+    module, _, factory = model.partition(":")
+    lines = [
+        "import ksopt",
+        "import torch",
+        f"from {module} import {factory}",
+        "",
+        f"model = {factory}()",
+        'done = ksopt.convert(model, "plan.json")  # projects the weights; says how near they come',
+        "print(done.table().plain())",
+        'model = torch.compile(model, backend="ksopt")',
+    ]
+    known = "nothing of the accuracy that the model keeps"
+    if result.request.weights is not None:
+        known = "how far they are from it (weight error), and nothing of the model's accuracy"
+    text = (
+        "plan.json, beside this page, holds the whole plan. ksopt.convert, or on the command line "
+        f"ksopt convert --model {model} --plan plan.json --out converted, puts the nearest "
+        f"products in the place of the layers. Chains are not the trained weights: this search "
+        f"says {known}, and most models need fine-tuning after it."
+    )
+    return Section("Use it", (), (text,), code="\n".join(lines), language="python")
+
+
+def _has_dense(result: SearchResult) -> bool:
+    return result.request.model is not None and bool(result.request.model.dense)
+
+
+@section(order=105, of="search", when=_has_dense)
+def left_dense(result: SearchResult) -> Section:
+    """The layers of a model that were not searched."""
+    layers = result.request.model
+    assert layers is not None
+    rows = [[name, reason] for name, reason in layers.dense.items()]
+    text = "These linear layers are in no sum above, and the plan leaves them as they are."
+    table = tables.of(("layer", "why"), rows)
+    return Section("Layers that were not searched", (), (text,), table)
+
+
+@section(order=110, of="search")
+def device(result: SearchResult) -> Section:
+    """What it was measured on."""
+    rows = result.layers[0].device.rows()
+    return Section("Device", (), (), tables.of(("what", "value"), rows))
+
+
+@section(order=120, of="search")
+def again(result: SearchResult) -> Section:
+    """The command."""
+    these = "this study" if result.request.is_one_layer else "these studies"
+    text = (
+        f"The same command with the same folder goes on with {these}, and times the finalists "
+        "anew; with another folder it starts over."
+    )
+    return Section("Do it again", (), (text,), code=result.request.command, language="sh")
