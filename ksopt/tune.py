@@ -11,9 +11,8 @@ from torch import Tensor
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.autotuner import Source
-from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
-from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.tuning_cache import Record
 from ksopt.patterns.chain import Pattern
 from ksopt.patterns.validate import checked_int
@@ -111,10 +110,10 @@ def _check_memory(request: TuneRequest) -> None:
 
 def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | None:
     """What is on disk for a product of the request."""
-    on_cpu = request.device.type == "cpu"
-    exact = on_cpu or request.dtype != "float32" or not request.tf32
-    situation = ProblemKey.of(pattern, request.dtype, batch, request.batch_last, exact)
-    return tuning_cache.load(fingerprint_of(request.device), situation)
+    exact = request.dtype != "float32" or not request.tf32
+    backend = backend_of(request.device.type)
+    key = backend.key(pattern, request.dtype, batch, request.batch_last, exact)
+    return tuning_cache.load(backend.fingerprint(request.device), key)
 
 
 def all_recorded(device: torch.device) -> list[Record]:
@@ -123,33 +122,17 @@ def all_recorded(device: torch.device) -> list[Record]:
     Raises:
         UnavailableError: the CUDA driver's bindings are missing.
     """
-    return tuning_cache.load_all(fingerprint_of(device))
-
-
-def fingerprint_of(device: torch.device) -> tuning_cache.Fingerprint:
-    """What choices on a device depend on.
-
-    Raises:
-        UnavailableError: the CUDA driver's bindings are missing.
-    """
-    if device.type == "cpu":
-        return tuning_cache.cpu_fingerprint()
-    return tuning_cache.cuda_fingerprint(_index(device))
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index
+    return tuning_cache.load_all(backend_of(device.type).fingerprint(device))
 
 
 def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
     x, weight = _operands(request, pattern, batch)
-    if request.device.type == "cpu":
-        return cpu.tune(x, weight, request.batch_last, request.budget_s)
+    backend, is_float32 = backend_of(request.device.type), request.dtype == "float32"
     before = torch.backends.cuda.matmul.fp32_precision
-    if request.dtype == "float32":
+    if is_float32 and request.device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
     try:
-        return cuda.tune(x, weight, request.batch_last, request.budget_s)
+        return backend.tune(x, weight, request.batch_last, request.budget_s)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 

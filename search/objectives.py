@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
+from ksopt.kernels import dispatch
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.problem import ProblemKey
-from ksopt.kernels.quick_choice import first_look
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
 from ksopt.measure.accuracy import AccuracyCheck, Errors
@@ -247,7 +247,7 @@ class Objective:
             return  # the first product chooses in a moment anyway
         with torch.inference_mode():
             for weight in reversed(weights):  # the last factor meets the input first
-                first_look(x, weight, self._is_batch_last())
+                dispatch.choose_quickly(x, weight, self._is_batch_last())
                 x = self._product(x, [weight])
 
     def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from ksopt.baselines import BASELINES, Product
 from ksopt.bench.request import INDUCTOR
 from ksopt.bench.rows import OURS
 from ksopt.functional import ks_linear
-from ksopt.kernels.backends import cuda
+from ksopt.kernels.backends.base import backend_of
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -151,12 +151,13 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
         weights: of the factors, left to right.
         layout: of x.
     """
-    if not x.is_cuda:
-        return ""
+    backend = backend_of(x.device.type)
     batch_last = is_batch_last(layout)
     said = []
     for weight in reversed(weights):
-        choice = cuda.choice_for(x, weight, batch_last)
+        choice = backend.choice_for(x, weight, batch_last)
+        if choice is None:
+            return ""
         best: dict[str, float] = {}
         for name, us in choice.times_us:
             best[name] = min(us, best.get(name, us))

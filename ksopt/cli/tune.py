@@ -205,9 +205,9 @@ def _progress(stream: TextIO, total: int, quiet: bool) -> Iterator[Callable[[str
 
 def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
     from ksopt.kernels import tuning_cache
-    from ksopt.tune import fingerprint_of
+    from ksopt.kernels.backends.base import backend_of
 
-    machine = fingerprint_of(device)
+    machine = backend_of(device.type).fingerprint(device)
     document = {
         "schema": 1,
         "device": str(device),
@@ -220,7 +220,8 @@ def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
 
 def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO) -> None:
     from ksopt.kernels import tuning_cache
-    from ksopt.tune import fingerprint_of, summary
+    from ksopt.kernels.backends.base import backend_of
+    from ksopt.tune import summary
 
     if reports:
         tables.write(table(reports), stream)
@@ -229,7 +230,10 @@ def _print(device: torch.device, reports: Sequence[ChoiceReport], stream: TextIO
             print(f"{report.key}: {report.reason}.", file=stream)
         print(file=stream)
     print(summary(reports), file=stream)
-    print(f"They are in {tuning_cache.folder_of(fingerprint_of(device))}", file=stream)
+    print(
+        f"They are in {tuning_cache.folder_of(backend_of(device.type).fingerprint(device))}",
+        file=stream,
+    )
 
 
 def table(reports: Sequence[ChoiceReport]) -> tables.Table:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ksopt.kernels.backends import cpu, cuda
+from ksopt import settings
+from ksopt.kernels.backends.base import BACKENDS, backend_of
+
+QUICK_BUDGET_S = 0.03
+"""Time for the timing of one problem, compilation apart; at least three rounds are made."""
 
 
 def run_known(
@@ -14,37 +19,46 @@ def run_known(
     out: Tensor | None = None,
     owner: Tensor | None = None,
 ) -> Tensor | None:
-    """y, where these operands need neither be checked nor decided about anew; None otherwise.
-
-    Args:
-        x, weight, batch_last, out: as for `run`, or anything else that an operator may be given.
-        owner: the tensor that weight is said to be a view of, itself none; None if nobody says so.
-    """
-    return cuda.run_known(x, weight, batch_last, out, owner) if x.is_cuda else None
+    """See `DeviceBackend.run_known`."""
+    # The host's time: no call more than needed.
+    backend = BACKENDS["cuda" if x.is_cuda else x.device.type]
+    return backend.run_known(x, weight, batch_last, out, owner)
 
 
 def run_known_changing(
     x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
 ) -> Tensor | None:
-    """The same where weights change, which need not be said (`scopes.changing`)."""
-    return cuda.run_known_changing(x, weight, batch_last, out) if x.is_cuda else None
+    """See `DeviceBackend.run_known_changing`."""
+    backend = BACKENDS["cuda" if x.is_cuda else x.device.type]
+    return backend.run_known_changing(x, weight, batch_last, out)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
-    """Compute y = x K^T.
-
-    Args:
-        x: (*batch, N), or (N, *batch) when ``batch_last``; CPU or CUDA, any strides.
-        weight: (a, b, c, d), of the same dtype and device.
-        batch_last: the layout.
-        out: where the result is written, as for `cuda.run`; None for new memory.
-
-    Returns:
-        A contiguous tensor (*batch, M), or (M, *batch) when ``batch_last``; new, or in ``out``.
+    """Compute y = x K^T. See `DeviceBackend.run`.
 
     Raises:
         CompilationError: a kernel does not compile, which is a fault of ksopt.
     """
-    if x.is_cuda:
-        return cuda.run(x, weight, batch_last, out)
-    return cpu.run(x, weight, batch_last, out)
+    return backend_of(x.device.type).run(x, weight, batch_last, out)
+
+
+def choose_quickly(
+    x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = QUICK_BUDGET_S
+) -> None:
+    """Choose how such operands are multiplied, unless that was chosen before or is recorded.
+
+    A search times hundreds of products, and keeps a few. Choosing the fastest way of each with care
+    would take most of its time. Here the same ways are timed in the fewest rounds; the choice is
+    not written to disk, so the finalists, in a process of their own, are chosen for with care.
+    Where nothing is to be timed (on a CPU, with another ``KSOPT_TUNE`` than measure, under
+    deterministic algorithms) nothing is done: the product chooses as ever.
+
+    Args:
+        x: (*batch, N), or (N, *batch) when batch_last.
+        weight: (a, b, c, d).
+        batch_last: the layout.
+        budget_s: seconds for the timing.
+    """
+    if settings.tuning() != "measure" or torch.are_deterministic_algorithms_enabled():
+        return
+    backend_of(x.device.type).choose_quickly(x, weight, batch_last, budget_s)

@@ -10,9 +10,8 @@ import torch
 
 from ksopt import settings
 from ksopt.baselines import BASELINES
-from ksopt.kernels import registry, tuning_cache
 from ksopt.kernels.autotuner import Source
-from ksopt.kernels.backends import cpu, cuda
+from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.problem import DeviceSpec, ProblemKey
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
@@ -116,23 +115,25 @@ def choice_report(
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
         mode = "model"  # nothing that was measured is taken then, here or on a CPU
     place = torch.device(device)
-    if place.type == "cpu" and spec is None:
-        found = ProblemKey.of(pattern, dtype, batch, batch_last, exact=True)
-        return _on_cpu(found, batch, mode)
-    found = ProblemKey.of(pattern, dtype, batch, batch_last, exact)
-    if mode == "off":
-        return _from_rule(found, batch, "bmm", "KSOPT_TUNE=off: always PyTorch's batched product")
+    backend = backend_of(place.type if spec is None else "cuda")
+    key = backend.key(pattern, dtype, batch, batch_last, exact)
     if spec is None:
-        index = torch.cuda.current_device() if place.index is None else place.index
-        spec = cuda.spec_of(index)
-        known = cuda.known(found, index)
-        record = known.kept.record if known is not None else None
-        source: Source = "measured" if known is None else known.kept.source
-        if record is None and mode == "measure" and known is None:
-            record, source = _on_disk(found, index, spec, changing), "recorded"
-        if record is not None:
-            return from_record(record, source, changing)
-    return _predicted(found, batch, spec, mode)
+        known = backend.measured(key, place, mode, changing)
+        if known is not None:
+            return from_record(*known, changing)
+        spec = None if mode == "off" else backend.spec(place)
+    chosen = backend.unmeasured(key, batch, spec, mode)
+    return ChoiceReport(
+        key,
+        batch,
+        chosen.way,
+        chosen.config,
+        chosen.predicted_us,
+        None,
+        (),
+        chosen.source,
+        chosen.reason,
+    )
 
 
 def from_record(record: Record, source: Source, changing: bool = False) -> ChoiceReport:
@@ -155,48 +156,6 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
         source,
         _why(record, chosen, changing),
     )
-
-
-def _on_disk(
-    found: ProblemKey, device: int, spec: DeviceSpec | None, changing: bool
-) -> Record | None:
-    """What is recorded, if it is of use here."""
-    identity = cuda.identity_of(device)
-    record = None if identity is None else tuning_cache.load(identity, found)
-    if record is None:
-        return None
-    chosen = record.chosen(changing)
-    restored = registry.restored(found.problem, chosen.way, chosen.config, record.batch, spec)
-    return None if restored is None else record
-
-
-def _predicted(found: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str) -> ChoiceReport:
-    # Chosen for the key, as a product would be, and told for the batch that was asked for.
-    best, *others = registry.best_predicted(found.problem, found.largest_batch, spec)
-    again = registry.restored(found.problem, best.name, best.config, batch, spec)
-    us = best.predicted_us if again is None else again.predicted_us
-    later = "" if mode == "model" else "; nothing was measured yet"
-    against = f", the least of {1 + len(others)} predictions" if others else ""
-    reason = f"predicted to take {us:.1f} us{against}{later}"
-    return ChoiceReport(found, batch, best.name, best.config, us, None, (), "model", reason)
-
-
-def _from_rule(found: ProblemKey, batch: int, way: str, reason: str) -> ChoiceReport:
-    return ChoiceReport(found, batch, way, None, None, None, (), "rule", reason)
-
-
-def _on_cpu(found: ProblemKey, batch: int, mode: str) -> ChoiceReport:
-    record = tuning_cache.load(tuning_cache.cpu_fingerprint(), found) if mode == "measure" else None
-    if record is not None:
-        return from_record(record, "recorded")
-    way = cpu.rule(found.problem.pattern)
-    if mode == "measure":
-        reason = "the rule's choice; the first product times PyTorch's ways and may take another"
-    else:
-        unmeasured = torch.are_deterministic_algorithms_enabled()
-        why = "torch.use_deterministic_algorithms" if unmeasured else f"KSOPT_TUNE={mode}"
-        reason = f"{why}: the CPU's fixed rule"
-    return _from_rule(found, batch, way, reason)
 
 
 def _why(record: Record, chosen: Timed, changing: bool) -> str:

@@ -14,7 +14,6 @@ can write to, costs one warning; what stands in it is not read then.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import math
@@ -24,13 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from ksopt.jit import cache, driver
+from ksopt.jit import cache
 from ksopt.kernels.problem import ProblemKey
 from ksopt.measure.interleaved import EntryResult
 from ksopt.system import locks, sources, temporary_files
-from ksopt.system.cpu import cpu_name
 
 Fingerprint = dict[str, str]
 """What a choice depends on besides the key, in words."""
@@ -150,39 +146,6 @@ def _timed(values: Any) -> Timed:
     ):
         raise ValueError(f"not a time: {values!r}")
     return found
-
-
-def cuda_fingerprint(device: int) -> Fingerprint:
-    """What choices on CUDA device ``device`` depend on.
-
-    Raises:
-        UnavailableError: the driver or its bindings are missing.
-    """
-    found = torch.cuda.get_device_properties(device)
-    return {
-        "device": found.name,
-        "capability": f"{found.major}.{found.minor}",
-        "multiprocessors": str(found.multi_processor_count),
-        "driver": driver.version(),
-        "torch": str(torch.__version__),
-        "cuda": str(torch.version.cuda),
-        "code": code_digest(),
-    }
-
-
-def cpu_fingerprint() -> Fingerprint:
-    """What choices on this CPU depend on."""
-    return {
-        "device": _cpu_name(),
-        "threads": str(torch.get_num_threads()),
-        "torch": str(torch.__version__),
-        "code": code_digest(),
-    }
-
-
-@functools.cache
-def _cpu_name() -> str:
-    return cpu_name()
 
 
 def code_digest() -> str:

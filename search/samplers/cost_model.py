@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ksopt.kernels.backends import cuda
+from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import choice_report
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
@@ -35,11 +35,8 @@ class CostModel:
     @classmethod
     def of(cls, request: LayerRequest, device: torch.device) -> CostModel | None:
         """For a request with its batch resolved; None where there is no cost model: on a CPU."""
-        if device.type != "cuda":
-            return None
         assert request.batch is not None
-        index = torch.cuda.current_device() if device.index is None else device.index
-        machine = cuda.spec_of(index)
+        machine = backend_of(device.type).spec(device)
         if machine is None:
             return None
         return cls(machine, request.dtype, request.batch, request.layout == "batch_last")

@@ -9,6 +9,7 @@ from ksopt import tune as tuning
 from ksopt.cli.main import main
 from ksopt.kernels import tuning_cache, weight_cache
 from ksopt.kernels.backends import cpu
+from ksopt.kernels.backends.base import BACKENDS
 from ksopt.kernels.problem import ProblemKey
 from ksopt.patterns.chain import Pattern
 
@@ -38,7 +39,7 @@ def test_a_table_with_the_choice_its_rivals_and_the_reason(capsys):
     assert "einsum" in rows[0]
     assert "(2,8,8,2) float32 batch_first batch<=64: measured" in out
     assert "4 choices, 4 measured now: 0 of ksopt's kernels, 4 of PyTorch's ways." in out
-    assert str(tuning_cache.folder_of(tuning_cache.cpu_fingerprint())) in out
+    assert str(tuning_cache.folder_of(cpu.fingerprint())) in out
     assert len(err.splitlines()) == 4  # one line each, as it goes
 
 
@@ -60,7 +61,7 @@ def test_show_measures_nothing(capsys, monkeypatch):
     assert "No choices." in capsys.readouterr().out
     assert tune("--pattern", "(2,8,8,2)", "(1,16,16,1)", "--batch", "8", "40", *QUICK) == 0
     capsys.readouterr()
-    monkeypatch.setattr(cpu, "tune", None)
+    monkeypatch.setattr(cpu.CpuBackend, "tune", None)
     assert tune("--show", "--device", "cpu") == 0
     out = capsys.readouterr().out
     assert "4 choices, 0 measured now" in out
@@ -142,9 +143,9 @@ def test_stopping_it_loses_nothing_that_was_measured(capsys, monkeypatch):
         return done[-1]
 
     words = ["--pattern", "(2,8,8,2)", "(1,16,16,1)", "(4,4,4,1)", "--batch", "8", *QUICK]
-    monkeypatch.setattr(cpu, "tune", stopped)
+    monkeypatch.setattr(cpu.CpuBackend, "tune", staticmethod(stopped))
     assert tune(*words) == 130
-    monkeypatch.setattr(cpu, "tune", real)
+    monkeypatch.setattr(cpu.CpuBackend, "tune", staticmethod(real))
     capsys.readouterr()
     assert tune(*words, "--json") == 0
     sources = [choice["source"] for choice in json.loads(capsys.readouterr().out)["choices"]]
@@ -193,8 +194,11 @@ def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
         during.append(matmul.fp32_precision)
         return cpu.tune(x, weight, batch_last, budget_s)
 
-    monkeypatch.setattr(tuning.cuda, "tune", measured)
-    monkeypatch.setattr(tuning, "fingerprint_of", lambda _: tuning_cache.cpu_fingerprint())
+    class Played(cpu.CpuBackend):
+        device_type = "cuda"
+        tune = staticmethod(measured)
+
+    monkeypatch.setitem(BACKENDS, "cuda", Played())
     monkeypatch.setattr(
         tuning, "_operands", lambda *_: (torch.randn(8, 4), torch.randn(1, 2, 2, 2))
     )

@@ -67,15 +67,18 @@ def in_both(from_eager: list[str], from_plain: list[str], plain: list[Record]) -
     Args:
         from_eager: differences of a run from eager mode.
         from_plain: differences of the same run from the other one.
-        plain: the other run. A call that it did not reach says nothing.
+        plain: the other run. What it did not reach says nothing.
     """
     both = {_subject(text) for text in from_plain}
     reached = next((at for at, record in enumerate(plain) if record.error is not None), len(plain))
 
     def remains(text: str) -> bool:
         call, fact = _subject(text)
-        unknown = int(call.removeprefix("call ")) - reached
-        return (call, fact) in both or unknown > 0 or (unknown == 0 and fact != "error")
+        at = int(call.removeprefix("call "))
+        says_nothing = at > reached or (
+            at == reached and fact != "error" and fact not in plain[at].facts
+        )
+        return (call, fact) in both or says_nothing
 
     return [text for text in from_eager if remains(text)]
 

@@ -52,3 +52,14 @@ def test_a_call_that_torch_compile_does_not_reach_is_compared_with_eager_mode():
     )
     assert len(found) == 1
     assert found[0].startswith("call 1: value: ")
+
+
+def test_a_fact_that_torch_compile_reached_before_its_error_counts():
+    eager = [record(requires_grad=False, value=torch.ones(2))]
+    plain = [Record(error=("backward", "RuntimeError: torch's own"), facts={"requires_grad": True})]
+    actual = [record(requires_grad=True, value=torch.zeros(2))]
+    found = in_both(
+        differences(eager, actual, rough=False), differences(plain, actual, rough=False), plain
+    )
+    assert len(found) == 1
+    assert found[0].startswith("call 0: value: ")

@@ -128,9 +128,7 @@ def test_the_next_process_takes_the_choice_from_disk(monkeypatch):
     second = cuda.choice_for(x, weight, False)
     assert (second.source, second.way.label) == ("recorded", first.way.label)
     assert torch.equal(dispatch.run(x, weight, False), y)
-    record = tuning_cache.load(
-        tuning_cache.cuda_fingerprint(0), cuda.problem_key_of(x, weight, False)
-    )
+    record = tuning_cache.load(cuda.fingerprint(0), cuda.problem_key_of(x, weight, False))
     assert record is not None
     assert second.record == record
 

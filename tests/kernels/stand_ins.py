@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ksopt.kernels import registry, tuning_cache, weight_cache
+from ksopt.kernels import registry, weight_cache
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import families
@@ -121,7 +121,7 @@ def install(monkeypatch) -> Device:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(DeviceSpec, "of_device", classmethod(lambda cls, _: A100))
-    monkeypatch.setattr(tuning_cache, "cuda_fingerprint", lambda _: dict(IDENTITY))
+    monkeypatch.setattr(cuda, "fingerprint", lambda _: dict(IDENTITY))
     monkeypatch.setattr(cuda, "checking", lambda x, weight, _: (Judging(device), x, weight))
     monkeypatch.setattr(
         timers, "spare_overwriter", lambda _: timers.Overwriter(lambda: None, 1.0, 0.0)

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from ksopt.jit import nvrtc
-from ksopt.kernels import compile_ahead
+from ksopt.kernels import compile_ahead, dispatch
 from ksopt.kernels.compile_ahead import Compilers, Target
 from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.kernels.quick_choice import first_look
 from ksopt.patterns.chain import Chain, Pattern
 
 H200 = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -98,6 +97,6 @@ def test_processes_end_when_they_are_closed() -> None:
     compilers.soon([CHAIN], "float16", False, 64)
 
 
-def test_a_first_look_leaves_the_cpu_alone() -> None:
+def test_a_quick_choice_leaves_the_cpu_alone() -> None:
     x, weight = torch.randn(4, 128), torch.randn(8, 16, 16, 1)
-    first_look(x, weight, batch_last=False)
+    dispatch.choose_quickly(x, weight, batch_last=False)

@@ -188,10 +188,10 @@ def test_a_tuned_cpu_does_not_time_again(monkeypatch):
     # A way that is gone is not taken: the record is set aside, and the product is timed.
     cpu.forget()
     key = ProblemKey.of(pattern, "float32", 40, False, exact=True)
-    record = tuning_cache.load(tuning_cache.cpu_fingerprint(), key)
+    record = tuning_cache.load(cpu.fingerprint(), key)
     assert record is not None
     gone = tuning_cache.Timed("gone", None, "any", None, 1.0, 1.0, 1.0)
-    tuning_cache.save(tuning_cache.cpu_fingerprint(), tuning_cache.Record(key, 40, (gone,), 0, 0))
+    tuning_cache.save(cpu.fingerprint(), tuning_cache.Record(key, 40, (gone,), 0, 0))
     with pytest.raises(AssertionError, match="timed again"):
         cpu.run(x, weight, False)
 

@@ -40,6 +40,7 @@ from ksopt.compile.sites import Decision, Site
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.jit import cache
 from ksopt.kernels import tuning_cache
+from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, choice_report
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import ProblemKey, bits_of
@@ -203,10 +204,7 @@ def _default(device: torch.device) -> Tune:
 
 
 def _path(question: Question, device: torch.device) -> Path:
-    if device.type == "cuda":
-        fingerprint = tuning_cache.cuda_fingerprint(device.index or 0)
-    else:
-        fingerprint = tuning_cache.cpu_fingerprint()
+    fingerprint = backend_of(device.type).fingerprint(device)
     text = str(question.chain).replace("*", "-").strip("()").replace(")-(", "-").replace(",", ".")
     is_tf32 = question.dtype == "float32" and not precision.is_exact()
     dtype = "tf32" if is_tf32 else question.dtype

@@ -1,1 +1,13 @@
-"""What differs between devices: one file each."""
+"""What differs between kinds of devices: one file each, see `backends.base`.
+
+A module that is added is imported with the others, and registers its backend: nothing else lists
+it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -39,13 +39,16 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.baselines import BASELINES, Baseline
 from ksopt.kernels import tuning_cache
+from ksopt.kernels.autotuner import Source
+from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.problem import Problem, ProblemKey, bits_of
-from ksopt.kernels.tuning_cache import Record, Timed
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
+from ksopt.kernels.tuning_cache import Fingerprint, Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, Rules, quickest, race, warm_up_calls
 from ksopt.measure.timers import timer_of
 from ksopt.patterns.chain import Pattern
+from ksopt.system.cpu import cpu_name
 
 BUDGET_S = 0.02
 ROUNDS = 5
@@ -178,22 +181,37 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     pattern = Pattern(*weight.shape)
     batch = x.numel() // pattern.in_features
     problem_key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
-    fingerprint = tuning_cache.cpu_fingerprint()
-    with _timing, tuning_cache.alone(fingerprint, problem_key):
+    ours = fingerprint()
+    with _timing, tuning_cache.alone(ours, problem_key):
         results = _raced(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
         timed = tuple(_timed(result, problem_key.problem) for result in results)
         best = quickest(results)
         record = Record(problem_key, batch, timed, best, best)
-        tuning_cache.save(fingerprint, record)
+        tuning_cache.save(ours, record)
     key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
     _choices[key] = _Choice(pattern, BASELINES[timed[best].way])
     return record
 
 
+def fingerprint() -> Fingerprint:
+    """What choices on this CPU depend on."""
+    return {
+        "device": _cpu_name(),
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+        "code": tuning_cache.code_digest(),
+    }
+
+
+@functools.cache
+def _cpu_name() -> str:
+    return cpu_name()
+
+
 def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -> _Choice | None:
     """What ``ksopt tune`` chose, if it did and the way still exists."""
     problem_key = ProblemKey.of(pattern, _name(dtype), batch, batch_last, exact=True)
-    record = tuning_cache.load(tuning_cache.cpu_fingerprint(), problem_key)
+    record = tuning_cache.load(fingerprint(), problem_key)
     name = None if record is None else record.chosen(changing=True).way
     if name not in pytorch_ops.names(problem_key.problem, "cpu"):
         return None
@@ -229,3 +247,45 @@ def _timed(result: EntryResult, problem: Problem) -> Timed:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+@register_backend
+class CpuBackend(DeviceBackend):
+    """PyTorch's own ways, timed at the first product of a problem."""
+
+    device_type = "cpu"
+
+    run = staticmethod(run)
+    tune = staticmethod(tune)
+    forget = staticmethod(forget)
+
+    def fingerprint(self, device: torch.device) -> Fingerprint:
+        """See `fingerprint`."""
+        return fingerprint()
+
+    def key(
+        self, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None
+    ) -> ProblemKey:
+        """A CPU has one precision."""
+        return ProblemKey.of(pattern, dtype, batch, batch_last, exact=True)
+
+    def measured(
+        self, key: ProblemKey, device: torch.device, mode: str, changing: bool
+    ) -> tuple[Record, Source] | None:
+        """What `tune` has recorded: what a first product measures is kept in the process alone."""
+        record = tuning_cache.load(fingerprint(), key) if mode == "measure" else None
+        return None if record is None else (record, "recorded")
+
+    def unmeasured(
+        self, key: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str
+    ) -> Unmeasured:
+        """The fixed rule's choice."""
+        if mode == "measure":
+            reason = (
+                "the rule's choice; the first product times PyTorch's ways and may take another"
+            )
+        else:
+            unmeasured = torch.are_deterministic_algorithms_enabled()
+            why = "torch.use_deterministic_algorithms" if unmeasured else f"KSOPT_TUNE={mode}"
+            reason = f"{why}: the CPU's fixed rule"
+        return Unmeasured(rule(key.problem.pattern), None, None, "rule", reason)

@@ -29,11 +29,13 @@ from torch import Tensor
 
 from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
+from ksopt.jit import driver
 from ksopt.kernels import registry, tuning_cache, weight_cache, weight_table
-from ksopt.kernels.autotuner import Choice, Decision, measured, rebuilt
+from ksopt.kernels.autotuner import Choice, Decision, Source, measured, rebuilt
+from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.launcher import Enterable, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
-from ksopt.kernels.tuning_cache import Record
+from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
 from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Pattern
@@ -174,7 +176,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     """
     device = x.get_device()
     found = problem_key_of(x, weight, batch_last)
-    identity = tuning_cache.cuda_fingerprint(device)
+    identity = fingerprint(device)
     with _timing, tuning_cache.alone(identity, found), torch.cuda.device(device):
         previous = tuning_cache.load(identity, found)
         decision = _measured(found, device, x, weight, budget_s, previous)
@@ -289,10 +291,28 @@ def _recorded(found: ProblemKey, device: int) -> Decision | None:
     return None if record is None else rebuilt(record, device, spec_of(device))
 
 
-def identity_of(device: int) -> tuning_cache.Fingerprint | None:
+def fingerprint(device: int) -> Fingerprint:
+    """What choices on CUDA device ``device`` depend on.
+
+    Raises:
+        UnavailableError: the driver or its bindings are missing.
+    """
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "device": found.name,
+        "capability": f"{found.major}.{found.minor}",
+        "multiprocessors": str(found.multi_processor_count),
+        "driver": driver.version(),
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "code": tuning_cache.code_digest(),
+    }
+
+
+def identity_of(device: int) -> Fingerprint | None:
     """What choices on a CUDA device depend on; None without a driver, and then nothing is kept."""
     try:
-        return tuning_cache.cuda_fingerprint(device)
+        return fingerprint(device)
     except UnavailableError:  # said already: without it there are no kernels to choose from
         return None
 
@@ -316,3 +336,87 @@ def _rule(problem: Problem) -> Decision:
     candidate = registry.rule(problem)
     choice = Choice(candidate, candidate.build(-1), "rule")  # PyTorch's own need no device
     return Decision(choice, choice)
+
+
+@register_backend
+class CudaBackend(DeviceBackend):
+    """ksopt's kernels and PyTorch's own ways, timed at the first product of a problem."""
+
+    device_type = "cuda"
+
+    # The functions themselves: a call more would show in the host's time of a product.
+    run_known = staticmethod(run_known)
+    run_known_changing = staticmethod(run_known_changing)
+    run = staticmethod(run)
+    choice_for = staticmethod(choice_for)
+    tune = staticmethod(tune)
+    forget = staticmethod(forget)
+
+    def choose_quickly(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> None:
+        """Choose in the fewest rounds, unless that was chosen before or is recorded."""
+        device = x.get_device()
+        found = problem_key_of(x, weight, batch_last)
+        if known(found, device) is not None:
+            return
+        identity = identity_of(device)
+        if identity is not None and tuning_cache.load(identity, found) is not None:
+            return
+        try:
+            with torch.cuda.device(device), torch.no_grad():
+                check, x, weight = checking(x.detach(), weight.detach(), batch_last)
+                spec = spec_of(device)
+                decision = measured(found, x, weight, spec, budget_s, check.judge)
+        except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit
+            return
+        remember(found, device, decision)
+
+    def fingerprint(self, device: torch.device) -> Fingerprint:
+        """See `fingerprint`."""
+        return fingerprint(_index(device))
+
+    def spec(self, device: torch.device) -> DeviceSpec | None:
+        """See `spec_of`."""
+        return spec_of(_index(device))
+
+    def key(
+        self, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None
+    ) -> ProblemKey:
+        """See `ProblemKey.of`."""
+        return ProblemKey.of(pattern, dtype, batch, batch_last, exact)
+
+    def measured(
+        self, key: ProblemKey, device: torch.device, mode: str, changing: bool
+    ) -> tuple[Record, Source] | None:
+        """What this process has decided by, or what is recorded and can still be built."""
+        index = _index(device)
+        decision = None if mode == "off" else known(key, index)
+        if decision is not None:
+            record = decision.kept.record
+            return None if record is None else (record, decision.kept.source)
+        identity = identity_of(index) if mode == "measure" else None
+        record = None if identity is None else tuning_cache.load(identity, key)
+        if record is None:
+            return None
+        chosen, spec = record.chosen(changing), spec_of(index)
+        way = registry.restored(key.problem, chosen.way, chosen.config, record.batch, spec)
+        return None if way is None else (record, "recorded")
+
+    def unmeasured(
+        self, key: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str
+    ) -> Unmeasured:
+        """The least of the cost models' predictions."""
+        if mode == "off":
+            reason = "KSOPT_TUNE=off: always PyTorch's batched product"
+            return Unmeasured("bmm", None, None, "rule", reason)
+        # Chosen for the key, as a product would be, and predicted for the batch itself.
+        best, *others = registry.best_predicted(key.problem, key.largest_batch, spec)
+        again = registry.restored(key.problem, best.name, best.config, batch, spec)
+        us = best.predicted_us if again is None else again.predicted_us
+        later = "" if mode == "model" else "; nothing was measured yet"
+        against = f", the least of {1 + len(others)} predictions" if others else ""
+        reason = f"predicted to take {us:.1f} us{against}{later}"
+        return Unmeasured(best.name, best.config, us, "model", reason)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

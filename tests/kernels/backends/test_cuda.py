@@ -332,9 +332,7 @@ def test_another_machine_or_another_kernel_measures_anew(device, monkeypatch, ch
     cuda.run(*operands(), False)
     in_a_new_process()
     device.clock.calls.clear()
-    monkeypatch.setattr(
-        tuning_cache, "cuda_fingerprint", lambda _: {**stand_ins.IDENTITY, change: "another"}
-    )
+    monkeypatch.setattr(cuda, "fingerprint", lambda _: {**stand_ins.IDENTITY, change: "another"})
     cuda.run(*operands(), False)
     assert "bmm" in device.clock.calls
 
@@ -416,7 +414,7 @@ def test_without_a_driver_pytorch_does_it_and_says_so_once(device, monkeypatch):
         raise UnavailableError("The package cuda-bindings is not installed.")
 
     monkeypatch.setattr(DeviceSpec, "of_device", missing)
-    monkeypatch.setattr(tuning_cache, "cuda_fingerprint", missing)
+    monkeypatch.setattr(cuda, "fingerprint", missing)
     stand_ins.set_launchers(monkeypatch, missing)
     with pytest.warns(RuntimeWarning, match="cuda-bindings") as caught:
         found = cuda.run(*operands(), False)

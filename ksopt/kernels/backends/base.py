@@ -1,0 +1,184 @@
+"""What differs between kinds of devices: a backend each, one file of this folder.
+
+A backend is registered for torch's type of its devices, and found by it: `backend_of`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ksopt.errors import InvalidInputError
+from ksopt.kernels.autotuner import Choice, Source
+from ksopt.kernels.problem import DeviceSpec, ProblemKey
+from ksopt.kernels.tuning_cache import Fingerprint, Record
+from ksopt.patterns.chain import Pattern
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """What multiplies where nothing was measured.
+
+    Attributes:
+        way: a kernel family, or one of PyTorch's ways.
+        config: the tile's configuration; None where there is none.
+        predicted_us: by the cost model; None where there is none.
+        source: "model" or "rule".
+        reason: a sentence.
+    """
+
+    way: str
+    config: dict[str, Any] | None
+    predicted_us: float | None
+    source: Source
+    reason: str
+
+
+class DeviceBackend(ABC):
+    """Computes products on the devices of one type, and chooses how.
+
+    Attributes:
+        device_type: torch's name of it, such as "cuda".
+    """
+
+    device_type: ClassVar[str]
+
+    def run_known(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        batch_last: bool,
+        out: Tensor | None = None,
+        owner: Tensor | None = None,
+    ) -> Tensor | None:
+        """y, where these operands need neither be checked nor decided about; None otherwise.
+
+        Args:
+            x, weight, batch_last, out: as for `run`, or anything else that an operator gets.
+            owner: the tensor that weight is said to be a view of, itself none; None for nobody's.
+        """
+        return None
+
+    def run_known_changing(
+        self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+    ) -> Tensor | None:
+        """`run_known` where weights change, which need not be said (`weight_scopes.changing`)."""
+        return None
+
+    @abstractmethod
+    def run(self, x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
+        """y = x K^T.
+
+        Args:
+            x: (*batch, N), or (N, *batch) when batch_last; any strides.
+            weight: (a, b, c, d), of x's dtype and device, any strides.
+            batch_last: the layout.
+            out: where y is written, instead of into new memory: of y's shape and x's dtype and
+                device, contiguous, and sharing no memory with x and weight.
+
+        Returns:
+            y: (*batch, M) or (M, *batch), contiguous; new, or in ``out``.
+        """
+
+    @abstractmethod
+    def tune(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
+        """Measure for these operands even if a choice exists; keep it here and on disk.
+
+        Args:
+            x, weight, batch_last: as for `run`.
+            budget_s: seconds for the timing; compilation comes on top.
+
+        Raises:
+            UnavailableError: nothing could be kept.
+        """
+
+    def choose_quickly(self, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> None:
+        """Choose for this process alone, in a moment; nothing where `run` does that itself."""
+        return
+
+    def choice_for(self, x: Tensor, weight: Tensor, batch_last: bool) -> Choice | None:
+        """The choice that `run` takes for these operands; None where it does not say."""
+        return None
+
+    @abstractmethod
+    def fingerprint(self, device: torch.device) -> Fingerprint:
+        """What choices on a device depend on.
+
+        Raises:
+            UnavailableError: the device cannot be asked.
+        """
+
+    def spec(self, device: torch.device) -> DeviceSpec | None:
+        """What kernels on a device must fit into; None where there are no cost models."""
+        return None
+
+    @abstractmethod
+    def key(
+        self, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None
+    ) -> ProblemKey:
+        """What a choice for contiguous operands is made for.
+
+        Args:
+            pattern: support of K.
+            dtype: such as "float16".
+            batch: rows of x.
+            batch_last: the layout.
+            exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
+        """
+
+    @abstractmethod
+    def measured(
+        self, key: ProblemKey, device: torch.device, mode: str, changing: bool
+    ) -> tuple[Record, Source] | None:
+        """What was measured for a key, in this process or on disk, as far as it is of use.
+
+        Args:
+            key: a problem's key.
+            device: where it is computed.
+            mode: of ``KSOPT_TUNE``.
+            changing: whether the weight changes from call to call.
+        """
+
+    @abstractmethod
+    def unmeasured(
+        self, key: ProblemKey, batch: int, spec: DeviceSpec | None, mode: str
+    ) -> Unmeasured:
+        """What a product takes where nothing was measured.
+
+        Args:
+            key: a problem's key.
+            batch: rows of x.
+            spec: of the device.
+            mode: of ``KSOPT_TUNE``.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget this process's choices (not those on disk), so that they are made anew."""
+
+
+BACKENDS: dict[str, DeviceBackend] = {}
+"""Type of device -> its backend. The modules of this folder fill it."""
+
+
+def register_backend(backend: type[DeviceBackend]) -> type[DeviceBackend]:
+    """Class decorator: the backend for its type of devices, in place of one before it."""
+    BACKENDS[backend.device_type] = backend()
+    return backend
+
+
+def backend_of(device_type: str) -> DeviceBackend:
+    """The backend for a type of devices.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    backend = BACKENDS.get(device_type)
+    if backend is None:
+        known = ", ".join(sorted(BACKENDS))
+        raise InvalidInputError(f"ksopt has no backend for {device_type} devices, only for {known}")
+    return backend
