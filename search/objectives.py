@@ -228,10 +228,8 @@ class Objective:
         index = self._device.index
         records: list[Record | None] = []
         for pattern in chain:
-            situation = ProblemKey.of(
-                pattern, self._request.dtype, self._batch, self._is_batch_last()
-            )
-            known = cuda.known(situation, torch.cuda.current_device() if index is None else index)
+            key = ProblemKey.of(pattern, self._request.dtype, self._batch, self._is_batch_last())
+            known = cuda.known(key, torch.cuda.current_device() if index is None else index)
             records.append(None if known is None else known.kept.record)
         return tuple(records)
 

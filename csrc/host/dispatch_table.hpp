@@ -15,11 +15,11 @@
 namespace {
 
 // What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device.
-using Situation = std::array<int64_t, 9>;
-struct SituationHash {
-  size_t operator()(const Situation& situation) const {
+using ProblemKey = std::array<int64_t, 9>;
+struct ProblemKeyHash {
+  size_t operator()(const ProblemKey& key) const {
     size_t hash = 0;
-    for (const int64_t value : situation) hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
+    for (const int64_t value : key) hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
     return hash ^ hash >> 32;
   }
 };
@@ -36,10 +36,10 @@ struct Choice {
 };
 
 // For weights that are kept, and for those that change.
-std::array<std::unordered_map<Situation, Choice, SituationHash>, 2> known;
+std::array<std::unordered_map<ProblemKey, Choice, ProblemKeyHash>, 2> known;
 std::shared_mutex known_mutex;
 
-// As ksopt.kernels.problem.bits_of counts: batches up to 2 to this power are one situation.
+// As ksopt.kernels.problem.bits_of counts: batches up to 2 to this power have one key.
 int64_t bits_of(int64_t batch) {
   int64_t bits = 0;
   while (bits < 62 && batch > int64_t{1} << bits) ++bits;
@@ -156,13 +156,13 @@ void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bo
           std::optional<Choice> choice) {
   if (!is_aligned(x, batch_last) || x.numel() == 0) return;
   const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
-  const Situation situation = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
+  const ProblemKey key = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
                                batch_last, exact, bits_of(batch), x.get_device_index()};
   const std::unique_lock lock(known_mutex);
   if (choice) {
-    known[changing][situation] = *choice;
+    known[changing][key] = *choice;
   } else {
-    known[changing].erase(situation);
+    known[changing].erase(key);
   }
 }
 

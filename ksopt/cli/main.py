@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 misuse, 130 stopped with Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,16 +14,13 @@ from typing import Any, NoReturn
 import ksopt
 from ksopt.cli import bench as bench_command
 from ksopt.cli import convert as convert_command
+from ksopt.cli import doctor as doctor_command
 from ksopt.cli import explain as explain_command
 from ksopt.cli import search as search_command
 from ksopt.cli import space as space_command
 from ksopt.cli import tune
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search.storage_url import without_password
-
-_DOCTOR_EPILOG = """\
-exit codes: 0, or 1 when something keeps ksopt from working at all
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,17 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(what: object, code: int) -> int:
     print(f"ksopt: {what}", file=sys.stderr)
     return code
-
-
-def _doctor(given: argparse.Namespace) -> int:
-    from ksopt.doctor.advice import diagnose, print_diagnosis
-
-    diagnosis = diagnose()
-    if given.json:
-        print(json.dumps(diagnosis.to_json(), indent=2))
-    else:
-        print_diagnosis(diagnosis)
-    return 1 if diagnosis.is_broken else 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -121,11 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     command = _add_command(commands, "convert", convert_command.run, text, convert_command.EPILOG)
     convert_command.add_arguments(command)
     _add_command(
-        commands,
-        "doctor",
-        _doctor,
-        "Say what ksopt finds on this machine, what will be slow, and how to fix it.",
-        _DOCTOR_EPILOG,
+        commands, "doctor", doctor_command.run, doctor_command.SUMMARY, doctor_command.EPILOG
     )
     _add_bench(commands)
     command = _add_command(commands, "tune", tune.run, tune.SUMMARY, tune.EPILOG)

@@ -25,7 +25,7 @@ from ksopt.patterns.chain import Pattern
 from ksopt.system import sources, temporary_files
 
 MACHINE = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
-SITUATION = ProblemKey(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
+KEY = ProblemKey(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are made by fork here")
 
@@ -38,12 +38,12 @@ def own_cache(tmp_path, monkeypatch):
     return folder
 
 
-def a_record(us: float = 10.0, situation: ProblemKey = SITUATION) -> Record:
+def a_record(us: float = 10.0, key: ProblemKey = KEY) -> Record:
     timed = (
         Timed("bmm", None, "fresh", 30.5, 3 * us, 2.9 * us, 3.1 * us),
         Timed("mma16", {"mt": 1, "resident": True}, "any", 9.0, us, us, us),
     )
-    return Record(situation, 1000, timed, kept=1, changing=0)
+    return Record(key, 1000, timed, kept=1, changing=0)
 
 
 @contextlib.contextmanager
@@ -77,16 +77,16 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 
 def test_what_is_saved_is_loaded():
-    assert tuning_cache.load(MACHINE, SITUATION) is None
+    assert tuning_cache.load(MACHINE, KEY) is None
     assert tuning_cache.save(MACHINE, a_record())
-    assert tuning_cache.load(MACHINE, SITUATION) == a_record()
+    assert tuning_cache.load(MACHINE, KEY) == a_record()
     assert tuning_cache.load_all(MACHINE) == [a_record()]
     assert tuning_cache.save(MACHINE, a_record(5.0))
     assert tuning_cache.load_all(MACHINE) == [a_record(5.0)]
 
 
-def test_situations_are_apart():
-    problem = SITUATION.problem
+def test_keys_are_apart():
+    problem = KEY.problem
     others = [
         ProblemKey(Problem(problem.pattern, "bfloat16", False), "aligned", 10),
         ProblemKey(Problem(problem.pattern, "float32", False), "aligned", 10),
@@ -96,24 +96,24 @@ def test_situations_are_apart():
         ProblemKey(problem, "aligned", 11),
         ProblemKey(Problem(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
     ]
-    for number, situation in enumerate([SITUATION, *others], start=1):
-        tuning_cache.save(MACHINE, a_record(float(number), situation))
+    for number, key in enumerate([KEY, *others], start=1):
+        tuning_cache.save(MACHINE, a_record(float(number), key))
     assert len(tuning_cache.load_all(MACHINE)) == len(others) + 1
-    for number, situation in enumerate([SITUATION, *others], start=1):
-        assert tuning_cache.load(MACHINE, situation) == a_record(float(number), situation)
-        assert ProblemKey.from_json(situation.to_json()) == situation
+    for number, key in enumerate([KEY, *others], start=1):
+        assert tuning_cache.load(MACHINE, key) == a_record(float(number), key)
+        assert ProblemKey.from_json(key.to_json()) == key
 
 
 def test_machines_are_apart():
     tuning_cache.save(MACHINE, a_record())
     for name in MACHINE:
-        assert tuning_cache.load({**MACHINE, name: "other"}, SITUATION) is None
+        assert tuning_cache.load({**MACHINE, name: "other"}, KEY) is None
         assert tuning_cache.load_all({**MACHINE, name: "other"}) == []
 
 
 def test_files_are_private(own_cache):
     tuning_cache.save(MACHINE, a_record())
-    with tuning_cache.alone(MACHINE, SITUATION):
+    with tuning_cache.alone(MACHINE, KEY):
         pass
     folder = tuning_cache.folder_of(MACHINE)
     assert len(list(folder.iterdir())) == 2
@@ -148,7 +148,7 @@ def damaged(values: dict, how: str) -> bytes:
         values["schema"] = 99
     elif how == "another machine":
         values["fingerprint"] = {**MACHINE, "driver": "9"}
-    elif how == "another situation":
+    elif how == "another key":
         values["key"]["dtype"] = "bfloat16"
     elif how == "no such choice":
         values["kept"] = 7
@@ -175,22 +175,22 @@ def damaged(values: dict, how: str) -> bytes:
     "how",
     [
         *("emptied", "half", "not text", "too deep", "a list", "another schema"),
-        *("another machine", "another situation", "no such choice", "a choice below zero"),
+        *("another machine", "another key", "no such choice", "a choice below zero"),
         *("a time that is none", "a time that is not a number", "a field too many"),
         *("a field too few", "a pattern that is none", "an infinite choice"),
     ],
 )
 def test_what_is_corrupt_or_foreign_counts_as_missing_and_is_written_again(how):
     tuning_cache.save(MACHINE, a_record())
-    path = tuning_cache.path_of(MACHINE, SITUATION)
+    path = tuning_cache.path_of(MACHINE, KEY)
     path.write_bytes(damaged(json.loads(path.read_text()), how))
-    assert tuning_cache.load(MACHINE, SITUATION) is None
+    assert tuning_cache.load(MACHINE, KEY) is None
     tuning_cache.save(MACHINE, a_record(2.0))
-    assert tuning_cache.load(MACHINE, SITUATION) == a_record(2.0)
+    assert tuning_cache.load(MACHINE, KEY) == a_record(2.0)
 
 
 def test_a_corrupt_file_does_not_hide_the_others():
-    other = ProblemKey(SITUATION.problem, "aligned", 3)
+    other = ProblemKey(KEY.problem, "aligned", 3)
     tuning_cache.save(MACHINE, a_record())
     tuning_cache.save(MACHINE, a_record(1.0, other))
     tuning_cache.path_of(MACHINE, other).write_bytes(b"{")
@@ -206,9 +206,9 @@ def test_a_place_that_cannot_be_written_costs_one_warning(place, tmp_path, monke
         assert not tuning_cache.save(MACHINE, a_record())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with tuning_cache.alone(MACHINE, SITUATION):
+        with tuning_cache.alone(MACHINE, KEY):
             assert not tuning_cache.save(MACHINE, a_record())
-    assert tuning_cache.load(MACHINE, SITUATION) is None
+    assert tuning_cache.load(MACHINE, KEY) is None
     assert tuning_cache.load_all(MACHINE) == []
 
 
@@ -221,7 +221,7 @@ def test_a_full_disk_leaves_the_old_choice(own_cache, monkeypatch):
     monkeypatch.setattr(tuning_cache.os, "fsync", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert not tuning_cache.save(MACHINE, a_record(2.0))
-    assert tuning_cache.load(MACHINE, SITUATION) == a_record()
+    assert tuning_cache.load(MACHINE, KEY) == a_record()
     assert not list(own_cache.rglob(".aside-*"))
 
 
@@ -246,7 +246,7 @@ def test_killed_while_writing_the_old_choice_or_the_new_one_is_there(own_cache):
     for _ in range(25):
         with a_process(write_for_ever):
             time.sleep(rng.uniform(0.0, 0.05))
-        found = tuning_cache.load(MACHINE, SITUATION)
+        found = tuning_cache.load(MACHINE, KEY)
         assert found is not None
         assert found == a_record(found.timed[1].median_us)
         seen.add(found.timed[1].median_us)
@@ -254,11 +254,11 @@ def test_killed_while_writing_the_old_choice_or_the_new_one_is_there(own_cache):
     assert tuning_cache.load_all(MACHINE) == [found]  # what was left half written is never read
 
 
-def test_only_one_process_at_a_time_measures_a_situation(tmp_path):
+def test_only_one_process_at_a_time_measures_a_key(tmp_path):
     log = tmp_path / "log"
 
     def measure():
-        with tuning_cache.alone(MACHINE, SITUATION):
+        with tuning_cache.alone(MACHINE, KEY):
             with log.open("a") as file:
                 file.write("in\n")
             time.sleep(0.02)
@@ -272,8 +272,8 @@ def test_only_one_process_at_a_time_measures_a_situation(tmp_path):
 
 
 def operands(rows):
-    x = torch.zeros(rows, SITUATION.problem.pattern.in_features, dtype=torch.float16)
-    weight = torch.zeros(SITUATION.problem.pattern.weight_shape, dtype=torch.float16)
+    x = torch.zeros(rows, KEY.problem.pattern.in_features, dtype=torch.float16)
+    weight = torch.zeros(KEY.problem.pattern.weight_shape, dtype=torch.float16)
     return x.as_subclass(stand_ins.OnDevice), weight
 
 
@@ -327,13 +327,13 @@ def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path
     held = tmp_path / "held"
 
     def hold():
-        with tuning_cache.alone(MACHINE, SITUATION):
+        with tuning_cache.alone(MACHINE, KEY):
             held.touch()
             time.sleep(600)
 
     with a_process(hold):
         wait_for(held.exists)
-        with tuning_cache.alone(MACHINE, SITUATION):
+        with tuning_cache.alone(MACHINE, KEY):
             assert tuning_cache.save(MACHINE, a_record())
 
 
@@ -414,7 +414,7 @@ def test_what_another_user_planted_is_not_believed(how, own_cache, monkeypatch):
     if how != "open to all" and os.geteuid() != 0:
         pytest.skip("only root can give a file to another user")
     tuning_cache.save(MACHINE, a_record())
-    path = tuning_cache.path_of(MACHINE, SITUATION)
+    path = tuning_cache.path_of(MACHINE, KEY)
     if how == "theirs":
         os.chown(path.parent, 54321, -1)
     elif how == "open to all":
@@ -425,10 +425,10 @@ def test_what_another_user_planted_is_not_believed(how, own_cache, monkeypatch):
         os.chown(link, 54321, -1, follow_symlinks=False)
         monkeypatch.setenv("KSOPT_CACHE_DIR", str(link))
     with pytest.warns(RuntimeWarning, match=r"another user|other users"):
-        assert tuning_cache.load(MACHINE, SITUATION) is None
+        assert tuning_cache.load(MACHINE, KEY) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one warning is enough
-        assert tuning_cache.load(MACHINE, SITUATION) is None
+        assert tuning_cache.load(MACHINE, KEY) is None
         assert tuning_cache.load_all(MACHINE) == []
 
 
@@ -436,10 +436,10 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("years of work")
     tuning_cache.save(MACHINE, a_record())
-    tuning_cache.path_of(MACHINE, SITUATION).with_suffix(".lock").symlink_to(precious)
+    tuning_cache.path_of(MACHINE, KEY).with_suffix(".lock").symlink_to(precious)
     with (
         pytest.warns(RuntimeWarning, match="symbolic links"),
-        tuning_cache.alone(MACHINE, SITUATION),
+        tuning_cache.alone(MACHINE, KEY),
     ):
         pass
     assert precious.read_text() == "years of work"
@@ -449,4 +449,4 @@ def test_nothing_here_warns_by_itself():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tuning_cache.save(MACHINE, a_record())
-        assert tuning_cache.load(MACHINE, SITUATION) is not None
+        assert tuning_cache.load(MACHINE, KEY) is not None
