@@ -57,7 +57,8 @@ COMMAND = "--dims 32x64 --budget 50% --batch 16 --device cpu"
 @pytest.fixture
 def environment(brief: None, tmp_path: Path) -> dict[str, str]:
     """Of processes that measure briefly, and keep their locks apart from other tests'."""
-    folder, site = Path(os.environ["PYTHONPATH"]), tmp_path / "site"
+    folder = Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])  # of `brief`, before others
+    site = tmp_path / "site"
     site.mkdir()
     text = SITE.replace("BRIEF", repr(str(folder / "sitecustomize.py")))
     (site / "sitecustomize.py").write_text(text, encoding="utf-8")
