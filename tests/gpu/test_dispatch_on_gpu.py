@@ -126,7 +126,7 @@ def test_the_next_process_takes_the_choice_from_disk(monkeypatch):
     for module, name in ((nvrtc, "_compile"), (cuda, "measured")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("compiled or timed again"))
     second = cuda.choice_for(x, weight, False)
-    assert (second.source, second.way.label) == ("recorded", first.way.label)
+    assert (second.source, second.candidate.label) == ("recorded", first.candidate.label)
     assert torch.equal(dispatch.run(x, weight, False), y)
     record = tuning_cache.load(cuda.fingerprint(0), cuda.problem_key_of(x, weight, False))
     assert record is not None

@@ -73,7 +73,7 @@ def test_only_chains_near_enough_are_recommended(search: Search, weights: Path) 
     near = search(max_error=1e-4, **again)  # the same study: nothing is measured anew
     (answer,) = near.layers[0].recommendations
     assert len(near.layers[0].trials) == len(free.layers[0].trials)
-    assert len(near.finalists) < len(free.layers[0].trials)
+    assert len(near.layers[0].finalists) < len(free.layers[0].trials)
     assert all(finalist.values["weight_error"] <= 1e-4 for finalist in near.layers[0].finalists)
     assert answer.chosen.facts.chain == CHAIN
     none = search(max_error=0.0, **again)

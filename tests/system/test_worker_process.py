@@ -15,7 +15,7 @@ import os, sys
 from ksopt.system import worker_process
 
 answer = worker_process.answers()
-print("not an answer")
+print("not an answer", flush=True)
 first = worker_process.first_task()
 if first is None:
     sys.exit(3)
