@@ -64,12 +64,13 @@ def test_a_search_has_energy_as_an_objective(
     assert main.main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["request"]["energy"] is True
-    assert found["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
-    assert found["front"]["trials"]
-    assert found["finalists"]
-    assert [trial["state"] for trial in found["trials"]] == ["complete"] * 4
-    used = [(one["energy_mj"], one["latency"]) for one in found["finalists"] + found["trials"]]
-    used += [(one["dense_energy_mj"], one["dense"]) for one in found["finalists"]]
+    (layer,) = found["layers"]
+    assert layer["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
+    assert layer["front"]["trials"]
+    assert layer["finalists"]
+    assert [trial["state"] for trial in layer["trials"]] == ["complete"] * 4
+    used = [(one["energy_mj"], one["latency"]) for one in layer["finalists"] + layer["trials"]]
+    used += [(one["dense_energy_mj"], one["dense"]) for one in layer["finalists"]]
     for energy_mj, latency in used:
         # Energy is taken from warm caches and without a pause, latency from cold ones: the
         # quotient is a power only roughly.
@@ -77,8 +78,8 @@ def test_a_search_has_energy_as_an_objective(
         assert LEAST_W < watts < MOST_W
     # The trial's half second and the second after the final are of the same chain, whose kernels
     # were chosen with more care meanwhile.
-    in_trial = {trial["chain"]: trial["energy_mj"] for trial in found["trials"]}
-    for one in found["finalists"]:
+    in_trial = {trial["chain"]: trial["energy_mj"] for trial in layer["trials"]}
+    for one in layer["finalists"]:
         assert 0.5 < one["energy_mj"] / in_trial[one["chain"]] < 1.5
     assert "energy" in (tmp_path / "report.md").read_text(encoding="utf-8").lower()
     rows = (tmp_path / "trials.csv").read_text(encoding="utf-8").splitlines()

@@ -223,3 +223,15 @@ def test_memory_that_a_way_is_given_holds_nan() -> None:
     for _ in range(5):
         check.fault_of(spy)
     assert any(seen)
+
+
+def test_a_benchmarked_way_may_add_in_any_order():
+    x, weight = torch.randn(300, 768), torch.randn(1, 192, 768, 1)
+    right = x.double() @ weight.double().view(192, 768).T
+    another_order = (right * (1 + 5e-7 * torch.randn(right.shape).double())).float()
+    tf32 = (right * (1 + 3e-4 * torch.randn(right.shape).double())).float()
+    way = AccuracyCheck(x, [weight], "batch_first")
+    assert way.fault(way.errors(another_order)) is None
+    assert "relative error" in str(way.fault(way.errors(tf32)))
+    kernel = AccuracyCheck(x, [weight], "batch_first", rounded_once=True)
+    assert kernel.allowed.relative < way.allowed.relative
