@@ -2,7 +2,9 @@
 
     python docs/experiments/compare_with_tables.py FOLDER float16-batch_first
 
-FOLDER is what ``ksopt bench kernels --patterns sample:60 --seed 1 --batch 25088 --out FOLDER`` wrote.
+FOLDER is what this wrote, for the dtype and layout of the table:
+
+    ksopt bench kernels --patterns sample:60 --seed 1 --batch 25088 --out FOLDER
 """
 
 from __future__ import annotations
