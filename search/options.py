@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators import registry
 from ksopt.patterns.validate import checked_int
 from ksopt.search.space.block_sizes import BlockSizes
 from ksopt.search.space.families import names_of
@@ -77,6 +79,11 @@ class SearchOptions:
         chainable: Only chains for which factorization has guarantees (`Chain.is_chainable`).
         aligned: Only chains whose factors the fast kernels of the dtype and layout take
             (`ksopt.search.space.alignment`); with ``train`` their transposes too.
+        structures: What to choose from, by name or names joined by commas: "ks", chains, and
+            structures that `ksopt.operators.registry` has besides. The limits on families, sizes
+            and factors are for chains alone.
+        plugins: Modules that register structures or metrics of your own: the processes that measure
+            for the search import them. In this one they are imported already.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
@@ -108,6 +115,8 @@ class SearchOptions:
     block_sizes: str | None = None
     chainable: bool = False
     aligned: bool = False
+    structures: tuple[str, ...] | str = (registry.KRONECKER,)
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check()
@@ -117,6 +126,8 @@ class SearchOptions:
             # One text for what is the same, so that a study is known again.
             object.__setattr__(self, "block_sizes", str(BlockSizes.parse(self.block_sizes)))
         object.__setattr__(self, "families", names_of(self.families))
+        object.__setattr__(self, "structures", _structures(self.structures))
+        object.__setattr__(self, "plugins", tuple(self.plugins))
         object.__setattr__(self, "dtype", DTYPES[self.dtype])
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
 
@@ -178,5 +189,18 @@ class SearchOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain values."""
-        options = self.options | {"budgets": list(self.budgets), "families": list(self.families)}
+        lists = ("budgets", "families", "structures", "plugins")
+        options = self.options | {name: list(getattr(self, name)) for name in lists}
         return options | {"out": None if self.out is None else str(self.out)}
+
+
+def _structures(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Structures by name, each once."""
+    words = given.split(",") if isinstance(given, str) else given
+    names = tuple(dict.fromkeys(word.strip() for word in words))
+    if not names:
+        raise InvalidInputError(f"structures: name at least one of {', '.join(registry.names())}")
+    for name in names:
+        if name != registry.KRONECKER:
+            registry.structure_of(name)
+    return names

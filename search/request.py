@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators.registry import KRONECKER
 from ksopt.patterns.size import Budget, Dims
 from ksopt.patterns.validate import checked_int
 from ksopt.search.layer_request import TRIALS, LayerRequest
@@ -227,6 +228,8 @@ class SearchRequest(SearchOptions):
             "block-sizes": self.block_sizes,
             "chainable": self.chainable or None,
             "aligned": self.aligned or None,
+            "structures": None if self.structures == (KRONECKER,) else ",".join(self.structures),
+            "plugins": " ".join(map(shlex.quote, self.plugins)) or None,
             "weights": None if self.weights is None else shlex.quote(self.weights),
             "max-error": None if self.max_error is None else f"{self.max_error:g}",
             "max-params": self.max_params,

@@ -13,6 +13,7 @@ from ksopt.cli import constraint_arguments
 from ksopt.errors import InvalidInputError
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
+from ksopt.system.user_code import import_plugins
 
 if TYPE_CHECKING:
     from ksopt.search.results import SearchResult
@@ -137,6 +138,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="most factors, 1 to 3 (%(default)s)",
     )
     constraint_arguments.add_arguments(chains)
+    chains(
+        "--structures",
+        default=SearchRequest.structures,
+        metavar="NAME[,NAME...]",
+        help="what to choose from: ks (default), which is chains, and others beside it or alone, "
+        "which --plugins register",
+    )
 
     trained = command.add_argument_group("a trained layer").add_argument
     trained(
@@ -231,6 +239,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="processes that measure, one for each GPU (%(default)s)",
     )
     effort(
+        "--plugins",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="MODULE",
+        help="modules to import first, which register structures, metrics or sections of the "
+        "report; this runs their code",
+    )
+    effort(
         "--out",
         metavar="FOLDER",
         help="where the report goes; a search in the same folder goes on where it stopped "
@@ -280,6 +297,7 @@ def options_named() -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace) -> int:
+    import_plugins(args.plugins, sys.stderr)
     if args.replay is not None:
         return _replay(args)
     from ksopt.cli.search_layers import Subject
@@ -344,6 +362,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "train": args.train,
         "score": args.score,
         "energy": args.energy,
+        "structures": args.structures,
+        "plugins": args.plugins,
         **constraint_arguments.options(args),
     }
 
@@ -352,13 +372,13 @@ def _replay(args: argparse.Namespace) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     unset = vars(parser.parse_args([]))
-    free = ("replay", "out", "study")
+    free = ("replay", "out", "study", "plugins")
     others = [name for name in unset if name not in free and getattr(args, name) != unset[name]]
     if others:
         named = ", ".join("--" + name.replace("_", "-") for name in others)
         raise InvalidInputError(
             f"search --replay measures nothing, so {named} cannot be given with it: only --out, "
-            "--study and --json can"
+            "--study, --plugins and --json can"
         )
     from ksopt.search.saved_study import replay
 
