@@ -11,13 +11,10 @@ from ksopt.operators.registry import Replacement, name_of
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget, Dims
 from ksopt.patterns.validate import checked_int
-from ksopt.search.options import SearchOptions
+from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.space.alignment import Alignment
 from ksopt.search.space.block_sizes import ANY_SIZE, BlockSizes
 from ksopt.search.space.constraints import Constraints
-
-TRIALS = 72
-"""Chains to measure of a layer size, unless a request says how many."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,6 @@ class LayerRequest(SearchOptions):
         steps = [step.text for step in self.steps]
         return super().to_json() | {
             "dims": str(self.size),
-            "trials": self.trials,
             "budgets": steps,
         }
 
