@@ -67,7 +67,7 @@ def test_it_is_searched_beside_chains(here: Path, capsys: pytest.CaptureFixture[
     plots = (here / "report" / "report.html").read_text("utf-8")
     assert "Diamonds are operators of other structures." in plots
     page = (here / "report" / "report.md").read_text("utf-8")
-    assert "--structures ks,diagonal-plus --plugins toy_structure" in page
+    assert "--structures ks,diagonal-plus --trials 12 --seed 0 --plugins toy_structure" in page
     assert theirs[0] in page
     assert "importing" in capsys.readouterr().err
 

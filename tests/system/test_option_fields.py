@@ -9,6 +9,7 @@ import pytest
 from ksopt.bench.options import BenchOptions
 from ksopt.cli.main import main
 from ksopt.search import SearchRequest
+from ksopt.search.report.results_json import results_schema
 from ksopt.system.option_fields import (
     add_arguments,
     flag_of,
@@ -150,6 +151,12 @@ def test_a_searchs_command_makes_the_same_search(name: str) -> None:
     again = asked(request.command.partition("--dims 32x64")[2])
     assert again.command == request.command
     assert SearchRequest.from_json(request.to_json()) == request
+
+
+def test_every_option_of_a_search_is_in_the_schema() -> None:
+    request = results_schema()["properties"]["request"]
+    written = set(options_of(SearchRequest)) - {"out"} | {"dims", "command"}
+    assert set(request["properties"]) == set(request["required"]) == written
 
 
 def test_every_option_of_a_search_is_typed_above() -> None:
