@@ -17,6 +17,11 @@ Importing this module registers:
 ``ksopt::ks_mm_once(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
     ks_mm by a weight that was computed for this product: nothing is kept of it.
 
+``ksopt::ks_mm_saving(Tensor x, Tensor weight, Tensor saved, Tensor owner, bool batch_last=False) ->
+Tensor``
+    ks_mm by a frozen weight. For the gradient of x it saves ``saved``, a copy of weight in x's
+    dtype, so that weight may be written before the backward pass. For compiled graphs.
+
 All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
 follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
 multiplies: compiled graphs call it, to save the time that finding out that no gradient is needed
@@ -58,7 +63,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.validation import check_ks_mm, check_memory
 
-CONTRACT = 5
+CONTRACT = 6
 
 _LIBRARY = torch.library.Library("ksopt", "DEF")
 
@@ -108,6 +113,15 @@ _define(
     op_kernels.weight_grad_fake,
 )
 
+# What is to be saved is an argument, so that a compiler computes it in the forward pass.
+_SAVING = "(Tensor x, Tensor weight, Tensor saved, Tensor owner, bool batch_last=False) -> Tensor"
+_define(
+    ("ks_mm_saving_inner",),
+    _SAVING,
+    lambda x, weight, saved, owner, last=False: op_kernels.frozen(x, weight, last, owner),
+    lambda x, weight, saved, owner, last=False: op_kernels.fake(x, weight, last, owner),
+)
+
 # Tensors come first, as Inductor writes them. Nothing is returned: of such an operator torch makes
 # a functional one, where it compiles a user's own call.
 _WRITING = (
@@ -128,6 +142,7 @@ ks_mm_inner_out = torch.ops.ksopt.ks_mm_inner.out
 ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
 ks_mm_changing_out = torch.ops.ksopt.ks_mm_changing.out
 ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
+ks_mm_saving_inner = torch.ops.ksopt.ks_mm_saving_inner.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 
 
@@ -183,6 +198,38 @@ class _KsMm(torch.autograd.Function):
         if x is not None:
             grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
         return grad_x, grad_weight, None, None
+
+
+class _KsMmSaving(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, saved: Tensor, owner: Tensor, batch_last: bool
+    ) -> Tensor:
+        ctx.save_for_backward(saved)
+        ctx.batch_last = batch_last
+        y: Tensor = ks_mm_saving_inner(x, weight, saved, owner, batch_last)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (saved,) = ctx.saved_tensors
+        grad_x = ks_mm_once(_in_rows(*grads), saved.transpose(1, 2), ctx.batch_last)
+        return grad_x, None, None, None, None
+
+
+def _ks_mm_saving(
+    x: Tensor, weight: Tensor, saved: Tensor, owner: Tensor, batch_last: bool = False
+) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        found: Tensor = _KsMmSaving.apply(x, weight, saved, owner, batch_last)
+        return found
+    y: Tensor = ks_mm(x, weight, batch_last, owner)
+    return y
+
+
+_LIBRARY.define(f"ks_mm_saving{_SAVING}", tags=(torch.Tag.pt2_compliant_tag,))
+_LIBRARY.impl("ks_mm_saving", _ks_mm_saving, "CompositeImplicitAutograd")
+ks_mm_saving = torch.ops.ksopt.ks_mm_saving.default
 
 
 def _in_rows(grad: Tensor) -> Tensor:
