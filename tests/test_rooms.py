@@ -18,7 +18,7 @@ kernels
 op_kernels
 ops
 functional projection tune
-nn
+nn operators
 compile.capture conversion
 compile.lowering
 compile

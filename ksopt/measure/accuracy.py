@@ -68,6 +68,19 @@ def allowed_error(pytorch: float, rounding: float) -> float:
     return min(_ALLOWED_ERROR * pytorch + rounding, most)
 
 
+@dataclass(frozen=True)
+class PlainProduct:
+    """A product as PyTorch computes it, whose result in float64 is the truth.
+
+    Args:
+        of: (x [rows, N], weights) -> y [rows, M].
+        terms: How many products with each of the weights are added up to one number.
+    """
+
+    of: Callable[[Tensor, Sequence[Tensor]], Tensor]
+    terms: Sequence[int]
+
+
 class AccuracyCheck:
     """The float64 truth of a chain's product on some rows of an input, and what may differ from it.
 
@@ -82,17 +95,27 @@ class AccuracyCheck:
         rounded_once: for kernels, of one factor: sums in 16 bit are a fault, and so is any error of
             more than twice PyTorch's. A kernel's sums are kept in fp32. PyTorch's may be rounded
             in between, or added in another order, which makes no wrong rival.
+        product: what else than a chain's product the result should be; its weights are ``weights``.
     """
 
     def __init__(
-        self, x: Tensor, weights: Sequence[Tensor], layout: str, rounded_once: bool = False
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        layout: str,
+        rounded_once: bool = False,
+        product: PlainProduct | None = None,
     ) -> None:
         self._x = x
         self._last = is_batch_last(layout)
         batch = x.numel() // x.shape[0 if self._last else -1]
         self._rows = torch.tensor(checked_rows(batch), device=x.device)
         few = self._picked(x).contiguous()
-        self._truth = chain_reference(few.double(), [weight.double() for weight in weights], layout)
+        doubles = [weight.double() for weight in weights]
+        if product is None:
+            self._truth = chain_reference(few.double(), doubles, layout)
+        else:
+            self._truth = self._plain(product, few.double(), doubles)
         self._features = self._truth.shape[0 if self._last else 1]
         self._elements = batch * self._features
         self._rounded_once = rounded_once
@@ -100,11 +123,18 @@ class AccuracyCheck:
         if rounded_once and x.dtype.itemsize < 4:
             (weight,) = weights
             self._sums = ks_reference(few.double().abs(), weight.double().abs(), layout)
-        y = few
-        for weight in reversed(weights):
-            y = BASELINES["bmm"].bind(weight, layout)(y)
+        if product is None:
+            y = few
+            for weight in reversed(weights):
+                y = BASELINES["bmm"].bind(weight, layout)(y)
+        else:
+            y = self._plain(product, few, weights)
         self.pytorch = self._errors(y)
-        self.allowed = self._allowed([weight.shape[2] for weight in weights])
+        terms = [weight.shape[2] for weight in weights] if product is None else product.terms
+        self.allowed = self._allowed(terms)
+
+    def _plain(self, product: PlainProduct, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        return product.of(x.T, weights).T if self._last else product.of(x, weights)
 
     def _allowed(self, terms: Sequence[int]) -> Errors:
         dtype, theirs = self._x.dtype, self.pytorch
