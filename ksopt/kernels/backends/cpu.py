@@ -227,7 +227,7 @@ def _raced(
     pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, rounds: int
 ) -> Sequence[EntryResult]:
     """What each candidate took."""
-    problem = Problem(pattern, _name(x.dtype), batch_last)
+    problem = Problem.of_factor(pattern, _name(x.dtype), batch_last)
     entries = [
         BenchmarkEntry(
             name, partial(_Choice(pattern, BASELINES[name]).multiply, x, weight, batch_last)

@@ -214,7 +214,7 @@ def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
     batch = x.numel() // pattern.in_features
     exact = dtype != "float32" or precision.is_exact()
     rows = rows_of(x, batch_last, batch)
-    return ProblemKey(Problem(pattern, dtype, batch_last, exact), rows, bits_of(batch))
+    return ProblemKey(Problem.of_factor(pattern, dtype, batch_last, exact), rows, bits_of(batch))
 
 
 @functools.cache
