@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
+from ksopt.epilogue import Activation, check_activation
 from ksopt.errors import InvalidInputError
 from ksopt.jit import driver
 from ksopt.patterns.chain import Chain, Pattern
@@ -21,17 +22,13 @@ Rows = Literal["aligned", "unaligned", "scattered"]
 those whose elements do not lie side by side. The fast kernels are for the first."""
 
 
-Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
-
-
 @dataclass(frozen=True)
 class Epilogue:
     """What is done with a chain's product before it is written: act(x W^T + bias) + residual.
 
     Attributes:
         bias: whether a bias, one value for each output feature, is added.
-        activation: what is applied then: "gelu" is the exact one, by erf.
+        activation: what is applied then.
         residual: whether a tensor of y's shape is added at the end.
     """
 
@@ -40,11 +37,7 @@ class Epilogue:
     residual: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            allowed = ", ".join(ACTIVATIONS)
-            raise InvalidInputError(
-                f"activation {self.activation!r} is unknown: it must be one of {allowed}"
-            )
+        check_activation(self.activation)
 
     @property
     def is_empty(self) -> bool:
@@ -229,11 +222,8 @@ class ProblemKey:
             batch_last: the layout.
             exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
         """
-        if dtype != "float32":
-            exact = True
-        elif exact is None:
-            exact = precision.is_exact()
-        return cls.of_problem(Problem.of_factor(pattern, dtype, batch_last, exact), batch)
+        problem = Problem.of_factor(pattern, dtype, batch_last, is_exact(dtype, exact))
+        return cls.of_problem(problem, batch)
 
     @classmethod
     def of_problem(cls, problem: Problem, batch: int) -> ProblemKey:
@@ -291,6 +281,18 @@ class ProblemKey:
     def __str__(self) -> str:
         words = [str(self.problem), *([] if self.rows == "aligned" else [self.rows])]
         return f"{' '.join(words)} batch<={self.largest_batch}"
+
+
+def is_exact(dtype: str, exact: bool | None = None) -> bool:
+    """Whether a problem is computed to its type's full accuracy.
+
+    Args:
+        dtype: such as "float16".
+        exact: for float32, the caller's wish; None takes torch's setting at this moment.
+    """
+    if dtype != "float32":
+        return True
+    return precision.is_exact() if exact is None else exact
 
 
 def bits_of(batch: int) -> int:

@@ -222,6 +222,7 @@ def register_family(cls: FamilyClass) -> FamilyClass:
     if family.name in _families:
         raise InvalidInputError(f"register_family: there is a family {family.name!r} already")
     _families[family.name] = family
+    chain_families.cache_clear()
     return cls
 
 
@@ -233,11 +234,18 @@ def unregister_family(name: str) -> None:
     """
     family_of(name)
     del _families[name]
+    chain_families.cache_clear()
 
 
 def families() -> tuple[KernelFamily[Any], ...]:
     """All families that are registered."""
     return tuple(_families.values())
+
+
+@functools.cache  # asked at each call of a layer
+def chain_families() -> tuple[KernelFamily[Any], ...]:
+    """The families that are registered and take chains."""
+    return tuple(family for family in families() if family.takes_chains)
 
 
 def family_of(name: str) -> Any:
