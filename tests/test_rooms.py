@@ -16,7 +16,6 @@ batched jit
 baselines
 measure doctor
 kernels
-op_kernels
 ops
 functional projection tune
 nn
