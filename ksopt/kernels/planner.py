@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
-from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
-from ksopt.kernels.families.base import chain_families
+from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.plan import ExecutionPlan, Launch
 from ksopt.kernels.problem import (
     DeviceSpec,
@@ -93,28 +94,34 @@ def plan_of(
 
 
 def whole_call(
-    operands: Operands, activation: str, batch_last: bool, siblings: int
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
 ) -> ChainCall | None:
     """The kernel that computes all of a layer in one launch; None for a launch a factor.
 
     Args:
-        operands: of the layer, which fit together.
+        operands: of the layer.
         activation: one of `ksopt.epilogue.ACTIVATIONS`.
         batch_last: the layout.
         siblings: how many chains the weights are of.
+        check: raises where the operands do not fit together; None where they are known to. It is
+            asked once for operands of such shapes, dtypes and devices.
     """
     x, weights = operands.x, operands.weights
-    if not chain_families() or x.numel() == 0:
+    if not CHAIN_FAMILIES or x.numel() == 0:
         return None
     place = (
-        *(tuple(weight.shape) for weight in weights),
-        *(x.dtype, x.device, batch_last, activation, siblings),
-        *(operands.bias is None, operands.residual is None),
-        *(x.numel(), x.stride(), x.data_ptr() % 16),
+        *(_kind(tensor) for tensor in (x, *weights, operands.bias, operands.residual)),
+        *(x.stride(), x.data_ptr() % 16, batch_last, activation, siblings),
         *(precision.is_exact(), torch.are_deterministic_algorithms_enabled()),
     )
     decision = _by_call.get(place)
     if decision is None:
+        if check is not None:
+            check()
         problem = problem_of(operands, activation, batch_last, siblings)
         if problem.is_factor:
             return None  # the factor's own choice
@@ -125,6 +132,29 @@ def whole_call(
     choice = decision.changing if changing else decision.kept
     call: ChainCall | None = None if choice.name == FACTORS else choice.call
     return call
+
+
+def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
+    x = operands.x
+    if type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta":
+        return whole_call(operands, activation, batch_last, siblings) is not None
+    if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
+        return False
+    problem = problem_of(operands, activation, batch_last, siblings)
+    batch = _hint(x.numel()) // problem.chain.in_features
+    if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
+        return False
+    return plan_of(problem, batch, device=x.device).is_whole
+
+
+def _hint(size: Any) -> int:
+    """The number that a symbolic size has at hand; 0 for none."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def _kind(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
 
 
 def problem_of(operands: Operands, activation: str, batch_last: bool, siblings: int) -> Problem:
@@ -277,7 +307,7 @@ def _whole_report(
     mode = settings.tuning()
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
         mode = "model"
-    if mode == "off" or not chain_families():
+    if mode == "off" or not CHAIN_FAMILIES:
         return None
     backend = backend_of(device.type if spec is None else "cuda")
     key = backend.key(problem, batch)

@@ -2,6 +2,16 @@
 
 Importing this module registers:
 
+``ksopt::ks_chain(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None,
+str activation="none", bool batch_last=False, int siblings=1) -> Tensor``
+    All that a layer computes: y = act(x (K_1 ... K_L)ᵀ + bias) + residual. weights are those of
+    K_1, ..., K_L, left to right; of siblings, chains of the same patterns that read one x, one
+    chain's after another's: their products stand side by side in y. activation is one of
+    `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Between two factors
+    the tensor is rounded to x's dtype. ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out`
+    does. ops/chain.py says what it is made of. It is the public operator; those below multiply by
+    one factor, and are what it is made of.
+
 ``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
     y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
     dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
@@ -47,7 +57,8 @@ them.
 from __future__ import annotations
 
 from ksopt.ops import autocast_vmap, autograd
-from ksopt.ops.eager import add, is_watched, multiply
+from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
+from ksopt.ops.eager import is_watched, multiply
 from ksopt.ops.schemas import (
     ks_mm,
     ks_mm_changing,
@@ -59,14 +70,17 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 5
+CONTRACT = 6
 
 __all__ = [
     "CONTRACT",
-    "add",
     "autocast_vmap",
     "autograd",
+    "chain",
     "is_watched",
+    "ks_chain",
+    "ks_chain_inner",
+    "ks_chain_out",
     "ks_mm",
     "ks_mm_changing",
     "ks_mm_changing_out",

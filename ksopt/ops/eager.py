@@ -18,23 +18,18 @@ def multiply(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
     That is outside of compilation, where no gradient is recorded and neither a mode nor a transform
     nor autocast is on, for ordinary tensors.
     """
-    if _are_ordinary(x, weight):
+    if are_ordinary(x, weight):
         return implementation.product(x, weight, batch_last)
     product: Tensor = ks_mm(x, weight, batch_last)
     return product
 
 
-def add(y: Tensor, bias: Tensor) -> Tensor:
-    """y + bias, in y's own memory where nobody could tell: of y, which nobody else has seen yet."""
-    return y.add_(bias) if _are_ordinary(y, bias) else y + bias
-
-
-def _are_ordinary(x: Tensor, other: Tensor) -> bool:
+def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
     """Whether torch would do nothing with a call on these tensors beside running it."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in PLAIN
-        and type(other) in PLAIN
+        and all(other is None or type(other) in PLAIN for other in others)
         and (x.is_cuda or x.is_cpu)
         and not is_watched()
     )

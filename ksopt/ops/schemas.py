@@ -30,7 +30,9 @@ def _refuse_other_kinds(name: str) -> None:
     first, second = ("grad", "x") if "weight_grad" in op else ("x", "weight")
 
     def kernel(*args: Any, **others: Any) -> Any:
-        check_memory(op, **{first: args[0], second: args[1]})
+        several = enumerate(args[1]) if isinstance(args[1], list) else ()
+        named = {f"weights[{at}]": weight for at, weight in several} or {second: args[1]}
+        check_memory(op, **{first: args[0], **named})
         names = ", ".join(others)
         raise InvalidInputError(f"{op}: {names} must be ordinary tensors, as {first} is")
 
@@ -38,7 +40,7 @@ def _refuse_other_kinds(name: str) -> None:
         LIBRARY.impl(name, kernel, key)
 
 
-def _define(
+def define(
     names: Sequence[str], schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]
 ) -> None:
     """Register an operator under several names; none knows autograd, autocast or vmap yet."""
@@ -51,10 +53,10 @@ def _define(
 
 
 _PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"
-_define(("ks_mm", "ks_mm_inner"), _PRODUCT, implementation.product, implementation.fake)
-_define(("ks_mm_changing",), _PRODUCT, implementation.changing, implementation.fake)
-_define(("ks_mm_frozen",), _PRODUCT, implementation.frozen, implementation.fake)
-_define(
+define(("ks_mm", "ks_mm_inner"), _PRODUCT, implementation.product, implementation.fake)
+define(("ks_mm_changing",), _PRODUCT, implementation.changing, implementation.fake)
+define(("ks_mm_frozen",), _PRODUCT, implementation.frozen, implementation.fake)
+define(
     ("ks_mm_weight_grad", "ks_mm_weight_grad_inner"),
     "(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor",
     implementation.weight_grad,
@@ -70,7 +72,7 @@ for _name, _kernel in (
     ("ks_mm_inner", implementation.product),
     ("ks_mm_changing", implementation.changing),
 ):
-    _define(
+    define(
         (f"{_name}.out",), _WRITING, implementation.writing(_kernel), implementation.writing_fake
     )
     # torch's own kernel for lazily negated tensors expects something returned.

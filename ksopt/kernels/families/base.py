@@ -206,6 +206,8 @@ class TemplateFamily(KernelFamily[ConfigT]):
 
 
 _families: dict[str, KernelFamily[Any]] = {}
+CHAIN_FAMILIES: list[str] = []
+"""The names of the families that take chains. Where there are none, nobody plans for a chain."""
 
 FamilyClass = TypeVar("FamilyClass", bound=type[KernelFamily[Any]])
 
@@ -222,7 +224,8 @@ def register_family(cls: FamilyClass) -> FamilyClass:
     if family.name in _families:
         raise InvalidInputError(f"register_family: there is a family {family.name!r} already")
     _families[family.name] = family
-    chain_families.cache_clear()
+    if family.takes_chains:
+        CHAIN_FAMILIES.append(family.name)
     return cls
 
 
@@ -234,18 +237,12 @@ def unregister_family(name: str) -> None:
     """
     family_of(name)
     del _families[name]
-    chain_families.cache_clear()
+    CHAIN_FAMILIES[:] = [one for one in CHAIN_FAMILIES if one != name]
 
 
 def families() -> tuple[KernelFamily[Any], ...]:
     """All families that are registered."""
     return tuple(_families.values())
-
-
-@functools.cache  # asked at each call of a layer
-def chain_families() -> tuple[KernelFamily[Any], ...]:
-    """The families that are registered and take chains."""
-    return tuple(family for family in families() if family.takes_chains)
 
 
 def family_of(name: str) -> Any:
