@@ -283,6 +283,12 @@ def _cluster(source: str) -> int:
     return 1 if found is None else int(found[1])
 
 
+def _arguments(source: str) -> str:
+    """The type of what the kernel is launched with."""
+    found = re.search(r"\(const __grid_constant__ (\w+) ", source)
+    return "Arguments" if found is None else found[1]
+
+
 def _unit(instances: Sequence[Instance]) -> str:
     """The file that instantiates every kernel, each in a namespace of its own."""
     includes: dict[str, None] = {}
@@ -293,11 +299,12 @@ def _unit(instances: Sequence[Instance]) -> str:
         found = re.search(r'extern "C" __global__[^{]*?(\w+)\(const', body)
         if found is None:
             raise TranslationError('the source has no extern "C" __global__ kernel')
+        taken = _arguments(body)
         body = translate(body, f"kernel {index}").replace('extern "C" ', "static ")
         bodies.append(f"namespace instance_{index} {{\n{body}}}\n")
         table.append(
             f'    {{"{found[1]}", {_cluster(instance.source)}, [](const void* arguments) {{\n'
-            f"       instance_{index}::{found[1]}(*static_cast<const Arguments*>(arguments));\n"
+            f"       instance_{index}::{found[1]}(*static_cast<const {taken}*>(arguments));\n"
             "     }},\n"
         )
     return (

@@ -97,6 +97,10 @@ INSTRUCTION void cvt_rn_tf32_f32(uint32_t& result, float value) {
   result = std::isfinite(value) ? (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu : bits;
 }
 
+// Approximations: hardware's are off by about 2^-22.
+INSTRUCTION void ex2_approx_ftz_f32(float& result, float value) { result = std::exp2(value); }
+INSTRUCTION void rcp_approx_ftz_f32(float& result, float value) { result = 1.0f / value; }
+
 // Copies --------------------------------------------------------------------------------------
 
 INSTRUCTION void cp_async_cg_shared_global(uint32_t shared, const void* global, int bytes,

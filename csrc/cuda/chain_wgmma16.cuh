@@ -1,0 +1,444 @@
+// A chain of two 16-bit factors in one launch, on Hopper's warpgroup tensor cores (batch first, sm_90a).
+//
+// (1, b1, c1, d1) * (a2, b2, c2, 1): x meets the right factor first. z = K2 x has a2 * b2 features;
+// feature f of it belongs to class f % d1, and outputs of class j = feature % d1 need only z's class j.
+// Several chains of the same patterns ("siblings") may read one x and write beside each other.
+//
+// A warpgroup that multiplies has 64 rows of x and computes all of their outputs:
+//   1. z, block by block. The weights of a block are ordered by class, so that a tile of 8 columns of
+//      the sums is of one class: what a thread holds of two such tiles is what it must bring to a
+//      product over these 16 l. It is rounded and kept in shared memory, which no other thread reads.
+//   2. Outputs k in chunks of NK, all j (at most 8) at a time, so that a thread has runs of 8
+//      neighbouring features; bias, activation and residual are applied to them in registers.
+// Rows of x and packed weights pass through one ring of slots, filled by the first warpgroup.
+#pragma once
+
+#include "epilogue.cuh"
+#include "mbarrier.cuh"
+#include "pdl.cuh"
+#include "smem_layout.cuh"
+#include "wgmma_16bit.cuh"
+
+// Strides count elements.
+struct ChainArguments {
+  const void* x;
+  const void* weights;  // of all siblings, packed: ksopt/kernels/families/chain_wgmma16.py
+  const void* bias;      // of all siblings' outputs
+  const void* residual;
+  void* y;
+  int64 batch;
+  int64 x_stride, y_stride, residual_stride;  // from a row to the next
+  int64 rows_per_block;                       // a multiple of 64
+};
+
+template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct ChainPattern {
+  static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
+  static constexpr int C1 = A2 * B2 / D1;
+  static constexpr int IN = A2 * C2, OUT = B1 * D1;  // features, of a sibling
+  static_assert(B2 % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
+  static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 % 8 == 0, "");
+};
+
+template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct ChainEpilogue {
+  static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
+  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+};
+
+// GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of
+// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2.
+template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_>
+struct ChainTile {
+  static constexpr int GROUPS = GROUPS_, BLOCKS = BLOCKS_, NK = NK_, KS = KS_, SPLITS = SPLITS_;
+  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_;
+  static constexpr int LOADERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = LOADERS + MULTIPLIERS;
+  static constexpr int ROWS = 64 * GROUPS;
+  static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
+  static constexpr int LOADER_REGISTERS = 32;
+  static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
+  static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
+  // Phase 1.
+  static constexpr int L_OF_BLOCK = P::B2 / P::D1;                // of a class
+  static constexpr int TILES_OF_BLOCK = (L_OF_BLOCK + 7) / 8;    // of a class
+  static constexpr int SPLIT_TILES = TILES_OF_BLOCK / SPLITS;
+  static constexpr int CLASSES = P::SIBLINGS * P::D1;
+  static constexpr int N1 = CLASSES * SPLIT_TILES * 8;
+  static constexpr int PARTS = (P::C2 + KS - 1) / KS, STEPS_OF_PART = KS / 16;
+  static constexpr int CHUNKS_OF_ROW = KS / 8, ROW_BYTES = KS * 2, X_BYTES = ROWS * ROW_BYTES;
+  static constexpr int WEIGHT_BYTES_1 = N1 * KS * 2, SLOTS_1 = P::A2 * SPLITS * PARTS;
+  // Phase 2.
+  static constexpr int J = P::D1 < 8 ? P::D1 : 8, J_GROUPS = P::D1 / J;  // classes at a time
+  static constexpr int TILES_OF_CLASS = P::A2 * TILES_OF_BLOCK, STEPS = (TILES_OF_CLASS + 1) / 2;
+  static constexpr int STEP_BYTES = NK * 32, WEIGHT_BYTES_2 = SLOT_J * SLOT_P * STEP_BYTES;
+  static constexpr int OUTPUT_CHUNKS = (P::B1 + NK - 1) / NK;
+  static constexpr int SLOTS_2 = P::SIBLINGS * OUTPUT_CHUNKS * J_GROUPS * (J / SLOT_J) * (STEPS / SLOT_P);
+  static constexpr int AT_ONCE = largest_divisor(SLOT_P, SLOT_P < 6 ? SLOT_P : 6);  // steps of a group of products
+  static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of features
+  static constexpr int RUNS = P::D1 >= 8 ? 2 : 1;               // of a thread, in those
+  // Shared memory.
+  static constexpr int SLOT_BYTES =
+      X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
+  static constexpr int BARRIER_BYTES = 128;
+  static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
+  static constexpr int RING_AT = BARRIER_BYTES + GROUPS * STASH_BYTES;
+  static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
+  static constexpr int64 PACKED_BYTES = int64(SLOTS_1) * WEIGHT_BYTES_1 + int64(SLOTS_2) * WEIGHT_BYTES_2;
+  static_assert(TILES_OF_BLOCK % SPLITS == 0 && N1 <= 256 && KS % 16 == 0, "");
+  static_assert(J * NK <= 256 && NK % (8 * RUN_TILES) == 0, "");
+  static_assert(J % SLOT_J == 0 && STEPS % SLOT_P == 0 && (SLOT_J == 1 || SLOT_P == STEPS), "");
+  static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLOT_BYTES % 128 == 0, "");
+};
+
+// Which place of a row's chunk of 16 bytes keeps eight rows, read at a time, in different banks.
+template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
+  if constexpr (CHUNKS % 8 == 0) return row % 8;
+  if constexpr (CHUNKS % 8 == 4) return row / 2 % 4;
+  return CHUNKS % 4 == 2 ? row / 4 % 2 : 0;
+}
+
+// The ring's place, which goes round once for each time that all slots were used.
+template <int STAGES> struct RingPlace {
+  int slot = 0, parity;
+  __device__ __forceinline__ explicit RingPlace(int parity_) : parity(parity_) {}
+  __device__ __forceinline__ void next() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+};
+
+struct ChainRows {
+  int64 first, end;  // of a block
+  template <typename Tile> __device__ static __forceinline__ ChainRows of_block(const ChainArguments& arguments) {
+    const int64 first = blockIdx.x * arguments.rows_per_block, last = first + arguments.rows_per_block;
+    return {first, last < arguments.batch ? last : arguments.batch};
+  }
+};
+
+// The first warpgroup's job.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_chain(const ChainArguments& arguments, unsigned char* ring, Mbarrier* full,
+                                           Mbarrier* empty) {
+  using Walk = RowWalk<Tile::ROWS, Tile::CHUNKS_OF_ROW, Tile::LOADERS>;
+  constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
+  const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
+  const ChainRows own = ChainRows::of_block<Tile>(arguments);
+  RingPlace<Tile::STAGES> place(1);
+  const unsigned char* weights = nullptr;
+  const auto load_weights = [&](int at, int bytes) {
+    full[place.slot].arrive_and_expect(bytes);
+    full[place.slot].copy_in_bulk(ring + place.slot * Tile::SLOT_BYTES + at, weights, bytes);
+    weights += bytes;
+  };
+  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
+    weights = static_cast<const unsigned char*>(arguments.weights);
+    const int rows = rows_inside<Tile::ROWS>(own.end - row0);
+    const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
+    for (int block = 0; block < P::A2 * Tile::SPLITS; ++block) {
+#pragma unroll 1
+      for (int part = 0; part < Tile::PARTS; ++part) {
+        unsigned char* const slot = ring + place.slot * Tile::SLOT_BYTES;
+        empty[place.slot].wait(place.parity);
+        if (threadIdx.x == 0) load_weights(Tile::X_BYTES, Tile::WEIGHT_BYTES_1);
+#pragma unroll
+        for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+          const int chunk = first_chunk + pass * Walk::WIDTH, feature = part * Tile::KS + chunk * 8;
+          const bool inside = P::C2 % Tile::KS == 0 || feature < P::C2;
+          const uint16* from = x + block / Tile::SPLITS * P::C2 + feature;
+#pragma unroll
+          for (int step = 0; step < COUNT; ++step) {
+            const int row = m0 + step * Walk::PASS_ROWS;
+            if (row < Walk::end(m0)) {
+              copy_async_16(slot + row * Tile::ROW_BYTES + (chunk ^ swap_of_row<Tile::CHUNKS_OF_ROW>(row)) * 16,
+                            from, inside && row < rows);
+            }
+            from += Walk::PASS_ROWS * arguments.x_stride;
+          }
+        }
+        full[place.slot].arrive_after_copies();
+        place.next();
+      }
+    }
+    // While outputs are computed memory would rest: it brings the rows of the next pass.
+    const int64 next = row0 + Tile::ROWS + threadIdx.x;
+    if (threadIdx.x < Tile::ROWS && next < own.end) {
+      prefetch_share<1>(static_cast<const uint16*>(arguments.x) + next * arguments.x_stride, P::IN * 2, 0, 1);
+    }
+#pragma unroll 1
+    for (int step = 0; step < Tile::SLOTS_2; ++step) {
+      empty[place.slot].wait(place.parity);
+      if (threadIdx.x == 0) load_weights(0, Tile::WEIGHT_BYTES_2);
+      full[place.slot].arrive();
+      place.next();
+    }
+  }
+}
+
+// The widest product there is that leaves no narrow rest.
+constexpr int part_of_product(int n) {
+  return n == 256 ? 128 : n == 144 || n == 160 ? 96 : n == 104 ? 64
+       : n >= 192 ? 192 : n >= 128 ? 128 : n >= 96 ? 96 : n >= 64 ? 64
+       : n >= 48 ? 48 : n >= 32 ? 32 : n >= 24 ? 24 : n >= 16 ? 16 : 8;
+}
+
+// sums[64 x N] (+)= a[64 x 16] b[16 x N]: the last N columns of `sums`.
+template <typename T, int N, int COUNT>
+__device__ __forceinline__ void multiply_columns(float (&sums)[COUNT], const uint32 (&a)[4], uint64 b, int accumulate) {
+  constexpr int PART = part_of_product(N);
+  multiply_warpgroup_16<T, PART>(*reinterpret_cast<float(*)[PART / 2]>(&sums[COUNT - N / 2]), a, b, accumulate);
+  if constexpr (PART < N) multiply_columns<T, N - PART>(sums, a, b + PART, accumulate);  // 16 bytes a column
+}
+
+// Tells the compiler that products, which read registers behind its back, are over.
+template <int STEPS> __device__ __forceinline__ void keep_operands(uint32 (&a)[STEPS][4]) {
+#pragma unroll
+  for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      asm volatile("" : "+r"(a[s][e])::"memory");
+    }
+}
+
+// Four 8 x 8 matrices of 16-bit elements: lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Both halves of a word as fp32.
+template <typename T> __device__ __forceinline__ float half_of(uint32 word, int half) {
+  return to_float(T{static_cast<uint16>(word >> 16 * half)});
+}
+
+// What a thread that multiplies needs to know of its place.
+template <typename Tile> struct ChainThread {
+  int group, warp, lane, quarter, row;  // row: the thread's first one in its block's pass
+  __device__ __forceinline__ explicit ChainThread(int thread)
+      : group(__shfl_sync(~0u, thread / 128, 0)), warp(thread / 32 % 4), lane(thread % 32), quarter(lane % 4),
+        row(group * 64 + warp * 16 + lane / 4) {}
+};
+
+// Rounds a block's part of z, and keeps it by class.
+template <typename T, typename P, typename Tile, int MIDDLE>
+__device__ __forceinline__ void stash_block(unsigned char* stash, const float (&sums)[Tile::N1 / 2], int block,
+                                            int quarter) {
+  constexpr int TILES = Tile::SPLIT_TILES;
+  const auto word = [&](int n, int half, int u) {
+    float low = sums[n * 4 + half * 2], high = sums[n * 4 + half * 2 + 1];
+    if constexpr (MIDDLE != IDENTITY) {  // of what the first product rounds to
+      const uint32 rounded = pack_pair<T>(low, high);
+      low = activate<MIDDLE>(half_of<T>(rounded, 0)), high = activate<MIDDLE>(half_of<T>(rounded, 1));
+    }
+    if constexpr (Tile::L_OF_BLOCK % 8 != 0) {  // columns that are no feature: 0 whatever x has
+      const int l = (block % Tile::SPLITS * TILES + u) * 8 + 2 * quarter;
+      low = l < Tile::L_OF_BLOCK ? low : 0.0f, high = l + 1 < Tile::L_OF_BLOCK ? high : 0.0f;
+    }
+    return pack_pair<T>(low, high);
+  };
+#pragma unroll
+  for (int c = 0; c < Tile::CLASSES; ++c) {
+    unsigned char* const of_class = stash + c * Tile::STEPS * 2048;
+    if constexpr (TILES % 2 == 0) {
+#pragma unroll
+      for (int u = 0; u < TILES; u += 2) {
+        const int n = c * TILES + u;
+        *reinterpret_cast<uint4*>(of_class + (block * TILES + u) / 2 * 2048) =
+            make_uint4(word(n, 0, u), word(n, 1, u), word(n + 1, 0, u + 1), word(n + 1, 1, u + 1));
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < TILES; ++u) {
+        const int n = c * TILES + u, tile = block * TILES + u;
+        *reinterpret_cast<uint2*>(of_class + tile / 2 * 2048 + tile % 2 * 8) = make_uint2(word(n, 0, u), word(n, 1, u));
+      }
+    }
+  }
+}
+
+// Stores a chunk's outputs: `k0` the first k, `j0` the first class.
+template <typename T, typename P, typename Tile, typename Epilogue>
+__device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
+                                              int64 row, int64 end, int sibling, int k0, int j0, int quarter) {
+  constexpr bool WIDE = P::D1 >= 8;
+#pragma unroll
+  for (int tiles = 0; tiles < Tile::NK / 8; tiles += Tile::RUN_TILES) {
+#pragma unroll
+    for (int run = 0; run < Tile::RUNS; ++run) {
+      const int k = k0 + tiles * 8 + (WIDE ? quarter + 4 * run : quarter * (8 / Tile::J));
+      if (P::B1 % Tile::NK != 0 && k >= P::B1) continue;
+      const int feature = sibling * P::OUT + k * P::D1 + j0;
+      uint4 bias = make_uint4(0, 0, 0, 0);
+      if (Epilogue::BIAS) bias = *reinterpret_cast<const uint4*>(static_cast<const uint16*>(arguments.bias) + feature);
+      const uint32 bias_words[4] = {bias.x, bias.y, bias.z, bias.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int64 at = row + half * 8;
+        if (at >= end) continue;
+        uint4 residual = make_uint4(0, 0, 0, 0);
+        if (Epilogue::RESIDUAL) {
+          residual = *reinterpret_cast<const uint4*>(static_cast<const uint16*>(arguments.residual) +
+                                                     at * arguments.residual_stride + feature);
+        }
+        const uint32 residual_words[4] = {residual.x, residual.y, residual.z, residual.w};
+        float values[8];
+#pragma unroll
+        for (int v = 0; v < 8; ++v) {
+          const int k_of_run = v / Tile::J, tile = WIDE ? tiles : tiles + k_of_run / 2;
+          const int column = WIDE ? run : k_of_run % 2;
+          float value = sums[v % Tile::J][tile * 4 + half * 2 + column];
+          if (Epilogue::BIAS) value += half_of<T>(bias_words[v / 2], v % 2);
+          value = activate<Epilogue::ACTIVATION>(value);
+          if (Epilogue::RESIDUAL) value += half_of<T>(residual_words[v / 2], v % 2);
+          values[v] = value;
+        }
+        *reinterpret_cast<uint4*>(static_cast<uint16*>(arguments.y) + at * arguments.y_stride + feature) =
+            make_uint4(pack_pair<T>(values[0], values[1]), pack_pair<T>(values[2], values[3]),
+                       pack_pair<T>(values[4], values[5]), pack_pair<T>(values[6], values[7]));
+      }
+    }
+  }
+}
+
+template <typename T, typename P, typename Tile, typename Epilogue>
+__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes,
+                                               unsigned char* ring, Mbarrier* full, Mbarrier* empty) {
+  const int thread = threadIdx.x - Tile::LOADERS;
+  const ChainThread<Tile> own(thread);
+  const ChainRows rows = ChainRows::of_block<Tile>(arguments);
+  unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
+  // Where the thread's lane finds its row of x in a slot: ldmatrix's matrices are the two halves of the rows, twice.
+  const int x_row = own.group * 64 + own.warp * 16 + own.lane % 16;
+  const uint32 x_at = shared_address(ring) + x_row * Tile::ROW_BYTES;
+  const int swap = swap_of_row<Tile::CHUNKS_OF_ROW>(x_row), half_chunk = own.lane / 16;
+  const uint32 ring_at = __shfl_sync(~0u, shared_address(ring), 0);
+  const uint64 weights_1 = describe_plain(ring_at + Tile::X_BYTES, Tile::N1 * 16, 128);
+  const uint64 weights_2 = describe_plain(ring_at, Tile::NK * 16, 128);
+  RingPlace<Tile::STAGES> place(0);
+  const auto release = [&](int slot) {
+    __syncwarp();
+    if (own.lane == 0) empty[slot].arrive();
+  };
+  const auto load_rows = [&](uint32(&a)[Tile::STEPS_OF_PART][4]) {
+    full[place.slot].wait(place.parity);
+#pragma unroll
+    for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
+      load_matrices(a[s], x_at + place.slot * Tile::SLOT_BYTES + ((2 * s + half_chunk) ^ swap) * 16);
+    }
+  };
+  if constexpr (Tile::TILES_OF_CLASS % 2 != 0) {  // the last step's other half
+#pragma unroll 1
+    for (int c = 0; c < Tile::CLASSES; ++c) {
+      *reinterpret_cast<uint2*>(stash + (c * Tile::STEPS + Tile::STEPS - 1) * 2048 + 8) = make_uint2(0, 0);
+    }
+  }
+  for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
+    if (row0 + own.group * 64 >= rows.end) {  // only others have rows left
+      for (int step = 0; step < Tile::SLOTS_1 + Tile::SLOTS_2; ++step) {
+        full[place.slot].wait(place.parity);
+        release(place.slot);
+        place.next();
+      }
+      continue;
+    }
+    {
+      uint32 a[Tile::STEPS_OF_PART][4];
+      load_rows(a);
+#pragma unroll 1
+      for (int block = 0; block < P::A2 * Tile::SPLITS; ++block) {
+        float sums[Tile::N1 / 2];
+#pragma unroll
+        for (int e = 0; e < Tile::N1 / 2; ++e) sums[e] = 0.0f;  // else they would live, unused, from pass to pass
+#pragma unroll 1
+        for (int part = 0; part < Tile::PARTS; ++part) {
+          const uint64 weights = weights_1 + place.slot * (Tile::SLOT_BYTES / 16);
+          wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
+            multiply_columns<T, Tile::N1>(sums, a[s], weights + s * Tile::N1 * 2, 1);
+          }
+          wgmma_commit_group();
+          const int used = place.slot;
+          place.next();
+          uint32 next[Tile::STEPS_OF_PART][4] = {};
+          if (part + 1 < Tile::PARTS || block + 1 < P::A2 * Tile::SPLITS) load_rows(next);
+          wgmma_wait_group<0>();
+          keep_operands(a);
+          release(used);
+#pragma unroll
+          for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
+        }
+        wgmma_fence_operand(sums);
+        stash_block<T, P, Tile, Epilogue::MIDDLE>(stash, sums, block, own.quarter);
+      }
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < P::SIBLINGS * Tile::OUTPUT_CHUNKS * Tile::J_GROUPS; ++chunk) {
+      const int j_group = chunk % Tile::J_GROUPS, k_chunk = chunk / Tile::J_GROUPS % Tile::OUTPUT_CHUNKS;
+      const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
+      constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
+      float sums[Tile::J][Tile::NK / 2];
+      uint32 a[2][Tile::AT_ONCE][4];
+      const unsigned char* const of_classes = stash + (sibling * P::D1 + j_group * Tile::J) * Tile::STEPS * 2048;
+      int before = 0;
+#pragma unroll
+      for (int g = 0; g < Tile::J * GROUPS_OF_STEPS; ++g) {
+        const int j = g / GROUPS_OF_STEPS, first = g % GROUPS_OF_STEPS * Tile::AT_ONCE;
+#pragma unroll
+        for (int s = 0; s < Tile::AT_ONCE; ++s) {
+          const uint4 words = *reinterpret_cast<const uint4*>(of_classes + (j * Tile::STEPS + first + s) * 2048);
+          a[g % 2][s][0] = words.x, a[g % 2][s][1] = words.y, a[g % 2][s][2] = words.z, a[g % 2][s][3] = words.w;
+        }
+        if (g % IN_SLOT == 0) full[place.slot].wait(place.parity);
+        const uint64 weights = weights_2 + place.slot * (Tile::SLOT_BYTES / 16) +
+                               g % IN_SLOT * Tile::AT_ONCE * (Tile::STEP_BYTES / 16);
+        keep_operands(a[g % 2]);
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < Tile::AT_ONCE; ++s) {
+          multiply_columns<T, Tile::NK>(sums[j], a[g % 2][s], weights + s * (Tile::STEP_BYTES / 16), first + s);
+        }
+        wgmma_commit_group();
+        // The group before is over: its operands' registers may be written, its slot given back.
+        wgmma_wait_group<1>();
+        if (g > 0) keep_operands(a[(g + 1) % 2]);
+        if (g > 0 && g % IN_SLOT == 0) release(before);
+        if ((g + 1) % IN_SLOT == 0) before = place.slot, place.next();
+      }
+      wgmma_wait_group<0>();
+      keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
+      release(before);
+#pragma unroll
+      for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
+      if (row0 + own.group * 64 + own.warp * 16 < rows.end) {
+        store_outputs<T, P, Tile, Epilogue>(arguments, sums, row0 + own.row, rows.end, sibling, k_chunk * Tile::NK,
+                                            j_group * Tile::J, own.quarter);
+      }
+    }
+  }
+}
+
+template <typename T, typename P, typename Tile, typename Epilogue>
+__device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
+  Mbarrier* const empty = full + Tile::STAGES;
+  unsigned char* const stashes = shared + Tile::BARRIER_BYTES;
+  unsigned char* const ring = shared + Tile::RING_AT;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Tile::STAGES; ++s) {
+      full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
+      empty[s].init(4 * Tile::GROUPS);
+    }
+    fence_for_tensor_cores();  // and for the copy engine
+  }
+  __syncthreads();
+  griddepcontrol_wait();
+  if (threadIdx.x < Tile::LOADERS) {
+    if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
+    load_chain<P, Tile>(arguments, ring, full, empty);
+  } else {
+    if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
+    multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, ring, full, empty);
+  }
+}
