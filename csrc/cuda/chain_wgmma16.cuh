@@ -53,7 +53,7 @@ struct ChainTile {
   static constexpr int LOADERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = LOADERS + MULTIPLIERS;
   static constexpr int ROWS = 64 * GROUPS;
   static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
-  static constexpr int LOADER_REGISTERS = 32;
+  static constexpr int LOADER_REGISTERS = 40;
   static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
   static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
   // Phase 1.
@@ -159,7 +159,10 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, unsi
     // While outputs are computed memory would rest: it brings the rows of the next pass.
     const int64 next = row0 + Tile::ROWS + threadIdx.x;
     if (threadIdx.x < Tile::ROWS && next < own.end) {
-      prefetch_share<1>(static_cast<const uint16*>(arguments.x) + next * arguments.x_stride, P::IN * 2, 0, 1);
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(
+                       static_cast<const uint16*>(arguments.x) + next * arguments.x_stride),
+                   "r"(P::IN * 2)
+                   : "memory");
     }
 #pragma unroll 1
     for (int step = 0; step < Tile::SLOTS_2; ++step) {
@@ -259,40 +262,40 @@ template <typename T, typename P, typename Tile, typename Epilogue>
 __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
                                               int64 row, int64 end, int sibling, int k0, int j0, int quarter) {
   constexpr bool WIDE = P::D1 >= 8;
+  const int k1 = k0 + (WIDE ? quarter : quarter * (8 / Tile::J));  // the thread's first
+  const int first = sibling * P::OUT + k1 * P::D1 + j0;
+  const uint16* const bias = static_cast<const uint16*>(arguments.bias) + first;
+  const uint16* const residual = static_cast<const uint16*>(arguments.residual) + row * arguments.residual_stride + first;
+  uint16* const y = static_cast<uint16*>(arguments.y) + row * arguments.y_stride + first;
 #pragma unroll
   for (int tiles = 0; tiles < Tile::NK / 8; tiles += Tile::RUN_TILES) {
 #pragma unroll
     for (int run = 0; run < Tile::RUNS; ++run) {
-      const int k = k0 + tiles * 8 + (WIDE ? quarter + 4 * run : quarter * (8 / Tile::J));
-      if (P::B1 % Tile::NK != 0 && k >= P::B1) continue;
-      const int feature = sibling * P::OUT + k * P::D1 + j0;
-      uint4 bias = make_uint4(0, 0, 0, 0);
-      if (Epilogue::BIAS) bias = *reinterpret_cast<const uint4*>(static_cast<const uint16*>(arguments.bias) + feature);
-      const uint32 bias_words[4] = {bias.x, bias.y, bias.z, bias.w};
+      const int k_offset = tiles * 8 + 4 * run, offset = k_offset * P::D1;
+      if (P::B1 % Tile::NK != 0 && k1 + k_offset >= P::B1) continue;
+      uint32 bias_words[4] = {};
+      if (Epilogue::BIAS) load_16_bytes(bias_words, bias + offset);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int64 at = row + half * 8;
-        if (at >= end) continue;
-        uint4 residual = make_uint4(0, 0, 0, 0);
-        if (Epilogue::RESIDUAL) {
-          residual = *reinterpret_cast<const uint4*>(static_cast<const uint16*>(arguments.residual) +
-                                                     at * arguments.residual_stride + feature);
-        }
-        const uint32 residual_words[4] = {residual.x, residual.y, residual.z, residual.w};
-        float values[8];
+        if (row + half * 8 >= end) continue;
+        uint32 residual_words[4] = {}, words[4];
+        if (Epilogue::RESIDUAL) load_16_bytes(residual_words, residual + half * 8 * arguments.residual_stride + offset);
 #pragma unroll
-        for (int v = 0; v < 8; ++v) {
-          const int k_of_run = v / Tile::J, tile = WIDE ? tiles : tiles + k_of_run / 2;
-          const int column = WIDE ? run : k_of_run % 2;
-          float value = sums[v % Tile::J][tile * 4 + half * 2 + column];
-          if (Epilogue::BIAS) value += half_of<T>(bias_words[v / 2], v % 2);
-          value = activate<Epilogue::ACTIVATION>(value);
-          if (Epilogue::RESIDUAL) value += half_of<T>(residual_words[v / 2], v % 2);
-          values[v] = value;
+        for (int w = 0; w < 4; ++w) {
+          float values[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int v = 2 * w + e, k_of_run = v / Tile::J;
+            const int tile = WIDE ? tiles : tiles + k_of_run / 2, column = WIDE ? run : k_of_run % 2;
+            float value = sums[v % Tile::J][tile * 4 + half * 2 + column];
+            if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
+            value = activate<Epilogue::ACTIVATION>(value);
+            if (Epilogue::RESIDUAL) value += half_of<T>(residual_words[w], e);
+            values[e] = value;
+          }
+          words[w] = pack_pair<T>(values[0], values[1]);
         }
-        *reinterpret_cast<uint4*>(static_cast<uint16*>(arguments.y) + at * arguments.y_stride + feature) =
-            make_uint4(pack_pair<T>(values[0], values[1]), pack_pair<T>(values[2], values[3]),
-                       pack_pair<T>(values[4], values[5]), pack_pair<T>(values[6], values[7]));
+        store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
       }
     }
   }

@@ -22,7 +22,7 @@ ACTIVATIONS: tuple[Activation, ...] = ("none", "relu", "gelu", "gelu_tanh", "sil
 
 MOST_SIBLINGS = 4
 _BARRIER_BYTES = 128
-_LOADER_REGISTERS = 32
+_LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 
 # The cost model's constants, of one multiprocessor where nothing else is said.

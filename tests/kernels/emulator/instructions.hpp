@@ -126,6 +126,15 @@ INSTRUCTION void cp_async_wait_all() {
   wait_for_copies(0);
 }
 
+// Accesses of device code: not INSTRUCTIONs, so that they are checked.
+inline void st_global_v4_b32(void* to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  *static_cast<uint4*>(to) = make_uint4(w0, w1, w2, w3);
+}
+inline void ld_global_nc_v4_b32(uint32_t& w0, uint32_t& w1, uint32_t& w2, uint32_t& w3, const void* from) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  w0 = words.x, w1 = words.y, w2 = words.z, w3 = words.w;
+}
+
 // Only a hint: what it must not be is misaligned.
 INSTRUCTION void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a bulk prefetch of an address that is no multiple of 16");
