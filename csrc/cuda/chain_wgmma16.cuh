@@ -64,13 +64,17 @@ struct ChainTile {
   static constexpr int N1 = CLASSES * SPLIT_TILES * 8;
   static constexpr int PARTS = (P::C2 + KS - 1) / KS, STEPS_OF_PART = KS / 16;
   static constexpr int CHUNKS_OF_ROW = KS / 8, ROW_BYTES = KS * 2, X_BYTES = ROWS * ROW_BYTES;
-  static constexpr int WEIGHT_BYTES_1 = N1 * KS * 2, SLOTS_1 = P::A2 * SPLITS * PARTS;
+  static constexpr int Z_BLOCKS = P::A2 * SPLITS;  // of columns that are computed at a time
+  static constexpr int WEIGHT_BYTES_1 = N1 * KS * 2, SLOTS_1 = Z_BLOCKS * PARTS;
+  static constexpr int64 RIGHT_BYTES = int64(SLOTS_1) * WEIGHT_BYTES_1;
   // Phase 2.
   static constexpr int J = P::D1 < 8 ? P::D1 : 8, J_GROUPS = P::D1 / J;  // classes at a time
   static constexpr int TILES_OF_CLASS = P::A2 * TILES_OF_BLOCK, STEPS = (TILES_OF_CLASS + 1) / 2;
   static constexpr int STEP_BYTES = NK * 32, WEIGHT_BYTES_2 = SLOT_J * SLOT_P * STEP_BYTES;
   static constexpr int OUTPUT_CHUNKS = (P::B1 + NK - 1) / NK;
-  static constexpr int SLOTS_2 = P::SIBLINGS * OUTPUT_CHUNKS * J_GROUPS * (J / SLOT_J) * (STEPS / SLOT_P);
+  static constexpr int CHUNKS = P::SIBLINGS * OUTPUT_CHUNKS * J_GROUPS;  // of NK outputs and J classes
+  static constexpr int SLOTS_OF_CHUNK = J / SLOT_J * (STEPS / SLOT_P), SLOTS_2 = CHUNKS * SLOTS_OF_CHUNK;
+  static constexpr int CHUNK_BYTES = SLOTS_OF_CHUNK * WEIGHT_BYTES_2;
   static constexpr int AT_ONCE = largest_divisor(SLOT_P, SLOT_P < 6 ? SLOT_P : 6);  // steps of a group of products
   static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of features
   static constexpr int RUNS = P::D1 >= 8 ? 2 : 1;               // of a thread, in those
@@ -79,9 +83,10 @@ struct ChainTile {
       X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
   static constexpr int BARRIER_BYTES = 128;
   static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
-  static constexpr int RING_AT = BARRIER_BYTES + GROUPS * STASH_BYTES;
+  static constexpr int STASHES_AT = BARRIER_BYTES + (P::SIBLINGS * P::OUT * 2 + 127) / 128 * 128;  // after the bias
+  static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
   static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
-  static constexpr int64 PACKED_BYTES = int64(SLOTS_1) * WEIGHT_BYTES_1 + int64(SLOTS_2) * WEIGHT_BYTES_2;
+  static constexpr int64 PACKED_BYTES = RIGHT_BYTES + int64(CHUNKS) * CHUNK_BYTES;
   static_assert(TILES_OF_BLOCK % SPLITS == 0 && N1 <= 256 && KS % 16 == 0, "");
   static_assert(J * NK <= 256 && NK % (8 * RUN_TILES) == 0, "");
   static_assert(J % SLOT_J == 0 && STEPS % SLOT_P == 0 && (SLOT_J == 1 || SLOT_P == STEPS), "");
@@ -95,14 +100,38 @@ template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
   return CHUNKS % 4 == 2 ? row / 4 % 2 : 0;
 }
 
-// The ring's place, which goes round once for each time that all slots were used.
-template <int STAGES> struct RingPlace {
+// The ring of slots, seen by one who fills or uses them in turn.
+template <int SLOT_BYTES_, int STAGES> struct Ring {
+  static constexpr int SLOT_BYTES = SLOT_BYTES_;
+  unsigned char* slots;
+  Mbarrier *full, *empty;
   int slot = 0, parity;
-  __device__ __forceinline__ explicit RingPlace(int parity_) : parity(parity_) {}
+  __device__ __forceinline__ Ring(unsigned char* slots_, Mbarrier* full_, Mbarrier* empty_, int parity_)
+      : slots(slots_), full(full_), empty(empty_), parity(parity_) {}
+  __device__ __forceinline__ unsigned char* here() const { return slots + slot * SLOT_BYTES; }
+  __device__ __forceinline__ void wait_until_full() { full[slot].wait(parity); }
+  __device__ __forceinline__ void wait_until_empty() { empty[slot].wait(parity); }
   __device__ __forceinline__ void next() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
+  // All of a warp have used a slot.
+  __device__ __forceinline__ void release(int used, int lane) {
+    __syncwarp();
+    if (lane == 0) empty[used].arrive();
+  }
+  // One thread asks for packed weights, and moves on by as many.
+  __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
+    full[slot].arrive_and_expect(bytes);
+    full[slot].copy_in_bulk(here() + at, weights, bytes);
+    weights += bytes;
+  }
 };
+
+// Blocks begin with different ones of `COUNT` blocks of z, or chunks of outputs: what all ask for at a
+// time would keep a few slices of the L2 cache busy, and leave the others idle.
+template <int COUNT> __device__ __forceinline__ int turned(int at) {
+  return (at + static_cast<int>(blockIdx.x)) % COUNT;
+}
 
 struct ChainRows {
   int64 first, end;  // of a block
@@ -112,64 +141,82 @@ struct ChainRows {
   }
 };
 
-// The first warpgroup's job.
-template <typename P, typename Tile>
-__device__ __forceinline__ void load_chain(const ChainArguments& arguments, unsigned char* ring, Mbarrier* full,
-                                           Mbarrier* empty) {
+// Loads rows of x and the right factor's weights for them, block by block. `weights`: of the first block.
+template <typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, AnyRing& ring, int64 row0, int rows,
+                                               const unsigned char* first_weights) {
   using Walk = RowWalk<Tile::ROWS, Tile::CHUNKS_OF_ROW, Tile::LOADERS>;
   constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
   const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
-  const ChainRows own = ChainRows::of_block<Tile>(arguments);
-  RingPlace<Tile::STAGES> place(1);
-  const unsigned char* weights = nullptr;
-  const auto load_weights = [&](int at, int bytes) {
-    full[place.slot].arrive_and_expect(bytes);
-    full[place.slot].copy_in_bulk(ring + place.slot * Tile::SLOT_BYTES + at, weights, bytes);
-    weights += bytes;
-  };
-  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
-    weights = static_cast<const unsigned char*>(arguments.weights);
-    const int rows = rows_inside<Tile::ROWS>(own.end - row0);
-    const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
-    for (int block = 0; block < P::A2 * Tile::SPLITS; ++block) {
+  const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
 #pragma unroll 1
-      for (int part = 0; part < Tile::PARTS; ++part) {
-        unsigned char* const slot = ring + place.slot * Tile::SLOT_BYTES;
-        empty[place.slot].wait(place.parity);
-        if (threadIdx.x == 0) load_weights(Tile::X_BYTES, Tile::WEIGHT_BYTES_1);
+  for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
+    const int block = turned<Tile::Z_BLOCKS>(at);
+    const unsigned char* weights = first_weights + int64(block) * Tile::PARTS * Tile::WEIGHT_BYTES_1;
+#pragma unroll 1
+    for (int part = 0; part < Tile::PARTS; ++part) {
+      ring.wait_until_empty();
+      if (threadIdx.x == 0) ring.load_weights(weights, Tile::X_BYTES, Tile::WEIGHT_BYTES_1);
 #pragma unroll
-        for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
-          const int chunk = first_chunk + pass * Walk::WIDTH, feature = part * Tile::KS + chunk * 8;
-          const bool inside = P::C2 % Tile::KS == 0 || feature < P::C2;
-          const uint16* from = x + block / Tile::SPLITS * P::C2 + feature;
+      for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+        const int chunk = first_chunk + pass * Walk::WIDTH, feature = part * Tile::KS + chunk * 8;
+        const bool inside = P::C2 % Tile::KS == 0 || feature < P::C2;
+        const uint16* from = x + block / Tile::SPLITS * P::C2 + feature;
 #pragma unroll
-          for (int step = 0; step < COUNT; ++step) {
-            const int row = m0 + step * Walk::PASS_ROWS;
-            if (row < Walk::end(m0)) {
-              copy_async_16(slot + row * Tile::ROW_BYTES + (chunk ^ swap_of_row<Tile::CHUNKS_OF_ROW>(row)) * 16,
-                            from, inside && row < rows);
-            }
-            from += Walk::PASS_ROWS * arguments.x_stride;
+        for (int step = 0; step < COUNT; ++step) {
+          const int row = m0 + step * Walk::PASS_ROWS;
+          if (row < Walk::end(m0)) {
+            copy_async_16(ring.here() + row * Tile::ROW_BYTES + (chunk ^ swap_of_row<Tile::CHUNKS_OF_ROW>(row)) * 16,
+                          from, inside && row < rows);
           }
+          from += Walk::PASS_ROWS * arguments.x_stride;
         }
-        full[place.slot].arrive_after_copies();
-        place.next();
       }
+      ring.full[ring.slot].arrive_after_copies();
+      ring.next();
     }
-    // While outputs are computed memory would rest: it brings the rows of the next pass.
-    const int64 next = row0 + Tile::ROWS + threadIdx.x;
-    if (threadIdx.x < Tile::ROWS && next < own.end) {
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(
-                       static_cast<const uint16*>(arguments.x) + next * arguments.x_stride),
-                   "r"(P::IN * 2)
-                   : "memory");
-    }
+  }
+}
+
+// Loads `slots` slots of weights alone.
+template <typename AnyRing>
+__device__ __forceinline__ void load_weight_slots(AnyRing& ring, const unsigned char* weights, int slots, int bytes) {
 #pragma unroll 1
-    for (int step = 0; step < Tile::SLOTS_2; ++step) {
-      empty[place.slot].wait(place.parity);
-      if (threadIdx.x == 0) load_weights(0, Tile::WEIGHT_BYTES_2);
-      full[place.slot].arrive();
-      place.next();
+  for (int at = 0; at < slots; ++at) {
+    ring.wait_until_empty();
+    if (threadIdx.x == 0) ring.load_weights(weights, 0, bytes);
+    ring.full[ring.slot].arrive();
+    ring.next();
+  }
+}
+
+// While outputs are computed memory would rest: it brings the rows of the next pass to the L2 cache.
+template <int FEATURES, int ROWS>
+__device__ __forceinline__ void prefetch_rows(const void* from, int64 stride, int64 row0, int64 end) {
+  for (int row = threadIdx.x; row < ROWS; row += 128) {
+    if (row0 + row >= end) break;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(static_cast<const uint16*>(from) +
+                                                                      (row0 + row) * stride),
+                 "r"(FEATURES * 2)
+                 : "memory");
+  }
+}
+
+// The first warpgroup's job.
+template <typename P, typename Tile, typename Epilogue, typename AnyRing>
+__device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
+  const ChainRows own = ChainRows::of_block<Tile>(arguments);
+  const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
+  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
+    load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
+    if (Epilogue::RESIDUAL) {
+      prefetch_rows<P::SIBLINGS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
+    }
+    prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
+#pragma unroll 1
+    for (int at = 0; at < Tile::CHUNKS; ++at) {
+      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS>(at)) * Tile::CHUNK_BYTES,
+                        Tile::SLOTS_OF_CHUNK, Tile::WEIGHT_BYTES_2);
     }
   }
 }
@@ -257,177 +304,250 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
   }
 }
 
-// Stores a chunk's outputs: `k0` the first k, `j0` the first class.
+// A chunk's place in y: the thread's first k, and its first feature, of the first class `j0`.
+template <typename P, typename Tile> struct OutputPlace {
+  static constexpr bool WIDE = P::D1 >= 8;
+  static constexpr int RUN_COUNT = Tile::NK / 8 / Tile::RUN_TILES * Tile::RUNS;  // of 8 features, in a row
+  int k, feature;
+  __device__ __forceinline__ OutputPlace(int chunk, int quarter) {
+    const int j_group = chunk % Tile::J_GROUPS, k_chunk = chunk / Tile::J_GROUPS % Tile::OUTPUT_CHUNKS;
+    const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
+    k = k_chunk * Tile::NK + (WIDE ? quarter : quarter * (8 / Tile::J));
+    feature = sibling * P::OUT + k * P::D1 + j_group * Tile::J;
+  }
+  // How many k a run lies behind the first.
+  __device__ static __forceinline__ constexpr int behind(int run) {
+    return run / Tile::RUNS * Tile::RUN_TILES * 8 + run % Tile::RUNS * 4;
+  }
+  __device__ __forceinline__ bool inside(int run) const { return P::B1 % Tile::NK == 0 || k + behind(run) < P::B1; }
+  // The sum that is value v of a run, in the thread's row `half`.
+  __device__ static __forceinline__ float sum(const float (&sums)[Tile::J][Tile::NK / 2], int run, int half, int v) {
+    const int tiles = run / Tile::RUNS * Tile::RUN_TILES, k_of_run = v / Tile::J;
+    const int tile = WIDE ? tiles : tiles + k_of_run / 2, column = WIDE ? run % Tile::RUNS : k_of_run % 2;
+    return sums[v % Tile::J][tile * 4 + half * 2 + column];
+  }
+};
+
+// What is added to a chunk's outputs, on its way while they are computed.
+template <typename P, typename Tile, bool NEEDED> struct Residual {
+  uint32 words[NEEDED ? OutputPlace<P, Tile>::RUN_COUNT : 1][2][4];
+  __device__ __forceinline__ void load(const ChainArguments& arguments, const OutputPlace<P, Tile>& place, int64 row,
+                                       int64 end) {
+    if constexpr (NEEDED) {
+      const uint16* const from =
+          static_cast<const uint16*>(arguments.residual) + row * arguments.residual_stride + place.feature;
+#pragma unroll
+      for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (row + half * 8 >= end || !place.inside(run)) continue;
+          load_16_bytes(words[run][half], from + half * 8 * arguments.residual_stride + place.behind(run) * P::D1);
+        }
+    }
+  }
+};
+
+// Stores a chunk's outputs, after the epilogue. `bias` is in shared memory.
 template <typename T, typename P, typename Tile, typename Epilogue>
 __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
-                                              int64 row, int64 end, int sibling, int k0, int j0, int quarter) {
-  constexpr bool WIDE = P::D1 >= 8;
-  const int k1 = k0 + (WIDE ? quarter : quarter * (8 / Tile::J));  // the thread's first
-  const int first = sibling * P::OUT + k1 * P::D1 + j0;
-  const uint16* const bias = static_cast<const uint16*>(arguments.bias) + first;
-  const uint16* const residual = static_cast<const uint16*>(arguments.residual) + row * arguments.residual_stride + first;
-  uint16* const y = static_cast<uint16*>(arguments.y) + row * arguments.y_stride + first;
+                                              const Residual<P, Tile, Epilogue::RESIDUAL>& residual,
+                                              const OutputPlace<P, Tile>& place, const uint16* bias, int64 row,
+                                              int64 end) {
+  uint16* const y = static_cast<uint16*>(arguments.y) + row * arguments.y_stride + place.feature;
 #pragma unroll
-  for (int tiles = 0; tiles < Tile::NK / 8; tiles += Tile::RUN_TILES) {
+  for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
+    const int offset = place.behind(run) * P::D1;
+    if (!place.inside(run)) continue;
+    uint4 added = make_uint4(0, 0, 0, 0);
+    if (Epilogue::BIAS) added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
+    const uint32 bias_words[4] = {added.x, added.y, added.z, added.w};
 #pragma unroll
-    for (int run = 0; run < Tile::RUNS; ++run) {
-      const int k_offset = tiles * 8 + 4 * run, offset = k_offset * P::D1;
-      if (P::B1 % Tile::NK != 0 && k1 + k_offset >= P::B1) continue;
-      uint32 bias_words[4] = {};
-      if (Epilogue::BIAS) load_16_bytes(bias_words, bias + offset);
+    for (int half = 0; half < 2; ++half) {
+      if (row + half * 8 >= end) continue;
+      uint32 words[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (row + half * 8 >= end) continue;
-        uint32 residual_words[4] = {}, words[4];
-        if (Epilogue::RESIDUAL) load_16_bytes(residual_words, residual + half * 8 * arguments.residual_stride + offset);
+      for (int w = 0; w < 4; ++w) {
+        float values[2];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          float values[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int v = 2 * w + e, k_of_run = v / Tile::J;
-            const int tile = WIDE ? tiles : tiles + k_of_run / 2, column = WIDE ? run : k_of_run % 2;
-            float value = sums[v % Tile::J][tile * 4 + half * 2 + column];
-            if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-            value = activate<Epilogue::ACTIVATION>(value);
-            if (Epilogue::RESIDUAL) value += half_of<T>(residual_words[w], e);
-            values[e] = value;
-          }
-          words[w] = pack_pair<T>(values[0], values[1]);
+        for (int e = 0; e < 2; ++e) {
+          float value = place.sum(sums, run, half, 2 * w + e);
+          if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
+          value = activate<Epilogue::ACTIVATION>(value);
+          if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
+          values[e] = value;
         }
-        store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
+        words[w] = pack_pair<T>(values[0], values[1]);
       }
+      store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
     }
   }
 }
 
-template <typename T, typename P, typename Tile, typename Epilogue>
-__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes,
-                                               unsigned char* ring, Mbarrier* full, Mbarrier* empty) {
-  const int thread = threadIdx.x - Tile::LOADERS;
-  const ChainThread<Tile> own(thread);
-  const ChainRows rows = ChainRows::of_block<Tile>(arguments);
-  unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
-  // Where the thread's lane finds its row of x in a slot: ldmatrix's matrices are the two halves of the rows, twice.
+// Phase 1: z of a warpgroup's rows.
+template <typename T, typename P, typename Tile, int MIDDLE, typename AnyRing>
+__device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char* stash, const ChainThread<Tile>& own) {
+  // Where the lane finds its row of x in a slot: ldmatrix's matrices are the two halves of the rows, twice.
   const int x_row = own.group * 64 + own.warp * 16 + own.lane % 16;
-  const uint32 x_at = shared_address(ring) + x_row * Tile::ROW_BYTES;
+  const uint32 x_at = shared_address(ring.slots) + x_row * Tile::ROW_BYTES;
   const int swap = swap_of_row<Tile::CHUNKS_OF_ROW>(x_row), half_chunk = own.lane / 16;
-  const uint32 ring_at = __shfl_sync(~0u, shared_address(ring), 0);
-  const uint64 weights_1 = describe_plain(ring_at + Tile::X_BYTES, Tile::N1 * 16, 128);
-  const uint64 weights_2 = describe_plain(ring_at, Tile::NK * 16, 128);
-  RingPlace<Tile::STAGES> place(0);
-  const auto release = [&](int slot) {
-    __syncwarp();
-    if (own.lane == 0) empty[slot].arrive();
-  };
+  const uint64 first_weights =
+      describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::X_BYTES, Tile::N1 * 16, 128);
   const auto load_rows = [&](uint32(&a)[Tile::STEPS_OF_PART][4]) {
-    full[place.slot].wait(place.parity);
+    ring.wait_until_full();
 #pragma unroll
     for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
-      load_matrices(a[s], x_at + place.slot * Tile::SLOT_BYTES + ((2 * s + half_chunk) ^ swap) * 16);
+      load_matrices(a[s], x_at + ring.slot * AnyRing::SLOT_BYTES + ((2 * s + half_chunk) ^ swap) * 16);
     }
   };
-  if constexpr (Tile::TILES_OF_CLASS % 2 != 0) {  // the last step's other half
+  uint32 a[Tile::STEPS_OF_PART][4];
+  load_rows(a);
+#pragma unroll 1
+  for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
+    float sums[Tile::N1 / 2];
+#pragma unroll
+    for (int e = 0; e < Tile::N1 / 2; ++e) sums[e] = 0.0f;  // else they would live, unused, from pass to pass
+#pragma unroll 1
+    for (int part = 0; part < Tile::PARTS; ++part) {
+      const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
+        multiply_columns<T, Tile::N1>(sums, a[s], weights + s * Tile::N1 * 2, 1);
+      }
+      wgmma_commit_group();
+      const int used = ring.slot;
+      ring.next();
+      uint32 next[Tile::STEPS_OF_PART][4] = {};
+      if (part + 1 < Tile::PARTS || at + 1 < Tile::Z_BLOCKS) load_rows(next);
+      wgmma_wait_group<0>();
+      keep_operands(a);
+      ring.release(used, own.lane);
+#pragma unroll
+      for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
+    }
+    wgmma_fence_operand(sums);
+    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS>(at), own.quarter);
+  }
+}
+
+// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`.
+template <typename T, typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK / 2], AnyRing& ring,
+                                               const unsigned char* of_classes, int lane) {
+  constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
+  const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
+  uint32 a[2][Tile::AT_ONCE][4];
+  int before = 0;
+#pragma unroll
+  for (int g = 0; g < Tile::J * GROUPS_OF_STEPS; ++g) {
+    const int j = g / GROUPS_OF_STEPS, first = g % GROUPS_OF_STEPS * Tile::AT_ONCE;
+#pragma unroll
+    for (int s = 0; s < Tile::AT_ONCE; ++s) {
+      const uint4 words = *reinterpret_cast<const uint4*>(of_classes + (j * Tile::STEPS + first + s) * 2048);
+      a[g % 2][s][0] = words.x, a[g % 2][s][1] = words.y, a[g % 2][s][2] = words.z, a[g % 2][s][3] = words.w;
+    }
+    if (g % IN_SLOT == 0) ring.wait_until_full();
+    const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16) +
+                           g % IN_SLOT * Tile::AT_ONCE * (Tile::STEP_BYTES / 16);
+    keep_operands(a[g % 2]);
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Tile::AT_ONCE; ++s) {
+      multiply_columns<T, Tile::NK>(sums[j], a[g % 2][s], weights + s * (Tile::STEP_BYTES / 16), first + s);
+    }
+    wgmma_commit_group();
+    // The group before is over: its operands' registers may be written, its slot given back.
+    wgmma_wait_group<1>();
+    if (g > 0) keep_operands(a[(g + 1) % 2]);
+    if (g > 0 && g % IN_SLOT == 0) ring.release(before, lane);
+    if ((g + 1) % IN_SLOT == 0) before = ring.slot, ring.next();
+  }
+  wgmma_wait_group<0>();
+  keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
+  ring.release(before, lane);
+#pragma unroll
+  for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
+}
+
+// What is stashed of z for a chunk of outputs.
+template <typename P, typename Tile>
+__device__ __forceinline__ const unsigned char* classes_of_chunk(const unsigned char* stash, int chunk) {
+  const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
+  return stash + (sibling * P::D1 + chunk % Tile::J_GROUPS * Tile::J) * Tile::STEPS * 2048;
+}
+
+// An odd number of tiles leaves half of a class's last step empty.
+template <typename Tile> __device__ __forceinline__ void clear_rest(unsigned char* stash) {
+  if constexpr (Tile::TILES_OF_CLASS % 2 != 0) {
 #pragma unroll 1
     for (int c = 0; c < Tile::CLASSES; ++c) {
       *reinterpret_cast<uint2*>(stash + (c * Tile::STEPS + Tile::STEPS - 1) * 2048 + 8) = make_uint2(0, 0);
     }
   }
+}
+
+// The bias, into shared memory.
+template <int FEATURES, int THREADS>
+__device__ __forceinline__ void load_bias(uint16* bias, const void* from, int thread) {
+  for (int chunk = thread; chunk < FEATURES / 8; chunk += THREADS) {
+    uint32 words[4];
+    load_16_bytes(words, static_cast<const uint16*>(from) + chunk * 8);
+    *reinterpret_cast<uint4*>(bias + chunk * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// The job of a warpgroup that has no rows left while others of its block have: it uses slots up.
+template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots, int lane) {
+#pragma unroll 1
+  for (int at = 0; at < slots; ++at) {
+    ring.wait_until_full();
+    ring.release(ring.slot, lane);
+    ring.next();
+  }
+}
+
+template <typename T, typename P, typename Tile, typename Epilogue, typename AnyRing>
+__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* bias,
+                                               AnyRing ring) {
+  const int thread = threadIdx.x - Tile::LOADERS;
+  const ChainThread<Tile> own(thread);
+  const ChainRows rows = ChainRows::of_block<Tile>(arguments);
+  unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
+  clear_rest<Tile>(stash);
+  if constexpr (Epilogue::BIAS) {
+    load_bias<P::SIBLINGS * P::OUT, Tile::MULTIPLIERS>(bias, arguments.bias, thread);
+    wait_at(1, Tile::MULTIPLIERS);
+  }
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
-    if (row0 + own.group * 64 >= rows.end) {  // only others have rows left
-      for (int step = 0; step < Tile::SLOTS_1 + Tile::SLOTS_2; ++step) {
-        full[place.slot].wait(place.parity);
-        release(place.slot);
-        place.next();
-      }
+    if (row0 + own.group * 64 >= rows.end) {
+      pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2, own.lane);
       continue;
     }
-    {
-      uint32 a[Tile::STEPS_OF_PART][4];
-      load_rows(a);
+    multiply_rows_of_x<T, P, Tile, Epilogue::MIDDLE>(ring, stash, own);
+    const int64 row = row0 + own.row;
 #pragma unroll 1
-      for (int block = 0; block < P::A2 * Tile::SPLITS; ++block) {
-        float sums[Tile::N1 / 2];
-#pragma unroll
-        for (int e = 0; e < Tile::N1 / 2; ++e) sums[e] = 0.0f;  // else they would live, unused, from pass to pass
-#pragma unroll 1
-        for (int part = 0; part < Tile::PARTS; ++part) {
-          const uint64 weights = weights_1 + place.slot * (Tile::SLOT_BYTES / 16);
-          wgmma_fence();
-#pragma unroll
-          for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
-            multiply_columns<T, Tile::N1>(sums, a[s], weights + s * Tile::N1 * 2, 1);
-          }
-          wgmma_commit_group();
-          const int used = place.slot;
-          place.next();
-          uint32 next[Tile::STEPS_OF_PART][4] = {};
-          if (part + 1 < Tile::PARTS || block + 1 < P::A2 * Tile::SPLITS) load_rows(next);
-          wgmma_wait_group<0>();
-          keep_operands(a);
-          release(used);
-#pragma unroll
-          for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
-        }
-        wgmma_fence_operand(sums);
-        stash_block<T, P, Tile, Epilogue::MIDDLE>(stash, sums, block, own.quarter);
-      }
-    }
-#pragma unroll 1
-    for (int chunk = 0; chunk < P::SIBLINGS * Tile::OUTPUT_CHUNKS * Tile::J_GROUPS; ++chunk) {
-      const int j_group = chunk % Tile::J_GROUPS, k_chunk = chunk / Tile::J_GROUPS % Tile::OUTPUT_CHUNKS;
-      const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
-      constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
+    for (int at = 0; at < Tile::CHUNKS; ++at) {
+      const int chunk = turned<Tile::CHUNKS>(at);
+      const OutputPlace<P, Tile> place(chunk, own.quarter);
+      Residual<P, Tile, Epilogue::RESIDUAL> residual;
+      residual.load(arguments, place, row, rows.end);
       float sums[Tile::J][Tile::NK / 2];
-      uint32 a[2][Tile::AT_ONCE][4];
-      const unsigned char* const of_classes = stash + (sibling * P::D1 + j_group * Tile::J) * Tile::STEPS * 2048;
-      int before = 0;
-#pragma unroll
-      for (int g = 0; g < Tile::J * GROUPS_OF_STEPS; ++g) {
-        const int j = g / GROUPS_OF_STEPS, first = g % GROUPS_OF_STEPS * Tile::AT_ONCE;
-#pragma unroll
-        for (int s = 0; s < Tile::AT_ONCE; ++s) {
-          const uint4 words = *reinterpret_cast<const uint4*>(of_classes + (j * Tile::STEPS + first + s) * 2048);
-          a[g % 2][s][0] = words.x, a[g % 2][s][1] = words.y, a[g % 2][s][2] = words.z, a[g % 2][s][3] = words.w;
-        }
-        if (g % IN_SLOT == 0) full[place.slot].wait(place.parity);
-        const uint64 weights = weights_2 + place.slot * (Tile::SLOT_BYTES / 16) +
-                               g % IN_SLOT * Tile::AT_ONCE * (Tile::STEP_BYTES / 16);
-        keep_operands(a[g % 2]);
-        wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < Tile::AT_ONCE; ++s) {
-          multiply_columns<T, Tile::NK>(sums[j], a[g % 2][s], weights + s * (Tile::STEP_BYTES / 16), first + s);
-        }
-        wgmma_commit_group();
-        // The group before is over: its operands' registers may be written, its slot given back.
-        wgmma_wait_group<1>();
-        if (g > 0) keep_operands(a[(g + 1) % 2]);
-        if (g > 0 && g % IN_SLOT == 0) release(before);
-        if ((g + 1) % IN_SLOT == 0) before = place.slot, place.next();
-      }
-      wgmma_wait_group<0>();
-      keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
-      release(before);
-#pragma unroll
-      for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
-      if (row0 + own.group * 64 + own.warp * 16 < rows.end) {
-        store_outputs<T, P, Tile, Epilogue>(arguments, sums, row0 + own.row, rows.end, sibling, k_chunk * Tile::NK,
-                                            j_group * Tile::J, own.quarter);
-      }
+      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk), own.lane);
+      store_outputs<T, P, Tile, Epilogue>(arguments, sums, residual, place, bias, row, rows.end);
     }
   }
 }
 
 template <typename T, typename P, typename Tile, typename Epilogue>
 __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
+  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
   Mbarrier* const empty = full + Tile::STAGES;
-  unsigned char* const stashes = shared + Tile::BARRIER_BYTES;
-  unsigned char* const ring = shared + Tile::RING_AT;
+  uint16* const bias = reinterpret_cast<uint16*>(shared + Tile::BARRIER_BYTES);
+  unsigned char* const stashes = shared + Tile::STASHES_AT;
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) {
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
@@ -439,9 +559,9 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
   griddepcontrol_wait();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
-    load_chain<P, Tile>(arguments, ring, full, empty);
+    load_chain<P, Tile, Epilogue>(arguments, TileRing(shared + Tile::RING_AT, full, empty, 1));
   } else {
     if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
-    multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, ring, full, empty);
+    multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, bias, TileRing(shared + Tile::RING_AT, full, empty, 0));
   }
 }

@@ -168,7 +168,12 @@ class Config:
     def shared_bytes(self, s: Shape) -> int:
         """Dynamic shared memory of a block."""
         slot = max(self.first_slot_bytes(s), self.second_slot_bytes)
-        return _BARRIER_BYTES + self.stash_bytes(s) + self.stages * slot
+        return self.fixed_bytes(s) + self.stages * slot
+
+    def fixed_bytes(self, s: Shape) -> int:
+        """Shared memory beside the ring: barriers, the bias, z."""
+        bias = -(-s.siblings * s.left.out_features * 2 // 128) * 128
+        return _BARRIER_BYTES + bias + self.stash_bytes(s)
 
 
 def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
@@ -238,7 +243,7 @@ def _with_slots(tile: Config, s: Shape) -> Config:
 def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
     limit = min(SHARED_LIMIT, device.shared_bytes // tile.blocks - 1024)
     slot = max(tile.first_slot_bytes(s), tile.second_slot_bytes)
-    return min((limit - _BARRIER_BYTES - tile.stash_bytes(s)) // slot, 8)
+    return min((limit - tile.fixed_bytes(s)) // slot, 8)
 
 
 def _at_once(tile: Config) -> int:
