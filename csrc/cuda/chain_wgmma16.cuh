@@ -276,7 +276,7 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
     float low = sums[n * 4 + half * 2], high = sums[n * 4 + half * 2 + 1];
     if constexpr (MIDDLE != IDENTITY) {  // of what the first product rounds to
       const uint32 rounded = pack_pair<T>(low, high);
-      low = activate<MIDDLE>(half_of<T>(rounded, 0)), high = activate<MIDDLE>(half_of<T>(rounded, 1));
+      low = activate<MIDDLE, T>(half_of<T>(rounded, 0)), high = activate<MIDDLE, T>(half_of<T>(rounded, 1));
     }
     if constexpr (Tile::L_OF_BLOCK % 8 != 0) {  // columns that are no feature: 0 whatever x has
       const int l = (block % Tile::SPLITS * TILES + u) * 8 + 2 * quarter;
@@ -372,7 +372,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         for (int e = 0; e < 2; ++e) {
           float value = place.sum(sums, run, half, 2 * w + e);
           if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-          value = activate<Epilogue::ACTIVATION>(value);
+          value = activate<Epilogue::ACTIVATION, T>(value);
           if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
           values[e] = value;
         }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from cuda_emulator import EmulationError, EmulatedKernel, Emulator, Instance, _Range
@@ -11,9 +12,11 @@ from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
 
+from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families import chain_wgmma16 as chains
 from ksopt.kernels.families.chain_wgmma16 import Arguments, Config, Epilogue, Shape
 from ksopt.kernels.problem import Geometry, Problem
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 ACTIVATIONS = {
@@ -72,6 +75,25 @@ def expected(o: Operands, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     return y, size
 
 
+def assert_mlp_right(y: Tensor, o: Operands, last: Operands, epilogue: Epilogue) -> None:
+    """As `assert_right`, h and the second z rounded too."""
+    h, size = expected(o, Epilogue(epilogue.middle, bias=epilogue.bias))
+    second = replace(last, x=h, residual=o.residual[:, : last.bias.numel()])
+    after = Epilogue(bias=epilogue.bias, residual=epilogue.residual)
+    truth, sizes = expected(second, after)
+    # Roundings of the first z and of h move y by no more than the second chain of their sizes.
+    spread = expected(
+        replace(second, x=size, left=[w.abs() for w in last.left], right=[w.abs() for w in last.right]),
+        Epilogue(),
+    )[0]
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
+    allowed = unit * (truth.abs() + sizes + 2.3 * spread) + 1e-6 * (sizes + spread) + 1e-6
+    wrong = ~((y.double() - truth).abs() <= allowed)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs are wrong"
+    # Roundings add up by chance: a wrong order of features would be a hundred times as much.
+    assert (y.double() - truth).norm() <= 4 * unit * truth.norm()
+
+
 def assert_right(y: Tensor, o: Operands, epilogue: Epilogue) -> None:
     """Every element within one rounding of each z and one of y, as two products have them.
 
@@ -95,14 +117,32 @@ def build(
 ) -> list[EmulatedKernel]:
     """A kernel for each case."""
     instances = [
-        Instance(
-            Problem(s.left, dtype, False),
-            chains.source(s, tile, epilogue, dtype),
-            Geometry(tile.threads, tile.shared_bytes(s), tile.rows, 1, 1),
-        )
+        _instance(s.left, tile, chains.source(s, tile, epilogue, dtype), dtype, tile.shared_bytes(s))
         for s, tile, epilogue, dtype in cases
     ]
     return emulator.build(instances, without_predicates)
+
+
+def build_mlps(
+    emulator: Emulator, cases: list[tuple[Shape, Shape, mlps.Config, Epilogue, str]]
+) -> list[EmulatedKernel]:
+    """A kernel for each case of two chains."""
+    instances = [
+        _instance(
+            first.left,
+            tile,
+            mlps.source(first, second, tile, epilogue, dtype),
+            dtype,
+            tile.shared_bytes(first, second),
+        )
+        for first, second, tile, epilogue, dtype in cases
+    ]
+    return emulator.build(instances, without_predicates)
+
+
+def _instance(pattern: Pattern, tile: Any, source: str, dtype: str, shared: int) -> Instance:
+    geometry = Geometry(tile.threads, shared, tile.rows, 1, 1)
+    return Instance(Problem(pattern, dtype, False), source, geometry)
 
 
 def run(
@@ -114,12 +154,47 @@ def run(
         EmulationError: an access or a wait was wrong.
     """
     s, tile, epilogue, _ = case
-    rows, features = o.x.shape[0], s.siblings * s.left.out_features
     packed = chains.pack(o.left, o.right, chains.pack_index(s, tile))
-    weights = _aligned(torch.cat([packed, o.bias]))
+    launch = chains.launch_of(tile, o.x.shape[0], sms)
+    return _launch(kernel, launch, tile, tile.shared_bytes(s), epilogue, o, packed, o.bias)
+
+
+def run_mlp(
+    kernel: EmulatedKernel,
+    case: tuple[Shape, Shape, mlps.Config, Epilogue, str],
+    o: Operands,
+    last: Operands,
+    sms: int = 2,
+) -> Tensor:
+    """y of the two chains: ``o`` has x, the residual and the first chain, ``last`` the second.
+
+    Raises:
+        EmulationError: an access or a wait was wrong.
+    """
+    first, second, tile, epilogue, _ = case
+    index = mlps.pack_index(first, second, tile)
+    packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+    launch = chains.launch_of(tile.first, o.x.shape[0], sms)
+    shared, bias = tile.shared_bytes(first, second), torch.cat([o.bias, last.bias])
+    o = replace(o, residual=o.residual[:, : second.left.out_features])
+    return _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
+
+
+def _launch(
+    kernel: EmulatedKernel,
+    launch: tuple[int, int],
+    tile: Any,
+    shared: int,
+    epilogue: Epilogue,
+    o: Operands,
+    packed: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    rows, features = o.residual.shape
+    weights = _aligned(torch.cat([packed, bias]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
     y = _aligned(torch.empty(rows * features, dtype=o.x.dtype))
-    blocks, of_block = chains.launch_of(tile, rows, sms)
+    blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
     arguments = Arguments(
         apart.data_ptr(),
@@ -137,7 +212,7 @@ def run(
         kernel._index,
         ctypes.byref(arguments),
         ctypes.c_size_t(ctypes.sizeof(arguments)),
-        *(blocks, tile.threads, ctypes.c_size_t(tile.shared_bytes(s)), 0),
+        *(blocks, tile.threads, ctypes.c_size_t(shared), 0),
         *(ctypes.byref(r) for r in ranges),
         *(message, ctypes.c_size_t(len(message))),
     )

@@ -307,48 +307,48 @@ def pack_index(s: Shape, tile: Config) -> Tensor:
         int64, one entry for each packed element: an index into the siblings' left factors, then
         their right factors, each flattened, one after another; -1 for a zero.
     """
-    left, right, d = s.left, s.right, s.left.d
+    right, left = right_index(s, tile), left_index(s, tile)
+    right = torch.where(right < 0, right, right + s.siblings * s.left.nnz)
+    return torch.cat([right.reshape(-1), left.reshape(-1)])
+
+
+def span(n: int, dim: int, dims: int) -> Tensor:
+    """0 to n - 1 along dimension ``dim`` of ``dims``."""
+    return torch.arange(n).view(*(-1 if at == dim else 1 for at in range(dims)))
+
+
+def right_index(s: Shape, tile: Config) -> Tensor:
+    """The right factors' part of `pack_index`, slot by slot: indices into these factors."""
+    right, d = s.right, s.left.d
     tiles = s.tiles_of_block // tile.splits
-    parts = -(-right.c // tile.ks)
-
-    def span(n: int, dim: int, dims: int) -> Tensor:
-        return torch.arange(n).view(*(-1 if at == dim else 1 for at in range(dims)))
-
-    # [i, split, part, step, half, sibling, j, tile, column, l]
+    sizes = (right.a, tile.splits, -(-right.c // tile.ks), tile.ks // 16)
     dims = 10
-    i, split, part, step = (
-        span(n, at, dims) for at, n in enumerate((right.a, tile.splits, parts, tile.ks // 16))
-    )
+    i, split, part, step = (span(n, at, dims) for at, n in enumerate(sizes))
     half, sibling, j, u, column, e = (
         span(n, at + 4, dims) for at, n in enumerate((2, s.siblings, d, tiles, 8, 8))
     )
     of_class = (split * tiles + u) * 8 + column
     feature = part * tile.ks + step * 16 + half * 8 + e
-    k = of_class * d + j
-    source = s.siblings * left.nnz + sibling * right.nnz + (i * right.b + k) * right.c + feature
-    inside = (of_class < s.l_of_block) & (feature < right.c)
-    first = torch.where(inside, source, -1).reshape(-1)
+    source = sibling * right.nnz + (i * right.b + of_class * d + j) * right.c + feature
+    return torch.where((of_class < s.l_of_block) & (feature < right.c), source, -1)
 
-    # [sibling, chunk, group of j, j, step, half, k, l]; slots are runs of (j, step) in this order.
-    dims, group = 8, min(d, 8)
-    chunks = -(-left.b // tile.nk)
-    sibling, chunk, j_group, j, step = (
-        span(n, at, dims)
-        for at, n in enumerate((s.siblings, chunks, d // group, group, s.steps))
-    )
-    half, n, e = (span(size, at + 5, dims) for at, size in enumerate((2, tile.nk, 8)))
-    k = chunk * tile.nk + _output_of_column(n, d)
-    z_tile = 2 * step + half
-    i, u = z_tile // s.tiles_of_block, z_tile % s.tiles_of_block
+
+def left_index(s: Shape, tile: Config) -> Tensor:
+    """The left factors' part, chunk by chunk: [sibling, chunk, group of j, j, step, half, k, l]."""
+    left, right, d = s.left, s.right, s.left.d
+    dims, group = 8, min(s.left.d, 8)
+    sizes = (s.siblings, -(-left.b // tile.nk), d // group, group)
+    sibling, chunk, j_group, j = (span(n, at, dims) for at, n in enumerate(sizes))
+    step, half, n, e = (span(m, at + 4, dims) for at, m in enumerate((s.steps, 2, tile.nk, 8)))
+    k = chunk * tile.nk + output_of_column(n, d)
+    i, u = (2 * step + half) // s.tiles_of_block, (2 * step + half) % s.tiles_of_block
     of_class = u * 8 + e
     z = i * s.l_of_block + of_class  # of the class
-    source = sibling * left.nnz + ((k * left.c) + z) * d + j_group * group + j
-    inside = (k < left.b) & (i < right.a) & (of_class < s.l_of_block)
-    second = torch.where(inside, source, -1).reshape(-1)
-    return torch.cat([first, second])
+    source = sibling * left.nnz + (k * left.c + z) * d + j_group * group + j
+    return torch.where((k < left.b) & (i < right.a) & (of_class < s.l_of_block), source, -1)
 
 
-def _output_of_column(column: Tensor, d: int) -> Tensor:
+def output_of_column(column: Tensor, d: int) -> Tensor:
     """Which output of its chunk a column of the tensor cores' operand holds.
 
     Four threads share the columns of 8; each has two of them, whose outputs must make runs of 8
@@ -363,7 +363,7 @@ def _output_of_column(column: Tensor, d: int) -> Tensor:
 
 def pack(left: Sequence[Tensor], right: Sequence[Tensor], index: Tensor) -> Tensor:
     """The packed weights of siblings' factors, [1, b, c, d] and [a, b, c, 1] each."""
-    flat = torch.cat([*(w.reshape(-1) for w in left), *(w.reshape(-1) for w in right)])
+    flat = torch.cat([w.reshape(-1) for w in (*left, *right)])
     packed = flat.index_select(0, index.clamp_min(0))
     return packed.masked_fill_(index < 0, 0)
 
