@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksopt.jit import arch, nvrtc
+from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families import chain_wgmma16 as chains
 from ksopt.kernels.families.chain_wgmma16 import ChainLauncher, Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
@@ -132,7 +133,11 @@ class Operands:
 
     def to(self, dtype: torch.dtype) -> Operands:
         return Operands(
-            *(self.x.to(dtype), [w.to(dtype) for w in self.left], [w.to(dtype) for w in self.right]),
+            *(
+                self.x.to(dtype),
+                [w.to(dtype) for w in self.left],
+                [w.to(dtype) for w in self.right],
+            ),
             *(self.bias.to(dtype), self.residual.to(dtype)),
         )
 
@@ -151,14 +156,18 @@ def by_pytorch(o: Operands, s: Shape, epilogue: Epilogue) -> Tensor:
 
 def call(launcher: ChainLauncher, o: Operands, packed: Tensor, out: Tensor) -> Tensor:
     e = launcher.epilogue
-    return launcher(o.x, packed, o.bias if e.bias else None, o.residual if e.residual else None, out)
+    return launcher(
+        o.x, packed, o.bias if e.bias else None, o.residual if e.residual else None, out
+    )
 
 
-def fault_of(launcher: ChainLauncher, o: Operands, packed: Tensor) -> str | None:
+def fault_of(launcher: ChainLauncher, s: Shape, o: Operands, packed: Tensor) -> str | None:
     """What is wrong with a kernel's result, or None."""
-    s, e = launcher.shape, launcher.epilogue
+    e = launcher.epilogue
     truth = by_pytorch(o.to(torch.float64), s, e)
-    apart = torch.full((o.x.shape[0] + 2, truth.shape[1] + 8), float("nan"), device="cuda").to(o.x.dtype)
+    apart = torch.full((o.x.shape[0] + 2, truth.shape[1] + 8), float("nan"), device="cuda").to(
+        o.x.dtype
+    )
     y = call(launcher, o, packed, apart[1:-1, :-8])
     if not (apart[0].isnan().all() and apart[-1].isnan().all() and apart[:, -8:].isnan().all()):
         return "it writes beside y"
@@ -172,13 +181,17 @@ def fault_of(launcher: ChainLauncher, o: Operands, packed: Tensor) -> str | None
     return None if torch.equal(call(launcher, o, packed, again), y) else "it gives another result"
 
 
-def tiles_of(s: Shape, batch: int, spec: DeviceSpec, count: int) -> list[Config]:
+def tiles_of(
+    s: Shape, batch: int, spec: DeviceSpec, count: int, residual: bool = False
+) -> list[Config]:
     """The best predicted, not more than two that differ in their slots alone."""
     chosen: list[Config] = []
-    for tile in chains.best(s, batch, spec, 1000):
+    for tile in chains.best(s, batch, spec, 1000, residual):
         if tile.splits > 2:
             continue
-        alike = [t for t in chosen if (t.groups, t.blocks, t.nk) == (tile.groups, tile.blocks, tile.nk)]
+        alike = [
+            t for t in chosen if (t.groups, t.blocks, t.nk) == (tile.groups, tile.blocks, tile.nk)
+        ]
         if len(alike) < 2:
             chosen.append(tile)
         if len(chosen) == count:
@@ -198,7 +211,9 @@ class Row:
     floor_us: float
 
 
-def dense_ways(x: Tensor, features: int, e: Epilogue, compiled: Sequence[str]) -> dict[str, Callable[[], Tensor]]:
+def dense_ways(
+    x: Tensor, features: int, e: Epilogue, compiled: Sequence[str]
+) -> dict[str, Callable[[], Tensor]]:
     """The dense layer, eager and compiled."""
     weight = torch.randn(features, x.shape[1], device="cuda").to(x.dtype)
     bias = torch.randn(features, device="cuda").to(x.dtype)
@@ -219,7 +234,11 @@ def time_case(
 ) -> Iterator[Row]:
     """Check and time one case."""
     name = str(dtype).removeprefix("torch.")
-    todo = [(s, tile) for s in case.shapes for tile in tiles_of(s, given.rows, spec, given.tiles)]
+    todo = [
+        (s, tile)
+        for s in case.shapes
+        for tile in tiles_of(s, given.rows, spec, given.tiles, case.epilogue.residual)
+    ]
     sources = [chains.source(s, tile, case.epilogue, name) for s, tile in todo]
     began = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
@@ -233,8 +252,8 @@ def time_case(
         wrong = None
         for rows in CHECKED_ROWS:
             o = Operands.random(s, rows, dtype)
-            wrong = wrong or fault_of(launcher, o, chains.pack(o.left, o.right, index))
-        label = f"{s} {chains._fields(tile)}"
+            wrong = wrong or fault_of(launcher, s, o, chains.pack(o.left, o.right, index))
+        label = f"{s} {chains.fields(tile)}"
         if wrong is not None:
             print(f"WRONG {case.name} {label}: {wrong}", flush=True)
             continue
@@ -256,9 +275,101 @@ def time_case(
         added = 2 * given.rows * features if case.epilogue.residual else 0
         floor = roofline.floor_us(s.bytes(given.rows) + added, s.flops(given.rows))
         predicted = chains.predicted_us(s, tile, given.rows, spec)
-        fields = " ".join(map(str, chains._fields(tile)))
+        fields = " ".join(map(str, chains.fields(tile)))
         us = results[label].median_us
         yield Row(case.name, name, str(s), fields, us, predicted, dense_us, floor)
+
+
+MLPS = (
+    ("(1,384,32,4)*(2,64,192,1)", "(1,96,32,4)*(4,32,384,1)"),
+    ("(1,384,48,4)*(2,96,192,1)", "(1,96,48,4)*(4,48,384,1)"),
+    ("(1,768,64,2)*(2,64,192,1)", "(1,192,48,2)*(2,48,768,1)"),
+    ("(1,384,64,4)*(2,128,192,1)", "(1,96,64,4)*(4,64,384,1)"),
+)
+
+
+def mlp_tiles(first: Shape, second: Shape, spec: DeviceSpec, count: int) -> list[mlps.Config]:
+    """Of each way to share the work, the one with the widest chunks of outputs."""
+    best: dict[tuple[int, ...], mlps.Config] = {}
+    for tile in mlps.configs(first, second, spec):
+        key = (tile.first.groups, tile.first.ks, tile.first.nk)
+        if tile.first.groups > 1 and tile.first.ks >= 32 and tile.first.nk >= 16:
+            known = best.get(key)
+            if known is None or (tile.second.nk, tile.stages) > (known.second.nk, known.stages):
+                best[key] = tile
+    return sorted(best.values(), key=lambda t: (-t.first.nk * t.first.groups, t.first.ks))[:count]
+
+
+def time_mlp(
+    texts: tuple[str, str], dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace
+) -> tuple[dict[str, Callable[[], Tensor]], float]:
+    """Check the tiles of two chains with GELU between and a residual, and give their calls."""
+    first, second = (Shape.of(Chain.parse(text)) for text in texts)
+    name, epilogue = (
+        str(dtype).removeprefix("torch."),
+        Epilogue(middle="gelu", bias=True, residual=True),
+    )
+    tiles = mlp_tiles(first, second, spec, given.tiles)
+    with ThreadPoolExecutor(16) as pool:
+        sources = [mlps.source(first, second, tile, epilogue, name) for tile in tiles]
+        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for tile in tiles:
+        launcher = mlps.MlpLauncher(first, second, tile, epilogue, name, 0)
+        index = mlps.pack_index(first, second, tile).cuda()
+        wrong = None
+        for rows in (*CHECKED_ROWS, given.rows):
+            o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
+            o = Operands(o.x.contiguous(), o.left, o.right, o.bias, last.residual)
+            packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+            bias = torch.cat([o.bias, last.bias])
+            y = torch.full(
+                (rows, second.left.out_features), float("nan"), device="cuda", dtype=dtype
+            )
+            call = partial(launcher, o.x, packed, bias, last.residual, y)
+            if rows != given.rows:
+                call()
+                results = []
+                for kind in (torch.float64, dtype):
+                    h = by_pytorch(o.to(kind), first, GELU)
+                    results.append(by_pytorch(replace(last.to(kind), x=h), second, ADDED))
+                truth, theirs = results
+                ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
+                if not ours <= _WORSE * their:
+                    wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
+        label = f"mlp {texts[0]} {texts[1]} | {chains.fields(tile.first)} {chains.fields(tile.second)} {tile.slot_steps} {tile.stages}"
+        if wrong is not None:
+            print(f"WRONG {label}: {wrong}", flush=True)
+        else:
+            calls[label] = call
+    return calls, (first.flops(given.rows) + second.flops(given.rows)) / 1e9
+
+
+def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -> None:
+    """Two chains in one launch against the dense MLP."""
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for texts in MLPS:
+        calls |= time_mlp(texts, dtype, spec, given)[0]
+    x = torch.randn(given.rows, 384, device="cuda").to(dtype)
+    weights = [torch.randn(n, m, device="cuda").to(dtype) for n, m in ((1536, 384), (384, 1536))]
+    biases = [torch.randn(n, device="cuda").to(dtype) for n in (1536, 384)]
+    residual = torch.randn_like(x)
+
+    def mlp(x: Tensor) -> Tensor:
+        h = functional.gelu(functional.linear(x, weights[0], biases[0]))
+        return functional.linear(h, weights[1], biases[1]) + residual
+
+    ways: dict[str, Callable[[], Tensor]] = {"dense eager": partial(mlp, x)}
+    for mode in given.compiled:
+        ways[f"dense {mode}"] = partial(torch.compile(mlp, mode=mode, dynamic=False), x)
+    results = measure(
+        {**ways, **calls}, "cuda", max_seconds=0.02 * len(calls) + 0.1, warmup_calls=2
+    )
+    dense_us = min(results[way].median_us for way in ways)
+    for label, result in sorted(results.items(), key=lambda item: item[1].median_us):
+        print(
+            f"{label} | {result.median_us:.1f} | {result.median_us / dense_us:.2f} of {dense_us:.1f}"
+        )
 
 
 def profile(case: Case, tile: str, rows: int) -> None:
@@ -284,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", nargs="*", default=[], help="modes of torch.compile")
     parser.add_argument("--best", type=int, default=3, help="tiles of each chain that are printed")
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-chains.csv"))
+    parser.add_argument("--mlp", action="store_true", help="two chains in one launch too")
     parser.add_argument("--profile", nargs=2, metavar=("CASE", "TILE"), action="append", default=[])
     given = parser.parse_args(arguments)
     for name, tile in given.profile:
@@ -298,6 +410,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in CASES:
             if case.name in given.cases:
                 rows += time_case(case, getattr(torch, dtype), roofline, spec, given)
+        if given.mlp:
+            time_mlps(getattr(torch, dtype), spec, given)
     with given.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(Row.__dataclass_fields__)

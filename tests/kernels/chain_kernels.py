@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from cuda_emulator import EmulationError, EmulatedKernel, Emulator, Instance, _Range
+from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, _Range
 from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
@@ -83,7 +83,9 @@ def assert_mlp_right(y: Tensor, o: Operands, last: Operands, epilogue: Epilogue)
     truth, sizes = expected(second, after)
     # Roundings of the first z and of h move y by no more than the second chain of their sizes.
     spread = expected(
-        replace(second, x=size, left=[w.abs() for w in last.left], right=[w.abs() for w in last.right]),
+        replace(
+            second, x=size, left=[w.abs() for w in last.left], right=[w.abs() for w in last.right]
+        ),
         Epilogue(),
     )[0]
     unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
@@ -117,7 +119,9 @@ def build(
 ) -> list[EmulatedKernel]:
     """A kernel for each case."""
     instances = [
-        _instance(s.left, tile, chains.source(s, tile, epilogue, dtype), dtype, tile.shared_bytes(s))
+        _instance(
+            s.left, tile, chains.source(s, tile, epilogue, dtype), dtype, tile.shared_bytes(s)
+        )
         for s, tile, epilogue, dtype in cases
     ]
     return emulator.build(instances, without_predicates)
@@ -205,9 +209,7 @@ def _launch(
         *(rows, stride, features, stride, of_block),
     )
     message = ctypes.create_string_buffer(2048)
-    ranges = [
-        _Range(t.data_ptr(), t.data_ptr() + t.numel() * size) for t in (apart, weights, y)
-    ]
+    ranges = [_Range(t.data_ptr(), t.data_ptr() + t.numel() * size) for t in (apart, weights, y)]
     status = kernel._loaded.emulate_launch(
         kernel._index,
         ctypes.byref(arguments),

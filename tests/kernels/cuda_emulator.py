@@ -388,7 +388,9 @@ def _calls(statement: str, name: str) -> str:
 @functools.cache
 def _known_instructions() -> frozenset[str]:
     text = (_HERE / "instructions.hpp").read_text(encoding="utf-8")
-    return frozenset(re.findall(r"(?:INSTRUCTION void |^inline void |^[A-Z_0-9]+\()(\w+)", text, re.MULTILINE))
+    return frozenset(
+        re.findall(r"(?:INSTRUCTION void |^inline void |^[A-Z_0-9]+\()(\w+)", text, re.MULTILINE)
+    )
 
 
 def _strings(text: str) -> list[str]:

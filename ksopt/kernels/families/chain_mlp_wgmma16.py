@@ -37,6 +37,11 @@ class Config:
         return self.first.rows
 
     @property
+    def blocks(self) -> int:
+        """Blocks that run on a multiprocessor at a time."""
+        return 1
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.first.threads
@@ -88,7 +93,7 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
             continue
         if second.right.c % features != 0 or tile.first_slot_bytes(first) > 56 * 1024:
             continue
-        for other in chains.configs(second, device):
+        for other in chains.configs(second, device, residual=True):
             if (other.groups, other.blocks, other.splits, other.ks) != (tile.groups, 1, 1, 16):
                 continue
             columns = other.columns(second)
@@ -100,8 +105,11 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
                 continue
             limit = max(tile.first_slot_bytes(first), 8192)
             steps = max(
-                (n for n in range(1, features // 16 + 1)
-                 if features // 16 % n == 0 and n * columns * 32 <= limit),
+                (
+                    n
+                    for n in range(1, features // 16 + 1)
+                    if features // 16 % n == 0 and n * columns * 32 <= limit
+                ),
                 default=0,
             )
             if steps == 0:
@@ -164,7 +172,9 @@ def pack_index(first: Shape, second: Shape, tile: Config) -> Tensor:
 def kernel_name(first: Shape, second: Shape, dtype: str) -> str:
     """The kernel's name, as profilers show it."""
     factors = (first.left, first.right, second.left, second.right)
-    return "_".join(["ksopt_chain_mlp_wgmma16", dtype, *(str(n) for f in factors for n in f.weight_shape)])
+    return "_".join(
+        ["ksopt_chain_mlp_wgmma16", dtype, *(str(n) for f in factors for n in f.weight_shape)]
+    )
 
 
 def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
@@ -174,7 +184,7 @@ def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype:
     for at, (s, of_chain) in enumerate(((first, tile.first), (second, tile.second)), 1):
         shape = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, 1)
         lines.append(f"using Chain{at} = ChainPattern<{', '.join(map(str, shape))}>;")
-        fields = ", ".join(map(str, chains._fields(of_chain)))
+        fields = ", ".join(map(str, chains.fields(of_chain)))
         lines.append(f"using Tile{at} = ChainTile<Chain{at}, {fields}>;")
     extras = (
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
@@ -192,3 +202,18 @@ def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype:
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+class MlpLauncher(chains.ChainLauncher):
+    """A loaded kernel, called as `ChainLauncher`; the bias is both chains', one after the other."""
+
+    def __init__(
+        self, first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype: str, index: int
+    ) -> None:
+        self.out_features, self.tile, self.epilogue = second.left.out_features, tile, epilogue
+        self._load(
+            kernel_name(first, second, dtype),
+            source(first, second, tile, epilogue, dtype),
+            tile.shared_bytes(first, second),
+            index,
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -200,8 +200,14 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
     return None
 
 
-def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
-    """All tiles worth considering, without order."""
+def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Config]:
+    """All tiles worth considering, without order.
+
+    Args:
+        s: chains that are supported.
+        device: what the tiles must fit into.
+        residual: whether outputs are added to one, which takes registers.
+    """
     j = min(s.left.d, 8)
     run = 8 * max(1, 4 // s.left.d)
     most = max(-(-s.left.b // run) * run, run)
@@ -218,11 +224,11 @@ def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
                     tile = Config(groups, blocks, nk, ks, splits, 1, 1, 2)
                     tile = _with_slots(tile, s)
                     stages = _most_stages(tile, s, device)
-                    if _fits_registers(tile, s) and stages >= 2:
-                        yield Config(*_fields(tile)[:-1], stages)
+                    if _fits_registers(tile, s, residual) and stages >= 2:
+                        yield Config(*fields(tile)[:-1], stages)
 
 
-def _fields(tile: Config) -> tuple[int, ...]:
+def fields(tile: Config) -> tuple[int, ...]:
     return (
         *(tile.groups, tile.blocks, tile.nk, tile.ks),
         *(tile.splits, tile.slot_j, tile.slot_p, tile.stages),
@@ -237,7 +243,7 @@ def _with_slots(tile: Config, s: Shape) -> Config:
     sizes = sorted((j * steps, j, steps) for j, steps in choices)
     fitting = [one for one in sizes if one[0] * tile.nk * 32 <= first] or sizes[:1]
     _, j, steps = fitting[-1]
-    return Config(*_fields(tile)[:5], j, steps, tile.stages)
+    return Config(*fields(tile)[:5], j, steps, tile.stages)
 
 
 def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
@@ -252,9 +258,10 @@ def _at_once(tile: Config) -> int:
     return max(n for n in range(1, most + 1) if tile.slot_p % n == 0)
 
 
-def _fits_registers(tile: Config, s: Shape) -> bool:
+def _fits_registers(tile: Config, s: Shape, residual: bool) -> bool:
     first = tile.columns(s) // 2 + tile.ks // 16 * 8
-    second = min(s.left.d, 8) * tile.nk // 2 + _at_once(tile) * 8
+    sums = min(s.left.d, 8) * tile.nk // 2
+    second = sums + sums // 2 * residual + _at_once(tile) * 8
     return tile.columns(s) <= 256 and max(first, second) + _OTHER_REGISTERS <= tile.registers
 
 
@@ -269,9 +276,8 @@ def predicted_us(s: Shape, tile: Config, batch: int, device: DeviceSpec) -> floa
     passes = -(-of_block // tile.groups) * tile.blocks
     of_block *= tile.blocks
     left, right = s.left, s.right
-    j = min(left.d, 8)
     packed = tile.packed_elements(s) * 2
-    first, second = tile.ring_slots(s)
+    first, _ = tile.ring_slots(s)
     parts = -(-right.c // tile.ks)
     chunks = -(-left.b // tile.nk)
     # Through shared memory: x in and out, weights in for a pass and out for 64 rows, z in once and out for
@@ -290,13 +296,16 @@ def predicted_us(s: Shape, tile: Config, batch: int, device: DeviceSpec) -> floa
         flops * _PRODUCT_US,
         of_block / at_a_time * groups * _BETWEEN_US,
     )
-    del j, second
     return overlapped(times, _OVERLAP) + _LAUNCH_US
 
 
-def best(s: Shape, batch: int, device: DeviceSpec, count: int = 1) -> list[Config]:
+def best(
+    s: Shape, batch: int, device: DeviceSpec, count: int = 1, residual: bool = False
+) -> list[Config]:
     """The tiles with the least predicted times, the best first."""
-    ranked = sorted(configs(s, device), key=lambda tile: predicted_us(s, tile, batch, device))
+    ranked = sorted(
+        configs(s, device, residual), key=lambda tile: predicted_us(s, tile, batch, device)
+    )
     return ranked[:count]
 
 
@@ -391,7 +400,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
     return (
         '#include "chain_wgmma16.cuh"\n'
         f"using Support = ChainPattern<{arguments(pattern)}>;\n"
-        f"using Tile = ChainTile<Support, {arguments(_fields(tile))}>;\n"
+        f"using Tile = ChainTile<Support, {arguments(fields(tile))}>;\n"
         f"using After = ChainEpilogue<{arguments(extras)}>;\n"
         f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(s)} && "
         f"Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, "
@@ -420,7 +429,19 @@ class Arguments(ctypes.Structure):
     ]
 
 
-def launch_of(tile: Config, batch: int, multiprocessors: int) -> tuple[int, int]:
+class Launched(Protocol):
+    """What a launch needs to know of a tile."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that run on a multiprocessor at a time."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+
+def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, int]:
     """Blocks of a launch, and the rows of each."""
     units = -(-batch // 64)
     of_block = -(-units // min(units, multiprocessors * tile.blocks))
@@ -433,11 +454,16 @@ class ChainLauncher:
     def __init__(
         self, s: Shape, tile: Config, epilogue: Epilogue, dtype: str, device_index: int
     ) -> None:
-        self.shape, self.tile, self.epilogue = s, tile, epilogue
-        name, shared = kernel_name(s, dtype, epilogue), tile.shared_bytes(s)
-        code = nvrtc.cubin(source(s, tile, epilogue, dtype), arch.of_device(device_index)).data
-        self._kernel = driver.load_kernel(code, name, shared, device_index)
-        self._shared_bytes, self._device = shared, device_index
+        self.out_features = s.siblings * s.left.out_features
+        self.tile: Launched = tile
+        self.epilogue = epilogue
+        text = source(s, tile, epilogue, dtype)
+        self._load(kernel_name(s, dtype, epilogue), text, tile.shared_bytes(s), device_index)
+
+    def _load(self, name: str, text: str, shared_bytes: int, device_index: int) -> None:
+        code = nvrtc.cubin(text, arch.of_device(device_index)).data
+        self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
+        self._shared_bytes, self._device = shared_bytes, device_index
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
 
     def __call__(
@@ -459,8 +485,7 @@ class ChainLauncher:
             out: where y goes; None makes it.
         """
         rows = x.shape[0]
-        features = self.shape.siblings * self.shape.left.out_features
-        y = x.new_empty(rows, features) if out is None else out
+        y = x.new_empty(rows, self.out_features) if out is None else out
         if rows == 0:
             return y
         blocks, of_block = launch_of(self.tile, rows, self._multiprocessors)
@@ -481,6 +506,3 @@ class ChainLauncher:
             *(arguments, self._device),
         )
         return y
-
-
-MakeChain = Callable[..., Tensor]

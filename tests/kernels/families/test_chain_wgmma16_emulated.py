@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chain_kernels import Operands, assert_right, build, run
 
+from chain_kernels import Operands, assert_right, build, run
 from ksopt.kernels.families.chain_wgmma16 import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
@@ -22,8 +22,20 @@ CASES = [
     ("(1,20,24,4)*(4,24,24,1)", 1, (1, 1, 16, 16, 1, 2, 2, 2), ("none", "silu", 1, 0), "bfloat16"),
     # Siblings; one class; 16 classes.
     ("(1,48,32,4)*(2,64,96,1)", 3, (1, 1, 48, 48, 2, 4, 2, 2), ("none", "none", 1, 0), "bfloat16"),
-    ("(1,64,64,1)*(1,64,32,1)", 1, (1, 1, 64, 32, 1, 1, 4, 2), ("gelu_tanh", "relu", 0, 0), "float16"),
-    ("(1,16,16,16)*(1,256,32,1)", 1, (1, 1, 16, 16, 2, 8, 1, 2), ("none", "none", 1, 1), "bfloat16"),
+    (
+        "(1,64,64,1)*(1,64,32,1)",
+        1,
+        (1, 1, 64, 32, 1, 1, 4, 2),
+        ("gelu_tanh", "relu", 0, 0),
+        "float16",
+    ),
+    (
+        "(1,16,16,16)*(1,256,32,1)",
+        1,
+        (1, 1, 16, 16, 2, 8, 1, 2),
+        ("none", "none", 1, 1),
+        "bfloat16",
+    ),
 ]
 
 
