@@ -93,6 +93,19 @@ __device__ __forceinline__ void multiply_add_tf32(float (&sum)[4], const uint32 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Stores 16 bytes at once. (Of words that it has to gather the compiler makes four stores, each of which
+// travels like a sector of 32 bytes.)
+__device__ __forceinline__ void store_16_bytes(void* to, uint32 w0, uint32 w1, uint32 w2, uint32 w3) {
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"l"(to), "r"(w0), "r"(w1), "r"(w2), "r"(w3));
+}
+
+// Loads 16 bytes that no thread writes while the kernel runs.
+__device__ __forceinline__ void load_16_bytes(uint32 (&words)[4], const void* from) {
+  asm("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+      : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+      : "l"(from));
+}
+
 // Waits for the `threads` threads (whole warps) that share `barrier`, 1 to 15.
 __device__ __forceinline__ void wait_at(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(barrier), "r"(threads) : "memory");

@@ -283,6 +283,12 @@ def _cluster(source: str) -> int:
     return 1 if found is None else int(found[1])
 
 
+def _arguments(source: str) -> str:
+    """The type of what the kernel is launched with."""
+    found = re.search(r"\(const __grid_constant__ (\w+) ", source)
+    return "Arguments" if found is None else found[1]
+
+
 def _unit(instances: Sequence[Instance]) -> str:
     """The file that instantiates every kernel, each in a namespace of its own."""
     includes: dict[str, None] = {}
@@ -293,11 +299,12 @@ def _unit(instances: Sequence[Instance]) -> str:
         found = re.search(r'extern "C" __global__[^{]*?(\w+)\(const', body)
         if found is None:
             raise TranslationError('the source has no extern "C" __global__ kernel')
+        taken = _arguments(body)
         body = translate(body, f"kernel {index}").replace('extern "C" ', "static ")
         bodies.append(f"namespace instance_{index} {{\n{body}}}\n")
         table.append(
             f'    {{"{found[1]}", {_cluster(instance.source)}, [](const void* arguments) {{\n'
-            f"       instance_{index}::{found[1]}(*static_cast<const Arguments*>(arguments));\n"
+            f"       instance_{index}::{found[1]}(*static_cast<const {taken}*>(arguments));\n"
             "     }},\n"
         )
     return (
@@ -381,7 +388,9 @@ def _calls(statement: str, name: str) -> str:
 @functools.cache
 def _known_instructions() -> frozenset[str]:
     text = (_HERE / "instructions.hpp").read_text(encoding="utf-8")
-    return frozenset(re.findall(r"(?:INSTRUCTION void |^[A-Z_0-9]+\()(\w+)", text, re.MULTILINE))
+    return frozenset(
+        re.findall(r"(?:INSTRUCTION void |^inline void |^[A-Z_0-9]+\()(\w+)", text, re.MULTILINE)
+    )
 
 
 def _strings(text: str) -> list[str]:

@@ -97,6 +97,10 @@ INSTRUCTION void cvt_rn_tf32_f32(uint32_t& result, float value) {
   result = std::isfinite(value) ? (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu : bits;
 }
 
+// Approximations: hardware's are off by about 2^-22.
+INSTRUCTION void ex2_approx_ftz_f32(float& result, float value) { result = std::exp2(value); }
+INSTRUCTION void rcp_approx_ftz_f32(float& result, float value) { result = 1.0f / value; }
+
 // Copies --------------------------------------------------------------------------------------
 
 INSTRUCTION void cp_async_cg_shared_global(uint32_t shared, const void* global, int bytes,
@@ -120,6 +124,15 @@ INSTRUCTION void cp_async_wait_group(int pending) { wait_for_copies(unsigned(pen
 INSTRUCTION void cp_async_wait_all() {
   commit_copies();
   wait_for_copies(0);
+}
+
+// Accesses of device code: not INSTRUCTIONs, so that they are checked.
+inline void st_global_v4_b32(void* to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
+  *static_cast<uint4*>(to) = make_uint4(w0, w1, w2, w3);
+}
+inline void ld_global_nc_v4_b32(uint32_t& w0, uint32_t& w1, uint32_t& w2, uint32_t& w3, const void* from) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  w0 = words.x, w1 = words.y, w2 = words.z, w3 = words.w;
 }
 
 // Only a hint: what it must not be is misaligned.

@@ -1,0 +1,567 @@
+// A chain of two 16-bit factors in one launch, on Hopper's warpgroup tensor cores (batch first, sm_90a).
+//
+// (1, b1, c1, d1) * (a2, b2, c2, 1): x meets the right factor first. z = K2 x has a2 * b2 features;
+// feature f of it belongs to class f % d1, and outputs of class j = feature % d1 need only z's class j.
+// Several chains of the same patterns ("siblings") may read one x and write beside each other.
+//
+// A warpgroup that multiplies has 64 rows of x and computes all of their outputs:
+//   1. z, block by block. The weights of a block are ordered by class, so that a tile of 8 columns of
+//      the sums is of one class: what a thread holds of two such tiles is what it must bring to a
+//      product over these 16 l. It is rounded and kept in shared memory, which no other thread reads.
+//   2. Outputs k in chunks of NK, all j (at most 8) at a time, so that a thread has runs of 8
+//      neighbouring features; bias, activation and residual are applied to them in registers.
+// Rows of x and packed weights pass through one ring of slots, filled by the first warpgroup.
+#pragma once
+
+#include "epilogue.cuh"
+#include "mbarrier.cuh"
+#include "pdl.cuh"
+#include "smem_layout.cuh"
+#include "wgmma_16bit.cuh"
+
+// Strides count elements.
+struct ChainArguments {
+  const void* x;
+  const void* weights;  // of all siblings, packed: ksopt/kernels/families/chain_wgmma16.py
+  const void* bias;      // of all siblings' outputs
+  const void* residual;
+  void* y;
+  int64 batch;
+  int64 x_stride, y_stride, residual_stride;  // from a row to the next
+  int64 rows_per_block;                       // a multiple of 64
+};
+
+template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct ChainPattern {
+  static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
+  static constexpr int C1 = A2 * B2 / D1;
+  static constexpr int IN = A2 * C2, OUT = B1 * D1;  // features, of a sibling
+  static_assert(B2 % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
+  static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 % 8 == 0, "");
+};
+
+template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct ChainEpilogue {
+  static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
+  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+};
+
+// GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of
+// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2.
+template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_>
+struct ChainTile {
+  static constexpr int GROUPS = GROUPS_, BLOCKS = BLOCKS_, NK = NK_, KS = KS_, SPLITS = SPLITS_;
+  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_;
+  static constexpr int LOADERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = LOADERS + MULTIPLIERS;
+  static constexpr int ROWS = 64 * GROUPS;
+  static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
+  static constexpr int LOADER_REGISTERS = 40;
+  static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
+  static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
+  // Phase 1.
+  static constexpr int L_OF_BLOCK = P::B2 / P::D1;                // of a class
+  static constexpr int TILES_OF_BLOCK = (L_OF_BLOCK + 7) / 8;    // of a class
+  static constexpr int SPLIT_TILES = TILES_OF_BLOCK / SPLITS;
+  static constexpr int CLASSES = P::SIBLINGS * P::D1;
+  static constexpr int N1 = CLASSES * SPLIT_TILES * 8;
+  static constexpr int PARTS = (P::C2 + KS - 1) / KS, STEPS_OF_PART = KS / 16;
+  static constexpr int CHUNKS_OF_ROW = KS / 8, ROW_BYTES = KS * 2, X_BYTES = ROWS * ROW_BYTES;
+  static constexpr int Z_BLOCKS = P::A2 * SPLITS;  // of columns that are computed at a time
+  static constexpr int WEIGHT_BYTES_1 = N1 * KS * 2, SLOTS_1 = Z_BLOCKS * PARTS;
+  static constexpr int64 RIGHT_BYTES = int64(SLOTS_1) * WEIGHT_BYTES_1;
+  // Phase 2.
+  static constexpr int J = P::D1 < 8 ? P::D1 : 8, J_GROUPS = P::D1 / J;  // classes at a time
+  static constexpr int TILES_OF_CLASS = P::A2 * TILES_OF_BLOCK, STEPS = (TILES_OF_CLASS + 1) / 2;
+  static constexpr int STEP_BYTES = NK * 32, WEIGHT_BYTES_2 = SLOT_J * SLOT_P * STEP_BYTES;
+  static constexpr int OUTPUT_CHUNKS = (P::B1 + NK - 1) / NK;
+  static constexpr int CHUNKS = P::SIBLINGS * OUTPUT_CHUNKS * J_GROUPS;  // of NK outputs and J classes
+  static constexpr int SLOTS_OF_CHUNK = J / SLOT_J * (STEPS / SLOT_P), SLOTS_2 = CHUNKS * SLOTS_OF_CHUNK;
+  static constexpr int CHUNK_BYTES = SLOTS_OF_CHUNK * WEIGHT_BYTES_2;
+  static constexpr int AT_ONCE = largest_divisor(SLOT_P, SLOT_P < 6 ? SLOT_P : 6);  // steps of a group of products
+  static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of features
+  static constexpr int RUNS = P::D1 >= 8 ? 2 : 1;               // of a thread, in those
+  // Shared memory.
+  static constexpr int SLOT_BYTES =
+      X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
+  static constexpr int BARRIER_BYTES = 128;
+  static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
+  static constexpr int STASHES_AT = BARRIER_BYTES + (P::SIBLINGS * P::OUT * 2 + 127) / 128 * 128;  // after the bias
+  static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
+  static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
+  static constexpr int64 PACKED_BYTES = RIGHT_BYTES + int64(CHUNKS) * CHUNK_BYTES;
+  static_assert(TILES_OF_BLOCK % SPLITS == 0 && N1 <= 256 && KS % 16 == 0, "");
+  static_assert(J * NK <= 256 && NK % (8 * RUN_TILES) == 0, "");
+  static_assert(J % SLOT_J == 0 && STEPS % SLOT_P == 0 && (SLOT_J == 1 || SLOT_P == STEPS), "");
+  static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLOT_BYTES % 128 == 0, "");
+};
+
+// Which place of a row's chunk of 16 bytes keeps eight rows, read at a time, in different banks.
+template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
+  if constexpr (CHUNKS % 8 == 0) return row % 8;
+  if constexpr (CHUNKS % 8 == 4) return row / 2 % 4;
+  return CHUNKS % 4 == 2 ? row / 4 % 2 : 0;
+}
+
+// The ring of slots, seen by one who fills or uses them in turn.
+template <int SLOT_BYTES_, int STAGES> struct Ring {
+  static constexpr int SLOT_BYTES = SLOT_BYTES_;
+  unsigned char* slots;
+  Mbarrier *full, *empty;
+  int slot = 0, parity;
+  __device__ __forceinline__ Ring(unsigned char* slots_, Mbarrier* full_, Mbarrier* empty_, int parity_)
+      : slots(slots_), full(full_), empty(empty_), parity(parity_) {}
+  __device__ __forceinline__ unsigned char* here() const { return slots + slot * SLOT_BYTES; }
+  __device__ __forceinline__ void wait_until_full() { full[slot].wait(parity); }
+  __device__ __forceinline__ void wait_until_empty() { empty[slot].wait(parity); }
+  __device__ __forceinline__ void next() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+  // All of a warp have used a slot.
+  __device__ __forceinline__ void release(int used, int lane) {
+    __syncwarp();
+    if (lane == 0) empty[used].arrive();
+  }
+  // One thread asks for packed weights, and moves on by as many.
+  __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
+    full[slot].arrive_and_expect(bytes);
+    full[slot].copy_in_bulk(here() + at, weights, bytes);
+    weights += bytes;
+  }
+};
+
+// Blocks begin with different ones of `COUNT` blocks of z, or chunks of outputs: what all ask for at a
+// time would keep a few slices of the L2 cache busy, and leave the others idle.
+template <int COUNT> __device__ __forceinline__ int turned(int at) {
+  return (at + static_cast<int>(blockIdx.x)) % COUNT;
+}
+
+struct ChainRows {
+  int64 first, end;  // of a block
+  template <typename Tile> __device__ static __forceinline__ ChainRows of_block(const ChainArguments& arguments) {
+    const int64 first = blockIdx.x * arguments.rows_per_block, last = first + arguments.rows_per_block;
+    return {first, last < arguments.batch ? last : arguments.batch};
+  }
+};
+
+// Loads rows of x and the right factor's weights for them, block by block. `weights`: of the first block.
+template <typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, AnyRing& ring, int64 row0, int rows,
+                                               const unsigned char* first_weights) {
+  using Walk = RowWalk<Tile::ROWS, Tile::CHUNKS_OF_ROW, Tile::LOADERS>;
+  constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
+  const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
+  const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
+#pragma unroll 1
+  for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
+    const int block = turned<Tile::Z_BLOCKS>(at);
+    const unsigned char* weights = first_weights + int64(block) * Tile::PARTS * Tile::WEIGHT_BYTES_1;
+#pragma unroll 1
+    for (int part = 0; part < Tile::PARTS; ++part) {
+      ring.wait_until_empty();
+      if (threadIdx.x == 0) ring.load_weights(weights, Tile::X_BYTES, Tile::WEIGHT_BYTES_1);
+#pragma unroll
+      for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+        const int chunk = first_chunk + pass * Walk::WIDTH, feature = part * Tile::KS + chunk * 8;
+        const bool inside = P::C2 % Tile::KS == 0 || feature < P::C2;
+        const uint16* from = x + block / Tile::SPLITS * P::C2 + feature;
+#pragma unroll
+        for (int step = 0; step < COUNT; ++step) {
+          const int row = m0 + step * Walk::PASS_ROWS;
+          if (row < Walk::end(m0)) {
+            copy_async_16(ring.here() + row * Tile::ROW_BYTES + (chunk ^ swap_of_row<Tile::CHUNKS_OF_ROW>(row)) * 16,
+                          from, inside && row < rows);
+          }
+          from += Walk::PASS_ROWS * arguments.x_stride;
+        }
+      }
+      ring.full[ring.slot].arrive_after_copies();
+      ring.next();
+    }
+  }
+}
+
+// Loads `slots` slots of weights alone.
+template <typename AnyRing>
+__device__ __forceinline__ void load_weight_slots(AnyRing& ring, const unsigned char* weights, int slots, int bytes) {
+#pragma unroll 1
+  for (int at = 0; at < slots; ++at) {
+    ring.wait_until_empty();
+    if (threadIdx.x == 0) ring.load_weights(weights, 0, bytes);
+    ring.full[ring.slot].arrive();
+    ring.next();
+  }
+}
+
+// While outputs are computed memory would rest: it brings the rows of the next pass to the L2 cache.
+template <int FEATURES, int ROWS>
+__device__ __forceinline__ void prefetch_rows(const void* from, int64 stride, int64 row0, int64 end) {
+  for (int row = threadIdx.x; row < ROWS; row += 128) {
+    if (row0 + row >= end) break;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(static_cast<const uint16*>(from) +
+                                                                      (row0 + row) * stride),
+                 "r"(FEATURES * 2)
+                 : "memory");
+  }
+}
+
+// The first warpgroup's job.
+template <typename P, typename Tile, typename Epilogue, typename AnyRing>
+__device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
+  const ChainRows own = ChainRows::of_block<Tile>(arguments);
+  const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
+  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
+    load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
+    if (Epilogue::RESIDUAL) {
+      prefetch_rows<P::SIBLINGS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
+    }
+    prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
+#pragma unroll 1
+    for (int at = 0; at < Tile::CHUNKS; ++at) {
+      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS>(at)) * Tile::CHUNK_BYTES,
+                        Tile::SLOTS_OF_CHUNK, Tile::WEIGHT_BYTES_2);
+    }
+  }
+}
+
+// The widest product there is that leaves no narrow rest.
+constexpr int part_of_product(int n) {
+  return n == 256 ? 128 : n == 144 || n == 160 ? 96 : n == 104 ? 64
+       : n >= 192 ? 192 : n >= 128 ? 128 : n >= 96 ? 96 : n >= 64 ? 64
+       : n >= 48 ? 48 : n >= 32 ? 32 : n >= 24 ? 24 : n >= 16 ? 16 : 8;
+}
+
+// sums[64 x N] (+)= a[64 x 16] b[16 x N]: the last N columns of `sums`.
+template <typename T, int N, int COUNT>
+__device__ __forceinline__ void multiply_columns(float (&sums)[COUNT], const uint32 (&a)[4], uint64 b, int accumulate) {
+  constexpr int PART = part_of_product(N);
+  multiply_warpgroup_16<T, PART>(*reinterpret_cast<float(*)[PART / 2]>(&sums[COUNT - N / 2]), a, b, accumulate);
+  if constexpr (PART < N) multiply_columns<T, N - PART>(sums, a, b + PART, accumulate);  // 16 bytes a column
+}
+
+// Tells the compiler that products, which read registers behind its back, are over.
+template <int STEPS> __device__ __forceinline__ void keep_operands(uint32 (&a)[STEPS][4]) {
+#pragma unroll
+  for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      asm volatile("" : "+r"(a[s][e])::"memory");
+    }
+}
+
+// Four 8 x 8 matrices of 16-bit elements: lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
+__device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Both halves of a word as fp32.
+template <typename T> __device__ __forceinline__ float half_of(uint32 word, int half) {
+  return to_float(T{static_cast<uint16>(word >> 16 * half)});
+}
+
+// What a thread that multiplies needs to know of its place.
+template <typename Tile> struct ChainThread {
+  int group, warp, lane, quarter, row;  // row: the thread's first one in its block's pass
+  __device__ __forceinline__ explicit ChainThread(int thread)
+      : group(__shfl_sync(~0u, thread / 128, 0)), warp(thread / 32 % 4), lane(thread % 32), quarter(lane % 4),
+        row(group * 64 + warp * 16 + lane / 4) {}
+};
+
+// Rounds a block's part of z, and keeps it by class.
+template <typename T, typename P, typename Tile, int MIDDLE>
+__device__ __forceinline__ void stash_block(unsigned char* stash, const float (&sums)[Tile::N1 / 2], int block,
+                                            int quarter) {
+  constexpr int TILES = Tile::SPLIT_TILES;
+  const auto word = [&](int n, int half, int u) {
+    float low = sums[n * 4 + half * 2], high = sums[n * 4 + half * 2 + 1];
+    if constexpr (MIDDLE != IDENTITY) {  // of what the first product rounds to
+      const uint32 rounded = pack_pair<T>(low, high);
+      low = activate<MIDDLE, T>(half_of<T>(rounded, 0)), high = activate<MIDDLE, T>(half_of<T>(rounded, 1));
+    }
+    if constexpr (Tile::L_OF_BLOCK % 8 != 0) {  // columns that are no feature: 0 whatever x has
+      const int l = (block % Tile::SPLITS * TILES + u) * 8 + 2 * quarter;
+      low = l < Tile::L_OF_BLOCK ? low : 0.0f, high = l + 1 < Tile::L_OF_BLOCK ? high : 0.0f;
+    }
+    return pack_pair<T>(low, high);
+  };
+#pragma unroll
+  for (int c = 0; c < Tile::CLASSES; ++c) {
+    unsigned char* const of_class = stash + c * Tile::STEPS * 2048;
+    if constexpr (TILES % 2 == 0) {
+#pragma unroll
+      for (int u = 0; u < TILES; u += 2) {
+        const int n = c * TILES + u;
+        *reinterpret_cast<uint4*>(of_class + (block * TILES + u) / 2 * 2048) =
+            make_uint4(word(n, 0, u), word(n, 1, u), word(n + 1, 0, u + 1), word(n + 1, 1, u + 1));
+      }
+    } else {
+#pragma unroll
+      for (int u = 0; u < TILES; ++u) {
+        const int n = c * TILES + u, tile = block * TILES + u;
+        *reinterpret_cast<uint2*>(of_class + tile / 2 * 2048 + tile % 2 * 8) = make_uint2(word(n, 0, u), word(n, 1, u));
+      }
+    }
+  }
+}
+
+// A chunk's place in y: the thread's first k, and its first feature, of the first class `j0`.
+template <typename P, typename Tile> struct OutputPlace {
+  static constexpr bool WIDE = P::D1 >= 8;
+  static constexpr int RUN_COUNT = Tile::NK / 8 / Tile::RUN_TILES * Tile::RUNS;  // of 8 features, in a row
+  int k, feature;
+  __device__ __forceinline__ OutputPlace(int chunk, int quarter) {
+    const int j_group = chunk % Tile::J_GROUPS, k_chunk = chunk / Tile::J_GROUPS % Tile::OUTPUT_CHUNKS;
+    const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
+    k = k_chunk * Tile::NK + (WIDE ? quarter : quarter * (8 / Tile::J));
+    feature = sibling * P::OUT + k * P::D1 + j_group * Tile::J;
+  }
+  // How many k a run lies behind the first.
+  __device__ static __forceinline__ constexpr int behind(int run) {
+    return run / Tile::RUNS * Tile::RUN_TILES * 8 + run % Tile::RUNS * 4;
+  }
+  __device__ __forceinline__ bool inside(int run) const { return P::B1 % Tile::NK == 0 || k + behind(run) < P::B1; }
+  // The sum that is value v of a run, in the thread's row `half`.
+  __device__ static __forceinline__ float sum(const float (&sums)[Tile::J][Tile::NK / 2], int run, int half, int v) {
+    const int tiles = run / Tile::RUNS * Tile::RUN_TILES, k_of_run = v / Tile::J;
+    const int tile = WIDE ? tiles : tiles + k_of_run / 2, column = WIDE ? run % Tile::RUNS : k_of_run % 2;
+    return sums[v % Tile::J][tile * 4 + half * 2 + column];
+  }
+};
+
+// What is added to a chunk's outputs, on its way while they are computed.
+template <typename P, typename Tile, bool NEEDED> struct Residual {
+  uint32 words[NEEDED ? OutputPlace<P, Tile>::RUN_COUNT : 1][2][4];
+  __device__ __forceinline__ void load(const ChainArguments& arguments, const OutputPlace<P, Tile>& place, int64 row,
+                                       int64 end) {
+    if constexpr (NEEDED) {
+      const uint16* const from =
+          static_cast<const uint16*>(arguments.residual) + row * arguments.residual_stride + place.feature;
+#pragma unroll
+      for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (row + half * 8 >= end || !place.inside(run)) continue;
+          load_16_bytes(words[run][half], from + half * 8 * arguments.residual_stride + place.behind(run) * P::D1);
+        }
+    }
+  }
+};
+
+// Stores a chunk's outputs, after the epilogue. `bias` is in shared memory.
+template <typename T, typename P, typename Tile, typename Epilogue>
+__device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
+                                              const Residual<P, Tile, Epilogue::RESIDUAL>& residual,
+                                              const OutputPlace<P, Tile>& place, const uint16* bias, int64 row,
+                                              int64 end) {
+  uint16* const y = static_cast<uint16*>(arguments.y) + row * arguments.y_stride + place.feature;
+#pragma unroll
+  for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
+    const int offset = place.behind(run) * P::D1;
+    if (!place.inside(run)) continue;
+    uint4 added = make_uint4(0, 0, 0, 0);
+    if (Epilogue::BIAS) added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
+    const uint32 bias_words[4] = {added.x, added.y, added.z, added.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + half * 8 >= end) continue;
+      uint32 words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        float values[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float value = place.sum(sums, run, half, 2 * w + e);
+          if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
+          value = activate<Epilogue::ACTIVATION, T>(value);
+          if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
+          values[e] = value;
+        }
+        words[w] = pack_pair<T>(values[0], values[1]);
+      }
+      store_16_bytes(y + half * 8 * arguments.y_stride + offset, words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+// Phase 1: z of a warpgroup's rows.
+template <typename T, typename P, typename Tile, int MIDDLE, typename AnyRing>
+__device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char* stash, const ChainThread<Tile>& own) {
+  // Where the lane finds its row of x in a slot: ldmatrix's matrices are the two halves of the rows, twice.
+  const int x_row = own.group * 64 + own.warp * 16 + own.lane % 16;
+  const uint32 x_at = shared_address(ring.slots) + x_row * Tile::ROW_BYTES;
+  const int swap = swap_of_row<Tile::CHUNKS_OF_ROW>(x_row), half_chunk = own.lane / 16;
+  const uint64 first_weights =
+      describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::X_BYTES, Tile::N1 * 16, 128);
+  const auto load_rows = [&](uint32(&a)[Tile::STEPS_OF_PART][4]) {
+    ring.wait_until_full();
+#pragma unroll
+    for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
+      load_matrices(a[s], x_at + ring.slot * AnyRing::SLOT_BYTES + ((2 * s + half_chunk) ^ swap) * 16);
+    }
+  };
+  uint32 a[Tile::STEPS_OF_PART][4];
+  load_rows(a);
+#pragma unroll 1
+  for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
+    float sums[Tile::N1 / 2];
+#pragma unroll
+    for (int e = 0; e < Tile::N1 / 2; ++e) sums[e] = 0.0f;  // else they would live, unused, from pass to pass
+#pragma unroll 1
+    for (int part = 0; part < Tile::PARTS; ++part) {
+      const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < Tile::STEPS_OF_PART; ++s) {
+        multiply_columns<T, Tile::N1>(sums, a[s], weights + s * Tile::N1 * 2, 1);
+      }
+      wgmma_commit_group();
+      const int used = ring.slot;
+      ring.next();
+      uint32 next[Tile::STEPS_OF_PART][4] = {};
+      if (part + 1 < Tile::PARTS || at + 1 < Tile::Z_BLOCKS) load_rows(next);
+      wgmma_wait_group<0>();
+      keep_operands(a);
+      ring.release(used, own.lane);
+#pragma unroll
+      for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
+    }
+    wgmma_fence_operand(sums);
+    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS>(at), own.quarter);
+  }
+}
+
+// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`.
+template <typename T, typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK / 2], AnyRing& ring,
+                                               const unsigned char* of_classes, int lane) {
+  constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
+  const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
+  uint32 a[2][Tile::AT_ONCE][4];
+  int before = 0;
+#pragma unroll
+  for (int g = 0; g < Tile::J * GROUPS_OF_STEPS; ++g) {
+    const int j = g / GROUPS_OF_STEPS, first = g % GROUPS_OF_STEPS * Tile::AT_ONCE;
+#pragma unroll
+    for (int s = 0; s < Tile::AT_ONCE; ++s) {
+      const uint4 words = *reinterpret_cast<const uint4*>(of_classes + (j * Tile::STEPS + first + s) * 2048);
+      a[g % 2][s][0] = words.x, a[g % 2][s][1] = words.y, a[g % 2][s][2] = words.z, a[g % 2][s][3] = words.w;
+    }
+    if (g % IN_SLOT == 0) ring.wait_until_full();
+    const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16) +
+                           g % IN_SLOT * Tile::AT_ONCE * (Tile::STEP_BYTES / 16);
+    keep_operands(a[g % 2]);
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Tile::AT_ONCE; ++s) {
+      multiply_columns<T, Tile::NK>(sums[j], a[g % 2][s], weights + s * (Tile::STEP_BYTES / 16), first + s);
+    }
+    wgmma_commit_group();
+    // The group before is over: its operands' registers may be written, its slot given back.
+    wgmma_wait_group<1>();
+    if (g > 0) keep_operands(a[(g + 1) % 2]);
+    if (g > 0 && g % IN_SLOT == 0) ring.release(before, lane);
+    if ((g + 1) % IN_SLOT == 0) before = ring.slot, ring.next();
+  }
+  wgmma_wait_group<0>();
+  keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
+  ring.release(before, lane);
+#pragma unroll
+  for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
+}
+
+// What is stashed of z for a chunk of outputs.
+template <typename P, typename Tile>
+__device__ __forceinline__ const unsigned char* classes_of_chunk(const unsigned char* stash, int chunk) {
+  const int sibling = chunk / (Tile::J_GROUPS * Tile::OUTPUT_CHUNKS);
+  return stash + (sibling * P::D1 + chunk % Tile::J_GROUPS * Tile::J) * Tile::STEPS * 2048;
+}
+
+// An odd number of tiles leaves half of a class's last step empty.
+template <typename Tile> __device__ __forceinline__ void clear_rest(unsigned char* stash) {
+  if constexpr (Tile::TILES_OF_CLASS % 2 != 0) {
+#pragma unroll 1
+    for (int c = 0; c < Tile::CLASSES; ++c) {
+      *reinterpret_cast<uint2*>(stash + (c * Tile::STEPS + Tile::STEPS - 1) * 2048 + 8) = make_uint2(0, 0);
+    }
+  }
+}
+
+// The bias, into shared memory.
+template <int FEATURES, int THREADS>
+__device__ __forceinline__ void load_bias(uint16* bias, const void* from, int thread) {
+  for (int chunk = thread; chunk < FEATURES / 8; chunk += THREADS) {
+    uint32 words[4];
+    load_16_bytes(words, static_cast<const uint16*>(from) + chunk * 8);
+    *reinterpret_cast<uint4*>(bias + chunk * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// The job of a warpgroup that has no rows left while others of its block have: it uses slots up.
+template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots, int lane) {
+#pragma unroll 1
+  for (int at = 0; at < slots; ++at) {
+    ring.wait_until_full();
+    ring.release(ring.slot, lane);
+    ring.next();
+  }
+}
+
+template <typename T, typename P, typename Tile, typename Epilogue, typename AnyRing>
+__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* bias,
+                                               AnyRing ring) {
+  const int thread = threadIdx.x - Tile::LOADERS;
+  const ChainThread<Tile> own(thread);
+  const ChainRows rows = ChainRows::of_block<Tile>(arguments);
+  unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
+  clear_rest<Tile>(stash);
+  if constexpr (Epilogue::BIAS) {
+    load_bias<P::SIBLINGS * P::OUT, Tile::MULTIPLIERS>(bias, arguments.bias, thread);
+    wait_at(1, Tile::MULTIPLIERS);
+  }
+  for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
+    if (row0 + own.group * 64 >= rows.end) {
+      pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2, own.lane);
+      continue;
+    }
+    multiply_rows_of_x<T, P, Tile, Epilogue::MIDDLE>(ring, stash, own);
+    const int64 row = row0 + own.row;
+#pragma unroll 1
+    for (int at = 0; at < Tile::CHUNKS; ++at) {
+      const int chunk = turned<Tile::CHUNKS>(at);
+      const OutputPlace<P, Tile> place(chunk, own.quarter);
+      Residual<P, Tile, Epilogue::RESIDUAL> residual;
+      residual.load(arguments, place, row, rows.end);
+      float sums[Tile::J][Tile::NK / 2];
+      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk), own.lane);
+      store_outputs<T, P, Tile, Epilogue>(arguments, sums, residual, place, bias, row, rows.end);
+    }
+  }
+}
+
+template <typename T, typename P, typename Tile, typename Epilogue>
+__device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
+  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
+  Mbarrier* const empty = full + Tile::STAGES;
+  uint16* const bias = reinterpret_cast<uint16*>(shared + Tile::BARRIER_BYTES);
+  unsigned char* const stashes = shared + Tile::STASHES_AT;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Tile::STAGES; ++s) {
+      full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
+      empty[s].init(4 * Tile::GROUPS);
+    }
+    fence_for_tensor_cores();  // and for the copy engine
+  }
+  __syncthreads();
+  griddepcontrol_wait();
+  if (threadIdx.x < Tile::LOADERS) {
+    if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
+    load_chain<P, Tile, Epilogue>(arguments, TileRing(shared + Tile::RING_AT, full, empty, 1));
+  } else {
+    if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
+    multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, bias, TileRing(shared + Tile::RING_AT, full, empty, 0));
+  }
+}

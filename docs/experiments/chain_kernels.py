@@ -1,0 +1,434 @@
+"""Chains of two 16-bit factors in one launch, checked and timed against the dense layer.
+
+For each case and chain the tiles that are predicted best are checked against float64 (fresh random
+operands, outputs poisoned with NaN, odd numbers of rows), and timed in turns with the dense layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ksopt.jit import arch, nvrtc
+from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
+from ksopt.kernels.families import chain_wgmma16 as chains
+from ksopt.kernels.families.chain_wgmma16 import ChainLauncher, Config, Epilogue, Shape
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.measure.roofline import Roofline, measure_roofline
+from ksopt.measure.timing import measure
+from ksopt.patterns.chain import Chain
+
+ROWS = 25_088
+CHECKED_ROWS = (1, 63, 1000, 8_200)
+_WORSE = 1.05  # times PyTorch's own error: the same roundings, in another order
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dense layer, or several on one x, and the chains that may replace it."""
+
+    name: str
+    chains: tuple[str, ...]
+    siblings: int = 1
+    epilogue: Epilogue = Epilogue(bias=True)
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [Shape.of(Chain.parse(text), self.siblings) for text in self.chains]
+
+
+GELU = Epilogue("gelu", bias=True)
+ADDED = Epilogue(bias=True, residual=True)
+CASES = (
+    Case(
+        "768",
+        (
+            "(1,192,96,4)*(4,96,192,1)",
+            "(1,384,96,2)*(2,96,384,1)",
+            "(1,96,96,8)*(8,96,96,1)",
+            "(1,96,64,8)*(4,128,192,1)",
+            "(1,768,96,1)*(1,96,768,1)",
+        ),
+    ),
+    Case(
+        "1024",
+        (
+            "(1,256,128,4)*(4,128,256,1)",
+            "(1,512,128,2)*(2,128,512,1)",
+            "(1,128,128,8)*(8,128,128,1)",
+            "(1,1024,128,1)*(1,128,1024,1)",
+        ),
+    ),
+    Case(
+        "2048",
+        (
+            "(1,512,256,4)*(4,256,512,1)",
+            "(1,1024,256,2)*(2,256,1024,1)",
+            "(1,2048,256,1)*(1,256,2048,1)",
+        ),
+    ),
+    Case("4096", ("(1,2048,512,2)*(2,512,2048,1)", "(1,4096,512,1)*(1,512,4096,1)")),
+    Case(
+        "qkv 384",
+        (
+            "(1,96,32,4)*(2,64,192,1)",
+            "(1,96,64,4)*(8,32,48,1)",
+            "(1,192,64,2)*(4,32,96,1)",
+            "(1,48,16,8)*(2,64,192,1)",
+        ),
+        siblings=3,
+    ),
+    Case(
+        "384-1536",
+        ("(1,384,64,4)*(4,64,96,1)", "(1,768,64,2)*(4,32,96,1)", "(1,384,48,4)*(2,96,192,1)"),
+        epilogue=GELU,
+    ),
+    Case(
+        "1536-384",
+        ("(1,96,64,4)*(4,64,384,1)", "(1,192,48,2)*(2,48,768,1)", "(1,96,32,4)*(2,64,768,1)"),
+        epilogue=ADDED,
+    ),
+)
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Of one call. ``residual`` and the rows of x lie apart in memory."""
+
+    x: Tensor
+    left: list[Tensor]
+    right: list[Tensor]
+    bias: Tensor
+    residual: Tensor
+
+    @classmethod
+    def random(cls, s: Shape, rows: int, dtype: torch.dtype) -> Operands:
+        def draw(*size: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(*size, device="cuda") * scale).to(dtype)
+
+        features = s.siblings * s.left.out_features
+        left = [draw(*s.left.weight_shape, scale=s.left.c**-0.5) for _ in range(s.siblings)]
+        right = [draw(*s.right.weight_shape, scale=s.right.c**-0.5) for _ in range(s.siblings)]
+        x = draw(rows, s.right.in_features + 16)[:, : s.right.in_features]
+        return cls(x, left, right, draw(features), draw(rows, features))
+
+    def to(self, dtype: torch.dtype) -> Operands:
+        return Operands(
+            *(
+                self.x.to(dtype),
+                [w.to(dtype) for w in self.left],
+                [w.to(dtype) for w in self.right],
+            ),
+            *(self.bias.to(dtype), self.residual.to(dtype)),
+        )
+
+
+def by_pytorch(o: Operands, s: Shape, epilogue: Epilogue) -> Tensor:
+    """The same with two einsum products a chain, each rounded to the operands' type."""
+    rows, outs = o.x.shape[0], []
+    for left, right in zip(o.left, o.right, strict=True):
+        z = torch.einsum("nac,abc->nab", o.x.reshape(rows, *right.shape[::2]), right[..., 0])
+        z = _ACTIVATIONS[epilogue.middle](z).reshape(rows, s.left.c, s.left.d)
+        outs.append(torch.einsum("ncd,bcd->nbd", z, left[0]).reshape(rows, -1))
+    y = torch.cat(outs, -1)
+    y = _ACTIVATIONS[epilogue.activation](y + o.bias if epilogue.bias else y)
+    return y + o.residual if epilogue.residual else y
+
+
+def call(launcher: ChainLauncher, o: Operands, packed: Tensor, out: Tensor) -> Tensor:
+    e = launcher.epilogue
+    return launcher(
+        o.x, packed, o.bias if e.bias else None, o.residual if e.residual else None, out
+    )
+
+
+def fault_of(launcher: ChainLauncher, s: Shape, o: Operands, packed: Tensor) -> str | None:
+    """What is wrong with a kernel's result, or None."""
+    e = launcher.epilogue
+    truth = by_pytorch(o.to(torch.float64), s, e)
+    apart = torch.full((o.x.shape[0] + 2, truth.shape[1] + 8), float("nan"), device="cuda").to(
+        o.x.dtype
+    )
+    y = call(launcher, o, packed, apart[1:-1, :-8])
+    if not (apart[0].isnan().all() and apart[-1].isnan().all() and apart[:, -8:].isnan().all()):
+        return "it writes beside y"
+    theirs = by_pytorch(o, s, e)
+    size = truth.norm()
+    ours_error, their_error = ((t.double() - truth).norm() / size for t in (y, theirs))
+    worst = (y.double() - truth).abs().max() / truth.abs().max()
+    if not (ours_error <= _WORSE * their_error and worst < 0.05):
+        return f"error {ours_error:.2e}, PyTorch's {their_error:.2e}, the largest {worst:.1e}"
+    again = torch.full_like(y, float("nan"))
+    return None if torch.equal(call(launcher, o, packed, again), y) else "it gives another result"
+
+
+def tiles_of(
+    s: Shape, batch: int, spec: DeviceSpec, count: int, residual: bool = False
+) -> list[Config]:
+    """The best predicted, not more than two that differ in their slots alone."""
+    chosen: list[Config] = []
+    for tile in chains.best(s, batch, spec, 1000, residual):
+        if tile.splits > 2:
+            continue
+        alike = [
+            t for t in chosen if (t.groups, t.blocks, t.nk) == (tile.groups, tile.blocks, tile.nk)
+        ]
+        if len(alike) < 2:
+            chosen.append(tile)
+        if len(chosen) == count:
+            break
+    return chosen
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    dtype: str
+    chain: str
+    tile: str
+    us: float
+    predicted_us: float
+    dense_us: float
+    floor_us: float
+
+
+def dense_ways(
+    x: Tensor, features: int, e: Epilogue, compiled: Sequence[str]
+) -> dict[str, Callable[[], Tensor]]:
+    """The dense layer, eager and compiled."""
+    weight = torch.randn(features, x.shape[1], device="cuda").to(x.dtype)
+    bias = torch.randn(features, device="cuda").to(x.dtype)
+    residual = torch.randn(x.shape[0], features, device="cuda").to(x.dtype)
+
+    def layer(x: Tensor) -> Tensor:
+        y = _ACTIVATIONS[e.activation](functional.linear(x, weight, bias))
+        return y + residual if e.residual else y
+
+    ways: dict[str, Callable[[], Tensor]] = {"dense eager": partial(layer, x)}
+    for mode in compiled:
+        ways[f"dense {mode}"] = partial(torch.compile(layer, mode=mode, dynamic=False), x)
+    return ways
+
+
+def time_case(
+    case: Case, dtype: torch.dtype, roofline: Roofline, spec: DeviceSpec, given: argparse.Namespace
+) -> Iterator[Row]:
+    """Check and time one case."""
+    name = str(dtype).removeprefix("torch.")
+    todo = [
+        (s, tile)
+        for s in case.shapes
+        for tile in tiles_of(s, given.rows, spec, given.tiles, case.epilogue.residual)
+    ]
+    sources = [chains.source(s, tile, case.epilogue, name) for s, tile in todo]
+    began = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    print(f"# {case.name}: compiled {len(todo)} in {time.perf_counter() - began:.1f} s", flush=True)
+    calls: dict[str, Callable[[], Tensor]] = {}
+    of_call: dict[str, tuple[Shape, Config]] = {}
+    for s, tile in todo:
+        launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
+        index = chains.pack_index(s, tile).cuda()
+        wrong = None
+        for rows in CHECKED_ROWS:
+            o = Operands.random(s, rows, dtype)
+            wrong = wrong or fault_of(launcher, s, o, chains.pack(o.left, o.right, index))
+        label = f"{s} {chains.fields(tile)}"
+        if wrong is not None:
+            print(f"WRONG {case.name} {label}: {wrong}", flush=True)
+            continue
+        o = Operands.random(s, given.rows, dtype)
+        o = Operands(o.x.contiguous(), o.left, o.right, o.bias, o.residual)
+        y = torch.empty(given.rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
+        calls[label] = partial(call, launcher, o, chains.pack(o.left, o.right, index), y)
+        of_call[label] = (s, tile)
+    s = case.shapes[0]
+    x = torch.randn(given.rows, s.right.in_features, device="cuda").to(dtype)
+    features = s.siblings * s.left.out_features
+    ways = dense_ways(x, features, case.epilogue, given.compiled)
+    seconds = 0.012 * (len(calls) + len(ways)) * max(1.0, s.right.in_features / 1024)
+    results = measure({**ways, **calls}, "cuda", max_seconds=seconds, warmup_calls=2)
+    dense_us = min(results[way].median_us for way in ways)
+    for way in ways:
+        print(f"# {case.name} {way}: {results[way].median_us:.1f} us", flush=True)
+    for label, (s, tile) in of_call.items():
+        added = 2 * given.rows * features if case.epilogue.residual else 0
+        floor = roofline.floor_us(s.bytes(given.rows) + added, s.flops(given.rows))
+        predicted = chains.predicted_us(s, tile, given.rows, spec)
+        fields = " ".join(map(str, chains.fields(tile)))
+        us = results[label].median_us
+        yield Row(case.name, name, str(s), fields, us, predicted, dense_us, floor)
+
+
+MLPS = (
+    ("(1,384,32,4)*(2,64,192,1)", "(1,96,32,4)*(4,32,384,1)"),
+    ("(1,384,48,4)*(2,96,192,1)", "(1,96,48,4)*(4,48,384,1)"),
+    ("(1,768,64,2)*(2,64,192,1)", "(1,192,48,2)*(2,48,768,1)"),
+    ("(1,384,64,4)*(2,128,192,1)", "(1,96,64,4)*(4,64,384,1)"),
+)
+
+
+def mlp_tiles(first: Shape, second: Shape, spec: DeviceSpec, count: int) -> list[mlps.Config]:
+    """Of each way to share the work, the one with the widest chunks of outputs."""
+    best: dict[tuple[int, ...], mlps.Config] = {}
+    for tile in mlps.configs(first, second, spec):
+        key = (tile.first.groups, tile.first.ks, tile.first.nk)
+        if tile.first.groups > 1 and tile.first.ks >= 32 and tile.first.nk >= 16:
+            known = best.get(key)
+            if known is None or (tile.second.nk, tile.stages) > (known.second.nk, known.stages):
+                best[key] = tile
+    return sorted(best.values(), key=lambda t: (-t.first.nk * t.first.groups, t.first.ks))[:count]
+
+
+def time_mlp(
+    texts: tuple[str, str], dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace
+) -> tuple[dict[str, Callable[[], Tensor]], float]:
+    """Check the tiles of two chains with GELU between and a residual, and give their calls."""
+    first, second = (Shape.of(Chain.parse(text)) for text in texts)
+    name, epilogue = (
+        str(dtype).removeprefix("torch."),
+        Epilogue(middle="gelu", bias=True, residual=True),
+    )
+    tiles = mlp_tiles(first, second, spec, given.tiles)
+    with ThreadPoolExecutor(16) as pool:
+        sources = [mlps.source(first, second, tile, epilogue, name) for tile in tiles]
+        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for tile in tiles:
+        launcher = mlps.MlpLauncher(first, second, tile, epilogue, name, 0)
+        index = mlps.pack_index(first, second, tile).cuda()
+        wrong = None
+        for rows in (*CHECKED_ROWS, given.rows):
+            o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
+            o = Operands(o.x.contiguous(), o.left, o.right, o.bias, last.residual)
+            packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+            bias = torch.cat([o.bias, last.bias])
+            y = torch.full(
+                (rows, second.left.out_features), float("nan"), device="cuda", dtype=dtype
+            )
+            call = partial(launcher, o.x, packed, bias, last.residual, y)
+            if rows != given.rows:
+                call()
+                results = []
+                for kind in (torch.float64, dtype):
+                    h = by_pytorch(o.to(kind), first, GELU)
+                    results.append(by_pytorch(replace(last.to(kind), x=h), second, ADDED))
+                truth, theirs = results
+                ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
+                if not ours <= _WORSE * their:
+                    wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
+        label = f"mlp {texts[0]} {texts[1]} | {chains.fields(tile.first)} {chains.fields(tile.second)} {tile.slot_steps} {tile.stages}"
+        if wrong is not None:
+            print(f"WRONG {label}: {wrong}", flush=True)
+        else:
+            calls[label] = call
+    return calls, (first.flops(given.rows) + second.flops(given.rows)) / 1e9
+
+
+def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -> None:
+    """Two chains in one launch against the dense MLP."""
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for texts in MLPS:
+        calls |= time_mlp(texts, dtype, spec, given)[0]
+    x = torch.randn(given.rows, 384, device="cuda").to(dtype)
+    weights = [torch.randn(n, m, device="cuda").to(dtype) for n, m in ((1536, 384), (384, 1536))]
+    biases = [torch.randn(n, device="cuda").to(dtype) for n in (1536, 384)]
+    residual = torch.randn_like(x)
+
+    def mlp(x: Tensor) -> Tensor:
+        h = functional.gelu(functional.linear(x, weights[0], biases[0]))
+        return functional.linear(h, weights[1], biases[1]) + residual
+
+    ways: dict[str, Callable[[], Tensor]] = {"dense eager": partial(mlp, x)}
+    for mode in given.compiled:
+        ways[f"dense {mode}"] = partial(torch.compile(mlp, mode=mode, dynamic=False), x)
+    results = measure(
+        {**ways, **calls}, "cuda", max_seconds=0.02 * len(calls) + 0.1, warmup_calls=2
+    )
+    dense_us = min(results[way].median_us for way in ways)
+    for label, result in sorted(results.items(), key=lambda item: item[1].median_us):
+        print(
+            f"{label} | {result.median_us:.1f} | {result.median_us / dense_us:.2f} of {dense_us:.1f}"
+        )
+
+
+def profile(case: Case, tile: str, rows: int) -> None:
+    """Launch one tile three times, the cache cold: for a profiler."""
+    index, *fields = map(int, tile.split())
+    s, config = case.shapes[index], Config(*fields)
+    launcher = ChainLauncher(s, config, case.epilogue, "bfloat16", 0)
+    o = Operands.random(s, rows, torch.bfloat16)
+    packed = chains.pack(o.left, o.right, chains.pack_index(s, config).cuda())
+    y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        torch.empty(2**27, device="cuda").fill_(1.0)
+        call(launcher, o, packed, y)
+    torch.cuda.synchronize()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python docs/experiments/chain_kernels.py")
+    parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES])
+    parser.add_argument("--tiles", type=int, default=6, help="of each chain (6)")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
+    parser.add_argument("--compiled", nargs="*", default=[], help="modes of torch.compile")
+    parser.add_argument("--best", type=int, default=3, help="tiles of each chain that are printed")
+    parser.add_argument("--out", type=Path, default=Path("ksopt-report-chains.csv"))
+    parser.add_argument("--mlp", action="store_true", help="two chains in one launch too")
+    parser.add_argument("--profile", nargs=2, metavar=("CASE", "TILE"), action="append", default=[])
+    given = parser.parse_args(arguments)
+    for name, tile in given.profile:
+        profile(next(case for case in CASES if case.name == name), tile, given.rows)
+    if given.profile:
+        return 0
+    spec, device = DeviceSpec.of_device(0), torch.device("cuda")
+    rows: list[Row] = []
+    for dtype in given.dtypes:
+        roofline = measure_roofline(device, dtype)
+        print(f"# {roofline.bandwidth / 1e12:.2f} TB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
+        for case in CASES:
+            if case.name in given.cases:
+                rows += time_case(case, getattr(torch, dtype), roofline, spec, given)
+        if given.mlp:
+            time_mlps(getattr(torch, dtype), spec, given)
+    with given.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(Row.__dataclass_fields__)
+        for row in rows:
+            writer.writerow(row.__dict__.values())
+    print("case dtype chain | tile | us predicted | of dense | efficiency")
+    for case in CASES:
+        for dtype in given.dtypes:
+            for s in case.shapes:
+                mine = [r for r in rows if (r.case, r.dtype, r.chain) == (case.name, dtype, str(s))]
+                for r in sorted(mine, key=lambda r: r.us)[: given.best]:
+                    print(
+                        f"{r.case} {r.dtype} {r.chain} | {r.tile} | {r.us:.1f} {r.predicted_us:.1f} | "
+                        f"{r.us / r.dense_us:.2f} of {r.dense_us:.1f} | {r.floor_us / r.us:.2f}"
+                    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Chain kernels as the emulator runs them, and what their results may be."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, _Range
+from packed_kernels import without_predicates
+from torch import Tensor
+from torch.nn import functional
+
+from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
+from ksopt.kernels.families import chain_wgmma16 as chains
+from ksopt.kernels.families.chain_wgmma16 import Arguments, Config, Epilogue, Shape
+from ksopt.kernels.problem import Geometry, Problem
+from ksopt.patterns.chain import Pattern
+from ksopt.reference import ks_reference
+
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+    "silu": functional.silu,
+}
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Of one call: x (rows, in_features), a factor of each sibling, bias, residual."""
+
+    x: Tensor
+    left: list[Tensor]
+    right: list[Tensor]
+    bias: Tensor
+    residual: Tensor
+
+    @classmethod
+    def random(cls, s: Shape, dtype: str, rows: int, seed: int, device: str = "cpu") -> Operands:
+        """Fresh ones; rows of x and residual lie apart, with NaN between them."""
+        generator = torch.Generator().manual_seed(seed)
+        kind = getattr(torch, dtype)
+
+        def draw(*size: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(*size, generator=generator) * scale).to(kind).to(device)
+
+        features = s.siblings * s.left.out_features
+        apart = torch.full(
+            (max(rows, 1), s.right.in_features + features + 16), float("nan"), dtype=kind
+        ).to(device)
+        x, residual = apart[:rows, : s.right.in_features], apart[:rows, -features:]
+        x.copy_(draw(rows, s.right.in_features))
+        residual.copy_(draw(rows, features))
+        left = [draw(*s.left.weight_shape, scale=s.left.c**-0.5) for _ in range(s.siblings)]
+        right = [draw(*s.right.weight_shape, scale=s.right.c**-0.5) for _ in range(s.siblings)]
+        return cls(x, left, right, draw(features), residual)
+
+
+def expected(o: Operands, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
+    """The result in float64, and the sizes of its terms added up."""
+    outs, sizes = [], []
+    for left, right in zip(o.left, o.right, strict=True):
+        z = ACTIVATIONS[epilogue.middle](ks_reference(o.x.double(), right.double()))
+        outs.append(ks_reference(z, left.double()))
+        sizes.append(ks_reference(z.abs(), left.double().abs()))
+    y, size = torch.cat(outs, -1), torch.cat(sizes, -1)
+    if epilogue.bias:
+        y, size = y + o.bias.double(), size + o.bias.double().abs()
+    y = ACTIVATIONS[epilogue.activation](y)
+    if epilogue.residual:
+        y, size = y + o.residual.double(), size + o.residual.double().abs()
+    return y, size
+
+
+def assert_mlp_right(y: Tensor, o: Operands, last: Operands, epilogue: Epilogue) -> None:
+    """As `assert_right`, h and the second z rounded too."""
+    h, size = expected(o, Epilogue(epilogue.middle, bias=epilogue.bias))
+    second = replace(last, x=h, residual=o.residual[:, : last.bias.numel()])
+    after = Epilogue(bias=epilogue.bias, residual=epilogue.residual)
+    truth, sizes = expected(second, after)
+    # Roundings of the first z and of h move y by no more than the second chain of their sizes.
+    spread = expected(
+        replace(
+            second, x=size, left=[w.abs() for w in last.left], right=[w.abs() for w in last.right]
+        ),
+        Epilogue(),
+    )[0]
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
+    allowed = unit * (truth.abs() + sizes + 2.3 * spread) + 1e-6 * (sizes + spread) + 1e-6
+    wrong = ~((y.double() - truth).abs() <= allowed)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} outputs are wrong"
+    # Roundings add up by chance: a wrong order of features would be a hundred times as much.
+    assert (y.double() - truth).norm() <= 4 * unit * truth.norm()
+
+
+def assert_right(y: Tensor, o: Operands, epilogue: Epilogue) -> None:
+    """Every element within one rounding of each z and one of y, as two products have them.
+
+    An activation makes a difference at most 1.13 times as large; one between the factors is rounded
+    too, and near zero what it gives may be smaller than what it takes.
+    """
+    truth, size = expected(o, epilogue)
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
+    roundings = 1 if epilogue.middle == "none" else 4
+    allowed = unit * (truth.abs() + 1.2 * roundings * size) + 1e-6 * size + 1e-6
+    assert y.shape == truth.shape
+    wrong = ~((y.double() - truth).abs() <= allowed)  # also true of NaN
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} of {wrong.numel()} outputs are wrong, the first at "
+        f"{wrong.nonzero()[0].tolist()}: {y[wrong][0].item()} instead of {truth[wrong][0].item()}"
+    )
+
+
+def build(
+    emulator: Emulator, cases: list[tuple[Shape, Config, Epilogue, str]]
+) -> list[EmulatedKernel]:
+    """A kernel for each case."""
+    instances = [
+        _instance(
+            s.left, tile, chains.source(s, tile, epilogue, dtype), dtype, tile.shared_bytes(s)
+        )
+        for s, tile, epilogue, dtype in cases
+    ]
+    return emulator.build(instances, without_predicates)
+
+
+def build_mlps(
+    emulator: Emulator, cases: list[tuple[Shape, Shape, mlps.Config, Epilogue, str]]
+) -> list[EmulatedKernel]:
+    """A kernel for each case of two chains."""
+    instances = [
+        _instance(
+            first.left,
+            tile,
+            mlps.source(first, second, tile, epilogue, dtype),
+            dtype,
+            tile.shared_bytes(first, second),
+        )
+        for first, second, tile, epilogue, dtype in cases
+    ]
+    return emulator.build(instances, without_predicates)
+
+
+def _instance(pattern: Pattern, tile: Any, source: str, dtype: str, shared: int) -> Instance:
+    geometry = Geometry(tile.threads, shared, tile.rows, 1, 1)
+    return Instance(Problem(pattern, dtype, False), source, geometry)
+
+
+def run(
+    kernel: EmulatedKernel, case: tuple[Shape, Config, Epilogue, str], o: Operands, sms: int = 2
+) -> Tensor:
+    """y, by the emulated kernel on ``sms`` multiprocessors.
+
+    Raises:
+        EmulationError: an access or a wait was wrong.
+    """
+    s, tile, epilogue, _ = case
+    packed = chains.pack(o.left, o.right, chains.pack_index(s, tile))
+    launch = chains.launch_of(tile, o.x.shape[0], sms)
+    return _launch(kernel, launch, tile, tile.shared_bytes(s), epilogue, o, packed, o.bias)
+
+
+def run_mlp(
+    kernel: EmulatedKernel,
+    case: tuple[Shape, Shape, mlps.Config, Epilogue, str],
+    o: Operands,
+    last: Operands,
+    sms: int = 2,
+) -> Tensor:
+    """y of the two chains: ``o`` has x, the residual and the first chain, ``last`` the second.
+
+    Raises:
+        EmulationError: an access or a wait was wrong.
+    """
+    first, second, tile, epilogue, _ = case
+    index = mlps.pack_index(first, second, tile)
+    packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+    launch = chains.launch_of(tile.first, o.x.shape[0], sms)
+    shared, bias = tile.shared_bytes(first, second), torch.cat([o.bias, last.bias])
+    o = replace(o, residual=o.residual[:, : second.left.out_features])
+    return _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
+
+
+def _launch(
+    kernel: EmulatedKernel,
+    launch: tuple[int, int],
+    tile: Any,
+    shared: int,
+    epilogue: Epilogue,
+    o: Operands,
+    packed: Tensor,
+    bias: Tensor,
+) -> Tensor:
+    rows, features = o.residual.shape
+    weights = _aligned(torch.cat([packed, bias]))
+    apart = _aligned(o.x._base.reshape(-1))  # x and residual
+    y = _aligned(torch.empty(rows * features, dtype=o.x.dtype))
+    blocks, of_block = launch
+    size, stride = o.x.element_size(), o.x.stride(0)
+    arguments = Arguments(
+        apart.data_ptr(),
+        weights.data_ptr(),
+        weights.data_ptr() + packed.numel() * size if epilogue.bias else 0,
+        apart.data_ptr() + o.residual.storage_offset() * size if epilogue.residual else 0,
+        y.data_ptr(),
+        *(rows, stride, features, stride, of_block),
+    )
+    message = ctypes.create_string_buffer(2048)
+    ranges = [_Range(t.data_ptr(), t.data_ptr() + t.numel() * size) for t in (apart, weights, y)]
+    status = kernel._loaded.emulate_launch(
+        kernel._index,
+        ctypes.byref(arguments),
+        ctypes.c_size_t(ctypes.sizeof(arguments)),
+        *(blocks, tile.threads, ctypes.c_size_t(shared), 0),
+        *(ctypes.byref(r) for r in ranges),
+        *(message, ctypes.c_size_t(len(message))),
+    )
+    if status != 0:
+        raise EmulationError(kernel._with_places(message.value.decode()))
+    return y.view(rows, features)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """A copy that begins at a multiple of 128 bytes."""
+    memory = torch.empty(tensor.numel() + 64, dtype=tensor.dtype)
+    skip = -memory.data_ptr() % 128 // tensor.element_size()
+    return memory[skip : skip + tensor.numel()].copy_(tensor)
