@@ -42,6 +42,7 @@ from ksopt.patterns.chain import Chain, Pattern
 _decisions: dict[tuple[ProblemKey, torch.device], Decision] = {}
 _by_call: dict[tuple[Any, ...], Decision] = {}
 """The same decisions, by what a call can tell in a microsecond."""
+_has_spec: dict[torch.device, bool] = {}
 _timing = threading.Lock()
 
 
@@ -111,7 +112,7 @@ def whole_call(
             asked once for operands of such shapes, dtypes and devices.
     """
     x, weights = operands.x, operands.weights
-    if not CHAIN_FAMILIES or x.numel() == 0:
+    if not CHAIN_FAMILIES or x.numel() == 0 or not _runs_kernels(x.device):
         return None
     place = (
         *(_kind(tensor) for tensor in (x, *weights, operands.bias, operands.residual)),
@@ -137,7 +138,7 @@ def whole_call(
 def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
     """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
     x = operands.x
-    if type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta":
+    if _is_real(x):
         return whole_call(operands, activation, batch_last, siblings) is not None
     if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
         return False
@@ -146,6 +147,19 @@ def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: in
     if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
         return False
     return plan_of(problem, batch, device=x.device).is_whole
+
+
+def _runs_kernels(device: torch.device) -> bool:
+    known = _has_spec.get(device)
+    if known is None:
+        known = _has_spec[device] = backend_of(device.type).spec(device) is not None
+    return known
+
+
+def _is_real(x: Tensor) -> bool:
+    """Whether a tensor has memory: none that a compiler traces with has any."""
+    is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta"
+    return is_plain and not torch._is_functional_tensor(x)
 
 
 def _hint(size: Any) -> int:
@@ -198,6 +212,7 @@ def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
     _decisions.clear()
     _by_call.clear()
+    _has_spec.clear()
     _predicted.cache_clear()
 
 

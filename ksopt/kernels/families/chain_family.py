@@ -1,0 +1,137 @@
+"""Chains of two 16-bit factors with what surrounds them, in one launch, as a kernel family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ksopt.kernels import weight_cache
+from ksopt.kernels.families import chain_wgmma16 as chains
+from ksopt.kernels.families.base import HALF, KernelFamily, register_family
+from ksopt.kernels.families.chain_wgmma16 import ChainLauncher, Config, Shape
+from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.patterns.chain import Pattern
+
+_ALIGNED = 16
+
+
+@register_family
+class ChainWgmma16(KernelFamily[Config]):
+    """(1,b1,c1,d1)*(a2,b2,c2,1) in 16 bit: x read once, y written once, what is between on chip."""
+
+    name = "chain_wgmma16"
+    dtypes = HALF
+    layout = "batch_first"
+    capability: ClassVar[tuple[int, int]] = (9, 0)
+    capability_only = True
+    packs_from_d = 1
+    takes_chains = True
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        if len(problem.chain) != 2:
+            return f"it computes chains of 2 factors, and this has {len(problem.chain)}"
+        return chains.unsupported_reason(_shape(problem), problem.dtype, device)
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        return chains.configs(_shape(problem), device, problem.epilogue.residual)
+
+    def shared_bytes(self, problem: Problem, config: Config) -> int:
+        return config.shared_bytes(_shape(problem))
+
+    def prepares_weight(self, p: Pattern) -> bool:
+        return True
+
+    def predicted_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        return chains.predicted_us(_shape(problem), config, batch, device)
+
+    def sources(self, problem: Problem, config: Config) -> list[str]:
+        return [chains.source(_shape(problem), config, _epilogue(problem), problem.dtype)]
+
+    def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
+        return LaunchChain(problem, config, device_index)
+
+
+class LaunchChain:
+    """(x, weights, bias, residual, out) -> y of a kernel that is compiled and loaded.
+
+    What the kernel does not take, rows that begin at other addresses than multiples of 16 bytes, is
+    computed factor by factor.
+    """
+
+    def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
+        self._problem, self._tile = problem, config
+        self._shape = _shape(problem)
+        self._form = f"chain_wgmma16 {config}"
+        self._launch = ChainLauncher(
+            self._shape, config, _epilogue(problem), problem.dtype, device_index
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor:
+        features = self._problem.out_features
+        shape = (*x.shape[:-1], features)
+        rows = _rows(x)
+        if out is not None and _rows_of(out) is None:
+            return out.copy_(self(x, weights, bias, residual))
+        y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        packed = weight_cache.prepared_together(weights, self._form, self._packed)
+        self._launch(
+            rows,
+            packed,
+            None if bias is None else _aligned(bias.contiguous()),
+            None if residual is None else _rows(residual),
+            y.view(-1, features) if out is None else _rows_of(out),
+        )
+        return y
+
+    def _packed(self, weights: Sequence[Tensor]) -> Tensor:
+        index = _pack_index(self._shape, self._tile, weights[0].device)
+        return chains.pack(weights[0::2], weights[1::2], index)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """A tensor as the rows that the kernel reads, copied where they are not such rows."""
+    rows = _rows_of(x)
+    return _aligned(x.reshape(-1, x.shape[-1]).contiguous()) if rows is None else rows
+
+
+def _rows_of(x: Tensor) -> Tensor | None:
+    """A view as rows of elements side by side that begin at multiples of 16 bytes, if there is."""
+    try:
+        rows = x.view(-1, x.shape[-1])
+    except RuntimeError:
+        return None
+    if rows.stride(-1) != 1 or rows.data_ptr() % _ALIGNED != 0:
+        return None
+    return rows if rows.stride(0) * rows.element_size() % _ALIGNED == 0 else None
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
+
+
+@lru_cache(maxsize=256)
+def _pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
+    return chains.pack_index(shape, tile).to(device)
+
+
+def _shape(problem: Problem) -> Shape:
+    return Shape.of(problem.chain, problem.siblings)
+
+
+def _epilogue(problem: Problem) -> chains.Epilogue:
+    after = problem.epilogue
+    return chains.Epilogue(activation=after.activation, bias=after.bias, residual=after.residual)
