@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import tuning_cache
-from ksopt.kernels.autotuner import Source
+from ksopt.kernels import planner, tuning_cache
+from ksopt.kernels.autotuner import Operands, Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.kernels.tuning_cache import Record
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 from ksopt.patterns.validate import checked_int
 from ksopt.system import limits
 
@@ -34,6 +35,9 @@ class TuneRequest:
         backward: whether to tune the products of the backward pass (the transposed patterns) too.
         budget_s: seconds for timing one product; compilation comes on top.
         again: whether to measure what is recorded already.
+        chains: whose patterns are among those: where a kernel takes a whole chain, it races with
+            the launches of the factors, for the forward pass.
+        epilogue: what follows the products of ``chains``.
 
     Raises:
         InvalidInputError: a batch below 1, no time, nothing to tune, or TF32 of 16 bit.
@@ -48,6 +52,8 @@ class TuneRequest:
     backward: bool = False
     budget_s: float = 1.0
     again: bool = False
+    chains: tuple[Chain, ...] = ()
+    epilogue: Epilogue = EMPTY
 
     def __post_init__(self) -> None:
         for batch in self.batches:
@@ -71,6 +77,20 @@ class TuneRequest:
             (p, batch) for p in dict.fromkeys(patterns) for batch in dict.fromkeys(self.batches)
         ]
 
+    def wholes(self) -> list[tuple[Problem, int]]:
+        """The chains that a kernel computes at once, and batches: tuned after their factors."""
+        exact = self.dtype != "float32" or not self.tf32
+        problems = [
+            Problem(chain, self.dtype, self.batch_last, exact, self.epilogue)
+            for chain in dict.fromkeys(self.chains)
+        ]
+        return [
+            (problem, batch)
+            for problem in problems
+            for batch in dict.fromkeys(self.batches)
+            if planner.whole_choice(problem, batch, self.device) is not None
+        ]
+
 
 def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
     """Tune one product after the other; each choice is on disk before the next begins.
@@ -79,7 +99,8 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
         request: what is tuned.
 
     Yields:
-        A report for each of ``request.products()``, as soon as it is there.
+        A report for each of ``request.products()``, then of ``request.wholes()``, as soon as it is
+        there.
 
     Raises:
         InvalidInputError: a product that is not recorded does not fit the device's memory; then
@@ -99,6 +120,16 @@ def tune(request: TuneRequest) -> Iterator[ChoiceReport]:
         record = None if request.again else recorded(request, pattern, batch)
         source: Source = "measured" if record is None else "recorded"
         yield from_record(record or _measured(request, pattern, batch), source)
+    for problem, batch in request.wholes():
+        backend = backend_of(request.device.type)
+        identity, key = backend.fingerprint(request.device), backend.key(problem, batch)
+        known = None if request.again else tuning_cache.load(identity, key)
+        if known is None:
+            known, source = _measured_whole(request, problem, batch), "measured"
+        else:
+            source = "recorded"
+        if known is not None:
+            yield from_record(known, source)
 
 
 def _check_memory(request: TuneRequest) -> None:
@@ -128,27 +159,45 @@ def all_recorded(device: torch.device) -> list[Record]:
 
 
 def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
-    x, weight = _operands(request, pattern, batch)
-    backend, is_float32 = backend_of(request.device.type), request.dtype == "float32"
+    operands = _operands(request, Problem.of_factor(pattern, request.dtype, False), batch)
+    backend = backend_of(request.device.type)
+    with _precision(request):
+        (weight,) = operands.weights
+        return backend.tune(operands.x, weight, request.batch_last, request.budget_s)
+
+
+def _measured_whole(request: TuneRequest, problem: Problem, batch: int) -> Record | None:
+    with _precision(request):
+        return planner.tune(_operands(request, problem, batch), problem, request.budget_s)
+
+
+@contextlib.contextmanager
+def _precision(request: TuneRequest) -> Iterator[None]:
+    """Torch multiplies by the request's precision inside the block."""
     before = torch.backends.cuda.matmul.fp32_precision
-    if is_float32 and request.device.type == "cuda":
+    if request.dtype == "float32" and request.device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if request.tf32 else "ieee"
     try:
-        return backend.tune(x, weight, request.batch_last, request.budget_s)
+        yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-def _operands(request: TuneRequest, pattern: Pattern, batch: int) -> tuple[Tensor, Tensor]:
+def _operands(request: TuneRequest, problem: Problem, batch: int) -> Operands:
     generator = torch.Generator(request.device).manual_seed(0)
     dtype = getattr(torch, request.dtype)
 
     def draw(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=request.device, dtype=dtype)
 
-    rows, features = batch, pattern.in_features
-    x = draw(features, rows) if request.batch_last else draw(rows, features)
-    return x, draw(*pattern.weight_shape) / pattern.c**0.5
+    def rows(features: int) -> Tensor:
+        return draw(features, batch) if request.batch_last else draw(batch, features)
+
+    x = rows(problem.chain.in_features)
+    weights = tuple(draw(*p.weight_shape) / p.c**0.5 for p in problem.chain)
+    bias = draw(problem.out_features) if problem.epilogue.bias else None
+    residual = rows(problem.out_features) if problem.epilogue.residual else None
+    return Operands(x, weights, bias, residual)
 
 
 def summary(reports: Sequence[ChoiceReport]) -> str:

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
-from ksopt.kernels import dispatch
-from ksopt.kernels.backends import cuda
-from ksopt.kernels.problem import ProblemKey
+from ksopt.kernels import dispatch, planner
+from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.problem import Problem, is_exact
+from ksopt.kernels.registry import FACTORS
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
 from ksopt.measure.accuracy import AccuracyCheck, Errors, PlainProduct
@@ -54,7 +56,7 @@ class Outcome:
         seconds: How long all of it took: choosing kernels, checking, timing.
         values: The metrics that the request asks for, by name; of a chain that was given up few.
         factors_us: What each factor took when its kernel was chosen, None where that is not known;
-            empty on a CPU.
+            empty on a CPU, and where one launch computes the whole chain.
     """
 
     latency: Measurement
@@ -236,16 +238,25 @@ class Objective:
         return timed_call.training_step(bind, x, weights, gradient)
 
     def choices(self, chain: Replacement) -> tuple[Record | None, ...]:
-        """What was timed when each factor's kernel was chosen in this process; empty on a CPU."""
-        if self._device.type != "cuda" or not isinstance(chain, Chain):
+        """What was timed when each factor's kernel was chosen.
+
+        Empty where nothing is chosen for a factor alone: on a CPU, of other structures than chains,
+        and where a plan's one launch computes the whole chain.
+        """
+        backend = backend_of(self._device.type)
+        if backend.spec(self._device) is None or not isinstance(chain, Chain):
             return ()
-        index = self._device.index
-        records: list[Record | None] = []
-        for pattern in chain:
-            key = ProblemKey.of(pattern, self._request.dtype, self._batch, self._is_batch_last())
-            known = cuda.known(key, torch.cuda.current_device() if index is None else index)
-            records.append(None if known is None else known.kept.record)
-        return tuple(records)
+        dtype, batch = self._request.dtype, self._batch
+        problem = Problem(chain, dtype, self._is_batch_last(), is_exact(dtype))
+        whole = planner.whole_choice(problem, batch, self._device)
+        if whole is not None and whole.way != FACTORS:
+            return ()
+        mode = settings.tuning()
+        known = [
+            backend.measured(backend.key(factor, batch), self._device, mode, False)
+            for factor in problem.factors()
+        ]
+        return tuple(None if one is None else one[0] for one in known)
 
     def _factors_us(self, chain: Replacement) -> tuple[float | None, ...]:
         return tuple(
@@ -255,7 +266,7 @@ class Objective:
 
     def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         """Choose every factor's kernel in a moment, where none was chosen with care."""
-        if self._device.type != "cuda":
+        if backend_of(self._device.type).spec(self._device) is None:
             return  # the first product chooses in a moment anyway
         with torch.inference_mode():
             for weight in reversed(weights):  # the last factor meets the input first

@@ -111,6 +111,7 @@ def run(given: argparse.Namespace) -> int:
             given.backward,
             given.seconds,
             given.again,
+            tuple(_chains(given)),
         )
         reports = _tuned(request, sys.stderr, quiet=given.json)
     if given.json:
@@ -123,7 +124,7 @@ def run(given: argparse.Namespace) -> int:
 def _patterns(given: argparse.Namespace) -> list[Pattern]:
     """The factors that the arguments name, each once, in their order."""
     found = [Pattern.parse(text) for text in given.pattern]
-    found += [pattern for text in given.chain for pattern in Chain.parse(text)]
+    found += [pattern for chain in _chains(given) for pattern in chain]
     if given.dims is not None:
         # With any rank: low rank and Monarch alike are worth having at hand.
         request = LayerRequest(given.dims, budgets=tuple(given.budget), min_rank=1)
@@ -138,6 +139,11 @@ def _patterns(given: argparse.Namespace) -> list[Pattern]:
     elif given.budget:
         raise InvalidInputError("tune: --budget needs --dims, the layer that it is a share of")
     return list(dict.fromkeys(found))
+
+
+def _chains(given: argparse.Namespace) -> list[Chain]:
+    """The chains that the arguments name."""
+    return [Chain.parse(text) for text in given.chain]
 
 
 def _kind(given: argparse.Namespace) -> tuple[str, bool]:
@@ -164,7 +170,7 @@ def _recorded(
     return [
         from_record(record, "recorded")
         for record in all_recorded(device)
-        if (not patterns or record.key.problem.pattern in patterns)
+        if (not patterns or set(record.key.problem.chain) <= {*patterns})
         and (not bits or record.key.bits in bits)
     ]
 
@@ -244,7 +250,7 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
         best = report.best_pytorch_us
         rows.append(
             [
-                str(report.key.problem.pattern),
+                _layer_words(report),
                 _kind_words(report),
                 str(report.batch),
                 report.way,
@@ -261,6 +267,13 @@ def table(reports: Sequence[ChoiceReport]) -> tables.Table:
         *(">PyTorch / it", "rivals, us"),
     ]
     return tables.of(columns, rows)
+
+
+def _layer_words(report: ChoiceReport) -> str:
+    """The chain, which is one pattern for a product, and what is computed beside it."""
+    problem = report.key.problem
+    siblings = [f"{problem.siblings} times"] if problem.siblings > 1 else []
+    return " ".join([str(problem.chain), *problem.epilogue.names, *siblings])
 
 
 def _kind_words(report: ChoiceReport) -> str:

@@ -72,7 +72,7 @@ def plan_of(
         (['(2,48,192,1)', '(1,192,48,2)'], ('bias',))
     """
     place = torch.device(device)
-    whole = None if problem.is_factor else _whole_report(problem, batch, place, changing, spec)
+    whole = whole_choice(problem, batch, place, changing, spec)
     if whole is not None and whole.way != FACTORS:
         return ExecutionPlan(problem, batch, (Launch(problem, whole),))
     launches = [
@@ -311,18 +311,25 @@ def _by_rule(key: ProblemKey, index: int) -> Decision:
     return Decision(choice, choice)
 
 
-def _whole_report(
+def whole_choice(
     problem: Problem,
     batch: int,
     device: torch.device,
-    changing: bool,
-    spec: DeviceSpec | None,
+    changing: bool = False,
+    spec: DeviceSpec | None = None,
 ) -> ChoiceReport | None:
-    """What is known or predicted of the problem as a whole; None where it is not asked for."""
+    """What is known or predicted of a problem as a whole, be it that its factors are taken.
+
+    Args:
+        problem, batch, device, changing, spec: as for `plan_of`.
+
+    Returns:
+        None where no kernel computes all of it, and for one factor's product alone.
+    """
     mode = settings.tuning()
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
         mode = "model"
-    if mode == "off" or not CHAIN_FAMILIES:
+    if mode == "off" or not CHAIN_FAMILIES or problem.is_factor:
         return None
     backend = backend_of(device.type if spec is None else "cuda")
     key = backend.key(problem, batch)

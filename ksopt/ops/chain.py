@@ -84,6 +84,8 @@ def _composed(
             part = ks_mm(part, weights[index], batch_last)
         parts.append(part)
     y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1)
+    if bias is None and residual is None and activation == "none":
+        return y
     bias, residual = _cast(bias, y), _cast(residual, y)
     check_epilogue(op, y, bias, residual, batch_last)
     return with_epilogue(y, bias, activation, residual, batch_last)

@@ -10,6 +10,7 @@ from ksopt.ops import implementation
 from ksopt.ops.schemas import ks_mm
 
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN_OR_NONE = PLAIN | {type(None)}
 
 
 def multiply(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:
@@ -28,10 +29,10 @@ def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
     """Whether torch would do nothing with a call on these tensors beside running it."""
     return (
         not torch.compiler.is_compiling()
-        and type(x) in PLAIN
-        and all(other is None or type(other) in PLAIN for other in others)
-        and (x.is_cuda or x.is_cpu)
         and not is_watched()
+        and type(x) in PLAIN
+        and (x.is_cuda or x.is_cpu)
+        and {type(other) for other in others} <= _PLAIN_OR_NONE
     )
 
 

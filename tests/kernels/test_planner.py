@@ -8,6 +8,7 @@ from toy_chains import SPEC, ToyChain, registered
 
 from ksopt.kernels import planner, tuning_cache
 from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.backends import cpu
 from ksopt.kernels.planner import plan_of
 from ksopt.kernels.problem import EMPTY, Epilogue, Problem
 from ksopt.patterns.chain import Chain, Pattern
@@ -105,7 +106,7 @@ def test_plans_race_and_the_winner_is_recorded(toy):
     assert toy.launches  # whoever has won
     toy.launches.clear()
     key = planner._key(PROBLEM, given.x, 32)
-    record = tuning_cache.load({"device": "toy"}, key)
+    record = tuning_cache.load(cpu.fingerprint(), key)
     assert {one.way for one in record.timed} == {"factors", "toy_chain"}
     won = record.chosen(changing=False).way
     assert (call is None) == (won == "factors")
@@ -124,7 +125,7 @@ def test_a_record_decides(toy, won):
     names = [one.way for one in record.timed]
     at = names.index(won)
     record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
-    tuning_cache.save({"device": "toy"}, record)
+    tuning_cache.save(cpu.fingerprint(), record)
     planner.forget()
     toy.launches.clear()
     call = call_of(given)

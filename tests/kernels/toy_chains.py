@@ -37,9 +37,6 @@ class ToyDevice(cpu.CpuBackend):
     def spec(self, device: torch.device) -> DeviceSpec:
         return SPEC
 
-    def fingerprint(self, device: torch.device) -> dict[str, str]:
-        return {"device": "toy"}
-
 
 @dataclass(frozen=True)
 class ToyConfig:

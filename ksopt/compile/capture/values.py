@@ -16,7 +16,7 @@ from torch import fx
 
 from ksopt.compile.capture.index_map import Atom, Atoms, IndexMap
 from ksopt.compile.capture.symbolic import Size
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 
 class Kind(enum.Enum):
@@ -274,8 +274,9 @@ class Native:
     """The result of ksopt's own operator, already as it should be."""
 
     x: View
-    pattern: Pattern
+    chain: Chain
     batch_last: bool
+    siblings: int = 1
 
 
 Origin = (

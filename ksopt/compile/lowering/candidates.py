@@ -108,11 +108,13 @@ def native_sites(trace: Trace) -> list[Site]:
         roots = [root]
         while roots[-1] in inner:
             roots.append(inner[roots[-1]])
-        patterns = [one.origin.pattern for one in reversed(roots) if isinstance(one.origin, Native)]
+        natives = [one.origin for one in reversed(roots) if isinstance(one.origin, Native)]
+        patterns = [pattern for native in natives for pattern in native.chain]
         node = roots[-1].made_at
         if node is None:
             continue
-        batch = _hint(root.shape) // patterns[-1].out_features
+        own = root.origin
+        batch = _hint(root.shape) // (own.chain.out_features * own.siblings)
         sites.append(
             Site(
                 node=node.name,
@@ -123,7 +125,7 @@ def native_sites(trace: Trace) -> list[Site]:
                 chain=Chain(tuple(patterns)),
                 batch=batch,
                 dtype=str(root.dtype).removeprefix("torch."),
-                flops=sum(pattern.flops(batch) for pattern in patterns),
+                flops=sum(native.siblings * native.chain.flops(batch) for native in natives),
             )
         )
     return sites

@@ -41,9 +41,10 @@ from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.jit import cache
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.explain import ChoiceReport, choice_report
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.problem import ProblemKey, bits_of
+from ksopt.kernels.planner import plan_of
+from ksopt.kernels.problem import Problem, bits_of, is_exact
+from ksopt.patterns.chain import Chain
 from ksopt.system import sources
 from ksopt.system.atomic_files import write_whole
 
@@ -163,17 +164,29 @@ def predicted(question: Question, device: torch.device) -> Times:
     """
     ours = theirs = 0.0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    chain, dtype, batch = question.chain, question.dtype, question.batch
-    for pattern in (*chain, *chain.transpose()) if question.with_gradients else chain:
-        found: ChoiceReport = choice_report(
-            pattern, dtype, batch, device=device, changing=question.changing
-        )
-        problem = ProblemKey.of(pattern, dtype, batch, False).problem
-        rival = pytorch_ops.predicted_us("bmm", problem, batch, multiprocessors) / INDUCTOR_GAIN
-        own = found.measured_us or found.predicted_us
-        ours += rival if own is None else own
-        theirs += rival
+    for problem in _problems(question):
+        rivals = {
+            factor: pytorch_ops.predicted_us("bmm", factor, question.batch, multiprocessors)
+            / INDUCTOR_GAIN
+            for factor in problem.factors()
+        }
+        theirs += sum(rivals[factor] for factor in problem.factors())
+        plan = plan_of(problem, question.batch, device=device, changing=question.changing)
+        for launch in plan.launches:
+            ours += launch.us or rivals[launch.problem]
     return Times(ours, theirs)
+
+
+def _problems(question: Question) -> list[Problem]:
+    """What is computed: the product, and the gradient of its input where that is asked for.
+
+    What gradients are recorded of is computed by a launch a factor.
+    """
+    dtype = question.dtype
+    chains = [question.chain]
+    if question.with_gradients:
+        chains = [Chain((pattern,)) for pattern in (*question.chain, *question.chain.transpose())]
+    return [Problem(chain, dtype, False, is_exact(dtype)) for chain in chains]
 
 
 def measured(question: Question, device: torch.device, timer: Timer = by_clock) -> Times:

@@ -16,6 +16,7 @@ from ksopt.compile.options import read as options_read
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.jit import cache
+from ksopt.kernels import planner
 from ksopt.measure.interleaved import EntryResult
 from ksopt.measure.measurement import Measurement
 from ksopt.patterns.chain import Chain
@@ -347,11 +348,11 @@ def test_both_ways_compute_the_same_step():
 def test_a_step_is_predicted_with_its_gradients(monkeypatch):
     asked = []
 
-    def report(pattern, dtype, batch, *, device, changing):
+    def report(pattern, dtype, batch, *, device, changing, **_):
         asked.append((str(pattern), changing))
         return SimpleNamespace(measured_us=None, predicted_us=3.0)
 
-    monkeypatch.setattr(decide, "choice_report", report)
+    monkeypatch.setattr(planner, "choice_report", report)
     monkeypatch.setattr(decide.pytorch_ops, "predicted_us", lambda *_: decide.INDUCTOR_GAIN)
     one = SimpleNamespace(multi_processor_count=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)

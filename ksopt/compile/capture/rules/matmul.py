@@ -38,7 +38,7 @@ from ksopt.compile.capture.rules.structured_weight import by_support, has_suppor
 from ksopt.compile.capture.symbolic import Size, plain, same, same_shape
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Kind, Multiplied, Native, Variable, View
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 assert ops  # registers ksopt's operators
 
@@ -220,10 +220,32 @@ def _ks_mm(
     kind = tracker.view(x).root.kind | tracker.view(weight).root.kind
     batch_last = bool(args[2] if len(args) > 2 else kwargs.get("batch_last", False))
     pattern = Pattern(*(int(size) for size in weight.shape))
-    origin = Native(tracker.view(x), pattern, batch_last)
+    origin = Native(tracker.view(x), Chain((pattern,)), batch_last)
     tracker.trace.natives.append(tracker.fresh(result, kind, origin).root)
     a, b, _, d = weight.shape
     count_flops(tracker, [weight.numel()], [result.numel() // (a * b * d)])
+
+
+@rule(torch.ops.ksopt.ks_chain_inner)
+def _ks_chain(
+    tracker: Tracker, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+) -> None:
+    """A layer that one launch computes; others are captured as the products that they are."""
+    x, weights, *rest = args
+    named = dict(zip(_AROUND, rest, strict=False)) | kwargs
+    batch_last, siblings = bool(named.get("batch_last")), int(named.get("siblings", 1))
+    own = weights[: len(weights) // siblings]
+    chain = Chain(tuple(Pattern(*(int(size) for size in weight.shape)) for weight in own))
+    kinds = [tracker.view(tensor).root.kind for tensor in (x, *weights)]
+    kind = functools.reduce(operator.or_, kinds)
+    origin = Native(tracker.view(x), chain, batch_last, siblings)
+    tracker.trace.natives.append(tracker.fresh(result, kind, origin).root)
+    rows = result.numel() // (siblings * chain.out_features)
+    for weight in weights:
+        count_flops(tracker, [weight.numel()], [rows])
+
+
+_AROUND = ("bias", "residual", "activation", "batch_last", "siblings")
 
 
 def matrix_product(tracker: Tracker, left: Tensor, right: Tensor, result: Tensor) -> View | None:
