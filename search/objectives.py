@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ksopt import settings
 from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
 from ksopt.kernels import dispatch
-from ksopt.kernels.backends import cuda
+from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
@@ -236,16 +237,23 @@ class Objective:
         return timed_call.training_step(bind, x, weights, gradient)
 
     def choices(self, chain: Replacement) -> tuple[Record | None, ...]:
-        """What was timed when each factor's kernel was chosen in this process; empty on a CPU."""
-        if self._device.type != "cuda" or not isinstance(chain, Chain):
+        """What was timed when each factor's kernel was chosen; empty where cost models know none.
+
+        That is on a CPU, and of operators that are no chains.
+        """
+        if not isinstance(chain, Chain) or not self._has_cost_models:
             return ()
-        index = self._device.index
         records: list[Record | None] = []
         for pattern in chain:
             key = ProblemKey.of(pattern, self._request.dtype, self._batch, self._is_batch_last())
-            known = cuda.known(key, torch.cuda.current_device() if index is None else index)
-            records.append(None if known is None else known.kept.record)
+            backend, mode = backend_of(self._device.type), settings.tuning()
+            measured = backend.measured(key, self._device, mode, changing=False)
+            records.append(None if measured is None else measured[0])
         return tuple(records)
+
+    @property
+    def _has_cost_models(self) -> bool:
+        return backend_of(self._device.type).spec(self._device) is not None
 
     def _factors_us(self, chain: Replacement) -> tuple[float | None, ...]:
         return tuple(
@@ -255,7 +263,7 @@ class Objective:
 
     def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         """Choose every factor's kernel in a moment, where none was chosen with care."""
-        if self._device.type != "cuda":
+        if not self._has_cost_models:
             return  # the first product chooses in a moment anyway
         with torch.inference_mode():
             for weight in reversed(weights):  # the last factor meets the input first
