@@ -266,5 +266,4 @@ class KSStacked(nn.Module):
 
     def to_dense(self) -> Tensor:
         """The matrix of all parts: [out_features, in_features]."""
-        layers = [part for part in self.parts if isinstance(part, KSLinear)]
-        return torch.cat([layer.to_dense() for layer in layers])
+        return torch.cat([part.to_dense() for part in self.parts])  # type: ignore[operator]

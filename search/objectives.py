@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ksopt import settings
-from ksopt.errors import KsoptError
 from ksopt.functional import ks_linear
 from ksopt.kernels import dispatch, planner
 from ksopt.kernels.backends.base import backend_of
@@ -20,7 +19,6 @@ from ksopt.kernels.problem import Problem, is_exact
 from ksopt.kernels.registry import FACTORS
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
-from ksopt.measure.accuracy import AccuracyCheck, Errors, PlainProduct
 from ksopt.measure.energy import Meter
 from ksopt.measure.timing import Measurement
 from ksopt.operators.base import StructuredOperator
@@ -29,6 +27,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.search import timed_call
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import METRICS, TimedChain
+from ksopt.search.product_check import ProductCheck
 from ksopt.search.trained_weights import TrainedWeights
 
 DENSE = "dense"
@@ -38,10 +37,6 @@ _TRIAL_SECONDS = 0.5
 _TRIAL_PRECISION, _FINAL_PRECISION = 0.004, 0.0015
 FINAL_SECONDS = 4.0
 """About how long the final may take."""
-
-
-class WrongResultError(KsoptError, RuntimeError):
-    """A chain's product is not what it should be: it gets no time."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,8 @@ class Objective:
         x, weights = self._input(), self._weights(operator)
         if isinstance(chain, Chain):
             self._look(x, weights)
-        error, error_pytorch = self._check(operator, x, weights)
+        check = ProductCheck(operator, x, weights, self._request)
+        errors = check.errors()
         call = self._pass(self._bind(operator), x, weights)
         times = self._time({str(chain): call}, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
         latency, dense = times[str(chain)], times[DENSE]
@@ -126,8 +122,8 @@ class Objective:
         return Outcome(
             latency,
             dense,
-            error,
-            error_pytorch,
+            errors.relative,
+            check.pytorch_error,
             seconds=time.monotonic() - began,
             values=values,
             factors_us=self._factors_us(chain),
@@ -243,20 +239,23 @@ class Objective:
         Empty where nothing is chosen for a factor alone: on a CPU, of other structures than chains,
         and where a plan's one launch computes the whole chain.
         """
-        backend = backend_of(self._device.type)
-        if backend.spec(self._device) is None or not isinstance(chain, Chain):
+        if not isinstance(chain, Chain) or not self._has_cost_models:
             return ()
         dtype, batch = self._request.dtype, self._batch
         problem = Problem(chain, dtype, self._is_batch_last(), is_exact(dtype))
         whole = planner.whole_choice(problem, batch, self._device)
         if whole is not None and whole.way != FACTORS:
             return ()
-        mode = settings.tuning()
+        backend, mode = backend_of(self._device.type), settings.tuning()
         known = [
             backend.measured(backend.key(factor, batch), self._device, mode, False)
             for factor in problem.factors()
         ]
         return tuple(None if one is None else one[0] for one in known)
+
+    @property
+    def _has_cost_models(self) -> bool:
+        return backend_of(self._device.type).spec(self._device) is not None
 
     def _factors_us(self, chain: Replacement) -> tuple[float | None, ...]:
         return tuple(
@@ -266,58 +265,12 @@ class Objective:
 
     def _look(self, x: Tensor, weights: Sequence[Tensor]) -> None:
         """Choose every factor's kernel in a moment, where none was chosen with care."""
-        if backend_of(self._device.type).spec(self._device) is None:
+        if not self._has_cost_models:
             return  # the first product chooses in a moment anyway
         with torch.inference_mode():
             for weight in reversed(weights):  # the last factor meets the input first
                 dispatch.choose_quickly(x, weight, self._is_batch_last())
                 x = ks_linear(x, [weight], layout=self._request.layout)
-
-    def _check(
-        self, operator: StructuredOperator, x: Tensor, weights: Sequence[Tensor]
-    ) -> tuple[float, float]:
-        """Errors against float64 of the product and of PyTorch's; raises if the first is too big.
-
-        The whole batch is multiplied and must be finite; rows spread over it are compared.
-        """
-        with torch.inference_mode():
-            y = self._bind(operator)(weights)(x)
-            if not bool(torch.isfinite(y).all()):
-                raise WrongResultError("its product is not finite")
-            plain = PlainProduct(operator.reference, operator.terms())
-            check = AccuracyCheck(x, weights, self._request.layout, product=plain)
-            errors = check.errors(y)
-        self._refuse("its", check, errors)
-        if self._request.train:
-            self._check_gradients(operator, x, weights)
-        return errors.relative, check.pytorch.relative
-
-    def _check_gradients(
-        self, operator: StructuredOperator, x: Tensor, weights: Sequence[Tensor]
-    ) -> None:
-        """The gradients of the whole batch must be finite, and the input's right on some rows."""
-        gradient = torch.ones_like(self._bind(operator)(weights)(x))
-        gradients = timed_call.training_step(self._bind(operator), x, weights, gradient)()
-        if not all(bool(torch.isfinite(one).all()) for one in gradients):
-            raise WrongResultError("its gradients are not finite")
-
-        def input_gradient(gradient: Tensor, weights: Sequence[Tensor]) -> Tensor:
-            # The product is linear, so that of any input is the same.
-            x = gradient.new_zeros(gradient.shape[0], operator.in_features, requires_grad=True)
-            (of_x,) = torch.autograd.grad(operator.reference(x, weights), x, gradient)
-            return of_x
-
-        # Each weight takes part in as many sums as its shape is long at most.
-        plain = PlainProduct(input_gradient, [max(s) for s in operator.parameter_shapes()])
-        check = AccuracyCheck(gradient, weights, self._request.layout, product=plain)
-        self._refuse("its input gradient's", check, check.errors(gradients[0]))
-
-    def _refuse(self, whose: str, check: AccuracyCheck, errors: Errors) -> None:
-        fault = check.fault(errors)
-        if fault is not None:
-            raise WrongResultError(
-                f"{whose} {fault} (PyTorch's relative error is {check.pytorch.relative:.1e})"
-            )
 
     def _input(self) -> Tensor:
         features = self._request.size.in_features

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
-from ksopt.patterns.chain import Chain
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.size import Budget, Dims
 from ksopt.search.layers import Group
 from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchResult, Verdict
@@ -125,14 +125,12 @@ def effects_of(result: SearchResult) -> dict[str, Effect]:
 
 
 def _used(layer: LayerResult) -> list[Recommendation]:
-    """The answers whose chain is faster; a conversion knows no other structure."""
-    return [a for a in layer.recommendations if a.verdict is Verdict.USE and _chains(a)]
+    return [a for a in layer.recommendations if a.verdict is Verdict.USE and a.chosen is not None]
 
 
-def _chains(answer: Recommendation | None) -> tuple[Chain, ...]:
+def _chains(answer: Recommendation | None) -> tuple[Replacement, ...]:
     """What a rule makes of the layers of an answer."""
-    chain = None if answer is None or answer.chosen is None else answer.chosen.facts.chain
-    return (chain,) if isinstance(chain, Chain) else ()
+    return () if answer is None or answer.chosen is None else (answer.chosen.facts.chain,)
 
 
 def _within(text: str, layer: LayerResult) -> int | None:

@@ -205,8 +205,8 @@ class SearchRequest(SearchOptions):
 
         Example:
             >>> SearchRequest("768x3072", budgets=("25%",), batch=256, device="cpu").command
-            'ksopt search --dims 768x3072 --batch 256 --dtype float32 --layout batch_first \
---device cpu --budget 25% --min-use 0.5 --min-rank 768 --factors 3 --trials 72 --seed 0'
+            'ksopt search --dims 768x3072 --budget 25% --batch 256 --dtype float32 \
+--layout batch_first --device cpu --min-use 0.5 --min-rank 768 --factors 3 --trials 72 --seed 0'
         """
         instead: dict[str, Any] = {"budgets": self.budgets}
         if self.is_one_layer:  # as they are in force
@@ -217,7 +217,9 @@ class SearchRequest(SearchOptions):
             instead["storage"] = without_password(self.storage)
         what = [f"--{name} {value}" for name, value in self.asked_by.items()]
         what = what or ["--dims", *map(str, self.sizes)]
-        return " ".join(["ksopt search", *what, *option_fields.words(self, **instead)])
+        return " ".join(
+            ["ksopt search", *what, *option_fields.words(self, first=("budgets",), **instead)]
+        )
 
 
 @dataclass(frozen=True)

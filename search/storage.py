@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -19,6 +18,8 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from ksopt.errors import InvalidInputError
+from ksopt.search import journal
+from ksopt.search.journal import SHARED, JournalLock
 from ksopt.search.storage_url import without_password, without_secrets
 from ksopt.system import untrusted
 from ksopt.system.locks import Lock
@@ -43,9 +44,6 @@ UNUSABLE = (
     *(LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, AssertionError),
 )
 _SERVER_TURNS["mariadb"] = _SERVER_TURNS["mysql"]
-_LONGEST_ENTRY = 2**20
-# Locks of a storage: as open as the umask makes the storage itself, which a group may share.
-_SHARED = 0o666
 # SQLite lets one process write at a time; the others wait so long before they give up.
 _SQLITE_PATIENCE_S = 60.0
 
@@ -114,7 +112,7 @@ class Storage:
 
     @contextmanager
     def _file_turn(self) -> Iterator[None]:
-        with Lock(self._turn, mode=_SHARED) as lock:
+        with Lock(self._turn, mode=SHARED) as lock:
             if lock.created:
                 self._made.append(self._turn)
             yield
@@ -141,10 +139,8 @@ class Storage:
         Raises:
             InvalidInputError: The storage cannot be used, or has no such study.
         """
-        if self._server is None:
-            path = self._turn.with_name(self._turn.name.removeprefix(".").removesuffix(".turn"))
-            if not untrusted.is_file(path):
-                raise InvalidInputError(f"there is no study at {path}: the file is not there")
+        if self.file is not None and not untrusted.is_file(self.file):
+            raise InvalidInputError(f"there is no study at {self.file}: the file is not there")
         # Another process may be about to make its tables.
         with self._refusing(), self.turn():
             try:
@@ -179,9 +175,9 @@ class Storage:
 
     def _backend(self) -> BaseStorage:
         if self._journal is not None:
-            _check_journal(self._journal)
+            journal.check(self._journal)
             path = str(self._journal)
-            lock = _JournalLock(path, self._made)
+            lock = JournalLock(path, self._made)
             return JournalStorage(JournalFileBackend(path, lock_obj=lock))  # type: ignore[arg-type]
         options = {}
         if self._server is None:
@@ -238,66 +234,3 @@ class Storage:
                 lock.acquire()
                 lock.release(remove=True)
         self._made.clear()
-
-
-def _check_journal(path: Path) -> None:
-    """Refuse a file that is no journal: Optuna would write behind what is in it.
-
-    Raises:
-        ValueError: It begins with something else than an entry of a journal.
-    """
-    try:
-        with path.open("rb") as file:
-            line = file.readline(_LONGEST_ENTRY)
-    except FileNotFoundError:
-        return
-    begin = b'{"op_code":'
-    if not (begin.startswith(line) or line.startswith(begin)):
-        raise ValueError(f"the file {path} is there, and is no journal of Optuna's")
-
-
-class _JournalLock:
-    """Excludes the other writers of a journal file.
-
-    Optuna's own locks are files that a killed process leaves behind; writers then wait 30 s.
-    """
-
-    def __init__(self, path: str, made: list[Path]) -> None:
-        self._journal = Path(path)
-        self._made = made
-        self._lock = Lock(Path(f"{path}.lock"), mode=_SHARED)
-        self._threads = threading.Lock()
-
-    def acquire(self) -> bool:
-        """Wait for it."""
-        self._threads.acquire()
-        try:
-            self._lock.acquire()
-        except BaseException:
-            self._threads.release()
-            raise
-        _cut_half_a_line(self._journal)
-        if self._lock.created and self._lock.path not in self._made:
-            self._made.append(self._lock.path)
-        return True
-
-    def release(self) -> None:
-        """Give it back."""
-        self._lock.release()
-        self._threads.release()
-
-
-def _cut_half_a_line(journal: Path) -> None:
-    """Remove what a writer that was killed, or had no more room, left of its last line.
-
-    What is appended to it would be lost, and all that comes after cannot be read. The caller is the
-    only writer; readers leave half a line out.
-    """
-    with suppress(FileNotFoundError), journal.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        if end == 0:
-            return
-        file.seek(end - 1)
-        if file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-Bind = Callable[[Sequence[Tensor]], Callable[[Tensor], Tensor]]
-"""Of weights, the product as a function of x."""
+Product = Callable[[Tensor], Tensor]
+"""x -> y."""
+Bind = Callable[[Sequence[Tensor]], Product]
+"""Of weights, the product."""
 
 
 def forward(bind: Bind, x: Tensor, weights: Sequence[Tensor]) -> Callable[[], Tensor]:

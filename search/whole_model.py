@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ksopt.conversion.apply import share_weights, swap
-from ksopt.conversion.layers import Place, find, replacement
+from ksopt.conversion.layers import New, Place, find, replacement
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
 from ksopt.measure import timing
-from ksopt.nn import KSLinear, KSStacked
+from ksopt.nn import KSLinear
+from ksopt.operators.linear import StructuredLinear
 from ksopt.search import device_locks
 from ksopt.search.results import WholeModel
 
@@ -93,8 +94,8 @@ def check(model: nn.Module, inputs: object, device: torch.device, dtype: torch.d
 def at_random(model: nn.Module, plan: Plan) -> int:
     """Put chains with random weights in the place of a model's layers; how many."""
     choices, _ = resolve(model, plan, (), ())
-    known: dict[int, KSLinear | KSStacked] = {}
-    swaps: list[tuple[Place, KSLinear | KSStacked]] = []
+    known: dict[int, New] = {}
+    swaps: list[tuple[Place, New]] = []
     for choice in choices:
         new = replacement(choice.place, choice.chains)
         first = known.setdefault(id(choice.place.parameter), new)
@@ -102,7 +103,7 @@ def at_random(model: nn.Module, plan: Plan) -> int:
             share_weights(first, new)
         else:
             for part in new.modules():
-                if isinstance(part, KSLinear):
+                if isinstance(part, (KSLinear, StructuredLinear)):
                     part.reset_parameters()
         swaps.append((choice.place, new))
     swap(model, swaps)

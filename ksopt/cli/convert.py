@@ -12,7 +12,7 @@ from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.report import tables
 from ksopt.system.atomic_files import check_new_folder
-from ksopt.system.user_code import build_model
+from ksopt.system.user_code import build_model, import_plugins
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     from torch import nn
@@ -62,6 +62,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     what("--include", nargs="+", default=[], metavar="NAME", help="only these layers; * allowed")
     what("--exclude", nargs="+", default=[], metavar="NAME", help="not these layers; * allowed")
 
+    what(
+        "--plugins",
+        nargs="+",
+        default=[],
+        metavar="MODULE",
+        help="modules to import first, which register structures that the plan names; this runs "
+        "their code",
+    )
+
     how = command.add_argument_group("how").add_argument
     how(
         "--max-error",
@@ -85,6 +94,7 @@ def run(given: argparse.Namespace) -> int:
     """Convert as the arguments say; the exit code."""
     if given.out is None and not given.dry_run:
         raise InvalidInputError("--out: name a new folder for the result, or give --dry-run")
+    import_plugins(given.plugins, sys.stderr)
     plan = Plan(tuple(rule for path in given.plan for rule in Plan.read(path).rules))
     if given.out is not None:
         check_new_folder(Path(given.out))

@@ -13,13 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ksopt.conversion.layers import Place, hooks, replacement, set_module, share_hooks
+from ksopt.conversion.layers import (
+    New,
+    Place,
+    hooks,
+    replacement,
+    set_module,
+    share_hooks,
+)
 from ksopt.conversion.plan import Plan
 from ksopt.conversion.resolve import Choice, resolve
 from ksopt.conversion.weights import load_weights
 from ksopt.errors import InvalidInputError
 from ksopt.nn import KSLinear, KSStacked
-from ksopt.patterns.chain import Chain
+from ksopt.operators.base import Fit
+from ksopt.operators.linear import StructuredLinear
+from ksopt.operators.registry import Replacement
 from ksopt.projection import project
 from ksopt.projection.scale import exponent_of, scaled
 from ksopt.report import tables
@@ -46,7 +55,7 @@ class ConvertedLayer:
     kind: str
     in_features: int
     out_features: int
-    chains: tuple[Chain, ...]
+    chains: tuple[Replacement, ...]
     relative_error: float
     lower_bound: float
     seconds: float
@@ -106,7 +115,7 @@ class Conversion:
             raise InvalidInputError("there is nothing to revert: it was done before")
         for layer in self.layers:
             for name in layer.names:
-                if not isinstance(self.model.get_submodule(name), (KSLinear, KSStacked)):
+                if not isinstance(self.model.get_submodule(name), New):
                     raise InvalidInputError(
                         f"the layer {name} is no longer the one that was put there: it was "
                         "replaced since, so the conversion cannot be reverted"
@@ -209,9 +218,9 @@ def convert(
     if weights is not None:
         load_weights(model, weights)
     before = _count(model)
-    swaps: list[tuple[Place, KSLinear | KSStacked]] = []
+    swaps: list[tuple[Place, New]] = []
     layers: list[ConvertedLayer] = []
-    known: dict[int, tuple[KSLinear | KSStacked, ConvertedLayer]] = {}
+    known: dict[int, tuple[New, ConvertedLayer]] = {}
     for number, choice in enumerate(choices, start=1):
         place = choice.place
         if progress is not None:
@@ -230,9 +239,7 @@ def convert(
     return Conversion(model, tuple(layers), dense, _count(model), before, undo)
 
 
-def swap(
-    model: nn.Module, swaps: Iterable[tuple[Place, KSLinear | KSStacked]]
-) -> list[Callable[[], None]]:
+def swap(model: nn.Module, swaps: Iterable[tuple[Place, New]]) -> list[Callable[[], None]]:
     """Put new layers in their places; what undoes it, to be called from the last to the first."""
     undo: list[Callable[[], None]] = []
     for place, new in swaps:
@@ -256,13 +263,13 @@ def _leave_fast_path(module: nn.Module, undo: list[Callable[[], None]]) -> None:
         flag = "activation_relu_or_gelu"
     else:
         return
-    if any(isinstance(child, (KSLinear, KSStacked)) for child in first.children()):
+    if any(isinstance(child, New) for child in first.children()):
         value = getattr(module, flag, False)
         setattr(module, flag, type(value)(0))
         undo.append(partial(setattr, module, flag, value))
 
 
-def _projected(choice: Choice, refine: int) -> tuple[KSLinear | KSStacked, ConvertedLayer]:
+def _projected(choice: Choice, refine: int) -> tuple[New, ConvertedLayer]:
     place = choice.place
     began = time.monotonic()
     if place.parameter.is_meta:
@@ -271,33 +278,39 @@ def _projected(choice: Choice, refine: int) -> tuple[KSLinear | KSStacked, Conve
             "weights first"
         )
     new = replacement(place, choice.chains)
-    parts = [new] if isinstance(new, KSLinear) else list(new.parts)
+    parts = list(new.parts) if isinstance(new, KSStacked) else [new]
     # Near 1, for squares of very large or very small entries are no numbers.
     exponent = exponent_of(place.matrix)
     whole = scaled(place.matrix.to(torch.float64), -exponent).norm().item()
     error = floor = 0.0
     first = 0
     for part in parts:
-        assert isinstance(part, KSLinear)
+        assert isinstance(part, (KSLinear, StructuredLinear))
         matrix = place.matrix[first : first + part.out_features]
         first += part.out_features
         try:
-            found = project(matrix, part.chain, refine=refine)
+            nearest, least = _nearest(part, matrix, refine)
         except InvalidInputError as wrong:
             raise InvalidInputError(f"the layer {place.name}: {wrong}") from None
         with torch.no_grad():
-            for own, weight in zip(part.weights, found.weights, strict=True):
+            for own, weight in zip(part.weights, nearest.weights, strict=True):
                 own.copy_(weight)
         part_of_it = scaled(matrix.to(torch.float64), -exponent).norm().item()
         share = part_of_it / whole if whole > 0 else 0.0
-        error += (found.relative_error * share) ** 2
-        floor += (found.lower_bound * share) ** 2
+        error += (nearest.relative_error * share) ** 2
+        floor += (least * share) ** 2
     return new, _record(choice, math.sqrt(error), math.sqrt(floor), time.monotonic() - began)
 
 
-def _tied(
-    choice: Choice, first: KSLinear | KSStacked, record: ConvertedLayer
-) -> tuple[KSLinear | KSStacked, ConvertedLayer]:
+def _nearest(part: KSLinear | StructuredLinear, matrix: Tensor, refine: int) -> tuple[Fit, float]:
+    """Weights near a matrix, and a relative error that none of the structure go below."""
+    if isinstance(part, StructuredLinear):
+        return part.operator.nearest(matrix), 0.0
+    projected = project(matrix, part.chain, refine=refine)
+    return Fit(projected.weights, projected.relative_error), projected.lower_bound
+
+
+def _tied(choice: Choice, first: New, record: ConvertedLayer) -> tuple[New, ConvertedLayer]:
     """A layer whose weight is that of one converted before: it shares the chain's weights."""
     new = replacement(choice.place, choice.chains)
     share_weights(first, new)
@@ -309,7 +322,7 @@ def _tied(
 def share_weights(first: nn.Module, second: nn.Module) -> None:
     """Give the second layer the first one's weights; both are of the same chains."""
     for own, other in zip(first.modules(), second.modules(), strict=True):
-        if isinstance(own, KSLinear) and isinstance(other, KSLinear):
+        if isinstance(own, (KSLinear, StructuredLinear)) and type(other) is type(own):
             for index, weight in enumerate(own.weights):
                 other.weights[index] = weight
 

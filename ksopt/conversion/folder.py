@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import ksopt
 from ksopt.conversion.apply import Conversion, ConvertedLayer, share_weights, swap
-from ksopt.conversion.layers import Place, find, replacement
+from ksopt.conversion.layers import New, Place, find, replacement
 from ksopt.conversion.weights import check, read
 from ksopt.errors import InvalidInputError
-from ksopt.nn import KSLinear, KSStacked
-from ksopt.patterns.chain import Chain
+from ksopt.operators import registry
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.validate import checked_int
 from ksopt.report import tables
 from ksopt.system import untrusted
@@ -103,8 +103,8 @@ def load_converted(folder: str | Path, model: nn.Module) -> nn.Module:
     places, obstacles = find(model)
     by_name = {name: place for place in places for name in place.names}
     reasons = {obstacle.name: obstacle.reason for obstacle in obstacles}
-    swaps: list[tuple[Place, KSLinear | KSStacked]] = []
-    known: dict[int, KSLinear | KSStacked] = {}
+    swaps: list[tuple[Place, New]] = []
+    known: dict[int, New] = {}
     for layer in layers:
         name, size = layer.name, (layer.in_features, layer.out_features)
         place = by_name.get(name)
@@ -138,7 +138,7 @@ class _Layer:
     name: str
     in_features: int
     out_features: int
-    chains: tuple[Chain, ...]
+    chains: tuple[Replacement, ...]
 
 
 def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
@@ -161,7 +161,7 @@ def _config(folder: Path) -> tuple[dict[str, str], list[_Layer]]:
                 str(layer["names"][0]),
                 checked_int(layer["in_features"], "in_features", CONFIG),
                 checked_int(layer["out_features"], "out_features", CONFIG),
-                tuple(Chain.parse(text) for text in layer["chains"]),
+                tuple(registry.parse(text) for text in layer["chains"]),
             )
             for layer in config["layers"]
         ]

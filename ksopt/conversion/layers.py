@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ksopt.errors import InvalidInputError
 from ksopt.nn import KSLinear, KSStacked
+from ksopt.operators.linear import StructuredLinear
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -151,7 +153,11 @@ def _obstacle(module: nn.Module) -> str:
     return ""
 
 
-def replacement(place: Place, chains: Sequence[Chain]) -> KSLinear | KSStacked:
+New = KSLinear | StructuredLinear | KSStacked
+"""What takes a layer's place."""
+
+
+def replacement(place: Place, chains: Sequence[Replacement]) -> New:
     """Layers of these chains with the place's bias, dtype, device, mode and requires_grad.
 
     The values of the weights are left to the caller. No random numbers are drawn.
@@ -159,16 +165,13 @@ def replacement(place: Place, chains: Sequence[Chain]) -> KSLinear | KSStacked:
     weight, bias = place.parameter, place.bias
     parts, first = [], 0
     for chain in chains:
-        part = nn.utils.skip_init(
-            KSLinear,
-            chain.in_features,
-            chain.out_features,
-            chain,
-            bias=bias is not None,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        assert isinstance(part, KSLinear)
+        kept = {"bias": bias is not None, "device": weight.device, "dtype": weight.dtype}
+        if isinstance(chain, Chain):
+            sizes = (chain.in_features, chain.out_features)
+            part = nn.utils.skip_init(KSLinear, *sizes, chain, **kept)
+        else:
+            part = nn.utils.skip_init(StructuredLinear, chain, **kept)
+        assert isinstance(part, (KSLinear, StructuredLinear))
         part.weights.requires_grad_(weight.requires_grad)
         if part.bias is not None and bias is not None:
             with torch.no_grad():
@@ -176,7 +179,8 @@ def replacement(place: Place, chains: Sequence[Chain]) -> KSLinear | KSStacked:
             part.bias.requires_grad_(bias.requires_grad)
         first += chain.out_features
         parts.append(part)
-    made = parts[0] if len(parts) == 1 else KSStacked(parts)
+    # A layer of another structure has all that is asked of a part.
+    made = parts[0] if len(parts) == 1 else KSStacked(parts)  # type: ignore[arg-type]
     return made.train(place.layer.training)
 
 

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators import registry
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import write_whole
 
 SCHEMA = "ksopt.plan/1"
 
+_REPLACEMENTS = (Chain, StructuredOperator)
 _DIMS = re.compile(r"([0-9]{1,9})[xX×]([0-9]{1,9})")
 _RULE_KEYS = {"match", "in_features", "out_features", "chain", "chains"}
 _PLAN_KEYS = {"schema", "layers", "made_by"}
@@ -30,9 +34,9 @@ class Rule:
     """What becomes of the layers that it matches.
 
     Args:
-        chains: One chain for the layer. Or several, for a layer whose outputs are parts stacked on
-            each other (a fused q, k, v): one for each part, in order, outputs adding up. None: the
-            layer stays dense.
+        chains: One chain, or operator of another structure, for the layer. Or several, for a layer
+            whose outputs are parts stacked on each other (a fused q, k, v): one for each part, in
+            order, outputs adding up. None: the layer stays dense.
         match: A layer's name in the model, or a pattern for names in which ``*`` stands for any
             text, ``?`` for a character and ``[...]`` for one of some.
         in_features: If given, it matches layers of this many inputs only.
@@ -47,7 +51,7 @@ class Rule:
         (True, False)
     """
 
-    chains: tuple[Chain, ...]
+    chains: tuple[Replacement, ...]
     match: str = "*"
     in_features: int | None = None
     out_features: int | None = None
@@ -248,10 +252,10 @@ def _rule_from_json(value: Any) -> Rule:
     return Rule(_chains(chains, match), match, *sizes)
 
 
-def _chains(value: Any, name: str) -> tuple[Chain, ...]:
+def _chains(value: Any, name: str) -> tuple[Replacement, ...]:
     if value is None:
         return ()
-    if isinstance(value, (Chain, str)):
+    if isinstance(value, (*_REPLACEMENTS, str)):
         value = [value]
     if not isinstance(value, Sequence) or not value:
         raise InvalidInputError(
@@ -260,10 +264,10 @@ def _chains(value: Any, name: str) -> tuple[Chain, ...]:
         )
     found = []
     for chain in value:
-        if not isinstance(chain, (Chain, str)):
+        if not isinstance(chain, (*_REPLACEMENTS, str)):
             raise InvalidInputError(f"the plan's rule for {name!r}: {chain!r} is not a chain")
         try:
-            found.append(Chain.parse(chain) if isinstance(chain, str) else chain)
+            found.append(registry.parse(chain) if isinstance(chain, str) else chain)
         except InvalidInputError as error:
             raise InvalidInputError(f"the plan's rule for {name!r}: {error}") from None
     return tuple(found)

@@ -11,6 +11,7 @@ from torch import nn
 from ksopt.conversion.layers import Obstacle, Place, find
 from ksopt.conversion.plan import Plan, Rule
 from ksopt.errors import InvalidInputError
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 
 # Names that an error message lists.
@@ -22,7 +23,7 @@ class Choice:
     """A layer that is to be converted, and what it becomes."""
 
     place: Place
-    chains: tuple[Chain, ...]
+    chains: tuple[Replacement, ...]
 
 
 def resolve(
@@ -46,7 +47,7 @@ def resolve(
                 raise InvalidInputError(
                     f"{word} {pattern!r} matches no linear layer of the model; {_listed(names)}"
                 )
-    wanted: dict[Place, tuple[Rule, tuple[Chain, ...]]] = {}
+    wanted: dict[Place, tuple[Rule, tuple[Replacement, ...]]] = {}
     dense: dict[str, str] = {}
     for place in places:
         if include and not _any(place, include):
@@ -123,7 +124,7 @@ def _check_all_match(plan: Plan, places: list[Place], obstacles: list[Obstacle])
 
 
 def _torn_ties(
-    model: nn.Module, wanted: Mapping[Place, tuple[Rule, tuple[Chain, ...]]]
+    model: nn.Module, wanted: Mapping[Place, tuple[Rule, tuple[Replacement, ...]]]
 ) -> dict[Place, str]:
     """Places whose weight is also another module's that does not become the same chains."""
     owners: dict[int, list[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.pattern import bytes_per_element
@@ -27,6 +27,7 @@ class Fit:
     relative_error: float
 
 
+@runtime_checkable
 class StructuredOperator(Protocol):
     """A matrix W [out_features, in_features] of some structure, without its weights: y = x Wᵀ.
 

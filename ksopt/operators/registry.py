@@ -34,6 +34,7 @@ class Structure:
     candidates: Callable[[int, int], Iterable[StructuredOperator]]
 
 
+_NAME = "[a-z][a-z0-9-]*"
 _STRUCTURES: dict[str, Structure] = {}
 
 
@@ -43,7 +44,7 @@ def register_structure(structure: Structure) -> Structure:
     Raises:
         InvalidInputError: There is one of that name, or it is none.
     """
-    if not re.fullmatch("[a-z][a-z0-9-]*", structure.name):
+    if not re.fullmatch(_NAME, structure.name):
         raise InvalidInputError(
             f"structure {structure.name!r}: a name has small letters, digits and hyphens"
         )
@@ -102,8 +103,8 @@ def parse(text: str) -> Replacement:
         >>> parse("(1,4,4,2)*(2,4,4,1)").nnz
         64
     """
-    name = text.partition("(")[0].strip()
-    return Chain.parse(text) if not name else structure_of(name).parse(text)
+    name = re.match(rf"\s*({_NAME})\(", text)
+    return Chain.parse(text) if name is None else structure_of(name[1]).parse(text.strip())
 
 
 def operator_of(replacement: Replacement) -> StructuredOperator:

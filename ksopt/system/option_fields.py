@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -107,15 +107,17 @@ def values(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def words(one: object, **instead: Any) -> Iterator[str]:
+def words(one: object, first: Sequence[str] = (), **instead: Any) -> Iterator[str]:
     """The words of the command that makes a dataclass again, of what is not its default.
 
     Args:
         one: The dataclass.
+        first: The fields that the command begins with; the others follow in their order.
         instead: Values that the command says in the place of its fields', by their names.
     """
-    for name, how in options_of(type(one)).items():
-        value = instead.get(name, getattr(one, name))
+    options = options_of(type(one))
+    for name in dict.fromkeys([*first, *options]):
+        how, value = options[name], instead.get(name, getattr(one, name))
         shown = how.is_always_shown or value != _default(type(one), name)
         if value is None or value == () or not shown:
             continue

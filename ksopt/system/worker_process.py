@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -33,6 +34,7 @@ class WorkerProcess:
         own_session: Whether Ctrl-C in the terminal reaches the parent alone.
         patience_s: Seconds that a worker has to end by itself when it is closed; 0 to kill it at
             once.
+        folder: Where the module is, if it is not one that is installed.
     """
 
     def __init__(
@@ -41,7 +43,10 @@ class WorkerProcess:
         hear: Answer | None = None,
         own_session: bool = False,
         patience_s: float = 0.0,
+        folder: Path | None = None,
     ) -> None:
+        paths = [str(folder or ""), os.environ.get("PYTHONPATH", "")]
+        added = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         self._patience_s = patience_s
         self._process = subprocess.Popen(
             children.module(module),
@@ -50,6 +55,7 @@ class WorkerProcess:
             stderr=subprocess.DEVNULL if hear is None else None,
             text=True,
             start_new_session=own_session,
+            env=None if folder is None else {**os.environ, **added},
         )
         if hear is not None:
             threading.Thread(target=self._listen, args=(hear,), daemon=True).start()

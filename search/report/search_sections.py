@@ -86,15 +86,18 @@ def use_in_layer(result: SearchResult) -> Section:
         options.append(f'device="{layer.device.type}"')
     tail = "".join(f", {option}" for option in options)
     size = request.size
-    lines = ["import torch", "", "from ksopt.nn import KSLinear", ""]
+    others = [a for a in used if a.chosen and not isinstance(a.chosen.facts.chain, Chain)]
+    lines = ["import torch", "", *(f"import {name}" for name in request.plugins if others)]
+    lines += ["from ksopt.nn import KSLinear"] if len(others) < len(used) else []
+    lines += ["from ksopt.operators.linear import StructuredLinear"] if others else []
+    lines.append("")
     lines.append(f"# in place of torch.nn.Linear({size.in_features}, {size.out_features})")
     for answer in used:
         assert answer.chosen is not None
         chain = answer.chosen.facts.chain
         made = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
         if not isinstance(chain, Chain):
-            parsed = f'ksopt.operators.registry.parse("{chain}")'
-            made = f'{parsed}.bind(weights, "{request.layout}")'
+            made = f'StructuredLinear("{chain}"{tail})'
         lines.append(f"layer = {made}  # {answer.budget.text}")
     lines += [
         "",

@@ -456,18 +456,8 @@ def test_a_process_that_dies_is_replaced(
     once = f"if not os.path.exists({str(already)!r}): {once}"
     source = DEAD_WORKER.replace("BAD", repr(chains[2])).replace("END", once)
     script.write_text(source)
-    started = Asked._started
-
-    def scripted(self: Asked) -> "subprocess.Popen[str]":
-        with monkeypatch.context() as patch:
-            popen = subprocess.Popen
-            patch.setattr(
-                "regret.asked.subprocess.Popen",
-                lambda command, **more: popen([command[0], str(script)], **more),
-            )
-            return started(self)
-
-    monkeypatch.setattr(Asked, "_started", scripted)
+    monkeypatch.setattr("regret.asked.MODULE", "worker")
+    monkeypatch.setattr("regret.asked.FOLDER", tmp_path)
     with Asked("cuda:0", [], str(tmp_path)) as asked:
         asked.hello()
         Work(schedule, None, time.monotonic(), 1).on(asked)

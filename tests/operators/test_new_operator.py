@@ -16,9 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ksopt.cli.main import main
+from ksopt.conversion.folder import load_converted
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.operators import registry
+from ksopt.operators.linear import StructuredLinear
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, SearchResult, run_search
 from ksopt.search.metrics import METRICS
@@ -91,9 +93,9 @@ def test_it_alone_has_finalists_and_answers(here: Path) -> None:
     assert all(one["retimed"] for one in layer["finalists"])
     page = (here / "report" / "report.md").read_text("utf-8")
     used = [one for one in layer["recommendations"] if one["verdict"] == "use the chain"]
-    assert ("ksopt.operators.registry.parse(" in page) == bool(used)
-    # What a conversion does not know is in no plan.
-    assert [rule.chains for rule in Plan.read(here / "report" / "plan.json").rules] == [()]
+    assert ('layer = StructuredLinear("diagonal-plus(64,' in page) == bool(used)
+    (rule,) = Plan.read(here / "report" / "plan.json").rules
+    assert rule.text == (used[-1]["chosen"]["chain"] if used else "dense")
 
 
 @pytest.mark.slow
@@ -113,6 +115,52 @@ def test_it_is_trained_and_fitted(here: Path, layout: str) -> None:
     assert [trial["state"] for trial in layer["trials"]] == ["complete"] * 3
     errors = [trial["weight_error"] for trial in layer["trials"]]
     assert all(0 < error < 1 for error in errors)
+
+
+MODEL = """
+import torch
+def build():
+    torch.manual_seed(2)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.diag(torch.arange(64.0)))
+    return model
+"""
+
+
+def test_a_model_is_converted_to_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "users_model.py").write_text(MODEL, encoding="utf-8")
+    plan = Plan.of({"2": None, "64x64": "(1,64,64,1)"}).to_json()
+    (here / "plan.json").write_text(plan.replace("(1,64,64,1)", "diagonal-plus(64,2)"), "utf-8")
+    convert = ["convert", "--model", "users_model:build", "--plan", "plan.json", "--out", "new"]
+    assert main(convert) == 2
+    assert "'diagonal-plus': there is no such structure" in capsys.readouterr().err
+    assert main([*convert, "--plugins", "toy_structure"]) == 0
+    assert "diagonal-plus(64,2)" in capsys.readouterr().out
+
+    built = sys.modules["users_model"].build()
+    x = torch.randn(3, 64)
+    wanted = built(x)
+    model = load_converted(here / "new", sys.modules["users_model"].build())
+    assert isinstance(model[0], StructuredLinear)
+    assert isinstance(model[2], torch.nn.Linear)
+    torch.testing.assert_close(model(x), wanted)  # a diagonal is one
+    torch.testing.assert_close(model[0].to_dense(), built[0].weight)
+    model[0](x).sum().backward()
+    assert all(weight.grad is not None for weight in model[0].parameters())
+    del sys.modules["users_model"]
+
+
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_of_it_is_its_matrix(here: Path, layout: str, bias: bool) -> None:
+    import_toy()
+    layer = StructuredLinear("diagonal-plus(64,4)", bias=bias, layout=layout, dtype=torch.float64)
+    x = torch.randn(200, 64, dtype=torch.float64)
+    y = layer(x if layout == "batch_first" else x.T)
+    wanted = torch.nn.functional.linear(x, layer.to_dense(), layer.bias)
+    torch.testing.assert_close(y if layout == "batch_first" else y.T, wanted)
+    assert "diagonal-plus(64,4)" in repr(layer)
 
 
 Change = Callable[[Tensor], Tensor]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import queue
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ksopt.errors import KsoptError
+from ksopt.system import worker_process
+from ksopt.system.worker_process import WorkerProcess
 
-_WORKER = Path(__file__).with_name("worker.py")
+MODULE = "regret.worker"
+FOLDER = Path(__file__).parents[1]
 
 
 class ProcessEndedError(KsoptError, RuntimeError):
@@ -41,7 +42,7 @@ class Asked:
     def __init__(self, device: str, cores: list[int], folder: str) -> None:
         self.device = device
         self._first = {"device": device, "cores": cores, "folder": folder}
-        self._process = self._started()
+        self._start()
 
     def hello(self) -> dict[str, Any]:
         """What it says of itself once it is ready.
@@ -58,8 +59,7 @@ class Asked:
             KsoptError: That one failed, or ended, too.
         """
         self.end()
-        self._process.wait()
-        self._process = self._started()
+        self._start()
         self.hello()
 
     def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Asked:
         Raises:
             KsoptError: It failed, or ended.
         """
-        self._send(task)
+        self._worker.send(task)
         return self.answer()
 
     def ask_for_some(self, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -77,9 +77,9 @@ class Asked:
         Raises:
             KsoptError: It failed, or ended.
         """
-        self._send(task)
-        while "row" in (found := self.answer()):
-            yield found
+        self._worker.send(task)
+        while "row" in (answer := self.answer()):
+            yield answer
 
     def answer(self) -> dict[str, Any]:
         """Its next answer.
@@ -87,51 +87,31 @@ class Asked:
         Raises:
             KsoptError: It failed, or ended.
         """
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.endswith("\n"):
-            raise self._ended()
-        found: dict[str, Any] = json.loads(line)
-        if "lost" in found:
-            raise ProcessEndedError(f"{self.device}: {found['lost']}", blames=False)
-        if "error" in found:
-            raise KsoptError(f"{self.device}: {found['error']}")
-        return found
+        answer: dict[str, Any] = self._answers.get()
+        if "ended" in answer:
+            self._answers.put(answer)  # for whoever asks again
+            code = answer["ended"]
+            asked_to = -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+            raise ProcessEndedError(
+                f"the process on {self.device} {worker_process.ended(code)}", blames=not asked_to
+            )
+        if "lost" in answer:
+            raise ProcessEndedError(f"{self.device}: {answer['lost']}", blames=False)
+        if "error" in answer:
+            raise KsoptError(f"{self.device}: {answer['error']}")
+        return answer
 
     def end(self) -> None:
         """End the process; what it was doing is done again."""
-        self._process.terminate()
+        self._worker.close()
 
-    def _ended(self) -> ProcessEndedError:
-        code = self._process.wait()
-        asked_to = -code in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        return ProcessEndedError(f"the process on {self.device} {how}", blames=not asked_to)
-
-    def _started(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends them
+    def _start(self) -> None:
+        self._answers: queue.Queue[Any] = queue.Queue()
+        # Ctrl-C is for this process, which then ends them.
+        self._worker = WorkerProcess(
+            MODULE, self._answers.put, own_session=True, patience_s=10.0, folder=FOLDER
         )
-        self._tell(process, self._first)
-        return process
-
-    def _send(self, value: Mapping[str, Any]) -> None:
-        if not self._tell(self._process, value):
-            raise self._ended()
-
-    @staticmethod
-    def _tell(process: subprocess.Popen[str], value: Mapping[str, Any]) -> bool:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(value) + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            return False
-        return True
+        self._worker.send(self._first)
 
     def __enter__(self) -> Asked:
         return self
@@ -143,4 +123,3 @@ class Asked:
         trace: TracebackType | None,
     ) -> None:
         self.end()
-        self._process.wait()

@@ -7,11 +7,8 @@ stdin does, and by itself where the device has failed: another process can go on
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +27,7 @@ from ksopt.search.objectives import Objective
 from ksopt.search.request import SearchRequest
 from ksopt.search.study import DEFAULT_BATCH, run_search
 from ksopt.search.worker_processes import Spare
+from ksopt.system import worker_process
 
 # A chain of the reference that is slower than this many times the dense layer gets two repeats.
 _HOPELESS = 3.0
@@ -175,35 +173,25 @@ def _trial_row(trial: Any, device: str) -> dict[str, Any]:
 
 def main() -> int:
     """Answer what stdin asks, until it ends."""
-    answer_to = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
-    first = json.loads(sys.stdin.readline())
+    say = worker_process.answers()
+    first = worker_process.first_task()
+    if first is None:
+        return 0  # the parent has ended
+    asked = worker_process.listen()  # and end with the parent from now on
     if first["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, first["cores"])  # its compilers' too: each device has its share
     if first["device"].startswith("cuda"):
         torch.cuda.set_device(first["device"])
     Path(first["folder"]).mkdir(parents=True, exist_ok=True)
     bench = Bench(first["device"])
-    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def say(value: Mapping[str, Any]) -> None:
-        answer_to.write(json.dumps(value) + "\n")
-        answer_to.flush()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            asked.put(line)
-        os._exit(0)  # the parent has ended, or is done
-
     tasks = {
         "search": bench.search,
         "chains": lambda task: bench.chains(task, say),
         "final": bench.final,
     }
-    threading.Thread(target=listen, daemon=True).start()
     say(bench.hello())
     while True:
-        task = json.loads(asked.get())
+        task = asked.get()
         try:
             say(tasks[task["task"]](task))
         except device_health.DeviceLostError as error:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ksopt.cli.main import _parser, main
-from ksopt.cli.search import _options
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.search import (
@@ -27,6 +26,7 @@ from ksopt.search.space.listing import listing
 from ksopt.search.space.named_families import families
 from ksopt.search.space.smallest import no_chain
 from ksopt.search.space.space import build
+from ksopt.system import option_fields
 
 from layer_models import tiny  # isort: skip
 
@@ -168,7 +168,7 @@ def test_a_limited_search_says_so_everywhere(search: Search, tmp_path: Path) -> 
     words = "--families monarch,deformable_butterfly --block-sizes multiple:4 --chainable --aligned"
     assert words in result.request.command
     parsed = _parser().parse_args(shlex.split(result.request.command)[1:])
-    again = SearchRequest(parsed.dims, trials=parsed.trials, **_options(parsed))
+    again = SearchRequest(parsed.dims, **option_fields.values(SearchRequest, parsed))
     assert replace(again, min_rank=None) == result.request
     value = json.loads((result.folder / "results.json").read_text())
     assert {key: value["request"][key] for key in ("families", *LIMITS)} == {

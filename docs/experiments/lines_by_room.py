@@ -1,0 +1,84 @@
+"""Files and lines of Python by room, at some commits: the table of CONTRIBUTING.md's change note.
+
+python docs/experiments/lines_by_room.py 792ddf8 HEAD
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = {
+    "`ksopt/*.py`, `cli`, `doctor`, `measure`, `patterns`, `report`, `system`": (
+        *("ksopt/*.py", "ksopt/cli/*.py", "ksopt/doctor/*.py", "ksopt/measure/*.py"),
+        *("ksopt/patterns/*.py", "ksopt/report/*.py", "ksopt/system/*.py"),
+    ),
+    "`ksopt/bench/`": ("ksopt/bench/*.py",),
+    "`ksopt/kernels/`, `ksopt/ops/`": ("ksopt/kernels/**.py", "ksopt/ops/**.py"),
+    "`ksopt/operators/`": ("ksopt/operators/*.py",),
+    "`ksopt/compile/`": ("ksopt/compile/**.py",),
+    "`ksopt/conversion/`, `ksopt/projection/`, `ksopt/jit/`": (
+        *("ksopt/conversion/*.py", "ksopt/projection/*.py", "ksopt/jit/*.py"),
+    ),
+    "`search/`": ("search/**.py",),
+    "the wheel": ("ksopt/**.py", "search/**.py", "csrc/*.py"),
+    "schema of results.json": ("search/*.json", "search/**.schema.json"),
+    "the report's page and style": ("ksopt/report/page.*",),
+    "`csrc/`": ("csrc/**.cuh", "csrc/**.cu", "csrc/**.hpp", "csrc/**.cpp", "csrc/**.h"),
+    "`docs/experiments/`": ("docs/experiments/**.py",),
+    "`tests/`": ("tests/**.py",),
+}
+
+
+def sizes(commit: str) -> dict[str, int]:
+    """Lines of each file of a commit."""
+    command = ["git", "-C", str(ROOT), "grep", "-c", "", commit]
+    counted = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    files = {}
+    for line in counted.splitlines():
+        name, _, count = line.removeprefix(f"{commit}:").rpartition(":")
+        files[name] = int(count)
+    return files
+
+
+def cells(files: dict[str, int], patterns: Sequence[str]) -> tuple[int, int]:
+    """How many files match one of some patterns, and their lines.
+
+    Example:
+        >>> cells({"a/b.py": 3, "a/c/d.py": 4, "a/e.txt": 5}, ["a/*.py"])
+        (1, 3)
+        >>> cells({"a/b.py": 3, "a/c/d.py": 4, "a/e.txt": 5}, ["a/**.py"])
+        (2, 7)
+    """
+    chosen = [
+        name
+        for name in files
+        if any(
+            fnmatchcase(name, one) and ("**" in one or name.count("/") == one.count("/"))
+            for one in patterns
+        )
+    ]
+    return len(chosen), sum(files[name] for name in chosen)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("commits", nargs="+")
+    commits = parser.parse_args(arguments).commits
+    print("| room |", " | ".join(f"files {c} | lines {c}" for c in commits), "|")
+    print("|---|", "|".join(["---|---"] * len(commits)), "|", sep="")
+    every = [sizes(commit) for commit in commits]
+    for room, patterns in ROOMS.items():
+        row = [f"{count:,}" for files in every for count in cells(files, patterns)]
+        print(f"| {room} |", " | ".join(row), "|")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

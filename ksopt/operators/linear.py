@@ -1,0 +1,90 @@
+"""`StructuredLinear`, a layer whose matrix is a structured operator's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ksopt.operators.registry import Replacement, operator_of, parse
+from ksopt.reference import is_batch_last
+
+
+class StructuredLinear(nn.Module):
+    """y = x Wᵀ + bias, of any structure that is registered; of chains `KSLinear` knows more.
+
+    Args:
+        operator: The operator, or its text.
+        bias: Whether to add a learnable bias.
+        layout: "batch_first" for x [*batch, in_features], "batch_last" for [in_features, *batch].
+        device: Where the parameters are.
+        dtype: Of the parameters.
+
+    Attributes:
+        weights: Those of the operator, in its order.
+        bias: [out_features], or None.
+        operator: The operator; ``in_features``, ``out_features`` and ``layout`` too.
+
+    Weights are drawn so that outputs have the variance of `torch.nn.Linear`'s: see `KSLinear`.
+
+    Raises:
+        InvalidInputError: There is no such operator, or no such layout.
+
+    Example:
+        >>> StructuredLinear("(1,4,4,2)*(2,4,4,1)")(torch.randn(3, 8)).shape
+        torch.Size([3, 8])
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        operator: Replacement | str,
+        bias: bool = True,
+        layout: str = "batch_first",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        is_batch_last(layout)
+        self.operator = operator_of(parse(operator) if isinstance(operator, str) else operator)
+        self.in_features, self.out_features = self.operator.in_features, self.operator.out_features
+        self.layout = layout
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            for shape in self.operator.parameter_shapes()
+        )
+        if bias:
+            self.bias = nn.Parameter(torch.empty(self.out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        share = 3.0 ** (1.0 - 1.0 / len(self.weights))
+        for weight, terms in zip(self.weights, self.operator.terms(), strict=True):
+            bound = math.sqrt(share / terms)
+            nn.init.uniform_(weight, -bound, bound)
+        if self.bias is not None:
+            bound = 1.0 / math.sqrt(self.in_features)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[*batch, in_features] -> [*batch, out_features] (features first in batch_last)."""
+        y = self.operator.bind(list(self.weights), self.layout)(x)
+        if self.bias is None:
+            return y
+        last = is_batch_last(self.layout)
+        return y + (self.bias.view(-1, *(1,) * (y.dim() - 1)) if last else self.bias)
+
+    def to_dense(self) -> Tensor:
+        """The matrix: [out_features, in_features], as nn.Linear's weight."""
+        first = self.weights[0]
+        eye = torch.eye(self.in_features, device=first.device, dtype=first.dtype)
+        return self.operator.reference(eye, list(self.weights)).T
+
+    def extra_repr(self) -> str:
+        """What stands between the parentheses of the module's repr."""
+        return f"{self.operator}, bias={self.bias is not None}, layout={self.layout}"

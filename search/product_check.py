@@ -1,0 +1,92 @@
+"""Whether what a trial is about to time is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ksopt.errors import KsoptError
+from ksopt.measure.accuracy import AccuracyCheck, Errors, PlainProduct
+from ksopt.operators.base import StructuredOperator
+from ksopt.search import timed_call
+from ksopt.search.layer_request import LayerRequest
+
+
+class WrongResultError(KsoptError, RuntimeError):
+    """A chain's product is not what it should be: it gets no time."""
+
+
+class ProductCheck:
+    """An operator's product, and with ``train`` its gradients, compared with float64.
+
+    The whole batch is multiplied and must be finite; rows spread over it are compared.
+
+    Args:
+        operator: The operator.
+        x: Its input.
+        weights: Its weights.
+        request: With the layout, and whether a step of training is timed.
+    """
+
+    def __init__(
+        self,
+        operator: StructuredOperator,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        request: LayerRequest,
+    ) -> None:
+        self._operator, self._x, self._weights = operator, x, weights
+        self._layout, self._train = request.layout, request.train
+        self.pytorch_error = 0.0
+        """PyTorch's relative error, of the operator's plain product in the same dtype."""
+
+    def errors(self) -> Errors:
+        """The product's errors.
+
+        Raises:
+            WrongResultError: They are too large, or those of a gradient are.
+        """
+        with torch.inference_mode():
+            y = self._bind(self._weights)(self._x)
+            if not bool(torch.isfinite(y).all()):
+                raise WrongResultError("its product is not finite")
+            plain = PlainProduct(self._operator.reference, self._operator.terms())
+            check = AccuracyCheck(self._x, self._weights, self._layout, product=plain)
+            errors = check.errors(y)
+        self.pytorch_error = check.pytorch.relative
+        _refuse("its", check, errors)
+        if self._train:
+            self._check_gradients()
+        return errors
+
+    def _check_gradients(self) -> None:
+        """The gradients of the whole batch must be finite, and the input's right on some rows."""
+        gradient = torch.ones_like(self._bind(self._weights)(self._x))
+        gradients = timed_call.training_step(self._bind, self._x, self._weights, gradient)()
+        if not all(bool(torch.isfinite(one).all()) for one in gradients):
+            raise WrongResultError("its gradients are not finite")
+        # Each weight takes part in as many sums as its shape is long at most.
+        terms = [max(shape) for shape in self._operator.parameter_shapes()]
+        plain = PlainProduct(self._input_gradient, terms)
+        check = AccuracyCheck(gradient, self._weights, self._layout, product=plain)
+        _refuse("its input gradient's", check, check.errors(gradients[0]))
+
+    def _bind(self, weights: Sequence[Tensor]) -> timed_call.Product:
+        return self._operator.bind(weights, self._layout)
+
+    def _input_gradient(self, gradient: Tensor, weights: Sequence[Tensor]) -> Tensor:
+        """Of [rows, out_features]; the product is linear, so that of any input is the same."""
+        shape = (gradient.shape[0], self._operator.in_features)
+        x = gradient.new_zeros(shape, requires_grad=True)
+        (of_x,) = torch.autograd.grad(self._operator.reference(x, weights), x, gradient)
+        return of_x
+
+
+def _refuse(whose: str, check: AccuracyCheck, errors: Errors) -> None:
+    fault = check.fault(errors)
+    if fault is not None:
+        raise WrongResultError(
+            f"{whose} {fault} (PyTorch's relative error is {check.pytorch.relative:.1e})"
+        )
