@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from ksopt.compile.capture.frozen_weight import FrozenValues, Watched
 from ksopt.compile.explain import check_requirement
 from ksopt.compile.lowering.decide import decide
 from ksopt.compile.lowering.out_variants import plan_results
+from ksopt.compile.lowering.whole_layer import is_whole
 from ksopt.compile.options import OPTIONS, Options, inductor_config, read
 from ksopt.compile.passes import Judge, count, log, rewrite_graph
 from ksopt.compile.sites import Decision, Report, Site, Verdict
@@ -63,7 +65,13 @@ def ksopt(
         values = FrozenValues(example_inputs, given.frozen_tolerance)
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if values is not None else None
     decides = judge(example_inputs, given.tune, given.records_graphs)
-    report = rewrite_graph(gm, example_inputs, decides, values)
+    report = rewrite_graph(
+        gm,
+        example_inputs,
+        decides,
+        values,
+        is_whole=functools.partial(is_whole, tune=given.tune, changing=given.records_graphs),
+    )
     _tell(report)
     check_requirement(report, given.require)
     compiled = hand_over(gm, example_inputs, given.inductor)

@@ -5,6 +5,7 @@ Nothing in it is a weight's value, so it can be attached to a bug report.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,6 +148,7 @@ def explain(
     from ksopt.compile.backend import judge
     from ksopt.compile.capture.frozen_weight import FrozenValues
     from ksopt.compile.lowering.decide import checked_tune
+    from ksopt.compile.lowering.whole_layer import is_whole
     from ksopt.compile.passes import rewrite_graph
 
     total = Report()
@@ -155,7 +157,8 @@ def explain(
     def collect(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         values = FrozenValues(example_inputs)
         original = gm.forward
-        total.add(rewrite_graph(gm, example_inputs, judge(example_inputs, mode), values))
+        decides, wholes = judge(example_inputs, mode), functools.partial(is_whole, tune=mode)
+        total.add(rewrite_graph(gm, example_inputs, decides, values, is_whole=wholes))
         return original if values.found else gm.forward
 
     with _undone(model), graph_breaks() as breaks:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ksopt.compile.capture.interpreter import CannotRunError, run
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
+from ksopt.compile.lowering.absorb import IsWhole, absorb
 from ksopt.compile.lowering.candidates import (
     CandidateSite,
     candidates,
@@ -50,6 +52,7 @@ def rewrite_graph(
     judge: Judge,
     frozen_values: frozen_weight.FrozenValues | None = None,
     weights: frozenset[int] | None = None,
+    is_whole: IsWhole | None = None,
 ) -> Report:
     """Rewrite the Kronecker-sparse products of a graph, in place.
 
@@ -59,6 +62,8 @@ def rewrite_graph(
         judge: decides each site.
         frozen_values: looks at the values of frozen weights; None leaves them alone.
         weights: which placeholders are parameters or buffers; None finds out.
+        is_whole: decides whether what surrounds a chain is computed with it in one launch; None
+            leaves it where it is.
 
     Returns:
         What was done. A graph that cannot be followed is left as it was, and noted.
@@ -77,6 +82,10 @@ def rewrite_graph(
 
     try:
         _rewrite(gm, inputs, weights, timed, frozen_values, report)
+        if is_whole is not None:
+            asked = time.perf_counter()
+            _absorb(gm, is_whole, report)
+            report.deciding_s += time.perf_counter() - asked
     except CannotRunError as error:
         note = f"a graph was left alone: {error}"
         report.notes.append(note)
@@ -136,6 +145,24 @@ def _rewrite(
     sites += native_sites(trace)
     report.sites += sorted(sites, key=lambda site: order.get(site.node, 0))
     if chosen or gathered:
+        gm.graph.lint()
+        gm.recompile()
+
+
+def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
+    """Make one operator of each layer that one launch computes; its site says so."""
+    absorbed = absorb(gm, is_whole)
+    report.passes["layers_in_one_launch"] += len(absorbed)
+    for layer in absorbed:
+        places, chain = list(map(place_of, layer.products)), layer.problem.chain
+        for at, site in enumerate(report.sites):
+            if site.chain == chain and site.place in places and site.one_launch is None:
+                steps = layer.problem.epilogue.names
+                beside = f", with {', '.join(steps)}" if steps else ""
+                reason = f"{site.reason} One launch computes all of it{beside}."
+                report.sites[at] = replace(site, one_launch=steps, reason=reason)
+                break
+    if absorbed:
         gm.graph.lint()
         gm.recompile()
 

@@ -97,6 +97,8 @@ class Site:
         computed: whether its weights, not trained, are computed at each call, so that it is judged
             with preparing them; stored ones are prepared once.
         predicted, measured: see `Decision`.
+        one_launch: what the launch that computes the chain does beside: "bias", an activation,
+            "residual"; None where there are several launches.
     """
 
     node: str
@@ -115,6 +117,7 @@ class Site:
     computed: bool = False
     predicted: Times | None = None
     measured: Times | None = None
+    one_launch: tuple[str, ...] | None = None
 
     def decided(self, decision: Decision) -> Site:
         """This site with what was decided about it."""
@@ -135,6 +138,7 @@ class Site:
             "chain": None if self.chain is None else str(self.chain),
             "epilogue": list(self.epilogue),
             "fused": list(self.fused),
+            "one_launch": None if self.one_launch is None else list(self.one_launch),
         }
 
 

@@ -208,6 +208,41 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
     return record
 
 
+def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
+    """What is recorded of a problem; else it is measured now, on random operands.
+
+    Returns:
+        None where no kernel computes the whole problem.
+    """
+    operands = random_operands(problem, batch, device)
+    key = _key(problem, operands.x, batch)
+    known = _known(key, device, backend_of(device.type).spec(device))
+    if known is not None:
+        return known[0]
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        return tune(operands, problem, BUDGET_S)
+
+
+def random_operands(problem: Problem, batch: int, device: torch.device) -> Operands:
+    """Random operands of a problem, of so many rows, the same each time."""
+    generator = torch.Generator(device).manual_seed(0)
+    dtype = getattr(torch, problem.dtype)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=dtype)
+
+    def rows(features: int) -> Tensor:
+        return draw(features, batch) if problem.batch_last else draw(batch, features)
+
+    x = rows(problem.chain.in_features)
+    weights = tuple(
+        draw(*p.weight_shape) / p.c**0.5 for _ in range(problem.siblings) for p in problem.chain
+    )
+    bias = draw(problem.out_features) if problem.epilogue.bias else None
+    residual = rows(problem.out_features) if problem.epilogue.residual else None
+    return Operands(x, weights, bias, residual)
+
+
 def forget() -> None:
     """Forget this process's choices (not those on disk), so that they are made or read anew."""
     _decisions.clear()

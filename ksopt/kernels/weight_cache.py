@@ -311,7 +311,7 @@ def owner_of(weight: Tensor) -> Tensor:
     owner = said.owner
     if owner is not None and owner is not weight and _share_memory(owner, weight):
         return owner
-    return weight
+    return next((one for one in said.owners if _share_memory(one, weight)), weight)
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:

@@ -6,6 +6,7 @@ Deep inside a product, weight_cache.py has to know more of a weight than the ten
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ class _Said(threading.local):
     changing = False
     frozen = False
     owner: Tensor | None = None
+    owners: tuple[Tensor, ...] = ()
 
 
 said = _Said()
@@ -79,6 +81,20 @@ class owned_by(_Scope):
 
     def __init__(self, owner: Tensor) -> None:
         super().__init__(root_of(owner))
+
+
+class owned_by_each(_Scope):
+    """The same of several weights: each in one owner's memory.
+
+    Args:
+        owners: of the weights of a layer.
+    """
+
+    __slots__ = ()
+    _what = "owners"
+
+    def __init__(self, owners: Sequence[Tensor]) -> None:
+        super().__init__(tuple(map(root_of, owners)))
 
 
 def root_of(tensor: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ksopt.ops.schemas import LIBRARY, define, ks_mm
 
 _ARGUMENTS = (
     "(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None, "
-    'str activation="none", bool batch_last=False, int siblings=1'
+    'str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None'
 )
 
 
@@ -55,7 +55,7 @@ def chain(
             x, weights, bias, residual, activation, batch_last, siblings
         )
         return node
-    return _composed(x, weights, bias, residual, activation, batch_last, siblings, op)
+    return _composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
 
 
 def _composed(
@@ -66,6 +66,7 @@ def _composed(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
+    owners: Sequence[Tensor] | None = None,
     op: str = "ks_chain",
 ) -> Tensor:
     check_chain(op, len(weights), siblings, activation)
@@ -73,7 +74,7 @@ def _composed(
         operands = Operands(x, tuple(weights), bias, residual)
         if _is_launched_whole(operands, activation, batch_last, siblings):
             whole: Tensor = ks_chain_inner(
-                x, weights, bias, residual, activation, batch_last, siblings
+                x, weights, bias, residual, activation, batch_last, siblings, owners
             )
             return whole
     length = len(weights) // siblings
@@ -81,7 +82,8 @@ def _composed(
     for first in range(0, len(weights), length):
         part = x
         for index in range(first + length - 1, first - 1, -1):
-            part = ks_mm(part, weights[index], batch_last)
+            owner = None if owners is None else owners[index]
+            part = ks_mm(part, weights[index], batch_last, owner)
         parts.append(part)
     y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1)
     if bias is None and residual is None and activation == "none":

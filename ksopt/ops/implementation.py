@@ -166,6 +166,7 @@ def chain(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
+    owners: Sequence[Tensor] | None = None,
     out: Tensor | None = None,
     op: str = "ks_chain",
 ) -> Tensor:
@@ -179,18 +180,22 @@ def chain(
     if CHAIN_FAMILIES:
         operands = Operands(x, tuple(weights), bias, residual)
         check = partial(
-            chain_fake, x, weights, bias, residual, activation, batch_last, siblings, op
+            chain_fake, x, weights, bias, residual, activation, batch_last, siblings, None, op
         )
         call = planner.whole_call(operands, activation, batch_last, siblings, check)
         if call is not None:
             with torch._C._AutoDispatchBelowADInplaceOrView():
-                return call(x, operands.weights, bias, residual, out)
+                if owners is None:
+                    return call(x, operands.weights, bias, residual, out)
+                with weight_scopes.owned_by_each(owners):
+                    return call(x, operands.weights, bias, residual, out)
     length = len(weights) // siblings
+    own = [None] * len(weights) if owners is None else owners
     if siblings == 1:
-        y = _multiplied_by_all(x, weights, batch_last, out)
+        y = _multiplied_by_all(x, weights, own, batch_last, out)
     else:
         parts = [
-            _multiplied_by_all(x, weights[at : at + length], batch_last)
+            _multiplied_by_all(x, weights[at : at + length], own[at : at + length], batch_last)
             for at in range(0, len(weights), length)
         ]
         y = torch.cat(parts, 0 if batch_last else -1, out=out)
@@ -201,11 +206,15 @@ def chain(
 
 
 def _multiplied_by_all(
-    x: Tensor, weights: Sequence[Tensor], batch_last: bool, out: Tensor | None = None
+    x: Tensor,
+    weights: Sequence[Tensor],
+    owners: Sequence[Tensor | None],
+    batch_last: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     for index in range(len(weights) - 1, 0, -1):
-        x = product(x, weights[index], batch_last)
-    return product(x, weights[0], batch_last, None, out)
+        x = product(x, weights[index], batch_last, owners[index])
+    return product(x, weights[0], batch_last, owners[0], out)
 
 
 def chain_fake(
@@ -216,6 +225,7 @@ def chain_fake(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
+    owners: Sequence[Tensor] | None = None,
     op: str = "ks_chain",
 ) -> Tensor:
     """The shape of a `chain`."""
@@ -239,6 +249,7 @@ def chain_writing(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
+    owners: Sequence[Tensor] | None = None,
     *,
     out: Tensor,
 ) -> None:
@@ -251,7 +262,7 @@ def chain_writing(
             "ks_chain: no gradient is recorded of a product that is written into out, but an "
             "operand or out requires one: leave out away, or multiply under torch.no_grad()"
         )
-    arguments = (x, weights, bias, residual, activation, batch_last, siblings)
+    arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners)
     if _holds_result(out, x, weights, batch_last, siblings) and is_written_straight(out, *operands):
         chain(*arguments, out)
     else:
@@ -281,6 +292,7 @@ def chain_writing_fake(
     activation: str = "none",
     batch_last: bool = False,
     siblings: int = 1,
+    owners: Sequence[Tensor] | None = None,
     *,
     out: Tensor,
 ) -> None:

@@ -1,0 +1,208 @@
+"""What surrounds a chain becomes the operator's, where one launch computes all of it faster."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ksopt
+from ksopt.compile import passes
+from ksopt.compile.lowering import whole_layer
+from tests.kernels import toy_chains
+
+CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    with toy_chains.registered() as family:
+        yield family
+
+
+class ByEinsum(nn.Module):
+    """Both factors in an author's spelling, with a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(1, 8, 4, 4) / 2)
+        self.right = nn.Parameter(torch.randn(4, 4, 8, 1) / 3)
+        self.bias = nn.Parameter(torch.randn(32))
+
+    def forward(self, x):
+        rows = x.shape[:-1]
+        z = torch.einsum("...acd,abcd->...abd", x.view(*rows, 4, 8, 1), self.right)
+        z = z.reshape(*rows, 1, 4, 4)
+        y = torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
+        return y + self.bias
+
+
+class ByLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = ksopt.KSLinear(32, 32, CHAIN)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+LAYERS = {"einsum": ByEinsum, "KSLinear": ByLayer}
+
+
+def graphs_of(function, *inputs, dynamic=None):
+    """The result of a rewritten function, its graph and its report."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        report = passes.rewrite_graph(
+            gm, example_inputs, ksopt.compile.backend.judge(example_inputs, "off"),
+            is_whole=whole_layer.is_whole,
+        )  # fmt: skip
+        seen.append((gm.graph, report))
+        return gm.forward
+
+    y = torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)(*inputs)
+    ((graph, report),) = seen
+    return y, graph, report
+
+
+def targets(graph):
+    return [str(node.target) for node in graph.nodes if node.op.startswith("call")]
+
+
+def chains(graph):
+    return [node for node in graph.nodes if "ks_chain" in str(node.target)]
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_bias_activation_and_residual_are_one_operator(name, dynamic, toy):
+    layer = LAYERS[name]()
+    x, r = torch.randn(5, 3, 32), torch.randn(5, 3, 32)
+
+    def model(x, r):
+        return r + F.gelu(layer(x))
+
+    with torch.no_grad():
+        y, graph, report = graphs_of(model, x, r, dynamic=dynamic)
+        expected = model(x, r)
+    torch.testing.assert_close(y, expected)
+    (node,) = chains(graph)
+    assert node.args[4] == "gelu"
+    assert None not in (node.args[2], node.args[3])
+    assert not any("gelu" in one or "add" in one or "ks_mm" in one for one in targets(graph))
+    assert [problem.epilogue.names for problem in toy.launches[:1]] == [
+        ("bias", "gelu", "residual")
+    ]
+    if name == "einsum":
+        (site,) = report.sites
+        assert site.one_launch == ("bias", "gelu", "residual")
+        assert site.reason.endswith("One launch computes all of it, with bias, gelu, residual.")
+    assert report.passes["layers_in_one_launch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (F.relu, "relu"),
+        (torch.relu, "relu"),
+        (lambda y: y.relu(), "relu"),
+        (F.silu, "silu"),
+        (lambda y: F.gelu(y, approximate="tanh"), "gelu_tanh"),
+    ],
+)
+def test_every_activation(function, name):
+    layer, x = ByEinsum(), torch.randn(6, 32)
+    with torch.no_grad():
+        y, graph, _ = graphs_of(lambda x: function(layer(x)), x)
+        torch.testing.assert_close(y, function(layer(x)))
+    (node,) = chains(graph)
+    assert node.args[4] == name
+
+
+def test_what_is_read_elsewhere_too_stays(toy):
+    layer, x = ByEinsum(), torch.randn(6, 32)
+
+    def model(x):
+        y = layer(x)
+        return F.gelu(y), y
+
+    with torch.no_grad():
+        found, graph, _ = graphs_of(model, x)
+        for one, other in zip(found, model(x), strict=True):
+            torch.testing.assert_close(one, other)
+    (node,) = chains(graph)
+    assert node.args[4] == "none"
+    assert node.args[2] is not None
+    assert any("gelu" in target for target in targets(graph))
+
+
+def test_a_residual_before_the_activation_is_no_residual():
+    layer, x = ByEinsum(), torch.randn(6, 32)
+
+    def model(x):
+        return F.relu(layer(x) + x)
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(model, x)
+        torch.testing.assert_close(y, model(x))
+    (node,) = chains(graph)
+    assert node.args[4] == "none"
+    assert any("relu" in target for target in targets(graph))
+
+
+@pytest.mark.parametrize("shape", [(32,), (1, 32), (6, 1), (1,)])
+def test_only_one_value_for_each_feature_is_a_bias(shape):
+    layer, x, other = ByEinsum(), torch.randn(6, 32), torch.randn(shape)
+    bare = lambda x: layer(x) - layer.bias + other  # noqa: E731
+
+    def product(x):
+        z = torch.einsum("...acd,abcd->...abd", x.view(-1, 4, 8, 1), layer.right)
+        y = torch.einsum("...acd,abcd->...abd", z.reshape(-1, 1, 4, 4), layer.left)
+        return y.reshape(-1, 32) + other
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(product, x)
+        torch.testing.assert_close(y, bare(x), rtol=1e-4, atol=1e-4)
+    (node,) = chains(graph)
+    assert (node.args[2] is not None) == (shape[-1] == 32)
+
+
+def test_nothing_is_absorbed_where_gradients_are_recorded():
+    layer, x = ByEinsum(), torch.randn(6, 32)
+    _, graph, report = graphs_of(lambda x: F.gelu(layer(x)), x)
+    assert not chains(graph)
+    assert report.passes["layers_in_one_launch"] == 0
+
+
+def test_nothing_is_absorbed_where_a_launch_a_factor_is_faster(toy, monkeypatch):
+    monkeypatch.setattr(toy, "us", 1e6)
+    layer, x = ByEinsum(), torch.randn(6, 32)
+    with torch.no_grad():
+        _, graph, _ = graphs_of(lambda x: F.gelu(layer(x)), x)
+    assert not chains(graph)
+
+
+def test_nothing_is_absorbed_of_a_graph_that_writes_in_place():
+    layer, x = ByEinsum(), torch.randn(6, 32)
+
+    def model(x):
+        y = layer(x)
+        x.mul_(2)
+        return F.gelu(y)
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(model, x.clone())
+        torch.testing.assert_close(y, model(x.clone()))
+    assert not chains(graph)
+
+
+def test_by_the_backend(toy):
+    layer, x = ByEinsum(), torch.randn(6, 32)
+    compiled = torch.compile(lambda x: F.gelu(layer(x)), backend="ksopt")
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(6, 32)
+            torch.testing.assert_close(compiled(x), F.gelu(layer(x)))
+    assert len(toy.launches) >= 3
+    assert toy.launches[-1].epilogue.names == ("bias", "gelu")
