@@ -63,8 +63,8 @@ class Choice:
 class Decision:
     """The choice for weights whose preparation is kept, and the one for weights that change."""
 
-    kept: Choice
-    changing: Choice
+    cached: Choice
+    repacked: Choice
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,15 @@ def measured(
         key,
         rows,
         tuple(entry.timed(result) for entry, result in ran),
-        kept=winner(results, "kept", _previous(previous, "kept")),
-        changing=winner(results, "changing", _previous(previous, "changing")),
+        cached=winner(results, "cached", _previous(previous, "cached")),
+        repacked=winner(results, "repacked", _previous(previous, "repacked")),
     )
     made = {
         index: Choice(ran[index][0].candidate, ran[index][0].call, "measured", record)
-        for index in {record.kept, record.changing}
+        for index in {record.cached, record.repacked}
     }
     # One object for both where one way serves both, so that nobody need ask which.
-    return Decision(made[record.kept], made[record.changing])
+    return Decision(made[record.cached], made[record.repacked])
 
 
 class _Entry:
@@ -168,14 +168,14 @@ class _Entry:
         self,
         candidate: Candidate,
         call: Any,
-        weight_is: tuning_cache.Weight,
+        weight_is: tuning_cache.WeightMode,
         arguments: Sequence[tuple[Any, ...]],
     ) -> None:
         self.candidate = candidate
         self.call = _preparing(call, weight_is)
         series = partial(_multiply, self.call, arguments)
         self.benchmark = BenchmarkEntry(
-            candidate.label, series, _LEAGUES[weight_is], products=len(arguments)
+            candidate.label, series, _WEIGHT_MODES[weight_is], products=len(arguments)
         )
         self._weight_is = weight_is
 
@@ -218,29 +218,29 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
     return wrong is None
 
 
-_LEAGUES: dict[tuning_cache.Weight, frozenset[str]] = {
-    "any": frozenset({"kept", "changing"}),
-    "fresh": frozenset({"kept", "changing"}),
-    "kept": frozenset({"kept"}),
+_WEIGHT_MODES: dict[tuning_cache.WeightMode, frozenset[str]] = {
+    "any": frozenset({"cached", "repacked"}),
+    "repacked": frozenset({"cached", "repacked"}),
+    "cached": frozenset({"cached"}),
 }
 
 
 def _weights_timed(
     candidate: Candidate, weights: Sequence[Tensor]
-) -> Sequence[tuning_cache.Weight]:
+) -> Sequence[tuning_cache.WeightMode]:
     # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
     # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
     puts_in_order = candidate.needs_order and not all(w.is_contiguous() for w in weights)
-    return ("kept", "fresh") if candidate.prepares_weight or puts_in_order else ("any",)
+    return ("cached", "repacked") if candidate.prepares_weight or puts_in_order else ("any",)
 
 
-def _preparing(call: Any, weight_is: tuning_cache.Weight) -> Any:
+def _preparing(call: Any, weight_is: tuning_cache.WeightMode) -> Any:
     """The call as it was, or is to be, timed."""
-    return _Fresh(call) if weight_is == "fresh" else call
+    return _Repacking(call) if weight_is == "repacked" else call
 
 
 @dataclass(frozen=True)
-class _Fresh:
+class _Repacking:
     """A way that prepares its weight at each call."""
 
     call: Any
@@ -258,8 +258,8 @@ class _Fresh:
         return entry if entry is not None and entry.anew else None
 
 
-def _previous(record: Record | None, league: str) -> str | None:
-    return None if record is None else record.chosen(league == "changing").label
+def _previous(record: Record | None, mode: str) -> str | None:
+    return None if record is None else record.chosen(mode == "repacked").label
 
 
 def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | None:
@@ -272,7 +272,7 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
     """
     problem = record.key.problem
     made: dict[int, Choice] = {}
-    for index in {record.kept, record.changing}:
+    for index in {record.cached, record.repacked}:
         chosen = record.timed[index]
         candidate = registry.restored(problem, chosen.way, chosen.config, record.batch, spec)
         if candidate is None:
@@ -283,4 +283,4 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
             registry.warn_once(str(error))
             return None
         made[index] = Choice(candidate, call, "recorded", record)
-    return Decision(made[record.kept], made[record.changing])
+    return Decision(made[record.cached], made[record.repacked])

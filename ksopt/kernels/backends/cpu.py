@@ -241,7 +241,9 @@ def _raced(
 
 def _timed(result: EntryResult, problem: Problem) -> Timed:
     name = result.entry.name
-    weight_is: tuning_cache.Weight = "fresh" if pytorch_ops.prepares(name, problem) else "any"
+    weight_is: tuning_cache.WeightMode = (
+        "repacked" if pytorch_ops.prepares(name, problem) else "any"
+    )
     return Timed.of(result, name, weight_is)
 
 
