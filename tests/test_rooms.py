@@ -18,7 +18,7 @@ measure doctor
 kernels
 ops
 functional projection tune
-nn
+nn operators
 compile.capture conversion
 compile.lowering
 compile

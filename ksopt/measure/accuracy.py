@@ -70,6 +70,19 @@ def allowed_error(pytorch: float, rounding: float) -> float:
 
 
 @dataclass(frozen=True)
+class PlainProduct:
+    """A product as PyTorch computes it, whose result in float64 is the truth.
+
+    Args:
+        of: (x [rows, N], weights) -> y [rows, M].
+        terms: How many products with each of the weights are added up to one number.
+    """
+
+    of: Callable[[Tensor, Sequence[Tensor]], Tensor]
+    terms: Sequence[int]
+
+
+@dataclass(frozen=True)
 class Around:
     """What is computed beside a chain's product.
 
@@ -107,6 +120,7 @@ class AccuracyCheck:
         rounded_once: for kernels, of one factor: sums in 16 bit are a fault, and so is any error of
             more than twice PyTorch's. A kernel's sums are kept in fp32. PyTorch's may be rounded
             in between, or added in another order, which makes no wrong rival.
+        product: what else than a chain's product the result should be; its weights are ``weights``.
         around: what else is computed.
     """
 
@@ -116,6 +130,7 @@ class AccuracyCheck:
         weights: Sequence[Tensor],
         layout: str,
         rounded_once: bool = False,
+        product: PlainProduct | None = None,
         around: Around = _NOTHING,
     ) -> None:
         self._x = x
@@ -133,7 +148,12 @@ class AccuracyCheck:
                 few = BASELINES["bmm"].bind(weight, layout)(few)
             return few
 
-        self._truth = self._whole(few.double(), [weight.double() for weight in weights], reference)
+        def plain(few: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            assert product is not None
+            return product.of(few.T, weights).T if self._last else product.of(few, weights)
+
+        truth, rival = (reference, pytorch) if product is None else (plain, plain)
+        self._truth = self._whole(few.double(), [weight.double() for weight in weights], truth)
         self._features = self._truth.shape[0 if self._last else 1]
         self._elements = batch * self._features
         self._rounded_once = rounded_once
@@ -141,8 +161,9 @@ class AccuracyCheck:
         if rounded_once and x.dtype.itemsize < 4:
             (weight,) = weights
             self._sums = ks_reference(few.double().abs(), weight.double().abs(), layout)
-        self.pytorch = self._errors(self._whole(few, weights, pytorch))
-        self.allowed = self._allowed([weight.shape[2] for weight in weights])
+        self.pytorch = self._errors(self._whole(few, weights, rival))
+        terms = [weight.shape[2] for weight in weights] if product is None else product.terms
+        self.allowed = self._allowed(terms)
 
     def _whole(
         self,

@@ -27,6 +27,11 @@ str activation="none", bool batch_last=False, int siblings=1) -> Tensor``
 ``ksopt::ks_mm_once(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
     ks_mm by a weight that was computed for this product: nothing is kept of it.
 
+``ksopt::ks_mm_saving(Tensor x, Tensor weight, Tensor saved, Tensor owner, bool batch_last=False) ->
+Tensor``
+    ks_mm by a frozen weight. For the gradient of x it saves ``saved``, a copy of weight in x's
+    dtype, so that weight may be written before the backward pass. For compiled graphs.
+
 All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
 follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
 multiplies: compiled graphs call it, to save the time that finding out that no gradient is needed
@@ -59,6 +64,7 @@ from __future__ import annotations
 from ksopt.ops import autocast_vmap, autograd
 from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
 from ksopt.ops.eager import is_watched, multiply
+from ksopt.ops.saving import ks_mm_saving
 from ksopt.ops.schemas import (
     ks_mm,
     ks_mm_changing,
@@ -70,7 +76,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 6
+CONTRACT = 7
 
 __all__ = [
     "CONTRACT",
@@ -88,6 +94,7 @@ __all__ = [
     "ks_mm_inner",
     "ks_mm_inner_out",
     "ks_mm_once",
+    "ks_mm_saving",
     "ks_mm_weight_grad",
     "multiply",
 ]

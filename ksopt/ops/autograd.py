@@ -47,7 +47,7 @@ class _KsMm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad = _in_rows(*grads)
+        grad = in_rows(*grads)
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
@@ -61,7 +61,7 @@ class _KsMm(torch.autograd.Function):
         return grad_x, grad_weight, None, None
 
 
-def _in_rows(grad: Tensor) -> Tensor:
+def in_rows(grad: Tensor) -> Tensor:
     """A gradient whose last dim's elements lie side by side, as all that multiplies it wants it.
 
     Both products of a backward pass read it: one copy for both, which a compiler fuses with what
