@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,11 +18,12 @@ from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
-from ksopt.measure.interleaved import EntryResult, candidate_rules, race, winner
+from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
 from ksopt.measure.timers import timer_of
 
 Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor], str | None]
+Pick = Callable[[Sequence[EntryResult], str, str | None], int]
 
 _FEW_ROWS = 128
 # Of these cuBLAS may add partial sums in 16 bit, in some shapes: PyTorch's ways are checked, too.
@@ -131,58 +133,94 @@ def measured(
         for candidate, call in built
         if candidate is last_resort or _is_right(candidate, call, arguments[0], accept)
     ]
-    entries = [
-        _Entry(candidate, call, weight_is, arguments)
+    competitors = [
+        Competitor(candidate, _preparing(call, mode), mode, arguments)
         for candidate, call in right
-        for weight_is in _weights_timed(candidate, copies[0].weights)
+        for mode in _weights_timed(candidate, copies[0].weights)
     ]
-    with weight_scopes.changing(False):
-        timer = timer_of(device)
-        rules = candidate_rules(budget_s)
-        results = race([entry.benchmark for entry in entries], timer, rules)
-    ran = [it for it in zip(entries, results, strict=True) if it[1].samples_us]
-    if not ran:
-        raise UnavailableError(
-            f"no way to multiply by {problem.chain} ran on this device; the warnings above say why"
-        )
-    results = [result for _, result in ran]
-    record = Record(
-        key,
-        rows,
-        tuple(entry.timed(result) for entry, result in ran),
-        cached=winner(results, "cached", _previous(previous, "cached")),
-        repacked=winner(results, "repacked", _previous(previous, "repacked")),
-    )
+    rules = candidate_rules(budget_s)
+    record, ran = raced(key, rows, competitors, device, rules, previous=previous)
     made = {
-        index: Choice(ran[index][0].candidate, ran[index][0].call, "measured", record)
+        index: Choice(ran[index].candidate, ran[index].call, "measured", record)
         for index in {record.cached, record.repacked}
     }
     # One object for both where one way serves both, so that nobody need ask which.
     return Decision(made[record.cached], made[record.repacked])
 
 
-class _Entry:
-    """A candidate in the race, with its weight kept or prepared anew."""
+@dataclass(frozen=True)
+class Competitor:
+    """A candidate in a race.
 
-    def __init__(
-        self,
-        candidate: Candidate,
-        call: Any,
-        weight_is: tuning_cache.WeightMode,
-        arguments: Sequence[tuple[Any, ...]],
-    ) -> None:
-        self.candidate = candidate
-        self.call = _preparing(call, weight_is)
-        series = partial(_multiply, self.call, arguments)
-        self.benchmark = BenchmarkEntry(
-            candidate.label, series, _WEIGHT_MODES[weight_is], products=len(arguments)
-        )
-        self._weight_is = weight_is
+    Attributes:
+        candidate: with its configuration.
+        call: what is timed, once for each of ``arguments``.
+        mode: whether that prepares the weight.
+        arguments: of the products that make a sample, each by a weight of its own.
+    """
+
+    candidate: Candidate
+    call: Any
+    mode: tuning_cache.WeightMode
+    arguments: Sequence[tuple[Any, ...]]
+
+    def entry(self) -> BenchmarkEntry:
+        """What takes part in the race."""
+        series = partial(_multiply, self.call, self.arguments)
+        modes = _WEIGHT_MODES[self.mode]
+        return BenchmarkEntry(self.candidate.label, series, modes, products=len(self.arguments))
 
     def timed(self, result: EntryResult) -> Timed:
         """What the race has seen of it, for the record."""
         one = self.candidate
-        return Timed.of(result, one.name, self._weight_is, one.config, one.predicted_us)
+        predicted_us = one.predicted_us if math.isfinite(one.predicted_us) else None
+        return Timed.of(result, one.name, self.mode, one.config, predicted_us)
+
+
+def raced(
+    key: ProblemKey,
+    rows: int,
+    competitors: Sequence[Competitor],
+    device: torch.device,
+    rules: Rules,
+    pick: Pick = winner,
+    previous: Record | None = None,
+) -> tuple[Record, list[Competitor]]:
+    """Let competitors race, and pick one for each weight mode: on every kind of device.
+
+    Args:
+        key: what is decided for.
+        rows: of x.
+        competitors: the simplest first.
+        device: where the operands are.
+        rules: of the race.
+        pick: the index of the one to take, of the race's results for a weight mode and the name of
+            what was chosen before.
+        previous: what was recorded before.
+
+    Returns:
+        The record, and the competitors that ran, in its order.
+
+    Raises:
+        UnavailableError: none of them ran.
+    """
+    with weight_scopes.changing(False):
+        results = race([one.entry() for one in competitors], timer_of(device), rules)
+    ran = [it for it in zip(competitors, results, strict=True) if it[1].samples_us]
+    if not ran:
+        raise UnavailableError(
+            f"no way to multiply by {key.problem.chain} ran on this device; the warnings above say "
+            "why"
+        )
+    results = [result for _, result in ran]
+    record = Record(
+        key,
+        rows,
+        tuple(one.timed(result) for one, result in ran),
+        cached=pick(results, "cached", _previous(previous, "cached")),
+        repacked=pick(results, "repacked", _previous(previous, "repacked")),
+    )
+    return record, [one for one, _ in ran]
 
 
 def _multiply(call: Any, arguments: Sequence[tuple[Any, ...]]) -> None:

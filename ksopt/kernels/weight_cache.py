@@ -202,10 +202,9 @@ def drop(weight: Tensor, prefix: str) -> None:
     """Forget the forms of a weight whose names begin with ``prefix``."""
     with _lock:
         forms = _by_weight.get(id(owner_of(weight)))
-        for key in (
-            [] if forms is None else [key for key in forms.kept if key[0].startswith(prefix)]
-        ):
-            del forms.kept[key]
+        kept = {} if forms is None else forms.kept
+        for key in [key for key in kept if key[0].startswith(prefix)]:
+            del kept[key]
 
 
 def forget(weight: Tensor) -> None:
