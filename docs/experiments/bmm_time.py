@@ -63,7 +63,7 @@ def measure(pattern: Pattern, by_library: bool) -> None:
             _preparing(multiplier("bmm", found.problem), weight_is),
             "model",
         )
-        for weight_is in ("kept", "fresh")
+        for weight_is in ("cached", "repacked")
     )
     cuda.remember(found, x.get_device(), Decision(kept, changing))
     dispatch.run_known = cuda.run_known if by_library else nothing_known

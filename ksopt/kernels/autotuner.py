@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,11 +18,12 @@ from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
-from ksopt.measure.interleaved import EntryResult, candidate_rules, race, winner
+from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
 from ksopt.measure.timers import timer_of
 
 Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor], str | None]
+Pick = Callable[[Sequence[EntryResult], str, str | None], int]
 
 _FEW_ROWS = 128
 # Of these cuBLAS may add partial sums in 16 bit, in some shapes: PyTorch's ways are checked, too.
@@ -63,8 +65,8 @@ class Choice:
 class Decision:
     """The choice for weights whose preparation is kept, and the one for weights that change."""
 
-    kept: Choice
-    changing: Choice
+    cached: Choice
+    repacked: Choice
 
 
 @dataclass(frozen=True)
@@ -131,58 +133,94 @@ def measured(
         for candidate, call in built
         if candidate is last_resort or _is_right(candidate, call, arguments[0], accept)
     ]
-    entries = [
-        _Entry(candidate, call, weight_is, arguments)
+    competitors = [
+        Competitor(candidate, _preparing(call, mode), mode, arguments)
         for candidate, call in right
-        for weight_is in _weights_timed(candidate, copies[0].weights)
+        for mode in _weights_timed(candidate, copies[0].weights)
     ]
+    rules = candidate_rules(budget_s)
+    record, ran = raced(key, rows, competitors, device, rules, previous=previous)
+    made = {
+        index: Choice(ran[index].candidate, ran[index].call, "measured", record)
+        for index in {record.cached, record.repacked}
+    }
+    # One object for both where one way serves both, so that nobody need ask which.
+    return Decision(made[record.cached], made[record.repacked])
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """A candidate in a race.
+
+    Attributes:
+        candidate: with its configuration.
+        call: what is timed, once for each of ``arguments``.
+        mode: whether that prepares the weight.
+        arguments: of the products that make a sample, each by a weight of its own.
+    """
+
+    candidate: Candidate
+    call: Any
+    mode: tuning_cache.WeightMode
+    arguments: Sequence[tuple[Any, ...]]
+
+    def entry(self) -> BenchmarkEntry:
+        """What takes part in the race."""
+        series = partial(_multiply, self.call, self.arguments)
+        modes = _WEIGHT_MODES[self.mode]
+        return BenchmarkEntry(self.candidate.label, series, modes, products=len(self.arguments))
+
+    def timed(self, result: EntryResult) -> Timed:
+        """What the race has seen of it, for the record."""
+        one = self.candidate
+        predicted_us = one.predicted_us if math.isfinite(one.predicted_us) else None
+        return Timed.of(result, one.name, self.mode, one.config, predicted_us)
+
+
+def raced(
+    key: ProblemKey,
+    rows: int,
+    competitors: Sequence[Competitor],
+    device: torch.device,
+    rules: Rules,
+    pick: Pick = winner,
+    previous: Record | None = None,
+) -> tuple[Record, list[Competitor]]:
+    """Let competitors race, and pick one for each weight mode: on every kind of device.
+
+    Args:
+        key: what is decided for.
+        rows: of x.
+        competitors: the simplest first.
+        device: where the operands are.
+        rules: of the race.
+        pick: the index of the one to take, of the race's results for a weight mode and the name of
+            what was chosen before.
+        previous: what was recorded before.
+
+    Returns:
+        The record, and the competitors that ran, in its order.
+
+    Raises:
+        UnavailableError: none of them ran.
+    """
     with weight_scopes.changing(False):
-        timer = timer_of(device)
-        rules = candidate_rules(budget_s)
-        results = race([entry.benchmark for entry in entries], timer, rules)
-    ran = [it for it in zip(entries, results, strict=True) if it[1].samples_us]
+        results = race([one.entry() for one in competitors], timer_of(device), rules)
+    ran = [it for it in zip(competitors, results, strict=True) if it[1].samples_us]
     if not ran:
         raise UnavailableError(
-            f"no way to multiply by {problem.chain} ran on this device; the warnings above say why"
+            f"no way to multiply by {key.problem.chain} ran on this device; the warnings above say "
+            "why"
         )
     results = [result for _, result in ran]
     record = Record(
         key,
         rows,
-        tuple(entry.timed(result) for entry, result in ran),
-        kept=winner(results, "kept", _previous(previous, "kept")),
-        changing=winner(results, "changing", _previous(previous, "changing")),
+        tuple(one.timed(result) for one, result in ran),
+        cached=pick(results, "cached", _previous(previous, "cached")),
+        repacked=pick(results, "repacked", _previous(previous, "repacked")),
     )
-    made = {
-        index: Choice(ran[index][0].candidate, ran[index][0].call, "measured", record)
-        for index in {record.kept, record.changing}
-    }
-    # One object for both where one way serves both, so that nobody need ask which.
-    return Decision(made[record.kept], made[record.changing])
-
-
-class _Entry:
-    """A candidate in the race, with its weight kept or prepared anew."""
-
-    def __init__(
-        self,
-        candidate: Candidate,
-        call: Any,
-        weight_is: tuning_cache.Weight,
-        arguments: Sequence[tuple[Any, ...]],
-    ) -> None:
-        self.candidate = candidate
-        self.call = _preparing(call, weight_is)
-        series = partial(_multiply, self.call, arguments)
-        self.benchmark = BenchmarkEntry(
-            candidate.label, series, _LEAGUES[weight_is], products=len(arguments)
-        )
-        self._weight_is = weight_is
-
-    def timed(self, result: EntryResult) -> Timed:
-        """What the race has seen of it, for the record."""
-        one = self.candidate
-        return Timed.of(result, one.name, self._weight_is, one.config, one.predicted_us)
+    return record, [one for one, _ in ran]
 
 
 def _multiply(call: Any, arguments: Sequence[tuple[Any, ...]]) -> None:
@@ -218,29 +256,29 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
     return wrong is None
 
 
-_LEAGUES: dict[tuning_cache.Weight, frozenset[str]] = {
-    "any": frozenset({"kept", "changing"}),
-    "fresh": frozenset({"kept", "changing"}),
-    "kept": frozenset({"kept"}),
+_WEIGHT_MODES: dict[tuning_cache.WeightMode, frozenset[str]] = {
+    "any": frozenset({"cached", "repacked"}),
+    "repacked": frozenset({"cached", "repacked"}),
+    "cached": frozenset({"cached"}),
 }
 
 
 def _weights_timed(
     candidate: Candidate, weights: Sequence[Tensor]
-) -> Sequence[tuning_cache.Weight]:
+) -> Sequence[tuning_cache.WeightMode]:
     # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
     # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
     puts_in_order = candidate.needs_order and not all(w.is_contiguous() for w in weights)
-    return ("kept", "fresh") if candidate.prepares_weight or puts_in_order else ("any",)
+    return ("cached", "repacked") if candidate.prepares_weight or puts_in_order else ("any",)
 
 
-def _preparing(call: Any, weight_is: tuning_cache.Weight) -> Any:
+def _preparing(call: Any, weight_is: tuning_cache.WeightMode) -> Any:
     """The call as it was, or is to be, timed."""
-    return _Fresh(call) if weight_is == "fresh" else call
+    return _Repacking(call) if weight_is == "repacked" else call
 
 
 @dataclass(frozen=True)
-class _Fresh:
+class _Repacking:
     """A way that prepares its weight at each call."""
 
     call: Any
@@ -258,8 +296,8 @@ class _Fresh:
         return entry if entry is not None and entry.anew else None
 
 
-def _previous(record: Record | None, league: str) -> str | None:
-    return None if record is None else record.chosen(league == "changing").label
+def _previous(record: Record | None, mode: str) -> str | None:
+    return None if record is None else record.chosen(mode == "repacked").label
 
 
 def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | None:
@@ -272,7 +310,7 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
     """
     problem = record.key.problem
     made: dict[int, Choice] = {}
-    for index in {record.kept, record.changing}:
+    for index in {record.cached, record.repacked}:
         chosen = record.timed[index]
         candidate = registry.restored(problem, chosen.way, chosen.config, record.batch, spec)
         if candidate is None:
@@ -283,4 +321,4 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
             registry.warn_once(str(error))
             return None
         made[index] = Choice(candidate, call, "recorded", record)
-    return Decision(made[record.kept], made[record.changing])
+    return Decision(made[record.cached], made[record.repacked])

@@ -162,7 +162,7 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
 
 
 def _why(record: Record, chosen: Timed, changing: bool) -> str:
-    rivals = [one for one in record.timed if not (changing and one.weight == "kept")]
+    rivals = [one for one in record.timed if not (changing and one.weight == "cached")]
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:
@@ -193,7 +193,7 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
         words.append(f"the best of ksopt's kernels, {best.way}, takes {best.median_us:.1f} us")
     else:
         words.append(f"the fastest of {len({one.way for one in rivals})} ways")
-    if chosen.weight == "kept":
+    if chosen.weight == "cached":
         words.append("its weight is prepared once a version")
     return "; ".join(words)
 

@@ -130,7 +130,7 @@ def whole_call(
         if is_final:
             _by_call[place] = decision
     changing = weight_cache.are_said_to_change() or _is_capturing(x)
-    choice = decision.changing if changing else decision.kept
+    choice = decision.repacked if changing else decision.cached
     call: ChainCall | None = None if choice.name == FACTORS else choice.call
     return call
 
@@ -201,7 +201,7 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
     identity = backend.fingerprint(x.device)
     with _timing, tuning_cache.alone(identity, key):
         decision = _measured(key, operands, tuning_cache.load(identity, key), budget_s)
-        record = decision.kept.record
+        record = decision.cached.record
         assert record is not None
         tuning_cache.save(identity, record)
     _decisions[key, x.device] = decision
@@ -288,8 +288,8 @@ def _first(key: ProblemKey, operands: Operands, spec: DeviceSpec | None) -> Deci
         decision = _recorded(key, x, spec)
         if decision is None:
             decision = _measured(key, operands)
-            assert decision.kept.record is not None
-            tuning_cache.save(identity, decision.kept.record)
+            assert decision.cached.record is not None
+            tuning_cache.save(identity, decision.cached.record)
     return decision
 
 
@@ -385,13 +385,13 @@ def _known(
     key: ProblemKey, device: torch.device, spec: DeviceSpec | None
 ) -> tuple[Record, Source] | None:
     decision = _decisions.get((key, _with_index(device)))
-    if decision is not None and decision.kept.record is not None:
-        return decision.kept.record, decision.kept.source
+    if decision is not None and decision.cached.record is not None:
+        return decision.cached.record, decision.cached.source
     identity = _identity(device)
     record = None if identity is None else tuning_cache.load(identity, key)
     if record is None:
         return None
-    for chosen in {record.kept, record.changing}:
+    for chosen in {record.cached, record.repacked}:
         one = record.timed[chosen]
         if registry.restored(key.problem, one.way, one.config, record.batch, spec) is None:
             return None

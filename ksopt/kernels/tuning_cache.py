@@ -31,8 +31,8 @@ from ksopt.system import locks, sources, temporary_files
 Fingerprint = dict[str, str]
 """What a choice depends on besides the key, in words."""
 
-Weight = Literal["any", "kept", "fresh"]
-"""Whether a time includes preparing the weight (fresh), does not (kept), or has no such part."""
+WeightMode = Literal["any", "cached", "repacked"]
+"""Whether a time includes preparing the weight (repacked), not (cached), or has no such part."""
 
 _SCHEMA = 3
 _LONGEST_WAIT_S = 60.0
@@ -55,7 +55,7 @@ class Timed:
 
     way: str
     config: dict[str, Any] | None
-    weight: Weight
+    weight: WeightMode
     predicted_us: float | None
     median_us: float
     p20_us: float
@@ -67,7 +67,7 @@ class Timed:
         cls,
         result: EntryResult,
         way: str,
-        weight: Weight,
+        weight: WeightMode,
         config: dict[str, Any] | None = None,
         predicted_us: float | None = None,
     ) -> Timed:
@@ -95,31 +95,31 @@ class Record:
         key: what it is for.
         batch: rows that were timed.
         timed: every way that was.
-        kept: index into ``timed`` of the choice for weights whose preparation is kept.
-        changing: that for weights that are prepared on every call.
+        cached: index into ``timed`` of the choice for weights whose preparation is kept.
+        repacked: that for weights that are prepared on every call.
     """
 
     key: ProblemKey
     batch: int
     timed: tuple[Timed, ...]
-    kept: int
-    changing: int
+    cached: int
+    repacked: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.kept < len(self.timed) and 0 <= self.changing < len(self.timed)):
+        if not (0 <= self.cached < len(self.timed) and 0 <= self.repacked < len(self.timed)):
             raise ValueError("the choice is not among what was timed")
 
     def chosen(self, changing: bool) -> Timed:
         """The choice for weights that change, or for those that do not."""
-        return self.timed[self.changing if changing else self.kept]
+        return self.timed[self.repacked if changing else self.cached]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {
             "key": self.key.to_json(),
             "batch": self.batch,
-            "kept": self.kept,
-            "changing": self.changing,
+            "cached": self.cached,
+            "repacked": self.repacked,
             "timed": [asdict(timed) for timed in self.timed],
         }
 
@@ -132,8 +132,8 @@ class Record:
                 values.
         """
         timed = tuple(_timed(entry) for entry in values["timed"])
-        kept, changing, batch = (int(values[name]) for name in ("kept", "changing", "batch"))
-        return cls(ProblemKey.from_json(values["key"]), batch, timed, kept, changing)
+        cached, repacked, batch = (int(values[name]) for name in ("cached", "repacked", "batch"))
+        return cls(ProblemKey.from_json(values["key"]), batch, timed, cached, repacked)
 
 
 def _timed(values: Any) -> Timed:
@@ -142,7 +142,7 @@ def _timed(values: Any) -> Timed:
     times += [] if found.host_us is None else [found.host_us]
     if not isinstance(found.way, str) or not isinstance(found.config, dict | None):
         raise ValueError(f"not a way: {values!r}")
-    if found.weight not in ("any", "kept", "fresh") or not all(
+    if found.weight not in ("any", "cached", "repacked") or not all(
         isinstance(us, int | float) and math.isfinite(us) for us in times
     ):
         raise ValueError(f"not a time: {values!r}")

@@ -106,6 +106,10 @@ _by_weight: dict[int, _Forms] = {}
 _lock = threading.RLock()
 
 
+partners: dict[int, set[int]] = {}
+"""Of a tensor, by its id, those with which something is kept that was made of both."""
+
+
 def _after_fork() -> None:
     # The thread that held it is not in the child.
     global _lock
@@ -152,7 +156,7 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         False
     """
     owner = owner_of(weight)
-    if not _keepable(weight, owner):
+    if not is_keepable(weight, owner):
         return prepare(weight.detach())
     kept = kept_of(weight, owner, form)
     if kept is not None:
@@ -229,6 +233,15 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return prepared(weight, f"cast {dtype}", casted)
 
 
+def drop(weight: Tensor, prefix: str) -> None:
+    """Forget the forms of a weight whose names begin with ``prefix``."""
+    with _lock:
+        forms = _by_weight.get(id(owner_of(weight)))
+        kept = {} if forms is None else forms.kept
+        for key in [key for key in kept if key[0].startswith(prefix)]:
+            del kept[key]
+
+
 def forget(weight: Tensor) -> None:
     """Forget what is kept of a weight and of its views: it is being trained.
 
@@ -241,7 +254,9 @@ def forget(weight: Tensor) -> None:
     """
     if _by_weight:
         with _lock:
-            _by_weight.pop(id(weight if weight._base is None else weight._base), None)
+            place = id(weight if weight._base is None else weight._base)
+            for other in (place, *partners.pop(place, ())):
+                _by_weight.pop(other, None)
 
 
 @_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
@@ -282,6 +297,7 @@ def refresh() -> None:
     global refreshes
     with _lock:
         _by_weight.clear()
+        partners.clear()
         refreshes += 1
 
 
@@ -324,7 +340,8 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
 
 
-def _keepable(weight: Tensor, owner: Tensor) -> bool:
+def is_keepable(weight: Tensor, owner: Tensor) -> bool:
+    """Whether anything may be kept of a weight; ``owner`` is its `owner_of`."""
     return not (
         said.changing
         or not _is_plain(weight)

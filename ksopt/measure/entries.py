@@ -17,13 +17,15 @@ class BenchmarkEntry:
     Attributes:
         name: for messages.
         call: what is timed.
-        leagues: it is given up when it is hopeless in all of them; never, if it is in none.
+        weight_modes: for which weights it competes, those that are prepared once ("cached") or at
+            each call ("repacked"): it is given up when it is hopeless for all of them; never, if
+            there are none.
         products: of one call; times are of one product.
     """
 
     name: str
     call: Callable[[], object]
-    leagues: frozenset[str] = frozenset({"all"})
+    weight_modes: frozenset[str] = frozenset({"all"})
     products: int = 1
 
 

@@ -71,8 +71,8 @@ class Rules:
             before the budget.
         enough_rounds: that are taken even if the medians are as certain.
         hopeless: after so many rounds, what takes more than so many times the fastest of each of
-            its leagues is given up. One round alone may have met a hiccup.
-        against: name of the entry that takes the place of each league's fastest, and is not given
+            its weight modes is given up. One round alone may have met a hiccup.
+        against: name of the entry that takes the place of each mode's fastest, and is not given
             up itself; where all others are, the race is over.
         budget_with_warm_up: whether the warm-up is part of the budget.
         quantile: by which samples are summed up.
@@ -98,10 +98,12 @@ class Rules:
         fastest: dict[str, float] = {}
         for lane in alive:
             leads = self.against in (None, lane.entry.name)
-            for league in lane.entry.leagues if leads and lane.samples_us else ():
-                fastest[league] = min(fastest.get(league, math.inf), best[id(lane)])
+            for mode in lane.entry.weight_modes if leads and lane.samples_us else ():
+                fastest[mode] = min(fastest.get(mode, math.inf), best[id(lane)])
         for lane in alive:
-            limits = [self.hopeless[rounds] * fastest.get(n, math.inf) for n in lane.entry.leagues]
+            limits = [
+                self.hopeless[rounds] * fastest.get(n, math.inf) for n in lane.entry.weight_modes
+            ]
             behind = bool(limits) and best[id(lane)] > max(limits)
             lane.given_up = behind and lane.entry.name != self.against
         return [lane for lane in alive if not lane.given_up]
@@ -185,9 +187,9 @@ def warm_up_candidates(lanes: Sequence[Lane], timer: Timer) -> list[Lane]:
         try:
             for _ in range(2):
                 took_us, host_us = timer.called(lane.launch)
-                for league in entry.leagues:
-                    fastest[league] = min(fastest.get(league, math.inf), took_us)
-                far = _FAR_BEHIND * max(fastest[league] for league in entry.leagues)
+                for mode in entry.weight_modes:
+                    fastest[mode] = min(fastest.get(mode, math.inf), took_us)
+                far = _FAR_BEHIND * max(fastest[mode] for mode in entry.weight_modes)
                 if took_us - host_us > max(far, _LONG_US):  # of the device alone: see `called`
                     lane.samples_us.append(took_us / entry.products)  # for the record
                     lane.given_up = True
@@ -238,7 +240,7 @@ def quickest(results: Sequence[EntryResult]) -> int:
     return min(ran)[1]
 
 
-def winner(results: Sequence[EntryResult], league: str, previous: str | None = None) -> int:
+def winner(results: Sequence[EntryResult], mode: str, previous: str | None = None) -> int:
     """Index of the one to take: the fastest, or of those it was not told apart from, the first.
 
     Where the device would wait for the host, only those count that take the host least, of those
@@ -246,7 +248,7 @@ def winner(results: Sequence[EntryResult], league: str, previous: str | None = N
 
     Args:
         results: of a `race`, the simplest first.
-        league: of the entries that count.
+        mode: of the entries that count.
         previous: name of what was chosen before, which stays where it is not told apart either.
 
     Raises:
@@ -255,7 +257,7 @@ def winner(results: Sequence[EntryResult], league: str, previous: str | None = N
     ran = [
         (index, one, one.measurement)
         for index, one in enumerate(results)
-        if league in one.entry.leagues and one.measurement is not None
+        if mode in one.entry.weight_modes and one.measurement is not None
     ]
     _, best, fastest = min(ran, key=lambda it: it[2].median_us)
     fastest_us = fastest.median_us

@@ -139,7 +139,7 @@ def _warm_up(calls: int, hopeless: float | None) -> WarmUp:
             wanted = math.ceil(timer.shortest_sample_us / max(took_us, 1e-3))
             lane.calls = min(max(1, wanted), _MOST_CALLS_PER_SAMPLE)
             lane.launches_us.append(host_us * lane.calls)
-            if lane.entry.leagues:
+            if lane.entry.weight_modes:
                 call_us[id(lane)] = took_us
         if hopeless is None or not timer.is_steady:
             return list(lanes)

@@ -164,12 +164,12 @@ def test_a_row_of_a_gpus_choice_tells_prediction_ratio_and_rivals():
 
     situation = ProblemKey.of(Pattern(4, 64, 64, 16), "float16", 25_088, False)
     timed = (
-        Timed("bmm", None, "fresh", 500.0, 563.0, 560.0, 570.0),
-        Timed("bmm", None, "kept", 500.0, 552.0, 550.0, 560.0),
+        Timed("bmm", None, "repacked", 500.0, 563.0, 560.0, 570.0),
+        Timed("bmm", None, "cached", 500.0, 552.0, 550.0, 560.0),
         Timed("mma16", {"mt": 2}, "any", 156.0, 139.0, 138.0, 140.0),
         Timed("mma16", {"mt": 1}, "any", 157.0, 150.0, 149.0, 151.0),
     )
-    found = from_record(Record(situation, 25_088, timed, kept=2, changing=2), "measured")
+    found = from_record(Record(situation, 25_088, timed, cached=2, repacked=2), "measured")
     (row,) = table([found]).rows
     assert row == (
         *("(4,64,64,16)", "float16 batch_first", "25088", "mma16", "156.0", "139.0", "3.97"),

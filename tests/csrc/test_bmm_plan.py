@@ -133,8 +133,8 @@ def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_
         call = _preparing(multiplier(name, found.problem), weight_is)
         return Choice(Candidate(name, found.problem, 1.0), call, "model")
 
-    kept = choice(kept_name, "fresh" if kept_anew else "kept")
-    decision = Decision(kept, choice(changing_name, "fresh"))
+    kept = choice(kept_name, "repacked" if kept_anew else "cached")
+    decision = Decision(kept, choice(changing_name, "repacked"))
     cuda.remember(found, x.get_device(), decision)
 
 

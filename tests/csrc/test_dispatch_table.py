@@ -188,7 +188,7 @@ def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(devic
     found = cuda.problem_key_of(device.x, device.weight, False)
     decision = cuda.known(found, device.x.get_device())
     other = Choice(Candidate("other", found.problem, 1.0), lambda x, w: ks_reference(x, w), "model")
-    cuda.remember(found, device.x.get_device(), Decision(decision.kept, other))
+    cuda.remember(found, device.x.get_device(), Decision(decision.cached, other))
     device.check(device.product())
     before = device.packs
     device.check(device.known())

@@ -68,7 +68,7 @@ class Case:
             pytest.skip("there is no host library on this machine")
         kept, fresh = (
             Choice(Candidate(name, found.problem, 1.0), _preparing(call, weight_is), "model")
-            for weight_is in ("kept", "fresh")
+            for weight_is in ("cached", "repacked")
         )
         cuda.remember(found, 0, Decision(kept, fresh))
 

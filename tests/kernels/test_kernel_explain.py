@@ -204,5 +204,5 @@ def test_the_hosts_time_is_named_where_it_decided_and_is_known(host_us, words):
         tuning_cache.Timed("naive", None, "any", None, 10.2, 10.0, 10.3, host_us=host_us),
     )
     key = ProblemKey.of(PATTERN, "float16", 40, False)
-    record = tuning_cache.Record(key, 40, timed, kept=1, changing=1)
+    record = tuning_cache.Record(key, 40, timed, cached=1, repacked=1)
     assert words in from_record(record, "recorded").reason

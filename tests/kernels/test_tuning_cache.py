@@ -40,10 +40,10 @@ def own_cache(tmp_path, monkeypatch):
 
 def a_record(us: float = 10.0, key: ProblemKey = KEY) -> Record:
     timed = (
-        Timed("bmm", None, "fresh", 30.5, 3 * us, 2.9 * us, 3.1 * us),
+        Timed("bmm", None, "repacked", 30.5, 3 * us, 2.9 * us, 3.1 * us),
         Timed("mma16", {"mt": 1, "resident": True}, "any", 9.0, us, us, us),
     )
-    return Record(key, 1000, timed, kept=1, changing=0)
+    return Record(key, 1000, timed, cached=1, repacked=0)
 
 
 @contextlib.contextmanager
@@ -153,11 +153,11 @@ def damaged(values: dict, how: str) -> bytes:
     elif how == "another key":
         values["key"]["dtype"] = "bfloat16"
     elif how == "no such choice":
-        values["kept"] = 7
+        values["cached"] = 7
     elif how == "an infinite choice":
-        values["kept"] = float("inf")
+        values["cached"] = float("inf")
     elif how == "a choice below zero":
-        values["changing"] = -1
+        values["repacked"] = -1
     elif how == "a time that is none":
         values["timed"][0]["median_us"] = "fast"
     elif how == "a time that is not a number":

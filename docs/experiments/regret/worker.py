@@ -148,7 +148,7 @@ class Bench:
                         "way": timed.label,
                         "predicted_us": timed.predicted_us,
                         "us": timed.median_us,
-                        "chosen": place == record.kept,
+                        "chosen": place == record.cached,
                         "device": str(self.device),
                     }
                     for place, timed in enumerate(record.timed)

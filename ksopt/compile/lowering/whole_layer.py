@@ -1,8 +1,8 @@
 """Is a layer faster in one launch than by a launch a factor and what Inductor fuses behind them?
 
 The launch does what surrounds the product too. Behind separate launches Inductor does all of that
-in one kernel, where the race of the autotuner calls PyTorch's operations one after another: what these
-take more is taken off.
+in one kernel, where the race of the autotuner calls PyTorch's operations one after another: what
+these take more is taken off.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_whole(
         return False
     if record is None:
         return False
-    other = "kept" if changing else "fresh"
+    other = "cached" if changing else "repacked"
     timed = [one for one in record.timed if one.weight != other]
     kernels = [one.median_us for one in timed if one.way != FACTORS]
     factors = [one.median_us for one in timed if one.way == FACTORS]

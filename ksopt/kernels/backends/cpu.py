@@ -29,9 +29,7 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,14 +37,13 @@ from torch import Tensor
 from ksopt import settings
 from ksopt.baselines import BASELINES, Baseline
 from ksopt.kernels import tuning_cache
-from ksopt.kernels.autotuner import Source
+from ksopt.kernels.autotuner import Competitor, Source, raced
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
-from ksopt.kernels.tuning_cache import Fingerprint, Record, Timed
-from ksopt.measure.entries import BenchmarkEntry
-from ksopt.measure.interleaved import EntryResult, Rules, quickest, race, warm_up_calls
-from ksopt.measure.timers import timer_of
+from ksopt.kernels.registry import Candidate
+from ksopt.kernels.tuning_cache import Fingerprint, Record
+from ksopt.measure.interleaved import Rules, quickest, warm_up_calls
 from ksopt.patterns.chain import Pattern
 from ksopt.system.cpu import cpu_name
 
@@ -183,13 +180,10 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     problem_key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
     ours = fingerprint()
     with _timing, tuning_cache.alone(ours, problem_key):
-        results = _raced(pattern, x, weight, batch_last, budget_s, _TUNING_ROUNDS)
-        timed = tuple(_timed(result, problem_key.problem) for result in results)
-        best = quickest(results)
-        record = Record(problem_key, batch, timed, best, best)
+        record = _raced(problem_key, x, weight, budget_s, _TUNING_ROUNDS)
         tuning_cache.save(ours, record)
     key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
-    _choices[key] = _Choice(pattern, BASELINES[timed[best].way])
+    _choices[key] = _Choice(pattern, BASELINES[record.chosen(changing=True).way])
     return record
 
 
@@ -219,30 +213,31 @@ def _tuned(pattern: Pattern, dtype: torch.dtype, batch_last: bool, batch: int) -
 
 
 def _fastest(pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool) -> _Choice:
-    results = _raced(pattern, x, weight, batch_last, BUDGET_S, ROUNDS)
-    return _Choice(pattern, BASELINES[results[quickest(results)].entry.name])
+    batch = x.numel() // pattern.in_features
+    key = ProblemKey.of(pattern, _name(x.dtype), batch, batch_last, exact=True)
+    record = _raced(key, x, weight, BUDGET_S, ROUNDS)
+    return _Choice(pattern, BASELINES[record.chosen(changing=True).way])
 
 
-def _raced(
-    pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, rounds: int
-) -> Sequence[EntryResult]:
-    """What each candidate took."""
-    problem = Problem.of_factor(pattern, _name(x.dtype), batch_last)
-    entries = [
-        BenchmarkEntry(
-            name, partial(_Choice(pattern, BASELINES[name]).multiply, x, weight, batch_last)
+def _raced(key: ProblemKey, x: Tensor, weight: Tensor, budget_s: float, rounds: int) -> Record:
+    """What each candidate took: no weight is kept prepared here, and the quickest is taken."""
+    problem = key.problem
+    competitors = [
+        Competitor(
+            Candidate(name, problem, math.inf),
+            _Choice(problem.pattern, BASELINES[name]).multiply,
+            "repacked" if pytorch_ops.prepares(name, problem) else "any",
+            [(x, weight, problem.batch_last)],
         )
         for name in pytorch_ops.names(problem, "cpu")
     ]
     warm_up = warm_up_calls(1, long_us=budget_s * 1e6)
     rules = Rules(warm_up, budget_s, rounds, budget_with_warm_up=True)
-    return race(entries, timer_of(x.device), rules)
-
-
-def _timed(result: EntryResult, problem: Problem) -> Timed:
-    name = result.entry.name
-    weight_is: tuning_cache.Weight = "fresh" if pytorch_ops.prepares(name, problem) else "any"
-    return Timed.of(result, name, weight_is)
+    rows = x.numel() // problem.chain.in_features
+    record, _ = raced(
+        key, rows, competitors, x.device, rules, lambda results, *_: quickest(results)
+    )
+    return record
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -99,7 +99,7 @@ def run_known_changing(
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
     global _launch_known, _launch_prepared
     exact = x.dtype != torch.float32 or precision.is_exact()
-    for changing, choice in enumerate((decision.kept, decision.changing)):
+    for changing, choice in enumerate((decision.cached, decision.repacked)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
             # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
@@ -146,9 +146,9 @@ def choice_for(x: Tensor, weight: Tensor, batch_last: bool) -> Choice:
         _told.add(key)
         _tell_host(decision, x, weight, batch_last)
     # The same object wherever the choice prepares no weight.
-    if decision.kept is decision.changing or not weight_cache.are_changing(key[-1]):
-        return decision.kept
-    return decision.changing
+    if decision.cached is decision.repacked or not weight_cache.are_changing(key[-1]):
+        return decision.cached
+    return decision.repacked
 
 
 def forget() -> None:
@@ -180,7 +180,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
     with _timing, tuning_cache.alone(identity, found), torch.cuda.device(device):
         previous = tuning_cache.load(identity, found)
         decision = _measured(found, device, x, weight, budget_s, previous)
-        record = decision.kept.record
+        record = decision.cached.record
         assert record is not None
         tuning_cache.save(identity, record)
         _decisions[_key_of(found, device)] = decision
@@ -266,8 +266,8 @@ def _first(found: ProblemKey, device: int, x: Tensor, weight: Tensor) -> Decisio
         decision = _recorded(found, device)
         if decision is None:
             decision = _measured(found, device, x, weight)
-            assert decision.kept.record is not None
-            tuning_cache.save(identity, decision.kept.record)
+            assert decision.cached.record is not None
+            tuning_cache.save(identity, decision.cached.record)
     return decision
 
 
@@ -384,8 +384,8 @@ class CudaBackend(DeviceBackend):
         index = _index(device)
         decision = None if mode == "off" else known(key, index)
         if decision is not None:
-            record = decision.kept.record
-            return None if record is None else (record, decision.kept.source)
+            record = decision.cached.record
+            return None if record is None else (record, decision.cached.source)
         identity = identity_of(index) if mode == "measure" else None
         record = None if identity is None else tuning_cache.load(identity, key)
         if record is None:

@@ -170,16 +170,17 @@ def test_the_weight_is_kept_only_where_that_pays(device):
         assert cuda.run(x, weight, False) == "bmm_paper"
         assert cuda.choice_for(x, weight, False).name == "bmm_paper"
     decision = next(iter(cuda._decisions.values()))
-    record = decision.kept.record
-    assert record.timed[record.kept].weight == "kept"
-    assert record.timed[record.changing].weight == "fresh"
+    record = decision.cached.record
+    assert record.timed[record.cached].weight == "cached"
+    assert record.timed[record.repacked].weight == "repacked"
     cuda.forget()
     device.preparing_ms = {"bmm": 0.005}
     x, weight = operands(torch.float16, rows=3000)
     cuda.run(x, weight, False)
     (decision,) = cuda._decisions.values()
-    assert decision.kept.record.chosen(changing=False).weight == "kept"  # not told apart: for free
-    assert decision.kept.record.chosen(changing=True).weight == "fresh"
+    # Not told apart: for free.
+    assert decision.cached.record.chosen(changing=False).weight == "cached"
+    assert decision.cached.record.chosen(changing=True).weight == "repacked"
 
 
 def test_a_first_product_in_training_times_kept_weights_as_kept(device):
@@ -372,7 +373,7 @@ def test_a_recorded_way_that_is_no_more_is_measured_anew(device, monkeypatch, wh
 def tuned():
     x, weight = operands()
     record = cuda.tune(x, weight, False, 0.5)
-    return record.timed[record.kept].way
+    return record.timed[record.cached].way
 
 
 def test_tune_does_not_time_what_is_wrong(device):
