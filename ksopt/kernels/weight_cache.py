@@ -33,7 +33,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -57,27 +57,20 @@ class Kept:
     """A prepared weight, and what it was prepared from.
 
     It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
-    references keep a storage's address from being given to another storage, so equal addresses mean
-    the same storage. ``others`` are the weights that it was prepared from beside the first one.
+    reference keeps the storage's address from being given to another storage, so equal addresses
+    mean the same storage.
     """
 
     version: int
     storage: StorageWeakRef
-    others: tuple[tuple[int, StorageWeakRef], ...]
     prepared: Tensor
     stream: int
     ready: torch.cuda.Event | None
     lasting: bool
 
-    def is_of(self, weight: Tensor, owner: Tensor, others: Sequence[Tensor] = ()) -> bool:
+    def is_of(self, weight: Tensor, owner: Tensor) -> bool:
         return (
-            self.version == owner._version
-            and self.storage.cdata == weight.untyped_storage()._cdata
-            and all(
-                version == owner_of(other)._version
-                and storage.cdata == other.untyped_storage()._cdata
-                for (version, storage), other in zip(self.others, others, strict=True)
-            )
+            self.version == owner._version and self.storage.cdata == weight.untyped_storage()._cdata
         )
 
     def on_current_stream(self) -> Tensor:
@@ -166,34 +159,6 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
     if forms is not None and key in forms.views:
         return prepare(weight.detach())
     return _prepare(weight, owner, key, prepare)
-
-
-def prepared_together(
-    weights: Sequence[Tensor], form: str, prepare: Callable[[Sequence[Tensor]], Tensor]
-) -> Tensor:
-    """What is prepared of several weights, kept as long as all of them stay as they are.
-
-    Args:
-        weights: of one layer, each as for `prepared`. It is kept with the first.
-        form: names what ``prepare`` does.
-        prepare: computes a new tensor from the detached weights.
-    """
-    first, *others = weights
-    detached = [other.detach() for other in others]
-
-    def prepare_all(weight: Tensor) -> Tensor:
-        return prepare([weight, *detached])
-
-    owner = owner_of(first)
-    if not all(_keepable(weight, owner_of(weight)) for weight in weights):
-        return prepare_all(first.detach())
-    where = ",".join(f"{one.data_ptr()} {one.stride()}" for one in others)
-    key = _key(first, f"{form} {where}")
-    forms = _by_weight.get(id(owner))
-    kept = None if forms is None else forms.kept.get(key)
-    if kept is not None and kept.is_of(first, owner, others):
-        return kept.on_current_stream()
-    return _prepare(first, owner, key, prepare_all, others)
 
 
 def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
@@ -351,17 +316,8 @@ def is_keepable(weight: Tensor, owner: Tensor) -> bool:
     )
 
 
-def _prepare(
-    weight: Tensor,
-    owner: Tensor,
-    key: _FormKey,
-    prepare: Prepare,
-    others: Sequence[Tensor] = (),
-) -> Tensor:
+def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> Tensor:
     version = owner._version
-    beside = tuple(
-        (owner_of(other)._version, StorageWeakRef(other.untyped_storage())) for other in others
-    )
     if weight.is_cuda:
         result = _in_a_thread_of_its_own(_prepare_to_keep, weight, prepare)
     else:
@@ -377,9 +333,7 @@ def _prepare(
     with _lock:
         forms = _forms_of(owner)
         outdated = [
-            k
-            for k, kept in forms.kept.items()
-            if k == key or not (kept.others or kept.is_of(weight, owner))
+            k for k, kept in forms.kept.items() if k == key or not kept.is_of(weight, owner)
         ]
         for stale in outdated:
             del forms.kept[stale]
@@ -390,7 +344,7 @@ def _prepare(
                 ready.record(torch.cuda.current_stream(result.device))
             stream = _stream(result)
             forms.kept[key] = Kept(
-                version, StorageWeakRef(storage), beside, result, stream, ready, said.frozen
+                version, StorageWeakRef(storage), result, stream, ready, said.frozen
             )
     return result
 

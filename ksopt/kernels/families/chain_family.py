@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ksopt.kernels import weight_cache
+from ksopt.kernels import weight_groups
 from ksopt.kernels.families import chain_wgmma16 as chains
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_wgmma16 import ChainLauncher, Config, Shape
@@ -87,7 +87,7 @@ class LaunchChain:
         if out is not None and _rows_of(out) is None:
             return out.copy_(self(x, weights, bias, residual))
         y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-        packed = weight_cache.prepared_together(weights, self._form, self._packed)
+        packed = weight_groups.prepared_together(weights, self._form, self._packed)
         self._launch(
             rows,
             packed,
