@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -129,6 +129,10 @@ class Problem:
     def layout(self) -> Literal["batch_first", "batch_last"]:
         """The layout's public name."""
         return "batch_last" if self.batch_last else "batch_first"
+
+    def one(self) -> Problem:
+        """The problem of one of its siblings alone."""
+        return replace(self, siblings=1)
 
     def factors(self) -> tuple[Problem, ...]:
         """The problems of its factors, one launch each, in the order of the chain."""

@@ -153,19 +153,19 @@ def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
         device: None where its driver cannot be asked, which leaves PyTorch's own.
     """
     if device is None:
-        return _plain(problem, batch, None)
+        return plain(problem, batch, None)
     kernels = best_kernels(problem, batch, device)
     far_us = _FALLBACK_FAR * min((one.predicted_us for one in kernels), default=math.inf)
     slow = [one for one in _fallbacks(problem, batch, device) if one.predicted_us <= far_us]
-    return [*_plain(problem, batch, device), *kernels, *slow]
+    return [*plain(problem, batch, device), *kernels, *slow]
 
 
 def best_predicted(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The candidates without timing, best predicted first: the first that can be built is taken."""
     if device is None:
-        return _plain(problem, batch, None)[:1]
+        return plain(problem, batch, None)[:1]
     rivals = [
-        *_plain(problem, batch, device),
+        *plain(problem, batch, device),
         *best_kernels(problem, batch, device, most=2),
         *_fallbacks(problem, batch, device),
     ]
@@ -261,7 +261,7 @@ def rule(problem: Problem) -> Candidate:
     return _pytorch("bmm", problem, 1, 1)
 
 
-def _plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
+def plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The candidates that are no kernel of a family, the simplest first."""
     if not problem.is_factor:
         return [_by_factors(problem, batch, device)]
@@ -297,8 +297,8 @@ def restored(
         device: as for `candidates`.
     """
     if config is None:
-        plain = _plain(problem, batch, device)
-        return next((candidate for candidate in plain if candidate.name == name), None)
+        several = plain(problem, batch, device)
+        return next((candidate for candidate in several if candidate.name == name), None)
     family = next((family for family in families() if family.name == name), None)
     if family is None or device is None or family.unsupported_reason(problem, device) is not None:
         return None

@@ -39,7 +39,12 @@ from ksopt.compile.lowering.effects import (
     operands,
     product_of,
 )
-from ksopt.compile.lowering.emit import Emitter, has_strides_of, is_torchs
+from ksopt.compile.lowering.emit import (
+    Emitter,
+    has_strides_of,
+    is_torchs,
+    views_to_reshapes,
+)
 from ksopt.compile.lowering.emit_mask import emit_applied
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
@@ -69,7 +74,7 @@ def lower(
         if node.op != "placeholder" and not node.users:
             gm.graph.erase_node(node)
     if lowering.strides_changed:
-        _views_to_reshapes(gm.graph)
+        views_to_reshapes(gm.graph)
     _close_empty_vmaps(gm.graph)
     return emitted
 
@@ -270,11 +275,3 @@ def _close_empty_vmaps(graph: fx.Graph) -> None:
             if start.next is node and not start.users and not node.users:
                 graph.erase_node(node)
                 graph.erase_node(start)
-
-
-def _views_to_reshapes(graph: fx.Graph) -> None:
-    """Let views work on other strides, too; where they worked before they stay views."""
-    for node in graph.nodes:
-        takes_sizes = len(node.args) > 1 and not isinstance(node.args[1], torch.dtype)
-        if node.op == "call_method" and node.target == "view" and takes_sizes:
-            node.target = "reshape"

@@ -2,19 +2,21 @@
 
 The launch does what surrounds the product too. Behind separate launches Inductor does all of that
 in one kernel, where the race of the autotuner calls PyTorch's operations one after another: what
-these take more is taken off.
+these take more is taken off. Siblings are compared with a launch each, too.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
 from ksopt import settings
 from ksopt.errors import KsoptError
-from ksopt.kernels import planner
+from ksopt.kernels import planner, registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.kernels.registry import FACTORS
 
 
@@ -39,27 +41,47 @@ def is_whole(
     spec = backend_of(device.type).spec(device)
     if spec is None or batch == 0 or tune == "off":
         return False
-    choice = planner.whole_choice(problem, batch, device, changing)
-    if choice is None:
+    if planner.whole_choice(problem, batch, device, changing) is None:
         return False
-    if tune != "measure" or torch.are_deterministic_algorithms_enabled():
-        return choice.way != FACTORS
+
+    def times(one: Problem) -> tuple[float, float]:
+        if tune == "measure" and not torch.are_deterministic_algorithms_enabled():
+            return _measured(one, batch, device, spec, changing)
+        return _predicted(one, batch, spec)
+
+    whole, apart = times(problem)
+    if problem.siblings > 1:
+        apart = min(apart, problem.siblings * min(times(problem.one())))
+    return whole < apart
+
+
+def _predicted(problem: Problem, batch: int, spec: DeviceSpec) -> tuple[float, float]:
+    """Microseconds of one launch, and of a launch a factor with one kernel behind them."""
+    kernels = registry.best_kernels(problem, batch, spec, most=1)
+    (factors,) = registry.plain(problem, batch, spec)
+    return min((one.predicted_us for one in kernels), default=math.inf), factors.predicted_us
+
+
+def _measured(
+    problem: Problem, batch: int, device: torch.device, spec: DeviceSpec, changing: bool
+) -> tuple[float, float]:
+    """The same as timed; infinite where nothing could be."""
     try:
         record = planner.tuned(problem, batch, device)
     except (KsoptError, torch.OutOfMemoryError):
-        return False
-    if record is None:
-        return False
+        record = None
     other = "cached" if changing else "repacked"
-    timed = [one for one in record.timed if one.weight != other]
-    kernels = [one.median_us for one in timed if one.way != FACTORS]
-    factors = [one.median_us for one in timed if one.way == FACTORS]
-    if not kernels or not factors:
-        return bool(kernels)
-    return min(kernels) < min(factors) - _gain_us(problem, batch, spec.multiprocessors)
+    timed = [] if record is None else [one for one in record.timed if one.weight != other]
+
+    def least(*, factors: bool) -> float:
+        times = (one.median_us for one in timed if (one.way == FACTORS) == factors)
+        return min(times, default=math.inf)
+
+    gain = _fused_gain_us(problem, batch, spec.multiprocessors)
+    return least(factors=False), least(factors=True) - gain
 
 
-def _gain_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+def _fused_gain_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     """What one kernel behind separate launches saves of one for each step."""
     after = problem.epilogue
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features

@@ -206,3 +206,62 @@ def test_by_the_backend(toy):
             torch.testing.assert_close(compiled(x), F.gelu(layer(x)))
     assert len(toy.launches) >= 3
     assert toy.launches[-1].epilogue.names == ("bias", "gelu")
+
+
+class Attention(nn.Module):
+    """Queries, keys and values of one input, each as its reader wants it."""
+
+    def __init__(self, biased=True):
+        super().__init__()
+        make = lambda: ksopt.KSLinear(32, 32, CHAIN, bias=biased)  # noqa: E731
+        self.q, self.k, self.v = make(), make(), make()
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+
+        def heads(y):
+            return y.view(batch, length, 4, 8).transpose(1, 2)
+
+        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, 32)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+def test_siblings_are_one_launch(biased, dynamic, toy):
+    model, x = Attention(biased), torch.randn(2, 5, 32)
+    with torch.no_grad():
+        y, graph, report = graphs_of(model, x, dynamic=dynamic)
+        torch.testing.assert_close(y, model(x))
+    (node,) = chains(graph)
+    assert node.args[6] == 3
+    assert len(node.args[1]) == 6
+    assert report.passes["layers_in_one_launch"] == 3
+    assert toy.launches[0].siblings == 3
+
+
+def test_siblings_that_are_put_side_by_side_stay_right():
+    model, x = Attention(), torch.randn(2, 5, 32)
+
+    def function(x):
+        return torch.cat([model.q(x), model.k(x), model.v(x)], -1)
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(function, x)
+        torch.testing.assert_close(y, function(x))
+    assert len(chains(graph)) == 1
+    assert not any("cat" in target for target in targets(graph)[2:])
+
+
+def test_results_that_are_returned_have_memory_of_their_own():
+    model, x = Attention(), torch.randn(2, 5, 32)
+
+    def function(x):
+        return model.q(x), model.k(x), F.relu(model.v(x))
+
+    with torch.no_grad():
+        found, graph, _ = graphs_of(function, x)
+        for one, other in zip(found, function(x), strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.is_contiguous()
+    assert len(chains(graph)) == 3

@@ -1,0 +1,184 @@
+"""A layer in a rewritten graph: a chain, and what its only reader does with the result."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ksopt import ops
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.symbolic import hint, same
+from ksopt.compile.lowering.epilogue import ACTIVATIONS
+from ksopt.epilogue import Activation
+from ksopt.kernels.problem import Epilogue, Problem, is_exact
+from ksopt.patterns.chain import Chain, Pattern
+
+PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
+CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
+_ADDITIONS = {operator.add, torch.add, "add"}
+_RESHAPES = {
+    *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
+    *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze),
+}
+_CHAIN_ARGUMENTS = (
+    *("x", "weights", "bias", "residual", "activation", "batch_last", "siblings", "owners"),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a node's value is: a layer's result, perhaps in another shape.
+
+    Attributes:
+        x: its input.
+        weights: of its chain, left to right.
+        owners: the parameters and buffers that they are views of.
+        bias, residual: None for none.
+        activation: see `ksopt.epilogue`.
+        reshapes: the nodes that change the result's shape, in order.
+        inner: the nodes that all of it is made of, this one's included.
+    """
+
+    x: fx.Node
+    weights: tuple[fx.Node, ...]
+    owners: tuple[fx.Node, ...]
+    bias: fx.Node | None = None
+    activation: Activation = "none"
+    residual: fx.Node | None = None
+    reshapes: tuple[fx.Node, ...] = ()
+    inner: tuple[fx.Node, ...] = ()
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed."""
+        x = fake_result(self.x)
+        dtype = str(x.dtype).removeprefix("torch.")
+        patterns = (Pattern(*map(int, fake_result(one).shape)) for one in self.weights)
+        after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
+        return Problem(Chain(tuple(patterns)), dtype, False, is_exact(dtype), after)
+
+    @property
+    def rows(self) -> int:
+        """Rows of x, of the batch at hand where that is dynamic."""
+        total = 1
+        for size in fake_result(self.x).shape[:-1]:
+            total *= hint(size) or 1
+        return total
+
+
+def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
+    """A product by one factor, behind another one where that is its only reader; or a layer."""
+    if node.op != "call_function" or not isinstance(fake_result(node), Tensor):
+        return None
+    if node.target in CHAINS:
+        return _native(node)
+    if node.target not in PRODUCTS or node.kwargs:
+        return None
+    x, weight, last, owner = (*node.args, *(False, None)[len(node.args) - 2 :])
+    if last or not _are_nodes(x, weight) or not are_alike(x, weight, node):
+        return None
+    own = weight if owner is None else owner
+    before = layers.get(x)
+    if before is not None and len(x.users) == 1 and not before.reshapes and _is_bare(before):
+        weights, owners = (weight, *before.weights), (own, *before.owners)
+        return Layer(before.x, weights, owners, inner=(*before.inner, node))
+    return Layer(x, (weight,), (own,), inner=(node,))
+
+
+def _native(node: fx.Node) -> Layer | None:
+    """A call of ``ks_chain`` by the author."""
+    arguments: dict[str, Any] = dict(zip(_CHAIN_ARGUMENTS, node.args, strict=False))
+    arguments |= node.kwargs
+    weights = tuple(arguments["weights"])
+    named = [arguments.get(name) for name in ("bias", "residual")]
+    nodes = [arguments["x"], *weights, *(one for one in named if one is not None)]
+    if arguments.get("batch_last") or arguments.get("siblings", 1) != 1:
+        return None
+    if arguments.get("owners") is not None or not _are_nodes(*nodes) or not are_alike(*nodes):
+        return None
+    return Layer(
+        *(arguments["x"], weights, weights, named[0], arguments.get("activation", "none")),
+        *(named[1], (), (node,)),
+    )
+
+
+def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
+    """A layer's result with what its only reader adds to it."""
+    for value in node.all_input_nodes:
+        layer = layers.get(value)
+        if layer is None or len(value.users) != 1 or not isinstance(fake_result(node), Tensor):
+            continue
+        inner = (*layer.inner, node)
+        if node.target in _RESHAPES and node.args and node.args[0] is value:
+            return replace(layer, reshapes=(*layer.reshapes, node), inner=inner)
+        if not are_alike(node, value):
+            continue
+        activation = _activation(node)
+        if activation is not None and node.args[0] is value:
+            if layer.activation == "none" and layer.residual is None:
+                return replace(layer, activation=activation, inner=inner)
+        elif node.target in _ADDITIONS and len(node.args) == 2 and not node.kwargs:
+            added = node.args[1] if node.args[0] is value else node.args[0]
+            if isinstance(added, fx.Node) and added is not value and are_alike(added, value):
+                return _with_summand(layer, value, added, inner)
+    return None
+
+
+def _activation(node: fx.Node) -> Activation | None:
+    name = ACTIVATIONS.get(node.target)
+    others = [*node.args[1:], *node.kwargs.values()]
+    if name != "gelu":
+        plain = all(one is False for one in others)  # inplace=False
+        return name if name in ("relu", "silu") and plain and node.args else None  # type: ignore
+    approximate = node.kwargs.get("approximate", "none")
+    if len(node.args) != 1 or set(node.kwargs) - {"approximate"}:
+        return None
+    return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(approximate))  # type: ignore[return-value]
+
+
+def _with_summand(
+    layer: Layer, value: fx.Node, added: fx.Node, inner: tuple[fx.Node, ...]
+) -> Layer | None:
+    """The layer plus a bias, where one value for each feature is added, or plus a residual."""
+    own, other = fake_result(value), fake_result(added)
+    features = layer.problem.chain.out_features
+    if own.dim() == other.dim() and all(map(same, own.shape, other.shape)):
+        if layer.residual is None and other.is_contiguous():
+            return replace(layer, residual=added, inner=inner)
+        return None
+    trailing = list(other.shape)
+    while trailing and same(trailing[0], 1):
+        trailing.pop(0)
+    count = 1
+    for size in trailing:
+        count = count * size
+    is_bias = count == features and all(map(same, trailing, own.shape[own.dim() - len(trailing) :]))
+    if is_bias and other.is_contiguous() and _is_bare(layer):
+        return replace(layer, bias=added, inner=inner)
+    return None
+
+
+def _is_bare(layer: Layer) -> bool:
+    return layer.bias is None and layer.activation == "none" and layer.residual is None
+
+
+def is_one_call(layer: Layer) -> bool:
+    return len(layer.inner) == 1 and layer.inner[0].target in CHAINS
+
+
+def _are_nodes(*values: Any) -> bool:
+    return all(isinstance(value, fx.Node) for value in values)
+
+
+def are_alike(*nodes: fx.Node) -> bool:
+    """Whether all hold tensors of one dtype on one device."""
+    first, *others = (fake_result(node) for node in nodes)
+    return isinstance(first, Tensor) and all(
+        isinstance(one, Tensor) and one.dtype == first.dtype and one.device == first.device
+        for one in others
+    )

@@ -1,0 +1,160 @@
+"""Layers of the same patterns that read one input, as one launch: queries, keys and values.
+
+Their results lie side by side in one tensor, of which each reader gets its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace as with_changes
+from typing import Any
+
+import torch
+from torch import fx
+
+from ksopt import ops
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.lowering.emit import Emitter, is_torchs, views_to_reshapes
+from ksopt.compile.lowering.layer import Layer
+from ksopt.kernels.problem import Problem
+
+_MOST = 4
+_MOST_STEPS = 20
+
+
+def problem_of(layers: Iterable[Layer]) -> Problem:
+    """What siblings compute together."""
+    first, *others = layers
+    return with_changes(first.problem, siblings=1 + len(others))
+
+
+def groups(
+    graph: fx.Graph,
+    layers: Mapping[fx.Node, Layer],
+    is_whole: Callable[[Problem, int, torch.device], bool],
+) -> Iterator[list[fx.Node]]:
+    """Nodes of siblings that one launch computes, and faster than a launch each.
+
+    Args:
+        graph: that they are in.
+        layers: each node's, all of which one launch computes.
+        is_whole: judges the problem of all of a group.
+    """
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    alike: dict[Any, list[fx.Node]] = {}
+    for node, layer in layers.items():
+        after = layer.problem.epilogue
+        if after.activation == "none" and not after.residual and _may_be_a_part(node):
+            alike.setdefault((layer.x, layer.problem), []).append(node)
+    for nodes in alike.values():
+        nodes.sort(key=order.__getitem__)
+        for at in range(0, len(nodes), _MOST):
+            group = nodes[at : at + _MOST]
+            if len(group) < 2 or not _can_be_first(group, layers, order):
+                continue
+            first = layers[group[0]]
+            problem = problem_of(layers[node] for node in group)
+            if is_whole(problem, first.rows, fake_result(group[0]).device):
+                yield group
+
+
+def _may_be_a_part(node: fx.Node) -> bool:
+    """Whether nobody sees that a result's rows do not follow each other."""
+    return all(user.op != "output" and is_torchs(user) for user in node.users)
+
+
+def _can_be_first(
+    group: list[fx.Node], layers: Mapping[fx.Node, Layer], order: Mapping[fx.Node, int]
+) -> bool:
+    """Whether what all of a group read can be there before the first one's result."""
+    needed = [one for node in group for one in _read(layers[node])]
+    return all(_is_movable(one, order[group[0]], order) for one in needed)
+
+
+def _read(layer: Layer) -> list[fx.Node]:
+    bias = () if layer.bias is None else (layer.bias,)
+    return [*layer.weights, *layer.owners, *bias]
+
+
+def _is_movable(node: fx.Node, before: int, order: Mapping[fx.Node, int]) -> bool:
+    """Whether a node stands before a place, or is made of inputs of the graph alone."""
+    left, steps = [node], 0
+    while left:
+        one = left.pop()
+        if order[one] < before:
+            continue
+        steps += 1
+        if one.op not in ("call_function", "call_method") or steps > _MOST_STEPS:
+            return False
+        left += one.all_input_nodes
+    return True
+
+
+def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> None:
+    """Put one operator in the place of siblings, where the first one's result is.
+
+    Args:
+        graph: that they are in.
+        layers: of one group, in its order.
+    """
+    first = next(iter(layers))
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    for layer in layers.values():
+        for node in _read(layer):
+            _move(node, first, order)
+    emit = Emitter(first, first, [], {})
+    together = list(layers.values())
+    biases = [_vector(emit, layer.bias) for layer in together if layer.bias is not None]
+    value = emit.call(
+        *(ops.ks_chain, together[0].x, [one for layer in together for one in layer.weights]),
+        *(emit.call(torch.cat, biases) if biases else None, None, "none", False, len(together)),
+        [one for layer in together for one in layer.owners],
+    )
+    features, parts = together[0].problem.out_features, []
+    for at, (node, layer) in enumerate(layers.items()):
+        part = emit.call(torch.narrow, value, -1, at * features, features)
+        part = reshaped(emit, part, layer)
+        parts.append(part)
+        node.replace_all_uses_with(part, delete_user_cb=_is_not_of(layer))
+    for user in list(parts[0].users):
+        if _puts_side_by_side(user, parts):
+            user.replace_all_uses_with(value)
+            graph.erase_node(user)
+    views_to_reshapes(graph)
+
+
+def _puts_side_by_side(node: fx.Node, parts: list[fx.Node]) -> bool:
+    """Whether a node concatenates just the parts of a tensor, in their order."""
+    if node.target not in (torch.cat, torch.concat, torch.concatenate) or not node.args:
+        return False
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    last = fake_result(parts[0]).dim() - 1
+    return list(node.args[0]) == parts and dim in (-1, last)  # type: ignore[arg-type]
+
+
+def _is_not_of(layer: Layer) -> Callable[[fx.Node], bool]:
+    return lambda user: user not in layer.inner
+
+
+def _vector(emit: Emitter, bias: fx.Node) -> fx.Node:
+    return bias if fake_result(bias).dim() == 1 else emit.call(torch.reshape, bias, [-1])
+
+
+def _move(node: fx.Node, before: fx.Node, order: Mapping[fx.Node, int]) -> None:
+    """Move a node, and what it is made of, before another one."""
+    if order[node] < order[before]:
+        return
+    for one in node.all_input_nodes:
+        _move(one, before, order)
+    before.prepend(node)
+
+
+def reshaped(emit: Emitter, value: fx.Node, layer: Layer) -> fx.Node:
+    """A layer's result in the shape that its node has."""
+    for node in layer.reshapes:
+        if node.op == "call_function":
+            value = emit.call(node.target, value, *node.args[1:], **node.kwargs)  # type: ignore
+        else:
+            name = "reshape" if node.target == "view" else str(node.target)
+            value = emit.method(name, value, *node.args[1:])
+    return value
