@@ -45,11 +45,13 @@ template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct Chain
 };
 
 // GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of
-// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2.
-template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_>
+// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2. CLUSTER: blocks
+// that share their weights, each of which asks for a part of every slot's.
+template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_,
+          int CLUSTER_>
 struct ChainTile {
   static constexpr int GROUPS = GROUPS_, BLOCKS = BLOCKS_, NK = NK_, KS = KS_, SPLITS = SPLITS_;
-  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_;
+  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_, CLUSTER = CLUSTER_;
   static constexpr int LOADERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = LOADERS + MULTIPLIERS;
   static constexpr int ROWS = 64 * GROUPS;
   static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
@@ -83,7 +85,10 @@ struct ChainTile {
       X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
   static constexpr int BARRIER_BYTES = 128;
   static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
-  static constexpr int STASHES_AT = BARRIER_BYTES + (P::SIBLINGS * P::OUT * 2 + 127) / 128 * 128;  // after the bias
+  // A short bias lies in shared memory; of a long one threads read their parts as they need them.
+  static constexpr int FEATURES = P::SIBLINGS * P::OUT;
+  static constexpr bool SHARED_BIAS = FEATURES <= 1536;
+  static constexpr int STASHES_AT = BARRIER_BYTES + (SHARED_BIAS ? (FEATURES * 2 + 127) / 128 * 128 : 0);
   static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
   static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
   static constexpr int64 PACKED_BYTES = RIGHT_BYTES + int64(CHUNKS) * CHUNK_BYTES;
@@ -101,7 +106,7 @@ template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
 }
 
 // The ring of slots, seen by one who fills or uses them in turn.
-template <int SLOT_BYTES_, int STAGES> struct Ring {
+template <int SLOT_BYTES_, int STAGES, int CLUSTER> struct Ring {
   static constexpr int SLOT_BYTES = SLOT_BYTES_;
   unsigned char* slots;
   Mbarrier *full, *empty;
@@ -117,27 +122,38 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   // All of a warp have used a slot.
   __device__ __forceinline__ void release(int used, int lane) {
     __syncwarp();
-    if (lane == 0) empty[used].arrive();
+    if constexpr (CLUSTER == 1) {
+      if (lane == 0) empty[used].arrive();
+    } else {
+      if (lane < CLUSTER) empty[used].arrive_at_block(lane);
+    }
   }
   // One thread asks for packed weights, and moves on by as many.
   __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
     full[slot].arrive_and_expect(bytes);
-    full[slot].copy_in_bulk(here() + at, weights, bytes);
+    if constexpr (CLUSTER == 1) {
+      full[slot].copy_in_bulk(here() + at, weights, bytes);
+    } else {
+      const int part = bytes / CLUSTER, own = blockIdx.x % CLUSTER * part;
+      full[slot].multicast_in_bulk(here() + at + own, weights + own, part, (1 << CLUSTER) - 1);
+    }
     weights += bytes;
   }
 };
 
 // Blocks begin with different ones of `COUNT` blocks of z, or chunks of outputs: what all ask for at a
 // time would keep a few slices of the L2 cache busy, and leave the others idle.
-template <int COUNT> __device__ __forceinline__ int turned(int at) {
-  return (at + static_cast<int>(blockIdx.x)) % COUNT;
+template <int COUNT, int CLUSTER> __device__ __forceinline__ int turned(int at) {
+  return (at + static_cast<int>(blockIdx.x / CLUSTER)) % COUNT;
 }
 
 struct ChainRows {
   int64 first, end;  // of a block
+  int64 passes_end;  // blocks of a cluster walk alike, also one that has no rows
   template <typename Tile> __device__ static __forceinline__ ChainRows of_block(const ChainArguments& arguments) {
     const int64 first = blockIdx.x * arguments.rows_per_block, last = first + arguments.rows_per_block;
-    return {first, last < arguments.batch ? last : arguments.batch};
+    const int64 end = last < arguments.batch ? last : arguments.batch;
+    return {first, end, Tile::CLUSTER == 1 ? end : last};
   }
 };
 
@@ -151,7 +167,7 @@ __device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, 
   const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
 #pragma unroll 1
   for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
-    const int block = turned<Tile::Z_BLOCKS>(at);
+    const int block = turned<Tile::Z_BLOCKS, Tile::CLUSTER>(at);
     const unsigned char* weights = first_weights + int64(block) * Tile::PARTS * Tile::WEIGHT_BYTES_1;
 #pragma unroll 1
     for (int part = 0; part < Tile::PARTS; ++part) {
@@ -207,7 +223,7 @@ template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
-  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
+  for (int64 row0 = own.first; row0 < own.passes_end; row0 += Tile::ROWS) {
     load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
     if (Epilogue::RESIDUAL) {
       prefetch_rows<P::SIBLINGS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
@@ -215,7 +231,7 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyR
     prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
     for (int at = 0; at < Tile::CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS>(at)) * Tile::CHUNK_BYTES,
+      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS, Tile::CLUSTER>(at)) * Tile::CHUNK_BYTES,
                         Tile::SLOTS_OF_CHUNK, Tile::WEIGHT_BYTES_2);
     }
   }
@@ -347,8 +363,8 @@ template <typename P, typename Tile, bool NEEDED> struct Residual {
   }
 };
 
-// Stores a chunk's outputs, after the epilogue. `bias` is in shared memory.
-template <typename T, typename P, typename Tile, typename Epilogue>
+// Stores a chunk's outputs, after the epilogue. `bias` is in shared memory if it is SHARED_BIAS.
+template <typename T, typename P, typename Tile, typename Epilogue, bool SHARED_BIAS>
 __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
                                               const Residual<P, Tile, Epilogue::RESIDUAL>& residual,
                                               const OutputPlace<P, Tile>& place, const uint16* bias, int64 row,
@@ -358,9 +374,13 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
   for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
     const int offset = place.behind(run) * P::D1;
     if (!place.inside(run)) continue;
-    uint4 added = make_uint4(0, 0, 0, 0);
-    if (Epilogue::BIAS) added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
-    const uint32 bias_words[4] = {added.x, added.y, added.z, added.w};
+    uint32 bias_words[4] = {};
+    if constexpr (Epilogue::BIAS && SHARED_BIAS) {
+      const uint4 added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
+      bias_words[0] = added.x, bias_words[1] = added.y, bias_words[2] = added.z, bias_words[3] = added.w;
+    } else if constexpr (Epilogue::BIAS) {
+      load_16_bytes(bias_words, bias + place.feature + offset);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 >= end) continue;
@@ -428,7 +448,7 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
         for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
     }
     wgmma_fence_operand(sums);
-    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS>(at), own.quarter);
+    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS, Tile::CLUSTER>(at), own.quarter);
   }
 }
 
@@ -471,6 +491,16 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK /
   for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
 }
 
+// Waits for all threads of the block, or of all blocks of the cluster.
+template <int CLUSTER> __device__ __forceinline__ void wait_for_cluster() {
+  if constexpr (CLUSTER == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+  }
+}
+
 // What is stashed of z for a chunk of outputs.
 template <typename P, typename Tile>
 __device__ __forceinline__ const unsigned char* classes_of_chunk(const unsigned char* stash, int chunk) {
@@ -509,18 +539,21 @@ template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRin
 }
 
 template <typename T, typename P, typename Tile, typename Epilogue, typename AnyRing>
-__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* bias,
+__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* shared_bias,
                                                AnyRing ring) {
   const int thread = threadIdx.x - Tile::LOADERS;
   const ChainThread<Tile> own(thread);
   const ChainRows rows = ChainRows::of_block<Tile>(arguments);
   unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
   clear_rest<Tile>(stash);
-  if constexpr (Epilogue::BIAS) {
-    load_bias<P::SIBLINGS * P::OUT, Tile::MULTIPLIERS>(bias, arguments.bias, thread);
+  const uint16* bias = shared_bias;
+  if constexpr (Epilogue::BIAS && Tile::SHARED_BIAS) {
+    load_bias<Tile::FEATURES, Tile::MULTIPLIERS>(shared_bias, arguments.bias, thread);
     wait_at(1, Tile::MULTIPLIERS);
+  } else {
+    bias = static_cast<const uint16*>(arguments.bias);
   }
-  for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
+  for (int64 row0 = rows.first; row0 < rows.passes_end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
       pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2, own.lane);
       continue;
@@ -529,20 +562,20 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
     const int64 row = row0 + own.row;
 #pragma unroll 1
     for (int at = 0; at < Tile::CHUNKS; ++at) {
-      const int chunk = turned<Tile::CHUNKS>(at);
+      const int chunk = turned<Tile::CHUNKS, Tile::CLUSTER>(at);
       const OutputPlace<P, Tile> place(chunk, own.quarter);
       Residual<P, Tile, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Tile::J][Tile::NK / 2];
       multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk), own.lane);
-      store_outputs<T, P, Tile, Epilogue>(arguments, sums, residual, place, bias, row, rows.end);
+      store_outputs<T, P, Tile, Epilogue, Tile::SHARED_BIAS>(arguments, sums, residual, place, bias, row, rows.end);
     }
   }
 }
 
 template <typename T, typename P, typename Tile, typename Epilogue>
 __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
-  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
+  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES, Tile::CLUSTER>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
   Mbarrier* const empty = full + Tile::STAGES;
@@ -551,11 +584,11 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) {
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
-      empty[s].init(4 * Tile::GROUPS);
+      empty[s].init(4 * Tile::GROUPS * Tile::CLUSTER);
     }
     fence_for_tensor_cores();  // and for the copy engine
   }
-  __syncthreads();
+  wait_for_cluster<Tile::CLUSTER>();
   griddepcontrol_wait();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
@@ -564,4 +597,5 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
     if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
     multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, bias, TileRing(shared + Tile::RING_AT, full, empty, 0));
   }
+  if constexpr (Tile::CLUSTER > 1) wait_for_cluster<Tile::CLUSTER>();  // others write here, or arrive
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -22,6 +22,7 @@ ACTIVATIONS: tuple[Activation, ...] = ("none", "relu", "gelu", "gelu_tanh", "sil
 
 MOST_SIBLINGS = 4
 _BARRIER_BYTES = 128
+_MOST_SHARED_BIAS = 1536  # features
 _LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 
@@ -117,6 +118,7 @@ class Config:
     slot_j: int
     slot_p: int
     stages: int
+    cluster: int = 1
 
     @property
     def rows(self) -> int:
@@ -172,7 +174,8 @@ class Config:
 
     def fixed_bytes(self, s: Shape) -> int:
         """Shared memory beside the ring: barriers, the bias, z."""
-        bias = -(-s.siblings * s.left.out_features * 2 // 128) * 128
+        features = s.siblings * s.left.out_features
+        bias = -(-features * 2 // 128) * 128 if features <= _MOST_SHARED_BIAS else 0
         return _BARRIER_BYTES + bias + self.stash_bytes(s)
 
 
@@ -225,13 +228,16 @@ def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Co
                     tile = _with_slots(tile, s)
                     stages = _most_stages(tile, s, device)
                     if _fits_registers(tile, s, residual) and stages >= 2:
-                        yield Config(*fields(tile)[:-1], stages)
+                        tile = replace(tile, stages=stages)
+                        yield tile
+                        if blocks == 1 and tile.columns(s) % 2 == 0:
+                            yield replace(tile, cluster=2)
 
 
 def fields(tile: Config) -> tuple[int, ...]:
     return (
         *(tile.groups, tile.blocks, tile.nk, tile.ks),
-        *(tile.splits, tile.slot_j, tile.slot_p, tile.stages),
+        *(tile.splits, tile.slot_j, tile.slot_p, tile.stages, tile.cluster),
     )
 
 
@@ -243,7 +249,7 @@ def _with_slots(tile: Config, s: Shape) -> Config:
     sizes = sorted((j * steps, j, steps) for j, steps in choices)
     fitting = [one for one in sizes if one[0] * tile.nk * 32 <= first] or sizes[:1]
     _, j, steps = fitting[-1]
-    return Config(*fields(tile)[:5], j, steps, tile.stages)
+    return replace(tile, slot_j=j, slot_p=steps)
 
 
 def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
@@ -285,7 +291,7 @@ def predicted_us(s: Shape, tile: Config, batch: int, device: DeviceSpec) -> floa
     x_bytes = 64 * right.a * parts * tile.ks * 2 * tile.splits
     z_bytes = s.classes * s.steps * 2048
     shared = passes * packed + of_block * (2 * x_bytes + packed + z_bytes * (1 + chunks))
-    fetched = passes * packed + of_block * x_bytes
+    fetched = passes * packed / tile.cluster + of_block * x_bytes
     flops = of_block * 64 * packed  # two for each of the 16-bit weights
     groups = first + s.siblings * chunks * left.d * s.steps / _at_once(tile)
     at_a_time = min(tile.groups * tile.blocks, of_block)
@@ -394,6 +400,8 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
         *(int(epilogue.bias), int(epilogue.residual)),
     )
 
+    cluster = "" if tile.cluster == 1 else f"__cluster_dims__({tile.cluster}, 1, 1) "
+
     def arguments(values: Sequence[int]) -> str:
         return ", ".join(map(str, values))
 
@@ -405,7 +413,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
         f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(s)} && "
         f"Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, "
         '"csrc and kernels/families/chain_wgmma16.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f'extern "C" __global__ void {cluster}__launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
         f"{kernel_name(s, dtype, epilogue)}(const __grid_constant__ ChainArguments arguments) {{\n"
         f"  chain_wgmma16_kernel<{HALF[dtype]}, Support, Tile, After>(arguments);\n"
         "}\n"
@@ -440,12 +448,18 @@ class Launched(Protocol):
     def threads(self) -> int:
         """Threads of a block."""
 
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+
 
 def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, int]:
     """Blocks of a launch, and the rows of each."""
     units = -(-batch // 64)
-    of_block = -(-units // min(units, multiprocessors * tile.blocks))
-    return -(-units // of_block), of_block * 64
+    most = multiprocessors * tile.blocks // tile.cluster * tile.cluster
+    of_block = -(-units // min(units, most))
+    blocks = -(-units // of_block)
+    return -(-blocks // tile.cluster) * tile.cluster, of_block * 64
 
 
 class ChainLauncher:
