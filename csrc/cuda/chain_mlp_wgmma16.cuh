@@ -14,7 +14,7 @@ template <typename P1, typename P2, typename First_, typename Second_, int SLOT_
   using First = First_;
   using Second = Second_;
   static constexpr int GROUPS = First::GROUPS, ROWS = First::ROWS, STAGES = STAGES_, SLOT_STEPS = SLOT_STEPS_;
-  static constexpr int LOADERS = First::LOADERS, THREADS = First::THREADS, BLOCKS = 1, CLUSTER = 1;
+  static constexpr int LOADERS = First::LOADERS, THREADS = First::THREADS, BLOCKS = 1;
   static constexpr int CHUNK_FEATURES = First::NK * P1::D1, STEPS_OF_CHUNK = CHUNK_FEATURES / 16;
   static constexpr int CHUNKS_OF_BLOCK = P2::C2 / CHUNK_FEATURES;  // of the second chain's right factor
   static constexpr int N = Second::N1;
@@ -31,7 +31,6 @@ template <typename P1, typename P2, typename First_, typename Second_, int SLOT_
   static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
   static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
   static_assert(P1::SIBLINGS == 1 && P2::SIBLINGS == 1 && P1::OUT == P2::IN && First::J_GROUPS == 1, "");
-  static_assert(First::CLUSTER == 1 && Second::CLUSTER == 1, "");
   static_assert(P1::B1 % First::NK == 0 && P2::C2 % CHUNK_FEATURES == 0 && First::NK % 16 == 0, "");
   static_assert(STEPS_OF_CHUNK % SLOT_STEPS == 0 && STAGES * 16 <= First::BARRIER_BYTES, "");
 };
@@ -42,7 +41,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
   using Second = typename Tile::Second;
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
-  for (int64 row0 = own.first; row0 < own.passes_end; row0 += Tile::ROWS) {
+  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
     load_rows_of_x<P1, First>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
     if (Epilogue::RESIDUAL) {
       prefetch_rows<P2::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
@@ -50,7 +49,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
     prefetch_rows<P1::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
     for (int at = 0; at < First::CHUNKS; ++at) {
-      const int block = turned<P2::A2, 1>(at / Tile::CHUNKS_OF_BLOCK);
+      const int block = turned<P2::A2>(at / Tile::CHUNKS_OF_BLOCK);
       const unsigned char* const of_chunk =
           weights + First::RIGHT_BYTES +
           int64(block * Tile::CHUNKS_OF_BLOCK + at % Tile::CHUNKS_OF_BLOCK) * Tile::HIDDEN_CHUNK_BYTES;
@@ -59,7 +58,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
     }
 #pragma unroll 1
     for (int at = 0; at < Second::CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::LAST_AT + int64(turned<Second::CHUNKS, 1>(at)) * Second::CHUNK_BYTES,
+      load_weight_slots(ring, weights + Tile::LAST_AT + int64(turned<Second::CHUNKS>(at)) * Second::CHUNK_BYTES,
                         Second::SLOTS_OF_CHUNK, Second::WEIGHT_BYTES_2);
     }
   }
@@ -84,7 +83,7 @@ __device__ __forceinline__ void activate_chunk(float (&sums)[Tile::J][Tile::NK /
       for (int half = 0; half < 2; ++half) {
         float& value = sums[v % Tile::J][tile * 4 + half * 2 + column];
         if (Epilogue::BIAS) value += half_of<T>(words[v / 2], v % 2);
-        value = activate<Epilogue::MIDDLE, T>(value);
+        value = activate<Epilogue::MIDDLE>(value);
       }
     }
   }
@@ -107,22 +106,22 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
     wait_at(1, First::MULTIPLIERS);
   }
   const uint64 hidden_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::N * 16, 128);
-  for (int64 row0 = rows.first; row0 < rows.passes_end; row0 += Tile::ROWS) {
+  for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
-      pass_slots_by(ring, Tile::SLOTS, own.lane);
+      pass_slots_by(ring, Tile::SLOTS);
       continue;
     }
     multiply_rows_of_x<T, P1, First, IDENTITY>(ring, stash, own);
 #pragma unroll 1
     for (int at = 0; at < P2::A2; ++at) {
-      const int block = turned<P2::A2, 1>(at);
+      const int block = turned<P2::A2>(at);
       float z[Tile::N / 2];
 #pragma unroll
       for (int e = 0; e < Tile::N / 2; ++e) z[e] = 0.0f;
 #pragma unroll 1
       for (int part = 0; part < Tile::CHUNKS_OF_BLOCK; ++part) {
         float sums[First::J][First::NK / 2];
-        multiply_chunk<T, P1, First>(sums, ring, stash, own.lane);
+        multiply_chunk<T, P1, First>(sums, ring, stash, [] {});
         activate_chunk<T, P1, First, Epilogue>(
             sums, OutputPlace<P1, First>(block * Tile::CHUNKS_OF_BLOCK + part, own.quarter), bias);
         uint32 h[Tile::STEPS_OF_CHUNK][4];
@@ -145,7 +144,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
           }
           wgmma_commit_group();
           wgmma_wait_group<0>();
-          ring.release(ring.slot, own.lane);
+          ring.release(ring.slot);
           ring.next();
         }
         keep_operands(h);
@@ -156,12 +155,12 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
     const int64 row = row0 + own.row;
 #pragma unroll 1
     for (int at = 0; at < Second::CHUNKS; ++at) {
-      const int chunk = turned<Second::CHUNKS, 1>(at);
+      const int chunk = turned<Second::CHUNKS>(at);
       const OutputPlace<P2, Second> place(chunk, own.quarter);
       Residual<P2, Second, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Second::J][Second::NK / 2];
-      multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk), own.lane);
+      multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk), [] {});
       store_outputs<T, P2, Second, Epilogue, true>(arguments, sums, residual, place, bias + P1::OUT, row, rows.end);
     }
   }
@@ -169,7 +168,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
 
 template <typename T, typename P1, typename P2, typename Tile, typename Epilogue>
 __device__ __forceinline__ void chain_mlp_wgmma16_kernel(const ChainArguments& arguments) {
-  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES, 1>;
+  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
   using First = typename Tile::First;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
@@ -178,7 +177,7 @@ __device__ __forceinline__ void chain_mlp_wgmma16_kernel(const ChainArguments& a
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) {
       full[s].init(Tile::LOADERS + 1);
-      empty[s].init(4 * Tile::GROUPS);
+      empty[s].init(First::MULTIPLIERS);
     }
     fence_for_tensor_cores();
   }

@@ -45,13 +45,11 @@ template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct Chain
 };
 
 // GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of
-// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2. CLUSTER: blocks
-// that share their weights, each of which asks for a part of every slot's.
-template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_,
-          int CLUSTER_>
+// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2.
+template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_>
 struct ChainTile {
   static constexpr int GROUPS = GROUPS_, BLOCKS = BLOCKS_, NK = NK_, KS = KS_, SPLITS = SPLITS_;
-  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_, CLUSTER = CLUSTER_;
+  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_;
   static constexpr int LOADERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = LOADERS + MULTIPLIERS;
   static constexpr int ROWS = 64 * GROUPS;
   static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
@@ -106,7 +104,7 @@ template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
 }
 
 // The ring of slots, seen by one who fills or uses them in turn.
-template <int SLOT_BYTES_, int STAGES, int CLUSTER> struct Ring {
+template <int SLOT_BYTES_, int STAGES> struct Ring {
   static constexpr int SLOT_BYTES = SLOT_BYTES_;
   unsigned char* slots;
   Mbarrier *full, *empty;
@@ -119,41 +117,27 @@ template <int SLOT_BYTES_, int STAGES, int CLUSTER> struct Ring {
   __device__ __forceinline__ void next() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
-  // All of a warp have used a slot.
-  __device__ __forceinline__ void release(int used, int lane) {
-    __syncwarp();
-    if constexpr (CLUSTER == 1) {
-      if (lane == 0) empty[used].arrive();
-    } else {
-      if (lane < CLUSTER) empty[used].arrive_at_block(lane);
-    }
-  }
+  // This thread has used a slot.
+  __device__ __forceinline__ void release(int used) { empty[used].arrive(); }
   // One thread asks for packed weights, and moves on by as many.
   __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
     full[slot].arrive_and_expect(bytes);
-    if constexpr (CLUSTER == 1) {
-      full[slot].copy_in_bulk(here() + at, weights, bytes);
-    } else {
-      const int part = bytes / CLUSTER, own = blockIdx.x % CLUSTER * part;
-      full[slot].multicast_in_bulk(here() + at + own, weights + own, part, (1 << CLUSTER) - 1);
-    }
+    full[slot].copy_in_bulk(here() + at, weights, bytes);
     weights += bytes;
   }
 };
 
 // Blocks begin with different ones of `COUNT` blocks of z, or chunks of outputs: what all ask for at a
 // time would keep a few slices of the L2 cache busy, and leave the others idle.
-template <int COUNT, int CLUSTER> __device__ __forceinline__ int turned(int at) {
-  return (at + static_cast<int>(blockIdx.x / CLUSTER)) % COUNT;
+template <int COUNT> __device__ __forceinline__ int turned(int at) {
+  return (at + static_cast<int>(blockIdx.x)) % COUNT;
 }
 
 struct ChainRows {
   int64 first, end;  // of a block
-  int64 passes_end;  // blocks of a cluster walk alike, also one that has no rows
   template <typename Tile> __device__ static __forceinline__ ChainRows of_block(const ChainArguments& arguments) {
     const int64 first = blockIdx.x * arguments.rows_per_block, last = first + arguments.rows_per_block;
-    const int64 end = last < arguments.batch ? last : arguments.batch;
-    return {first, end, Tile::CLUSTER == 1 ? end : last};
+    return {first, last < arguments.batch ? last : arguments.batch};
   }
 };
 
@@ -167,7 +151,7 @@ __device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, 
   const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
 #pragma unroll 1
   for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
-    const int block = turned<Tile::Z_BLOCKS, Tile::CLUSTER>(at);
+    const int block = turned<Tile::Z_BLOCKS>(at);
     const unsigned char* weights = first_weights + int64(block) * Tile::PARTS * Tile::WEIGHT_BYTES_1;
 #pragma unroll 1
     for (int part = 0; part < Tile::PARTS; ++part) {
@@ -223,7 +207,7 @@ template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
-  for (int64 row0 = own.first; row0 < own.passes_end; row0 += Tile::ROWS) {
+  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
     load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
     if (Epilogue::RESIDUAL) {
       prefetch_rows<P::SIBLINGS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
@@ -231,7 +215,7 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyR
     prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
     for (int at = 0; at < Tile::CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS, Tile::CLUSTER>(at)) * Tile::CHUNK_BYTES,
+      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS>(at)) * Tile::CHUNK_BYTES,
                         Tile::SLOTS_OF_CHUNK, Tile::WEIGHT_BYTES_2);
     }
   }
@@ -292,7 +276,7 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
     float low = sums[n * 4 + half * 2], high = sums[n * 4 + half * 2 + 1];
     if constexpr (MIDDLE != IDENTITY) {  // of what the first product rounds to
       const uint32 rounded = pack_pair<T>(low, high);
-      low = activate<MIDDLE, T>(half_of<T>(rounded, 0)), high = activate<MIDDLE, T>(half_of<T>(rounded, 1));
+      low = activate<MIDDLE>(half_of<T>(rounded, 0)), high = activate<MIDDLE>(half_of<T>(rounded, 1));
     }
     if constexpr (Tile::L_OF_BLOCK % 8 != 0) {  // columns that are no feature: 0 whatever x has
       const int l = (block % Tile::SPLITS * TILES + u) * 8 + 2 * quarter;
@@ -392,7 +376,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         for (int e = 0; e < 2; ++e) {
           float value = place.sum(sums, run, half, 2 * w + e);
           if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-          value = activate<Epilogue::ACTIVATION, T>(value);
+          value = activate<Epilogue::ACTIVATION>(value);
           if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
           values[e] = value;
         }
@@ -441,21 +425,22 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
       if (part + 1 < Tile::PARTS || at + 1 < Tile::Z_BLOCKS) load_rows(next);
       wgmma_wait_group<0>();
       keep_operands(a);
-      ring.release(used, own.lane);
+      ring.release(used);
 #pragma unroll
       for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
 #pragma unroll
         for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
     }
     wgmma_fence_operand(sums);
-    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS, Tile::CLUSTER>(at), own.quarter);
+    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS>(at), own.quarter);
   }
 }
 
-// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`.
-template <typename T, typename P, typename Tile, typename AnyRing>
+// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`. `issued` is called when
+// all products are asked for.
+template <typename T, typename P, typename Tile, typename AnyRing, typename Issued>
 __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK / 2], AnyRing& ring,
-                                               const unsigned char* of_classes, int lane) {
+                                               const unsigned char* of_classes, Issued issued) {
   constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
   const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
   uint32 a[2][Tile::AT_ONCE][4];
@@ -481,24 +466,15 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK /
     // The group before is over: its operands' registers may be written, its slot given back.
     wgmma_wait_group<1>();
     if (g > 0) keep_operands(a[(g + 1) % 2]);
-    if (g > 0 && g % IN_SLOT == 0) ring.release(before, lane);
+    if (g > 0 && g % IN_SLOT == 0) ring.release(before);
     if ((g + 1) % IN_SLOT == 0) before = ring.slot, ring.next();
   }
+  issued();
   wgmma_wait_group<0>();
   keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
-  ring.release(before, lane);
+  ring.release(before);
 #pragma unroll
   for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
-}
-
-// Waits for all threads of the block, or of all blocks of the cluster.
-template <int CLUSTER> __device__ __forceinline__ void wait_for_cluster() {
-  if constexpr (CLUSTER == 1) {
-    __syncthreads();
-  } else {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-  }
 }
 
 // What is stashed of z for a chunk of outputs.
@@ -528,12 +504,31 @@ __device__ __forceinline__ void load_bias(uint16* bias, const void* from, int th
   }
 }
 
+// Warpgroups take turns in asking for a chunk's products, so that one multiplies while others store. One that
+// multiplies out of turn would take slots that the others, who wait, do not give back: so only where the ring
+// holds all of a chunk.
+template <typename Tile> struct Turns {
+  static constexpr int GROUPS = Tile::GROUPS, FIRST = 2;  // barrier
+  static constexpr bool TAKEN = GROUPS > 1 && Tile::SLOTS_OF_CHUNK <= Tile::STAGES;
+  int group;
+  __device__ __forceinline__ explicit Turns(int group_) : group(group_) {
+    if (TAKEN && group == GROUPS - 1) arrive_at(FIRST, 256);  // the first group begins
+  }
+  __device__ __forceinline__ void take() const {
+    if (TAKEN) wait_at(FIRST + group, 256);
+  }
+  // `last`: no group takes another turn after this one's group.
+  __device__ __forceinline__ void pass_on(bool last) const {
+    if (TAKEN && !(last && group == GROUPS - 1)) arrive_at(FIRST + (group + 1) % GROUPS, 256);
+  }
+};
+
 // The job of a warpgroup that has no rows left while others of its block have: it uses slots up.
-template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots, int lane) {
+template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots) {
 #pragma unroll 1
   for (int at = 0; at < slots; ++at) {
     ring.wait_until_full();
-    ring.release(ring.slot, lane);
+    ring.release(ring.slot);
     ring.next();
   }
 }
@@ -546,6 +541,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   const ChainRows rows = ChainRows::of_block<Tile>(arguments);
   unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
   clear_rest<Tile>(stash);
+  const Turns<Tile> turns(own.group);
   const uint16* bias = shared_bias;
   if constexpr (Epilogue::BIAS && Tile::SHARED_BIAS) {
     load_bias<Tile::FEATURES, Tile::MULTIPLIERS>(shared_bias, arguments.bias, thread);
@@ -553,21 +549,29 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   } else {
     bias = static_cast<const uint16*>(arguments.bias);
   }
-  for (int64 row0 = rows.first; row0 < rows.passes_end; row0 += Tile::ROWS) {
+  for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
+    const bool last_pass = row0 + Tile::ROWS >= rows.end;
     if (row0 + own.group * 64 >= rows.end) {
-      pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2, own.lane);
+      pass_slots_by(ring, Tile::SLOTS_1);
+      for (int at = 0; at < Tile::CHUNKS; ++at) {
+        turns.take();
+        turns.pass_on(last_pass && at + 1 == Tile::CHUNKS);
+        pass_slots_by(ring, Tile::SLOTS_OF_CHUNK);
+      }
       continue;
     }
     multiply_rows_of_x<T, P, Tile, Epilogue::MIDDLE>(ring, stash, own);
     const int64 row = row0 + own.row;
 #pragma unroll 1
     for (int at = 0; at < Tile::CHUNKS; ++at) {
-      const int chunk = turned<Tile::CHUNKS, Tile::CLUSTER>(at);
+      const int chunk = turned<Tile::CHUNKS>(at);
       const OutputPlace<P, Tile> place(chunk, own.quarter);
       Residual<P, Tile, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Tile::J][Tile::NK / 2];
-      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk), own.lane);
+      turns.take();
+      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk),
+                                 [&] { turns.pass_on(last_pass && at + 1 == Tile::CHUNKS); });
       store_outputs<T, P, Tile, Epilogue, Tile::SHARED_BIAS>(arguments, sums, residual, place, bias, row, rows.end);
     }
   }
@@ -575,7 +579,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
 
 template <typename T, typename P, typename Tile, typename Epilogue>
 __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& arguments) {
-  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES, Tile::CLUSTER>;
+  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
   extern __shared__ __align__(128) unsigned char shared[];
   Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
   Mbarrier* const empty = full + Tile::STAGES;
@@ -584,11 +588,11 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) {
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
-      empty[s].init(4 * Tile::GROUPS * Tile::CLUSTER);
+      empty[s].init(Tile::MULTIPLIERS);
     }
     fence_for_tensor_cores();  // and for the copy engine
   }
-  wait_for_cluster<Tile::CLUSTER>();
+  __syncthreads();
   griddepcontrol_wait();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
@@ -597,5 +601,4 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
     if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
     multiply_chain<T, P, Tile, Epilogue>(arguments, stashes, bias, TileRing(shared + Tile::RING_AT, full, empty, 0));
   }
-  if constexpr (Tile::CLUSTER > 1) wait_for_cluster<Tile::CLUSTER>();  // others write here, or arrive
 }

@@ -41,22 +41,6 @@ struct Mbarrier {
         : "memory");
   }
 
-  // Arrives at the same barrier of a block of the cluster.
-  __device__ __forceinline__ void arrive_at_block(int rank) {
-    uint32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(shared_address(&state)), "r"(rank));
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(there) : "memory");
-  }
-
-  // As `copy_in_bulk`, to the same place of all blocks of the cluster that `blocks` has a bit for.
-  __device__ __forceinline__ void multicast_in_bulk(void* shared, const void* global, uint32 bytes, uint16 blocks) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-        "%4;\n" ::"r"(shared_address(shared)),
-        "l"(global), "r"(bytes), "r"(shared_address(&state)), "h"(blocks)
-        : "memory");
-  }
-
   // Waits for the phase of this parity: the first phase is 0, and "the one before it", 1, is over.
   __device__ __forceinline__ void wait(int parity) {
     uint32 over = 0;

@@ -42,11 +42,6 @@ class Config:
         return 1
 
     @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return 1
-
-    @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.first.threads
@@ -94,19 +89,13 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
     d = first.left.d
     for tile in chains.configs(first, device):
         features = tile.nk * d
-        if (
-            tile.blocks != 1
-            or tile.cluster != 1
-            or tile.splits != 1
-            or tile.nk % 16 != 0
-            or first.left.b % tile.nk != 0
-        ):
+        if tile.blocks != 1 or tile.splits != 1 or tile.nk % 16 != 0 or first.left.b % tile.nk != 0:
             continue
         if second.right.c % features != 0 or tile.first_slot_bytes(first) > 56 * 1024:
             continue
         for other in chains.configs(second, device, residual=True):
-            shared = (other.groups, other.blocks, other.cluster, other.splits, other.ks)
-            if shared != (tile.groups, 1, 1, 1, 16):
+            shared = (other.groups, other.blocks, other.splits, other.ks)
+            if shared != (tile.groups, 1, 1, 16):
                 continue
             columns = other.columns(second)
             at_once = tile.slot_p if tile.slot_p <= 6 else 4

@@ -118,7 +118,6 @@ class Config:
     slot_j: int
     slot_p: int
     stages: int
-    cluster: int = 1
 
     @property
     def rows(self) -> int:
@@ -228,16 +227,13 @@ def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Co
                     tile = _with_slots(tile, s)
                     stages = _most_stages(tile, s, device)
                     if _fits_registers(tile, s, residual) and stages >= 2:
-                        tile = replace(tile, stages=stages)
-                        yield tile
-                        if blocks == 1 and tile.columns(s) % 2 == 0:
-                            yield replace(tile, cluster=2)
+                        yield replace(tile, stages=stages)
 
 
 def fields(tile: Config) -> tuple[int, ...]:
     return (
         *(tile.groups, tile.blocks, tile.nk, tile.ks),
-        *(tile.splits, tile.slot_j, tile.slot_p, tile.stages, tile.cluster),
+        *(tile.splits, tile.slot_j, tile.slot_p, tile.stages),
     )
 
 
@@ -291,7 +287,7 @@ def predicted_us(s: Shape, tile: Config, batch: int, device: DeviceSpec) -> floa
     x_bytes = 64 * right.a * parts * tile.ks * 2 * tile.splits
     z_bytes = s.classes * s.steps * 2048
     shared = passes * packed + of_block * (2 * x_bytes + packed + z_bytes * (1 + chunks))
-    fetched = passes * packed / tile.cluster + of_block * x_bytes
+    fetched = passes * packed + of_block * x_bytes
     flops = of_block * 64 * packed  # two for each of the 16-bit weights
     groups = first + s.siblings * chunks * left.d * s.steps / _at_once(tile)
     at_a_time = min(tile.groups * tile.blocks, of_block)
@@ -400,8 +396,6 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
         *(int(epilogue.bias), int(epilogue.residual)),
     )
 
-    cluster = "" if tile.cluster == 1 else f"__cluster_dims__({tile.cluster}, 1, 1) "
-
     def arguments(values: Sequence[int]) -> str:
         return ", ".join(map(str, values))
 
@@ -413,7 +407,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
         f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(s)} && "
         f"Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, "
         '"csrc and kernels/families/chain_wgmma16.py disagree");\n'
-        f'extern "C" __global__ void {cluster}__launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
         f"{kernel_name(s, dtype, epilogue)}(const __grid_constant__ ChainArguments arguments) {{\n"
         f"  chain_wgmma16_kernel<{HALF[dtype]}, Support, Tile, After>(arguments);\n"
         "}\n"
@@ -448,18 +442,12 @@ class Launched(Protocol):
     def threads(self) -> int:
         """Threads of a block."""
 
-    @property
-    def cluster(self) -> int:
-        """Blocks of a cluster."""
-
 
 def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, int]:
     """Blocks of a launch, and the rows of each."""
     units = -(-batch // 64)
-    most = multiprocessors * tile.blocks // tile.cluster * tile.cluster
-    of_block = -(-units // min(units, most))
-    blocks = -(-units // of_block)
-    return -(-blocks // tile.cluster) * tile.cluster, of_block * 64
+    of_block = -(-units // min(units, multiprocessors * tile.blocks))
+    return -(-units // of_block), of_block * 64
 
 
 class ChainLauncher:
