@@ -19,7 +19,8 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ksopt.patterns.chain import Chain
+from ksopt.operators import registry
+from ksopt.operators.registry import Replacement
 from ksopt.search import device_locks, trial_records
 from ksopt.search.device_locks import Presence
 from ksopt.search.samplers import chain_sampler, factor_times
@@ -38,7 +39,7 @@ class Claim:
     """A trial that is this process's to measure."""
 
     trial: Trial
-    chain: Chain
+    chain: Replacement
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Claims:
     storage: Storage
     study: optuna.Study
     chains: ChainSampler
-    priors: Sequence[tuple[str, Chain]]
+    priors: Sequence[tuple[str, Replacement]]
     limit: int
     run: int
     presence: Presence
@@ -102,7 +103,7 @@ class Claims:
             trial.set_user_attr("run", self.run)
             trial.set_user_attr("host", self.presence.host)
             trial.set_user_attr("worker", self.presence.token)
-            return Claim(trial, Chain.parse(trial.user_attrs["chain"]))
+            return Claim(trial, registry.parse(trial.user_attrs["chain"]))
 
     def share_begun(self) -> float:
         """How many of the study's trials were begun, over its limit."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ksopt.measure.timing import Measurement
-from ksopt.patterns.chain import Chain
+from ksopt.operators.registry import Replacement
 from ksopt.search import device_locks, objectives, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
@@ -21,7 +21,7 @@ _MOST_FINALS = 3
 
 
 def energy(
-    request: LayerRequest, device: torch.device, chains: Sequence[Chain]
+    request: LayerRequest, device: torch.device, chains: Sequence[Replacement]
 ) -> dict[str, float]:
     """Energy of a call of each chain and of the dense layer, in a fresh process.
 
@@ -43,7 +43,7 @@ def energy(
 
 
 def final(
-    request: LayerRequest, device: torch.device, chains: Sequence[Chain], spare: Spare
+    request: LayerRequest, device: torch.device, chains: Sequence[Replacement], spare: Spare
 ) -> dict[str, Measurement]:
     """Time chains against each other and the dense layer in turns, in a fresh process.
 
@@ -74,7 +74,7 @@ def final(
 def trusted(
     request: LayerRequest,
     device: torch.device,
-    chains: Sequence[Chain],
+    chains: Sequence[Replacement],
     spare: Spare,
     expected_us: float,
     note: Callable[[str], None],

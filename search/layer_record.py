@@ -13,7 +13,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
-from ksopt.patterns.chain import Chain
+from ksopt.operators import registry
 from ksopt.patterns.size import Budget
 from ksopt.search import recommend, study_store, trial_records
 from ksopt.search.layer_request import LayerRequest
@@ -131,7 +131,7 @@ class LayerRecord:
                 request.size,
                 tuple(steps),
                 tuple(Budget(**budget) for budget in space["unmet"]),
-                (Chain.parse(space["smallest"]),),
+                (registry.parse(space["smallest"]),),
                 space["count"],
                 space["exact"],
                 space["complete"],

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators.registry import Replacement, name_of
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget, Dims
 from ksopt.patterns.validate import checked_int
-from ksopt.search.options import SearchOptions
+from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.space.alignment import Alignment
 from ksopt.search.space.block_sizes import ANY_SIZE, BlockSizes
 from ksopt.search.space.constraints import Constraints
-
-TRIALS = 72
-"""Chains to measure of a layer size, unless a request says how many."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class LayerRequest(SearchOptions):
         steps = [step.text for step in self.steps]
         return super().to_json() | {
             "dims": str(self.size),
-            "trials": self.trials,
             "budgets": steps,
         }
 
@@ -101,8 +98,10 @@ class LayerRequest(SearchOptions):
             alignment=alignment if self.aligned else None,
         )
 
-    def admits(self, chain: Chain) -> bool:
+    def admits(self, chain: Replacement) -> bool:
         """Whether a chain of the layer's size is one that is asked for, whatever its weights.
+
+        Another operator is if its structure is and its rank suffices.
 
         A study that goes on may hold chains that were asked for with a smaller rank, more factors
         or other limits.
@@ -113,8 +112,8 @@ class LayerRequest(SearchOptions):
             >>> request.admits(low_rank), request.admits(monarch)
             (False, True)
         """
-        return (
-            len(chain) <= self.max_factors
-            and chain.rank_bound >= self.rank
-            and self.constraints.admits(chain)
-        )
+        if name_of(chain) not in self.structures or chain.rank_bound < self.rank:
+            return False
+        if not isinstance(chain, Chain):
+            return True
+        return len(chain) <= self.max_factors and self.constraints.admits(chain)

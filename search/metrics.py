@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ksopt.measure.energy import Meter
     from ksopt.measure.timing import Measurement
-    from ksopt.patterns.chain import Chain
+    from ksopt.operators.registry import Replacement
     from ksopt.search.layer_request import LayerRequest
     from ksopt.search.options import SearchOptions
     from ksopt.search.results import Finalist, TrialRecord
@@ -31,7 +31,7 @@ class TimedChain:
     """What a metric is measured from: a chain that was checked and timed in a trial.
 
     Args:
-        chain: The chain.
+        chain: The chain, or another operator in its place.
         request: With its batch resolved.
         device: Where it was timed.
         latency: Its time.
@@ -42,7 +42,7 @@ class TimedChain:
         values: The metrics measured before this one, by name.
     """
 
-    chain: Chain
+    chain: Replacement
     request: LayerRequest
     device: torch.device
     latency: Measurement
@@ -51,6 +51,12 @@ class TimedChain:
     weights: TrainedWeights | None = None
     meter: Meter | None = None
     values: Mapping[str, float] = field(default_factory=dict)
+
+
+FinalMeasure = Callable[
+    ["LayerRequest", "torch.device", "Sequence[Replacement]"], Mapping[str, float]
+]
+"""Of a request, a device and the finalists: a value by each one's text, and by "dense"."""
 
 
 def _always(request: SearchOptions) -> bool:
@@ -91,9 +97,7 @@ class Metric:
     is_objective: Callable[[SearchOptions], bool] = _always
     read: Callable[[TrialRecord], float | None] | None = None
     of_given_up: bool = False
-    final: Callable[[LayerRequest, torch.device, Sequence[Chain]], Mapping[str, float]] | None = (
-        None
-    )
+    final: FinalMeasure | None = None
     remark: Callable[[Finalist], str] | None = None
     plotted_against: str | None = "latency_us"
     is_log: bool = False
@@ -131,7 +135,7 @@ def _energy_mj(timed: TimedChain) -> float | None:
 
 
 def _final_energy_mj(
-    request: LayerRequest, device: torch.device, chains: Sequence[Chain]
+    request: LayerRequest, device: torch.device, chains: Sequence[Replacement]
 ) -> Mapping[str, float]:
     from ksopt.search import finals
 

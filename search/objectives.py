@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +18,11 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.problem import ProblemKey
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
-from ksopt.measure.accuracy import AccuracyCheck, Errors
+from ksopt.measure.accuracy import AccuracyCheck, Errors, PlainProduct
 from ksopt.measure.energy import Meter
 from ksopt.measure.timing import Measurement
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.registry import Replacement, operator_of
 from ksopt.patterns.chain import Chain
 from ksopt.search import timed_call
 from ksopt.search.layer_request import LayerRequest
@@ -97,7 +100,7 @@ class Objective:
             request.seed if seed is None else seed
         )
 
-    def measure(self, chain: Chain, limit: float | None = None) -> Outcome:
+    def measure(self, chain: Replacement, limit: float | None = None) -> Outcome:
         """Check a chain, time it in turns with the dense layer, then measure its other metrics.
 
         If its first repeats take more than ``limit`` times as long as the dense layer it is given
@@ -109,10 +112,12 @@ class Objective:
                 a metric cannot be measured.
         """
         began = time.monotonic()
-        x, weights = self._input(), self._weights(chain)
-        self._look(x, weights)
-        error, error_pytorch = self._check(x, weights)
-        call = self._pass(self._product, x, weights)
+        operator = operator_of(chain)
+        x, weights = self._input(), self._weights(operator)
+        if isinstance(chain, Chain):
+            self._look(x, weights)
+        error, error_pytorch = self._check(operator, x, weights)
+        call = self._pass(self._bind(operator), x, weights)
         times = self._time({str(chain): call}, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
         latency, dense = times[str(chain)], times[DENSE]
         values = self._values(chain, latency, dense, call)
@@ -127,7 +132,11 @@ class Objective:
         )
 
     def _values(
-        self, chain: Chain, latency: Measurement, dense: Measurement, call: Callable[[], object]
+        self,
+        chain: Replacement,
+        latency: Measurement,
+        dense: Measurement,
+        call: Callable[[], object],
     ) -> dict[str, float]:
         values: dict[str, float] = {}
         timed = TimedChain(
@@ -149,7 +158,7 @@ class Objective:
         return values
 
     def final(
-        self, chains: Sequence[Chain], seconds: float = FINAL_SECONDS
+        self, chains: Sequence[Replacement], seconds: float = FINAL_SECONDS
     ) -> dict[str, Measurement]:
         """Time chains against each other and the dense layer, all in turns, for so many seconds.
 
@@ -160,7 +169,7 @@ class Objective:
         calls = self._passes(chains, x)
         return self._time(calls, x, seconds, min_repeats=20, precision=_FINAL_PRECISION)
 
-    def energy(self, chains: Sequence[Chain]) -> dict[str, float]:
+    def energy(self, chains: Sequence[Replacement]) -> dict[str, float]:
         """Energy in millijoules of a call of each chain, by its text, and of the dense layer's.
 
         There must be a meter. It is measured for longer than a trial's.
@@ -194,8 +203,12 @@ class Objective:
                 against=DENSE,
             )
 
-    def _passes(self, chains: Sequence[Chain], x: Tensor) -> dict[str, Callable[[], object]]:
-        return {str(chain): self._pass(self._product, x, self._weights(chain)) for chain in chains}
+    def _passes(self, chains: Sequence[Replacement], x: Tensor) -> dict[str, Callable[[], object]]:
+        passes = {}
+        for chain in chains:
+            operator = operator_of(chain)
+            passes[str(chain)] = self._pass(self._bind(operator), x, self._weights(operator))
+        return passes
 
     def _dense(self, x: Tensor) -> Callable[[], object]:
         """The dense layer's pass."""
@@ -204,26 +217,27 @@ class Objective:
         w = self._random(dims.out_features, dims.in_features) * dims.in_features**-0.5
         return self._pass(self._dense_product, x, [w.to(self._dtype)])
 
-    def _dense_product(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        return torch.mm(weights[0], x) if self._is_batch_last() else F.linear(x, weights[0])
+    def _dense_product(self, weights: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        (w,) = weights
+        return (lambda x: torch.mm(w, x)) if self._is_batch_last() else (lambda x: F.linear(x, w))
 
-    def _product(self, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        return ks_linear(x, weights, layout=self._request.layout)
+    def _bind(self, operator: StructuredOperator) -> timed_call.Bind:
+        return partial(operator.bind, layout=self._request.layout)
 
     def _pass(
-        self, product: timed_call.Product, x: Tensor, weights: Sequence[Tensor]
+        self, bind: timed_call.Bind, x: Tensor, weights: Sequence[Tensor]
     ) -> Callable[[], object]:
         """What is timed of a layer."""
         if not self._request.train:
-            return timed_call.forward(product, x, weights)
+            return timed_call.forward(bind, x, weights)
         features = self._request.size.out_features
         shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
         gradient = self._random(*shape).to(self._dtype)
-        return timed_call.training_step(product, x, weights, gradient)
+        return timed_call.training_step(bind, x, weights, gradient)
 
-    def choices(self, chain: Chain) -> tuple[Record | None, ...]:
+    def choices(self, chain: Replacement) -> tuple[Record | None, ...]:
         """What was timed when each factor's kernel was chosen in this process; empty on a CPU."""
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or not isinstance(chain, Chain):
             return ()
         index = self._device.index
         records: list[Record | None] = []
@@ -233,7 +247,7 @@ class Objective:
             records.append(None if known is None else known.kept.record)
         return tuple(records)
 
-    def _factors_us(self, chain: Chain) -> tuple[float | None, ...]:
+    def _factors_us(self, chain: Replacement) -> tuple[float | None, ...]:
         return tuple(
             None if record is None else record.chosen(changing=False).median_us
             for record in self.choices(chain)
@@ -246,35 +260,45 @@ class Objective:
         with torch.inference_mode():
             for weight in reversed(weights):  # the last factor meets the input first
                 dispatch.choose_quickly(x, weight, self._is_batch_last())
-                x = self._product(x, [weight])
+                x = ks_linear(x, [weight], layout=self._request.layout)
 
-    def _check(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[float, float]:
+    def _check(
+        self, operator: StructuredOperator, x: Tensor, weights: Sequence[Tensor]
+    ) -> tuple[float, float]:
         """Errors against float64 of the product and of PyTorch's; raises if the first is too big.
 
         The whole batch is multiplied and must be finite; rows spread over it are compared.
         """
         with torch.inference_mode():
-            y = self._product(x, weights)
+            y = self._bind(operator)(weights)(x)
             if not bool(torch.isfinite(y).all()):
                 raise WrongResultError("its product is not finite")
-            check = AccuracyCheck(x, weights, self._request.layout)
+            plain = PlainProduct(operator.reference, operator.terms())
+            check = AccuracyCheck(x, weights, self._request.layout, product=plain)
             errors = check.errors(y)
         self._refuse("its", check, errors)
         if self._request.train:
-            self._check_gradients(x, weights)
+            self._check_gradients(operator, x, weights)
         return errors.relative, check.pytorch.relative
 
-    def _check_gradients(self, x: Tensor, weights: Sequence[Tensor]) -> None:
-        """The gradients of the whole batch must be finite, and the input's right on some rows.
-
-        The input's is the product of the result's gradient with the transposed chain.
-        """
-        gradient = torch.ones_like(self._product(x, weights))
-        gradients = timed_call.training_step(self._product, x, weights, gradient)()
+    def _check_gradients(
+        self, operator: StructuredOperator, x: Tensor, weights: Sequence[Tensor]
+    ) -> None:
+        """The gradients of the whole batch must be finite, and the input's right on some rows."""
+        gradient = torch.ones_like(self._bind(operator)(weights)(x))
+        gradients = timed_call.training_step(self._bind(operator), x, weights, gradient)()
         if not all(bool(torch.isfinite(one).all()) for one in gradients):
             raise WrongResultError("its gradients are not finite")
-        transposed = [weight.transpose(1, 2) for weight in reversed(weights)]
-        check = AccuracyCheck(gradient, transposed, self._request.layout)
+
+        def input_gradient(gradient: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            # The product is linear, so that of any input is the same.
+            x = gradient.new_zeros(gradient.shape[0], operator.in_features, requires_grad=True)
+            (of_x,) = torch.autograd.grad(operator.reference(x, weights), x, gradient)
+            return of_x
+
+        # Each weight takes part in as many sums as its shape is long at most.
+        plain = PlainProduct(input_gradient, [max(s) for s in operator.parameter_shapes()])
+        check = AccuracyCheck(gradient, weights, self._request.layout, product=plain)
         self._refuse("its input gradient's", check, check.errors(gradients[0]))
 
     def _refuse(self, whose: str, check: AccuracyCheck, errors: Errors) -> None:
@@ -289,11 +313,11 @@ class Objective:
         shape = (features, self._batch) if self._is_batch_last() else (self._batch, features)
         return self._random(*shape).to(self._dtype)
 
-    def _weights(self, chain: Chain) -> list[Tensor]:
-        """Weights that keep the variance of what passes through: c products are summed."""
+    def _weights(self, operator: StructuredOperator) -> list[Tensor]:
+        """Weights that keep the variance of what passes through."""
         return [
-            (self._random(*pattern.weight_shape) * pattern.c**-0.5).to(self._dtype)
-            for pattern in chain
+            (self._random(*shape) * terms**-0.5).to(self._dtype)
+            for shape, terms in zip(operator.parameter_shapes(), operator.terms(), strict=True)
         ]
 
     def _random(self, *shape: int) -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators import registry
 from ksopt.patterns.validate import checked_int
 from ksopt.search.space.block_sizes import BlockSizes
-from ksopt.search.space.families import names_of
+from ksopt.search.space.families import NAMES, names_of
+from ksopt.system.option_fields import number, option, whole_number
 
 LADDER = ("10%", "25%", "50%")
 DTYPES = {
@@ -28,86 +31,225 @@ MOST_FACTORS = 3
 SEEDS = 2**32
 """So many seeds there are, from 0: those that NumPy takes, which Optuna draws with."""
 STUDY = "ksopt-search"
+TRIALS = 72
+"""Chains to measure of a layer size, unless a request says how many."""
+_LAYER, _CHAINS, _TRAINED = "the layer", "the chains", "a trained layer"
+_WANTED, _EFFORT = "what is wanted", "the search"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What is asked besides the size and the number of trials; texts as on the command line.
-
-    Args:
-        budgets: One text per step, such as ``("25%",)``; empty means the ladder 10, 25 and 50 %.
-        batch: Rows of the input; None takes 256 on a CPU and 8192 on a GPU.
-        dtype: float32, float16 or bfloat16 (fp32, fp16, bf16).
-        layout: "batch_first" or "batch_last", of input and output.
-        device: "auto" (the first GPU, else the CPU), "cpu", "cuda", "cuda:1", ...
-        max_factors: Most factors of a chain, 1 to 3.
-        timeout_s: Seconds after which no new trial starts; None for no limit.
-        seed: Of the sampler and of the random inputs and weights, from 0 to 2**32 - 1.
-        storage: Optuna storage URL, or ``journal:FILE``; None keeps a SQLite file, study.db, in the
-            output folder. Searches with one storage, also of several machines, share its study.
-        study: Name of the study in the storage.
-        workers: Processes that measure: on a machine with several GPUs one for each, in turns
-            where there are more processes than GPUs.
-        out: Output folder; None makes its name from dims, device, dtype and batch.
-        min_rank: Least rank bound of a chain; None asks for full rank, min(in, out), so that no
-            chain is a bottleneck that the dense layer was not.
-        min_use: Least share, 0 to 1, of a step's budget that its chain must use. Without it the
-            smallest chain, which is nearly always the fastest, would be the answer to every step.
-        weights: A .safetensors file (or the index of several, or a file of torch.save) with the
-            layer's trained weight, and after a colon the tensor's name if more than one has the
-            layer's shape: how near each chain comes to it is then reported. Several names and
-            patterns, joined by commas, give one error of all (`ksopt.search.trained_weights`).
-        max_error: Most relative error of those weights that a recommended chain may have.
-        max_params: A count or share like a budget's that no step may exceed.
-        min_speedup: How many times as fast as dense a recommended chain must be.
-        objective: "pareto" learns where latency and weights are both low; "pareto-error" where
-            latency and the error to the given weights are; "latency" only where latency is.
-            ``energy`` and ``score`` each add theirs to any of these.
-        train: Time a step of training, forward and the gradients of input and weights, in place of
-            the product alone.
-        score: ``MODULE:FUNCTION`` of the user's: a number for each chain, low where it is good, as
-            one more objective (`ksopt.search.user_score`). Its code is run.
-        energy: Measure the energy of a call of every chain too, on an NVIDIA GPU, as one more
-            objective; of the finalists again, for longer, beside the dense layer's.
-        families: Only chains of these families of the paper's Table 1, named as the class methods
-            of `Chain` or joined by commas; empty for any chain. What is asked for by name comes
-            also where two factors could be merged, as in all butterflies.
-        block_sizes: The b and c that factors may have: a list ``16,32,64``, a range ``16-256`` or
-            ``multiple:16``; None for any.
-        chainable: Only chains for which factorization has guarantees (`Chain.is_chainable`).
-        aligned: Only chains whose factors the fast kernels of the dtype and layout take
-            (`ksopt.search.space.alignment`); with ``train`` their transposes too.
+    """What is asked besides the size; texts as on the command line, whose options the fields are.
 
     Raises:
         InvalidInputError: A value is not allowed; the sentence says what is.
     """
 
-    budgets: tuple[str, ...] = LADDER
-    batch: int | None = None
-    dtype: str = "float32"
-    layout: str = "batch_first"
-    device: str = "auto"
-    max_factors: int = MOST_FACTORS
-    timeout_s: float | None = None
-    seed: int = 0
-    storage: str | None = field(default=None, repr=False)  # it may hold a password
-    study: str = STUDY
-    workers: int = 1
-    out: Path | str | None = None
-    min_rank: int | None = None
-    min_use: float = 0.5
-    weights: str | None = None
-    max_error: float | None = None
-    max_params: str | None = None
-    min_speedup: float | None = None
-    objective: str = "pareto"
-    train: bool = False
-    score: str | None = None
-    energy: bool = False
-    families: tuple[str, ...] | str = ()
-    block_sizes: str | None = None
-    chainable: bool = False
-    aligned: bool = False
+    batch: int | None = option(
+        None, "rows of its input (256, on a GPU 8192)", _LAYER, parse=whole_number, metavar="ROWS"
+    )
+    dtype: str = option(
+        "float32", "float32 (default), float16 or bfloat16", _LAYER, is_always_shown=True
+    )
+    """Also as fp32, fp16 or bf16."""
+    layout: str = option(
+        "batch_first",
+        "batch_first (default): input (rows, features); batch_last: (features, rows)",
+        _LAYER,
+        is_always_shown=True,
+    )
+    device: str = option(
+        "auto",
+        "cpu, cuda, cuda:1, ...; auto (default) is the first GPU, or the CPU without one",
+        _LAYER,
+        is_always_shown=True,
+    )
+
+    budgets: tuple[str, ...] = option(
+        LADDER,
+        "the most weights, such as 25%% or 600k; several are steps of a ladder, and none given "
+        "means 10%% 25%% 50%%",
+        _CHAINS,
+        flag="budget",
+        nargs="*",
+        is_replaced=True,
+        metavar="SIZE",
+        is_always_shown=True,
+    )
+    min_use: float = option(
+        0.5,
+        "least share of a step's budget that its chain must use, 0 to 1 (%(default)s)",
+        _CHAINS,
+        parse=number,
+        metavar="SHARE",
+        is_always_shown=True,
+    )
+    """Without it the smallest chain, nearly always the fastest, would be every step's answer."""
+    min_rank: int | None = option(
+        None,
+        "least rank that the product can have (full: the smaller of IN and OUT)",
+        _CHAINS,
+        parse=whole_number,
+        metavar="RANK",
+    )
+    """Of full rank no chain is a bottleneck that the dense layer was not."""
+    max_factors: int = option(
+        MOST_FACTORS,
+        "most factors, 1 to 3 (%(default)s)",
+        _CHAINS,
+        flag="factors",
+        parse=whole_number,
+        metavar="MOST",
+        is_always_shown=True,
+    )
+    families: tuple[str, ...] | str = option(
+        (),
+        f"only chains of these families: {', '.join(NAMES)}",
+        _CHAINS,
+        metavar="NAME[,NAME...]",
+        joined=",",
+        is_named=True,
+    )
+    """Of the paper's Table 1. What is named comes also where two factors could be merged, as in all
+    butterflies."""
+    block_sizes: str | None = option(
+        None,
+        "the b and c that factors may have: 16,32,64 or 16-256 or multiple:16",
+        _CHAINS,
+        metavar="SIZES",
+    )
+    chainable: bool = option(
+        False, "only chainable chains, whose factorization has guarantees", _CHAINS
+    )
+    """See `Chain.is_chainable`."""
+    aligned: bool = option(
+        False,
+        "only chains whose every factor the fast kernels of --dtype and --layout take",
+        _CHAINS,
+    )
+    """See `ksopt.search.space.alignment`; with ``train`` their transposes too."""
+    structures: tuple[str, ...] | str = option(
+        (registry.KRONECKER,),
+        "what to choose from: ks (default), which is chains, and others beside it or alone, which "
+        "--plugins register",
+        _CHAINS,
+        metavar="NAME[,NAME...]",
+        joined=",",
+    )
+    """The limits on families, sizes and factors are for chains alone."""
+
+    weights: str | None = option(
+        None,
+        "its weight (.safetensors): how near each chain comes to it is reported; NAME may be "
+        "several, joined by commas, or a pattern with *; for a model give the file of its weights "
+        "alone: its layers are found by their names",
+        _TRAINED,
+        metavar="FILE[:NAME]",
+    )
+    """Also the index of several files, or a file of torch.save: `ksopt.search.trained_weights`."""
+    max_error: float | None = option(
+        None,
+        "most relative error to it that a recommended chain may have (no limit)",
+        _TRAINED,
+        parse=number,
+        metavar="SHARE",
+    )
+
+    objective: str = option(
+        "pareto",
+        "pareto (default): low latency and few weights; pareto-error: low latency and a low error "
+        "to --weights; latency: low latency alone; --energy and --score add theirs to any",
+        _WANTED,
+    )
+    train: bool = option(
+        False,
+        "time a step of training (forward, gradients of input and weights), not the product",
+        _WANTED,
+    )
+    score: str | None = option(
+        None,
+        "your own objective: gets what is known of a chain (ksopt.search.user_score.Scored), "
+        "returns a number, low where it is good; this runs its code",
+        _WANTED,
+        metavar="MODULE:FUNCTION",
+    )
+    energy: bool = option(
+        False,
+        "measure each chain's energy of a call too, as one more objective (NVIDIA GPUs; needs "
+        "nvidia-ml-py)",
+        _WANTED,
+    )
+    """That of the finalists again, for longer, beside the dense layer's."""
+    max_params: str | None = option(
+        None, "the most weights of any step, such as 600k", _WANTED, metavar="SIZE"
+    )
+    min_speedup: float | None = option(
+        None,
+        "how many times as fast as dense a recommended chain must be, such as 1.2",
+        _WANTED,
+        parse=number,
+        metavar="TIMES",
+    )
+
+    trials: int | None = option(
+        None,
+        "chains to measure in all, those of an earlier run counted; sizes share them "
+        f"({TRIALS} for each size)",
+        _EFFORT,
+        parse=whole_number,
+        metavar="COUNT",
+        is_always_shown=True,
+    )
+    timeout_s: float | None = option(
+        None,
+        "start no new measurement after so long (no limit)",
+        _EFFORT,
+        flag="timeout",
+        parse=number,
+        metavar="SECONDS",
+    )
+    seed: int = option(
+        0,
+        "of the sampler, the inputs and the weights, 0 to 4294967295 (%(default)s)",
+        _EFFORT,
+        parse=whole_number,
+        is_always_shown=True,
+    )
+    storage: str | None = option(
+        None,
+        "Optuna storage, such as sqlite:///study.db, postgresql://user@host/name or journal:FILE; "
+        "searches that are given the same share its study, also from several machines (a SQLite "
+        "file in the output folder)",
+        _EFFORT,
+        metavar="URL",
+        repr=False,  # it may hold a password
+    )
+    study: str = option(
+        STUDY, "name of the study in the storage (%(default)s)", _EFFORT, metavar="NAME"
+    )
+    workers: int = option(
+        1,
+        "processes that measure, one for each GPU (%(default)s)",
+        _EFFORT,
+        parse=whole_number,
+        metavar="COUNT",
+    )
+    plugins: tuple[str, ...] = option(
+        (),
+        "modules to import first, which register structures, metrics or sections of the report; "
+        "this runs their code",
+        _EFFORT,
+        nargs="+",
+        metavar="MODULE",
+    )
+    """The processes that measure for the search import them. This one has done so already."""
+    out: Path | str | None = option(
+        None,
+        "where the report goes; a search in the same folder goes on where it stopped "
+        "(ksopt-report-...)",
+        _EFFORT,
+        metavar="FOLDER",
+    )
 
     def __post_init__(self) -> None:
         self._check()
@@ -117,6 +259,8 @@ class SearchOptions:
             # One text for what is the same, so that a study is known again.
             object.__setattr__(self, "block_sizes", str(BlockSizes.parse(self.block_sizes)))
         object.__setattr__(self, "families", names_of(self.families))
+        object.__setattr__(self, "structures", _structures(self.structures))
+        object.__setattr__(self, "plugins", tuple(self.plugins))
         object.__setattr__(self, "dtype", DTYPES[self.dtype])
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
 
@@ -178,5 +322,20 @@ class SearchOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain values."""
-        options = self.options | {"budgets": list(self.budgets), "families": list(self.families)}
+        options = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self.options.items()
+        }
         return options | {"out": None if self.out is None else str(self.out)}
+
+
+def _structures(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Structures by name, each once."""
+    words = given.split(",") if isinstance(given, str) else given
+    names = tuple(dict.fromkeys(word.strip() for word in words))
+    if not names:
+        raise InvalidInputError(f"structures: name at least one of {', '.join(registry.names())}")
+    for name in names:
+        if name != registry.KRONECKER:
+            registry.structure_of(name)
+    return names

@@ -125,12 +125,14 @@ def effects_of(result: SearchResult) -> dict[str, Effect]:
 
 
 def _used(layer: LayerResult) -> list[Recommendation]:
-    return [a for a in layer.recommendations if a.verdict is Verdict.USE and a.chosen is not None]
+    """The answers whose chain is faster; a conversion knows no other structure."""
+    return [a for a in layer.recommendations if a.verdict is Verdict.USE and _chains(a)]
 
 
 def _chains(answer: Recommendation | None) -> tuple[Chain, ...]:
     """What a rule makes of the layers of an answer."""
-    return () if answer is None or answer.chosen is None else (answer.chosen.facts.chain,)
+    chain = None if answer is None or answer.chosen is None else answer.chosen.facts.chain
+    return (chain,) if isinstance(chain, Chain) else ()
 
 
 def _within(text: str, layer: LayerResult) -> int | None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from ksopt.patterns.chain import Chain
+from ksopt.operators import registry
+from ksopt.operators.registry import Replacement
 from ksopt.search import metrics
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.recommend import FINALISTS_PER_STEP
@@ -34,7 +35,7 @@ class Pruning:
     request: LayerRequest
     _admitted: dict[str, bool] = field(default_factory=dict)  # by the chain's text
 
-    def limit(self, chain: Chain, origin: str) -> float | None:
+    def limit(self, chain: Replacement, origin: str) -> float | None:
         """Latency over the dense layer's above which a chain is hopeless; None if it never is.
 
         For each step that could recommend it there must be three others that are twice as fast,
@@ -67,7 +68,7 @@ class Pruning:
             limits.append(rivals[FINALISTS_PER_STEP - 1])
         return MARGIN * max(limits) if limits else None
 
-    def _is_rival(self, trial: FrozenTrial, step: Step, chain: Chain) -> bool:
+    def _is_rival(self, trial: FrozenTrial, step: Step, chain: Replacement) -> bool:
         attrs, most = trial.user_attrs, self.request.max_error
         return (
             step.holds(attrs["nnz"])
@@ -79,5 +80,5 @@ class Pruning:
     def _is_admitted(self, text: str) -> bool:
         """Whether the request allows a chain: an earlier run of the study may have allowed more."""
         if text not in self._admitted:
-            self._admitted[text] = self.request.admits(Chain.parse(text))
+            self._admitted[text] = self.request.admits(registry.parse(text))
         return self._admitted[text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget
 from ksopt.search import metrics, suspect_dense
 from ksopt.search.layer_request import LayerRequest
@@ -138,7 +139,7 @@ def _ranked(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
 
 
 def _heuristic(trials: Sequence[TrialRecord], step: Step) -> list[TrialRecord]:
-    inside = _ranked(trials, step)
+    inside = [trial for trial in _ranked(trials, step) if isinstance(trial.facts.chain, Chain)]
     return [max(inside, key=lambda trial: trial.facts.rho)] if inside else []
 
 
@@ -201,7 +202,8 @@ def _for_step(
         if strange and chosen.latency.median_us > dense_in_trials_us:
             verdict, doubted_us = Verdict.NO_DIFFERENCE, dense_in_trials_us
     ties = tuple(f for f in others if compare(f.latency, chosen.latency) is Comparison.WITHIN_NOISE)
-    heuristic = max(inside, key=lambda f: f.facts.rho)
+    chains = [f for f in inside if isinstance(f.facts.chain, Chain)]
+    heuristic = max(chains, key=lambda f: f.facts.rho, default=None)
     return Recommendation(
         step.budget,
         step.least,

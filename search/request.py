@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Budget, Dims
 from ksopt.patterns.validate import checked_int
-from ksopt.search.layer_request import TRIALS, LayerRequest
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
-from ksopt.search.options import STUDY, SearchOptions
+from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.storage_url import without_password
+from ksopt.system import option_fields
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class SearchRequest(SearchOptions):
     Args:
         dims: ``INxOUT`` or a `Dims`, several of them, or a model's layers, from `layers_of_model`
             or `layers_of_config`.
-        trials: Chains to measure in all, those of earlier runs counted; None for 72 of each size.
         asked_by: The options of the command line that name a model: ``model`` or ``hf-config``,
             ``include``, ``exclude`` and ``measure-model``.
 
@@ -44,7 +43,6 @@ class SearchRequest(SearchOptions):
     """
 
     dims: Dims | str | Sequence[Dims | str] | Layers
-    trials: int | None = field(default=None, kw_only=True)
     asked_by: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -73,7 +71,7 @@ class SearchRequest(SearchOptions):
         refusals = []
         for dims in self.sizes:
             try:
-                LayerRequest(dims, **self.options)
+                LayerRequest(dims, **self._layer_options)
             except InvalidInputError as refusal:
                 refusals.append(refusal)
             else:
@@ -151,10 +149,13 @@ class SearchRequest(SearchOptions):
                 Budget.parse(self.max_params, dims)
             except InvalidInputError:
                 changes["max_params"] = None  # its dense layer has fewer
-        trials = TRIALS if self.trials is None else self.trials
-        request = LayerRequest(dims, trials=trials, **{**self.options, **changes})
+        request = LayerRequest(dims, **{**self._layer_options, **changes})
         sentence = f"{dims}: {'; '.join(differences)}." if differences else ""
         return _Fitted(dims, request, sentence)
+
+    @property
+    def _layer_options(self) -> dict[str, Any]:
+        return self.options | {"trials": TRIALS if self.trials is None else self.trials}
 
     def _weights(self, dims: Dims) -> str | None:
         """``weights``, with what a size's layers are called in the file, where there are several.
@@ -182,7 +183,6 @@ class SearchRequest(SearchOptions):
         return super().to_json() | {
             "dims": [str(dims) for dims in self.sizes],
             "model": model,
-            "trials": self.trials,
             "asked_by": dict(self.asked_by),
         }
 
@@ -197,7 +197,7 @@ class SearchRequest(SearchOptions):
     def of_layer(cls, layer: LayerRequest) -> SearchRequest:
         """The request that has a layer's as its only one."""
         budgets = tuple(step.text for step in layer.steps)
-        return cls(layer.size, trials=layer.trials, **{**layer.options, "budgets": budgets})
+        return cls(layer.size, **{**layer.options, "budgets": budgets})
 
     @property
     def command(self) -> str:
@@ -205,52 +205,19 @@ class SearchRequest(SearchOptions):
 
         Example:
             >>> SearchRequest("768x3072", budgets=("25%",), batch=256, device="cpu").command
-            'ksopt search --dims 768x3072 --budget 25% --batch 256 --dtype float32 \
---layout batch_first --device cpu --factors 3 --min-rank 768 --min-use 0.5 --trials 72 --seed 0'
+            'ksopt search --dims 768x3072 --batch 256 --dtype float32 --layout batch_first \
+--device cpu --budget 25% --min-use 0.5 --min-rank 768 --factors 3 --trials 72 --seed 0'
         """
-        budgets, rank, trials = self.budgets, self.min_rank, self.trials
+        instead: dict[str, Any] = {"budgets": self.budgets}
         if self.is_one_layer:  # as they are in force
             (layer,) = self.layers
-            budgets, rank, trials = tuple(s.text for s in layer.steps), layer.rank, layer.trials
-        options = {
-            **self.asked_by,
-            "dims": None if self.asked_by else " ".join(map(str, self.sizes)),
-            "budget": " ".join(budgets),
-            "batch": self.batch,
-            "dtype": self.dtype,
-            "layout": self.layout,
-            "device": self.device,
-            "factors": self.max_factors,
-            "min-rank": rank,
-            "min-use": f"{self.min_use:g}",
-            "families": ",".join(self.families) or None,
-            "block-sizes": self.block_sizes,
-            "chainable": self.chainable or None,
-            "aligned": self.aligned or None,
-            "weights": None if self.weights is None else shlex.quote(self.weights),
-            "max-error": None if self.max_error is None else f"{self.max_error:g}",
-            "max-params": self.max_params,
-            "min-speedup": None if self.min_speedup is None else f"{self.min_speedup:g}",
-            "objective": None if self.objective == "pareto" else self.objective,
-            "train": self.train or None,
-            "score": None if self.score is None else shlex.quote(self.score),
-            "energy": self.energy or None,
-            "trials": trials,
-            "timeout": None if self.timeout_s is None else f"{self.timeout_s:g}",
-            "seed": self.seed,
-            "storage": (
-                None if self.storage is None else shlex.quote(without_password(self.storage))
-            ),
-            "study": None if self.study == STUDY else shlex.quote(self.study),
-            "workers": None if self.workers == 1 else self.workers,
-            "out": None if self.out is None else shlex.quote(str(self.out)),
-        }
-        words = [
-            f"--{name}" if value is True else f"--{name} {value}"
-            for name, value in options.items()
-            if value is not None
-        ]
-        return " ".join(["ksopt search", *words])
+            budgets = tuple(step.text for step in layer.steps)
+            instead = {"budgets": budgets, "min_rank": layer.rank, "trials": layer.trials}
+        if self.storage is not None:
+            instead["storage"] = without_password(self.storage)
+        what = [f"--{name} {value}" for name, value in self.asked_by.items()]
+        what = what or ["--dims", *map(str, self.sizes)]
+        return " ".join(["ksopt search", *what, *option_fields.words(self, **instead)])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Comparison, Measurement, compare
-from ksopt.patterns.chain import Chain
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.size import Budget, Dims
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
@@ -21,20 +21,21 @@ SCHEMA = "ksopt.search/4"
 
 @dataclass(frozen=True)
 class ChainFacts:
-    """What is known of a chain without measuring it.
+    """What is known of a chain without measuring it, or of another operator in its place.
 
     Args:
-        chain: The chain.
+        chain: The chain, or the operator.
         nnz: Its weights, bias not counted.
         share: nnz over the dense layer's weights.
         rho: (b + c)/(b c), averaged over the factors with their nnz as weight: features read and
-            written over multiplications (paper, equation 2, for a chain).
+            written over multiplications (paper, equation 2, for a chain). Of another operator the
+            same, as if it were one factor.
         d_rho: d (b + c)/(b c), averaged likewise (paper, section 5).
         floor_us: The roofline's floor in microseconds: no run of it factor by factor is faster.
         predicted_us: By the kernels' cost models; None where there is none.
     """
 
-    chain: Chain
+    chain: Replacement
     nnz: int
     share: float
     rho: float

@@ -201,6 +201,7 @@ def _limits(request: SearchOptions) -> dict[str, Any]:
         "block sizes": request.block_sizes or "any",
         "chainable": request.chainable,
         "aligned": request.aligned,
+        "structures": ",".join(request.structures),
     }
 
 

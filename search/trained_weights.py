@@ -14,16 +14,12 @@ from torch import Tensor
 
 from ksopt.conversion.weights import shapes, some
 from ksopt.errors import InvalidInputError
-from ksopt.patterns.chain import Chain
+from ksopt.operators.registry import Replacement, operator_of
 from ksopt.patterns.size import Dims
-from ksopt.projection import project
 from ksopt.search.layer_request import LayerRequest
 from ksopt.system import untrusted
 
 _SHOWN = 5
-# Passes of alternating least squares, where a chain takes them: a search asks for many chains, and
-# a conversion, which makes more for one, comes a little nearer.
-_PASSES = 4
 MOST_MATRICES = 4
 """Matrices of one size that chains are fitted to; of more, so many are taken, evenly spread."""
 TRANSPOSED = "^T"
@@ -90,12 +86,13 @@ class TrainedWeights:
             f"together: {', '.join(self.names)}"
         )
 
-    def error(self, chain: Chain) -> float:
+    def error(self, chain: Replacement) -> float:
         """||W - W'|| / ||W|| (Frobenius norm) of the nearest products, all matrices together."""
         missed = whole = 0.0
+        operator = operator_of(chain)
         for matrix in self.matrices:
             norm = float(matrix.double().norm()) if len(self.matrices) > 1 else 1.0
-            missed += (norm * project(matrix, chain, iterations=_PASSES).relative_error) ** 2
+            missed += (norm * operator.nearest(matrix).relative_error) ** 2
             whole += norm**2
         return sqrt(missed / whole) if whole > 0 else 0.0
 

@@ -19,6 +19,7 @@ from ksopt.errors import KsoptError
 from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure import device_health
 from ksopt.measure.roofline import Roofline
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, metrics
 from ksopt.search.claims import Claim, Claims, alive
@@ -59,12 +60,12 @@ class Campaign:
     compilers: Compilers = field(default_factory=Compilers)
     _drawn: deque[Claim] = field(default_factory=deque)
 
-    def _compile_soon(self, chain: Chain) -> None:
+    def _compile_soon(self, chain: Replacement) -> None:
         request = self.request
-        assert request.batch is not None
-        batch_last = request.layout == "batch_last"
         assert request.batch is not None  # it is resolved
-        self.compilers.soon([chain], request.dtype, batch_last, request.batch)
+        if isinstance(chain, Chain):
+            batch_last = request.layout == "batch_last"
+            self.compilers.soon([chain], request.dtype, batch_last, request.batch)
 
     def step(self) -> int | None:
         """Measure one chain; the number of its trial, or None if there is nothing to draw now."""
@@ -163,7 +164,7 @@ class Campaign:
             return  # this process stood still for so long that another one took the chain over
         self.claims.study.tell(trial, values, state=state, skip_if_finished=True)
 
-    def _note_facts(self, trial: Trial, chain: Chain) -> ChainFacts:
+    def _note_facts(self, trial: Trial, chain: Replacement) -> ChainFacts:
         assert self.request.batch is not None
         predicted = None if self.model is None else self.model.predicted_us(chain)
         train = self.request.train

@@ -12,7 +12,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
-from ksopt.patterns.chain import Chain
+from ksopt.operators import registry
+from ksopt.operators.registry import Replacement
 from ksopt.search import metrics
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers.priors import facts
@@ -22,7 +23,7 @@ LOST = "cut off: the search was stopped or its process ended"
 _MOST_ENDS = 3
 
 
-def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Chain]]:
+def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Replacement]]:
     """(origin, chain) of what was begun, not ended, and not redone since."""
     done = tried(trials)
     origins = {}
@@ -33,21 +34,21 @@ def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Chain]]:
     return [(origin, chain) for chain, origin in origins.items()]
 
 
-def chain_of(trial: FrozenTrial) -> Chain | None:
+def chain_of(trial: FrozenTrial) -> Replacement | None:
     """The chain of a trial; None if its process ended before it had one."""
     text = trial.user_attrs.get("chain")
-    return None if text is None else Chain.parse(text)
+    return None if text is None else registry.parse(text)
 
 
-def tried(trials: Sequence[FrozenTrial]) -> set[Chain]:
+def tried(trials: Sequence[FrozenTrial]) -> set[Replacement]:
     """Chains that are not to be drawn again.
 
     They were measured, or failed, or are under way; or the processes that measured them were
     killed so often that they may be what kills them. What was only drawn is nobody's fault: a trial
     knows its device from when it is measured.
     """
-    tried_chains: set[Chain] = set()
-    ends: Counter[Chain] = Counter()
+    tried_chains: set[Replacement] = set()
+    ends: Counter[Replacement] = Counter()
     for trial in trials:
         chain = chain_of(trial)
         if chain is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ksopt.errors import InvalidInputError, KsoptError
-from ksopt.patterns.chain import Chain
+from ksopt.operators.registry import Replacement
 from ksopt.search.metrics import TimedChain
 from ksopt.search.options import SearchOptions
 from ksopt.search.samplers import priors
@@ -21,7 +21,8 @@ class Scored:
     """What the function is given of a chain that was measured.
 
     Args:
-        chain: The chain; ``str(chain)`` is its text, and iterating it gives its patterns.
+        chain: The chain; ``str(chain)`` is its text, and iterating it gives its patterns. With
+            ``--structures`` it may be another operator.
         in_features, out_features: Of the layer.
         parameters: Weights of the chain.
         share: Its weights over the dense layer's.
@@ -33,7 +34,7 @@ class Scored:
         dtype, batch, layout, device: What was measured, and where.
     """
 
-    chain: Chain
+    chain: Replacement
     in_features: int
     out_features: int
     parameters: int

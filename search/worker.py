@@ -25,7 +25,7 @@ from ksopt.kernels.compile_ahead import Compilers, Target, affordable
 from ksopt.measure.device_health import DeviceLostError
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
-from ksopt.patterns.chain import Chain
+from ksopt.operators import registry
 from ksopt.patterns.size import Budget
 from ksopt.search import study_store, write_errors
 from ksopt.search.claims import Claims
@@ -39,7 +39,7 @@ from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Step
 from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_loop import Campaign, take_turns
-from ksopt.system import worker_process
+from ksopt.system import user_code, worker_process
 from ksopt.system.worker_process import Answer
 
 # Time to note that a trial was interrupted.
@@ -55,11 +55,11 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     limit = task["seconds"]
     deadline = None if limit is None else time.monotonic() + limit
     count = affordable(task["workers"])
-    storage = study_store.storage_of(LayerRequest.from_json(task["shares"][0]["request"]))
+    # One for all shares: they are of one search.
+    request = _request(task["shares"][0])
+    storage = study_store.storage_of(request)
     in_words = write_errors.in_words(storage.url, storage.file)
     with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
-        # One for all shares: they are of one search.
-        request = LayerRequest.from_json(task["shares"][0]["request"])
         meter = Meter(device) if request.energy else None
         campaigns = [
             _campaign(share, device, roofline, presence, compilers, meter)
@@ -79,15 +79,15 @@ def _campaign(
     compilers: Compilers,
     meter: Meter | None,
 ) -> Campaign:
-    request = LayerRequest.from_json(share["request"])
+    request = _request(share)
     storage = study_store.storage_of(request)
-    candidates = [Chain.parse(text) for text in share["candidates"]]
+    candidates = [registry.parse(text) for text in share["candidates"]]
     steps, model = [_step(step) for step in share["steps"]], CostModel.of(request, device)
     claims = Claims(
         storage,
         storage.load(request.study),
         ChainSampler(candidates, suited(len(candidates), request), share["seed"]),
-        [(origin, Chain.parse(text)) for origin, text in share["priors"]],
+        [(origin, registry.parse(text)) for origin, text in share["priors"]],
         limit=request.trials,
         run=share["run"],
         presence=presence,
@@ -105,23 +105,29 @@ def _campaign(
     )
 
 
+def _request(task: Mapping[str, Any]) -> LayerRequest:
+    """What is asked; the user's modules that it names are imported first."""
+    user_code.import_plugins(task["request"]["plugins"], sys.stderr)
+    return LayerRequest.from_json(task["request"])
+
+
 def _step(value: Mapping[str, Any]) -> Step:
     return Step(Budget(**value["budget"]), value["least"], value["requested"])
 
 
 def final(task: Mapping[str, Any], answer: Answer) -> None:
     """Time chains against each other and dense; answers ``{"times": {name: Measurement}}``."""
-    request = LayerRequest.from_json(task["request"])
+    request = _request(task)
     objective = Objective(request, torch.device(task["device"]))
-    times = objective.final([Chain.parse(text) for text in task["chains"]], task["seconds"])
+    times = objective.final([registry.parse(text) for text in task["chains"]], task["seconds"])
     answer({"times": {name: asdict(one) for name, one in times.items()}})
 
 
 def energy(task: Mapping[str, Any], answer: Answer) -> None:
     """Energy of chains and dense; answers ``{"millijoules": {name: value}}``."""
-    request, device = LayerRequest.from_json(task["request"]), torch.device(task["device"])
+    request, device = _request(task), torch.device(task["device"])
     objective = Objective(request, device, meter=Meter(device))
-    chains = [Chain.parse(text) for text in task["chains"]]
+    chains = [registry.parse(text) for text in task["chains"]]
     answer({"millijoules": objective.energy(chains)})
 
 

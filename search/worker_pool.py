@@ -13,7 +13,7 @@ from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure import device as devices
 from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
-from ksopt.patterns.chain import Chain
+from ksopt.operators.registry import Replacement
 from ksopt.search import interrupts, study_store, trial_records, worker_processes
 from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
@@ -197,7 +197,7 @@ class Crew:
             "run": share.run,
         }
 
-    def _priors(self, share: Share, model: CostModel | None) -> list[tuple[str, Chain]]:
+    def _priors(self, share: Share, model: CostModel | None) -> list[tuple[str, Replacement]]:
         seconds = max(_LEAST_PREDICTING_S, _PREDICTING_S / len(self.shares))
         return priors.enqueued(share.space, share.request, self.roofline, model, seconds)
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
 from ksopt.baselines import BASELINES
 from ksopt.bench import paper
+from ksopt.bench.options import BenchOptions
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.validate import checked_int
 from ksopt.reference import is_batch_last
-from ksopt.system import untrusted
+from ksopt.system import option_fields, untrusted
 
 DTYPES = ("float16", "bfloat16", "float32")
 EAGER = ("bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "dense")
@@ -58,7 +57,7 @@ class BenchRequest:
         graph: Whether to time replays of CUDA graphs.
         inductor_sample: How many of the subjects are compiled by Inductor.
         seed: Of the inputs, and of a sample of the patterns.
-        words: The arguments that it was made from, to be shown and run again.
+        options: What it was made of, with dtype and batch as they are in force.
     """
 
     subjects: tuple[Subject, ...]
@@ -69,96 +68,59 @@ class BenchRequest:
     graph: bool
     inductor_sample: int
     seed: int
-    words: tuple[tuple[str, str], ...]
+    options: BenchOptions
 
     @classmethod
-    def of(
-        cls,
-        *,
-        patterns: Sequence[str] = (),
-        chains: Sequence[str] = (),
-        dtype: str | None = None,
-        layout: str = "batch_first",
-        batch: str | None = None,
-        against: str = "eager",
-        device: str = "auto",
-        graph: bool = False,
-        inductor_sample: int = 40,
-        seed: int = 0,
-    ) -> BenchRequest:
+    def of(cls, options: BenchOptions) -> BenchRequest:
         """Check a request as it comes from a command line.
-
-        Args:
-            patterns: ``paper``, ``sample:N``, a file with a pattern a line, or patterns.
-            chains: Chains such as ``(1,64,16,16)*(16,16,64,1)``.
-            dtype: One of ``DTYPES``; None: float16, on a CPU float32, which it computes with.
-            layout: "batch_first" or "batch_last".
-            batch: Rows of x, several between commas; None: the paper's, on a CPU 256.
-            against: Names between commas: ``eager``, ``inductor``, or a baseline's.
-            device: "auto", "cpu", "cuda", "cuda:1".
-            graph: Time replays of CUDA graphs.
-            inductor_sample: How many subjects Inductor compiles, spread over all.
-            seed: Of the sample and the inputs.
 
         Raises:
             InvalidInputError: Something is not allowed; the sentence says what is.
 
         Example:
-            >>> request = BenchRequest.of(patterns=["(1,2,3,4)"], device="cpu", batch="7,8")
-            >>> [str(subject) for subject in request.subjects]
+            >>> options = BenchOptions(patterns=("(1,2,3,4)",), device="cpu", batch="7,8")
+            >>> [str(subject) for subject in BenchRequest.of(options).subjects]
             ['(1,2,3,4) batch 7', '(1,2,3,4) batch 8']
         """
-        found = devices.resolve(device)
-        gpu = found.type == "cuda"
-        dtype = dtype or ("float16" if gpu else "float32")
+        device = devices.resolve(options.device)
+        gpu = device.type == "cuda"
+        dtype = options.dtype or ("float16" if gpu else "float32")
         if dtype not in DTYPES:
             raise InvalidInputError(f"dtype {dtype!r}: it must be one of {', '.join(DTYPES)}")
-        is_batch_last(layout)
-        if graph and not gpu:
-            raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {found}")
+        is_batch_last(options.layout)
+        if options.graph and not gpu:
+            raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {device}")
         default = paper.BATCH if gpu else CPU_BATCH
-        batches = _batches(batch) if batch is not None else (default,)
-        checked_int(inductor_sample, "inductor_sample", "bench", minimum=0)
-        checked_int(seed, "seed", "bench", minimum=0)
+        batches = _batches(options.batch) if options.batch is not None else (default,)
+        checked_int(options.inductor_sample, "inductor_sample", "bench", minimum=0)
+        checked_int(options.seed, "seed", "bench", minimum=0)
+        patterns, chains = tuple(options.patterns), tuple(options.chains)
         if not patterns and not chains:
             raise InvalidInputError(
                 "nothing to measure: give --patterns (paper, sample:N, a file, or patterns such as "
                 '"(4,64,64,16)") or --chain'
             )
-        measured = [chain for word in patterns for chain in _chains_of(word, seed)]
+        measured = [chain for word in patterns for chain in _chains_of(word, options.seed)]
         measured += [Chain.parse(text) for text in chains]
-        words = {
-            "patterns": shlex.join(patterns),
-            "chain": shlex.join(chains),
-            "dtype": dtype,
-            "layout": layout,
-            "batch": ",".join(map(str, batches)),
-            "against": against,
-            "device": device,
-            "inductor-sample": str(inductor_sample),
-            "seed": str(seed),
-        }
-        if graph:
-            words["graph"] = ""
+        rows = ",".join(map(str, batches))
         return cls(
             subjects=tuple(
                 dict.fromkeys(Subject(chain, rows) for chain in measured for rows in batches)
             ),
             dtype=dtype,
-            layout=layout,
-            against=_ways(against),
-            device=str(found),
-            graph=graph,
-            inductor_sample=inductor_sample,
-            seed=seed,
-            words=tuple((name, text) for name, text in words.items() if text or name == "graph"),
+            layout=options.layout,
+            against=_ways(options.against),
+            device=str(device),
+            graph=options.graph,
+            inductor_sample=options.inductor_sample,
+            seed=options.seed,
+            options=replace(options, patterns=patterns, chains=chains, dtype=dtype, batch=rows),
         )
 
     @property
     def command(self) -> str:
         """The command line of this request, without the output folder."""
-        options = " ".join(f"--{name} {text}".rstrip() for name, text in self.words)
-        return f"ksopt bench kernels {options}"
+        return " ".join(["ksopt bench kernels", *option_fields.words(self.options)])
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -178,7 +140,7 @@ class BenchRequest:
 
         The device's name is added by whoever knows it; its index does not matter.
         """
-        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "words"}
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "options"}
         named["subjects"] = [str(subject) for subject in self.subjects]
         named["against"] = list(self.against)
         named["device"] = torch.device(self.device).type

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ksopt.bench.benchmark import Bench, DeviceLost
+from ksopt.bench.options import BenchOptions
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.errors import KsoptError
@@ -89,7 +90,7 @@ def _started(
     """A worker that is at work, its answers on the way to the queue."""
     worker = WorkerProcess("ksopt.bench.worker", lambda answer: answers.put((number, answer)))
     first = {
-        "words": dict(request.words),
+        "options": asdict(request.options),
         "device": device,
         # Every worker's share comes out about even, and a kernel is compiled once whoever asks.
         "ahead": [[str(s.chain), s.batch] for s in subjects[number::workers]],
@@ -106,24 +107,6 @@ def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: C
         compilers.soon([subject.chain], request.dtype, last, subject.batch)
 
 
-def request_of(words: Mapping[str, str]) -> BenchRequest:
-    """The request that a request's ``words`` were made from."""
-    import shlex
-
-    return BenchRequest.of(
-        patterns=shlex.split(words.get("patterns", "")),
-        chains=shlex.split(words.get("chain", "")),
-        dtype=words["dtype"],
-        layout=words["layout"],
-        batch=words["batch"],
-        against=words["against"],
-        device=words["device"],
-        graph="graph" in words,
-        inductor_sample=int(words["inductor-sample"]),
-        seed=int(words["seed"]),
-    )
-
-
 def main() -> int:
     """Measure what stdin says, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this
@@ -133,7 +116,7 @@ def main() -> int:
         return 0  # the parent has ended
     lines = worker_process.listen()
     try:
-        request = request_of(first["words"])
+        request = BenchRequest.of(BenchOptions(**first["options"]))
         by_name = {str(subject): subject for subject in request.subjects}
         coming = [by_name[f"{chain} batch {batch}"] for chain, batch in first["ahead"]]
         bench = Bench(request, first["device"])

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from ksopt.bench.options import BenchOptions
+from ksopt.system import option_fields
+
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     from ksopt.bench.rows import Line
     from ksopt.bench.summary import Series
@@ -27,45 +30,7 @@ exit codes: 0 done, or the time was up; 1 a way computed something wrong, or a d
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
-    what = command.add_argument_group("what is measured").add_argument
-    what(
-        "--patterns",
-        nargs="+",
-        default=[],
-        metavar="PATTERN",
-        help="paper (its 627), sample:N of them, a file with a pattern a line, or patterns",
-    )
-    what("--chain", nargs="+", default=[], metavar="CHAIN", help="chains such as (..)*(..)")
-    what("--dtype", help="float16 (default on a GPU), bfloat16 or float32 (default on a CPU)")
-    what("--layout", default="batch_first", help="batch_first (default) or batch_last")
-    what(
-        "--batch",
-        metavar="ROWS",
-        help="rows, several between commas (25088 as in the paper, on a CPU 256)",
-    )
-    what(
-        "--device", default="auto", help="cpu, cuda, cuda:1; auto (default): a GPU if there is one"
-    )
-    what(
-        "--graph",
-        action="store_true",
-        help="time CUDA graphs, with weights that are cold in L2: small batches",
-    )
-    what(
-        "--against",
-        default="eager",
-        metavar="WAYS",
-        help="eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, bsr, "
-        "sparse, dense, inductor_bmm, inductor_einsum; with commas",
-    )
-    what(
-        "--inductor-sample",
-        type=int,
-        default=40,
-        metavar="N",
-        help="products that Inductor compiles, where it is asked for (%(default)s)",
-    )
-    what("--seed", type=int, default=0, help="of the inputs and of sample:N (%(default)s)")
+    option_fields.add_arguments(command, BenchOptions)
     effort = command.add_argument_group("the run").add_argument
     effort("--workers", type=int, default=1, metavar="N", help="GPUs to measure on (%(default)s)")
     effort("--timeout", type=float, metavar="SECONDS", help="begin no new product after so long")
@@ -110,18 +75,7 @@ def run(given: argparse.Namespace) -> int:
             return 1 if summary.faults(series) else 0
     if given.timeout is not None and not given.timeout > 0:
         raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
-    request = BenchRequest.of(
-        patterns=given.patterns,
-        chains=given.chain,
-        dtype=given.dtype,
-        layout=given.layout,
-        batch=given.batch,
-        against=given.against,
-        device=given.device,
-        graph=given.graph,
-        inductor_sample=given.inductor_sample,
-        seed=given.seed,
-    )
+    request = BenchRequest.of(BenchOptions(**option_fields.values(BenchOptions, given)))
     progress = None if given.json else _Progress(sys.stderr)
     try:
         outcome = run_bench(

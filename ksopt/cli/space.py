@@ -9,6 +9,8 @@ from ksopt.cli import constraint_arguments
 from ksopt.cli.search import in_options, options_named
 from ksopt.report import tables
 from ksopt.search.layer_request import LayerRequest
+from ksopt.search.options import SearchOptions
+from ksopt.system import option_fields
 
 EPILOG = f"""\
 The space is what `ksopt search` chooses from: see docs/search.md. Counting is cut off after so many
@@ -39,7 +41,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="MOST",
         help="most factors, 1 to 3 (%(default)s)",
     )
-    constraint_arguments.add_arguments(add)
+    for name in constraint_arguments.NAMES:
+        option_fields.add_argument(add, SearchOptions, name)
     add(
         "--dtype",
         default=LayerRequest.dtype,
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
             dtype=args.dtype,
             layout=args.layout,
             train=args.train,
-            **constraint_arguments.options(args),
+            **{name: getattr(args, name) for name in constraint_arguments.NAMES},
         )
         listed = listing(request, args.limit, args.order, args.visits)
     if args.json:

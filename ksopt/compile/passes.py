@@ -38,7 +38,7 @@ log = logging.getLogger("ksopt.compile")
 Judge = Callable[[Site], Decision]
 """Decides whether a site is lowered."""
 
-_PRODUCTS = (ops.ks_mm, ops.ks_mm_once)
+_PRODUCTS = (ops.ks_mm, ops.ks_mm_once, ops.ks_mm_saving)
 
 _BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
 """Higher-order operators that call their first argument, a graph, with the others."""

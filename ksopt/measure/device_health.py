@@ -5,21 +5,20 @@ from __future__ import annotations
 import torch
 
 from ksopt.errors import KsoptError
-from ksopt.patterns.chain import Chain
 
 
 class DeviceLostError(KsoptError, RuntimeError):
     """Every further call on the device would fail in this process, whatever it computes."""
 
 
-def check(device: torch.device, chain: Chain) -> None:
+def check(device: torch.device, chain: object) -> None:
     """Nothing, but where a failure has left the device unusable for this process.
 
     After an illegal access or a trap every call fails: chains that come later must not be blamed.
 
     Args:
         device: Where the chain failed.
-        chain: What failed.
+        chain: What failed: a chain, or another operator, that has a text.
 
     Raises:
         DeviceLostError: The device does not work in this process any more.

@@ -188,7 +188,7 @@ class Pattern:
         """
         rows = checked_int(batch, "batch", f"bytes({batch!r}, {dtype!r})", minimum=0)
         elements = rows * (self.out_features + self.in_features) + self.nnz
-        return elements * _bytes_per_element(dtype)
+        return elements * bytes_per_element(dtype)
 
     def is_chainable(self, right: Pattern) -> bool:
         """Whether a chain of this factor and ``right`` is chainable: see `Chain.is_chainable`."""
@@ -200,7 +200,12 @@ class Pattern:
         )
 
 
-def _bytes_per_element(dtype: object) -> int:
+def bytes_per_element(dtype: object) -> int:
+    """Bytes of a number of a dtype: a name (``"float16"``, ``"bf16"``), or torch's or NumPy's.
+
+    Raises:
+        InvalidInputError: The dtype is not known.
+    """
     name = str(dtype).removeprefix("torch.").lower()
     if name not in _BYTES_PER_ELEMENT:
         raise InvalidInputError(

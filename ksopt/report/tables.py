@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TextIO
 
 from ksopt.errors import InvalidInputError
@@ -81,29 +80,6 @@ class Table:
         rule = "|".join("--:" if self.is_right(i) else "---" for i in range(len(self.columns)))
         lines = [f"| {' | '.join(self.heads)} |", f"|{rule}|"]
         return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
-
-    def html(self) -> str:
-        """An HTML table in a block that scrolls sideways where it is too wide.
-
-        Example:
-            >>> print(Table(("chain",), (("(1,2,3,4)*(4,1,1,3)",),)).html())
-            <div class="table"><table>
-            <tr><th>chain</th></tr>
-            <tr><td>(1,2,3,4)*<wbr>(4,1,1,3)</td></tr>
-            </table></div>
-        """
-
-        def line(tag: str, cells: Sequence[str]) -> str:
-            marks = (
-                f"<{tag}{' class=right' if self.is_right(i) else ''}>"
-                # A chain may be broken between factors.
-                f"{escape(cell).replace(')*(', ')*<wbr>(')}</{tag}>"
-                for i, cell in enumerate(cells)
-            )
-            return f"<tr>{''.join(marks)}</tr>"
-
-        lines = [line("th", self.heads), *(line("td", row) for row in self.rows)]
-        return "\n".join(['<div class="table"><table>', *lines, "</table></div>"])
 
 
 def write(table: Table, stream: TextIO | None = None) -> None:

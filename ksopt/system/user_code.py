@@ -1,4 +1,4 @@
-"""Functions that a user names as MODULE:FUNCTION: imported and called, which runs their code."""
+"""Functions and modules that a user names: imported and called, which runs their code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ksopt.errors import InvalidInputError
@@ -74,6 +75,35 @@ def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
             f"{option} {text!r}: write MODULE:FACTORY, such as mymodel:build for the function "
             "build() of mymodel.py"
         )
+    module = _imported(f"{option} {text}", module_name, f"running {factory_name}() of", stream)
+    function: object = getattr(module, factory_name, None)
+    if not callable(function):
+        raise InvalidInputError(f"{option} {text}: {module_name} has no function {factory_name}")
+    return function
+
+
+def import_plugins(names: Iterable[str], stream: TextIO) -> None:
+    """Import a user's modules, which register what is theirs; ``stream`` is told so.
+
+    Args:
+        names: As in ``import NAME``.
+        stream: For the user, and for what the modules print.
+
+    Raises:
+        InvalidInputError: There is no such module, or importing it raises; the error is the cause
+            then.
+    """
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise InvalidInputError(
+                f"--plugins {name!r}: write the name of a module, such as mine for mine.py"
+            )
+        if name not in sys.modules:
+            _imported(f"--plugins {name}", name, "importing", stream)
+
+
+def _imported(what: str, module_name: str, doing: str, stream: TextIO) -> ModuleType:
+    """A user's module."""
     with _current_folder_first():
         try:
             spec = importlib.util.find_spec(module_name)
@@ -81,20 +111,12 @@ def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
             spec = None
         if spec is None:
             raise InvalidInputError(
-                f"{option} {text}: there is no module {module_name}, neither installed nor in "
-                f"{Path.cwd()}"
+                f"{what}: there is no module {module_name}, neither installed nor in {Path.cwd()}"
             )
-        print(f"running {factory_name}() of {spec.origin}: this is its own code", file=stream)
+        print(f"{doing} {spec.origin}: this is its own code", file=stream)
         # What it prints must not come between the lines of a result.
-        with contextlib.redirect_stdout(stream):
-            with _in_words(f"{option} {text}: importing {module_name}"):
-                module = importlib.import_module(module_name)
-            function: object = getattr(module, factory_name, None)
-            if not callable(function):
-                raise InvalidInputError(
-                    f"{option} {text}: {module_name} has no function {factory_name}"
-                )
-            return function
+        with contextlib.redirect_stdout(stream), _in_words(f"{what}: importing {module_name}"):
+            return importlib.import_module(module_name)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Comparison
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.registry import Replacement, operator_of
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.report import tables
 from ksopt.report.tables import Table
@@ -35,23 +37,26 @@ class Work:
     memory_bound: bool
 
     @classmethod
-    def of(cls, pattern: Pattern, batch: int, roofline: Roofline, passes: int = 1) -> Work:
-        """That of a factor.
+    def of(
+        cls, part: Pattern | StructuredOperator, batch: int, roofline: Roofline, passes: int = 1
+    ) -> Work:
+        """That of a factor, or of an operator that has none.
 
         Args:
-            pattern: The factor's.
+            part: The factor's pattern, or the operator.
             batch: Rows of the input.
             roofline: Of the device and dtype.
             passes: 3 for a step of training: the product, and the gradients of input and weights.
 
         Example:
             >>> roofline = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "")
-            >>> found = Work.of(Pattern(1, 4, 4, 1), 1000, roofline)
-            >>> found.bytes_moved, found.flops, found.memory_bound
+            >>> work = Work.of(Pattern(1, 4, 4, 1), 1000, roofline)
+            >>> work.bytes_moved, work.flops, work.memory_bound
             (32064, 32000, True)
         """
-        moved = passes * pattern.bytes(batch, roofline.dtype)
-        flops = passes * pattern.flops(batch)
+        count = part.bytes if isinstance(part, Pattern) else part.bytes_moved
+        moved = passes * count(batch, roofline.dtype)
+        flops = passes * part.flops(batch)
         return cls(
             moved,
             flops,
@@ -67,19 +72,18 @@ def sentences(result: LayerResult) -> list[str]:
 
 def table(result: LayerResult) -> Table:
     """The dense layer, and each step's chain, factor by factor."""
-    size, rows = result.request.size, []
-    dense = _of_chain(Chain.dense(size.in_features, size.out_features), result)
+    rows = []
+    dense = [_dense(result)]
     chosen = list(_chosen(result))
     for finalist in chosen:
-        several = _of_chain(finalist.facts.chain, result)
+        parts = _parts(finalist.facts.chain)
+        several = [_work(part, result) for part in parts]
         latency = finalist.latency.median_us
         rows.append([str(finalist.facts.chain), *_cells(several), *_reached(several, latency)])
         if len(several) > 1:
             rows += [
                 [f"factor {place}: {pattern}", *_cells([one]), "", ""]
-                for place, (pattern, one) in enumerate(
-                    zip(finalist.facts.chain, several, strict=True), start=1
-                )
+                for place, (pattern, one) in enumerate(zip(parts, several, strict=True), start=1)
             ]
     if chosen:
         rows.append(["dense", *_cells(dense), *_reached(dense, chosen[0].dense.median_us)])
@@ -97,17 +101,26 @@ def _chosen(result: LayerResult) -> Iterable[Finalist]:
     return finalists.values()
 
 
-def _of_chain(chain: Chain, result: LayerResult) -> list[Work]:
+def _parts(chain: Replacement) -> Sequence[Pattern | StructuredOperator]:
+    """A chain's factors, which run one after the other; another operator as a whole."""
+    return chain.patterns if isinstance(chain, Chain) else [operator_of(chain)]
+
+
+def _work(part: Pattern | StructuredOperator, result: LayerResult) -> Work:
     batch = result.request.batch
     assert batch is not None
-    passes = 3 if result.request.train else 1
-    return [Work.of(pattern, batch, result.roofline, passes) for pattern in chain]
+    return Work.of(part, batch, result.roofline, passes=3 if result.request.train else 1)
+
+
+def _dense(result: LayerResult) -> Work:
+    """The dense layer's."""
+    size = result.request.size
+    return _work(Pattern(1, size.out_features, size.in_features, 1), result)
 
 
 def _sentence(finalist: Finalist, result: LayerResult) -> str:
-    size = result.request.size
-    (dense,) = _of_chain(Chain.dense(size.in_features, size.out_features), result)
-    factors = _of_chain(finalist.facts.chain, result)
+    dense = _dense(result)
+    factors = [_work(part, result) for part in _parts(finalist.facts.chain)]
     moved, flops = sum(one.bytes_moved for one in factors), sum(one.flops for one in factors)
     binding = [one.memory_bound for one in factors]
     if len(factors) == 1:
@@ -119,6 +132,8 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
             f"factor {place} {_BINDS[one]}-bound" for place, one in enumerate(binding, start=1)
         )
         bound = f"of its factors, {named}"
+    is_chain = isinstance(finalist.facts.chain, Chain)
+    counted = ", its factors' inputs and outputs counted" if is_chain else ""
     floor = sum(one.floor_us for one in factors)
     reached = floor / finalist.latency.median_us
     dense_reached = dense.floor_us / finalist.dense.median_us
@@ -126,12 +141,12 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
     lead = _lead(floor, dense.floor_us, reached, dense_reached) if is_faster else ""
     return (
         f"{finalist.facts.chain} computes {_against(dense.flops, flops)} the dense layer and moves "
-        f"{_against(dense.bytes_moved, moved)} it, its factors' inputs and outputs counted. By "
+        f"{_against(dense.bytes_moved, moved)} it{counted}. By "
         f"this device's roofline {bound}, and the dense layer is "
         f"{_BINDS[dense.memory_bound]}-bound; the floors are {phrases.microseconds(floor)} and "
         f"{phrases.microseconds(dense.floor_us)}. "
-        f"The chain reaches an efficiency of {reached:.2f}, the dense layer of "
-        f"{dense_reached:.2f}{lead}."
+        f"The {'chain' if is_chain else 'operator'} reaches an efficiency of {reached:.2f}, the "
+        f"dense layer of {dense_reached:.2f}{lead}."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ksopt.patterns.chain import Chain
 from ksopt.report.document import Section
 from ksopt.search import diagnostics, metrics, recommend
 from ksopt.search.metrics import LATENCY, Metric
@@ -112,6 +113,8 @@ def latency(result: LayerResult) -> Section:
         "point is its trial's latency over the dense layer's, timed in turns with it, on the scale "
         "of the dense layer's latency of the final."
     )
+    if any(not isinstance(trial.facts.chain, Chain) for trial in result.trials):
+        text += " Diamonds are operators of other structures."
     drawing = figure(partial(latency_plot, result))
     return Section("Latency against weights", (), (text,), figure=drawing)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
+from ksopt.patterns.chain import Chain
 from ksopt.report import svg
 from ksopt.report.document import Figure
 from ksopt.search.diagnostics import Predictor
@@ -170,11 +171,15 @@ def _marks(
 
 def _mark(trial: TrialRecord, x: float, y: float, tip: str) -> str:
     title = _title(tip)
+    chain = trial.facts.chain
+    if not isinstance(chain, Chain):
+        diamond = f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"
+        return f'<path class="point" d="{diamond}">{title}</path>'
     return {
         1: f'<path class="point" d="M{x - 4:.1f} {y - 4:.1f}h8v8h-8z">{title}</path>',
         2: f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>',
         3: f'<path class="point" d="M{x:.1f} {y - 5:.1f}l5 9h-10z">{title}</path>',
-    }[len(trial.facts.chain)]
+    }[len(chain)]
 
 
 def _title(tip: str) -> str:

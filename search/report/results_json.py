@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any
 
 from ksopt.measure.timing import Measurement
+from ksopt.patterns.chain import Chain
 from ksopt.search import diagnostics, metrics, recommend, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
@@ -154,9 +155,10 @@ def _layer_request(request: LayerRequest) -> dict[str, Any]:
 
 
 def _facts(known: ChainFacts) -> dict[str, Any]:
+    chain = known.chain
     return {
-        "chain": str(known.chain),
-        "patterns": [list(pattern.weight_shape) for pattern in known.chain],
+        "chain": str(chain),
+        "patterns": [list(p.weight_shape) for p in chain] if isinstance(chain, Chain) else [],
         "parameters": known.nnz,
         "share_of_dense": known.share,
         "rho": known.rho,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ksopt.patterns.chain import Chain
 from ksopt.report import tables
 from ksopt.report.document import Figure, Section
 from ksopt.search.plan import effect_of, plan_of
@@ -90,10 +91,11 @@ def use_in_layer(result: SearchResult) -> Section:
     for answer in used:
         assert answer.chosen is not None
         chain = answer.chosen.facts.chain
-        lines.append(
-            f'layer = KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
-            f"  # {answer.budget.text}"
-        )
+        made = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
+        if not isinstance(chain, Chain):
+            parsed = f'ksopt.operators.registry.parse("{chain}")'
+            made = f'{parsed}.bind(weights, "{request.layout}")'
+        lines.append(f"layer = {made}  # {answer.budget.text}")
     lines += [
         "",
         "# compiled, alone or with the model that it is part of",

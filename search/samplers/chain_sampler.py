@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from math import log2
+from math import log2, prod
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
+from ksopt.operators.registry import Replacement, operator_of
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Dims
 from ksopt.search import metrics
@@ -68,19 +69,24 @@ def distributions(dims: Dims) -> dict[str, BaseDistribution]:
     }
 
 
-def coordinates(chain: Chain) -> dict[str, float]:
-    """Where a chain lies.
+def coordinates(chain: Replacement) -> dict[str, float]:
+    """Where a chain lies; another operator by the shapes of its weights, as factors without d.
 
     Example:
-        >>> found = coordinates(Chain.parse("(1,16,8,4)*(4,8,8,1)"))
-        >>> found["factors"], found["log2_b1"], found["log2_d1"], found["log2_b3"]
+        >>> place = coordinates(Chain.parse("(1,16,8,4)*(4,8,8,1)"))
+        >>> place["factors"], place["log2_b1"], place["log2_d1"], place["log2_b3"]
         (2.0, 4.0, 2.0, 0.0)
     """
-    where = {"factors": float(len(chain))}
+    if isinstance(chain, Chain):
+        sizes = [(pattern.b, pattern.c, pattern.d) for pattern in chain]
+    else:
+        most = max(chain.in_features, chain.out_features)  # of the coordinates' ranges
+        shapes = operator_of(chain).parameter_shapes()[:MOST_FACTORS]
+        sizes = [(min(most, s[0]), min(most, prod(s[1:])), 1) for s in shapes]
+    where = {"factors": float(len(sizes))}
     for place in range(MOST_FACTORS):
-        pattern = chain[place] if place < len(chain) else None
-        for letter in "bcd":
-            size = getattr(pattern, letter) if pattern is not None else 1
+        of_factor = sizes[place] if place < len(sizes) else (1, 1, 1)
+        for letter, size in zip("bcd", of_factor, strict=True):
             where[f"log2_{letter}{place + 1}"] = log2(size)
     return where
 
@@ -96,7 +102,7 @@ class ChainSampler(BaseSampler):
         seed: Of the draws. A resumed study should pass another than its first run's.
     """
 
-    def __init__(self, candidates: Sequence[Chain], kind: Kind, seed: int) -> None:
+    def __init__(self, candidates: Sequence[Replacement], kind: Kind, seed: int) -> None:
         self._candidates = list(candidates)
         self._names = list(coordinates(candidates[0]))
         self._where = np.array([list(coordinates(chain).values()) for chain in candidates])
@@ -105,7 +111,7 @@ class ChainSampler(BaseSampler):
         self._open = np.ones(len(candidates), dtype=bool)
         self._index = {chain: i for i, chain in enumerate(candidates)}
         self._rng = random.Random(seed)
-        self._drawn: dict[int, Chain] = {}
+        self._drawn: dict[int, Replacement] = {}
         self._model: BaseSampler | None = None
         self.name: Kind = kind
         if kind == "NSGA-II":
@@ -128,12 +134,12 @@ class ChainSampler(BaseSampler):
         """Candidates that have not been tried."""
         return int(self._open.sum())
 
-    def close(self, chains: Iterable[Chain]) -> None:
+    def close(self, chains: Iterable[Replacement]) -> None:
         """Draw none of these chains, but any other."""
         self._open[:] = True
         self._open[[self._index[chain] for chain in chains if chain in self._index]] = False
 
-    def drawn(self, trial_number: int) -> tuple[Chain, str] | None:
+    def drawn(self, trial_number: int) -> tuple[Replacement, str] | None:
         """The chain that was drawn for a trial, and how; None if it was enqueued."""
         chain = self._drawn.get(trial_number)
         return None if chain is None else (chain, self.name)

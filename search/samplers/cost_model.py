@@ -11,6 +11,7 @@ import torch
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import choice_report
 from ksopt.kernels.problem import DeviceSpec
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.layer_request import LayerRequest
 
@@ -46,8 +47,8 @@ class CostModel:
         """What was predicted so far, by factor."""
         return self._known
 
-    def predicted_us(self, chain: Chain) -> float | None:
-        """Sum of the factors' predicted times; None if one of them has none.
+    def predicted_us(self, chain: Replacement) -> float | None:
+        """Sum of the factors' predicted times; None if one has none, or it is no chain.
 
         Example:
             >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -55,16 +56,20 @@ class CostModel:
             >>> model.predicted_us(Chain.parse("(1,64,64,16)*(16,64,64,1)")) > 0
             True
         """
+        if not isinstance(chain, Chain):
+            return None
         times = [self._factor(pattern) for pattern in chain]
         return None if None in times else sum(time for time in times if time is not None)
 
-    def fastest(self, chains: Sequence[Chain], count: int, seconds: float) -> list[Chain]:
+    def fastest(
+        self, chains: Sequence[Replacement], count: int, seconds: float
+    ) -> list[Replacement]:
         """Those that are predicted to be fastest, of as many as there is time for, in order.
 
         A prediction weighs hundreds of tiles: some 10 ms for a pattern.
         """
         until = time.monotonic() + seconds
-        fastest: list[tuple[float, int, Chain]] = []
+        fastest: list[tuple[float, int, Replacement]] = []
         for chain in chains:
             predicted = self.predicted_us(chain)
             if predicted is not None:

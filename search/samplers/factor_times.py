@@ -22,6 +22,8 @@ import numpy.typing as npt
 from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.measure.roofline import Roofline
+from ksopt.operators import registry
+from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search import metrics
 from ksopt.search.layer_request import LayerRequest
@@ -149,19 +151,20 @@ class Estimator:
     def of(
         cls,
         request: LayerRequest,
-        candidates: Sequence[Chain],
+        candidates: Sequence[Replacement],
         steps: Sequence[Step],
         model: CostModel | None,
         roofline: Roofline,
     ) -> Estimator | None:
-        """For a request with its batch resolved; None where there is no cost model."""
-        if model is None:
+        """For a request with its batch resolved; None without a cost model, or without chains."""
+        chains = [one for one in candidates if isinstance(one, Chain)]
+        if model is None or not chains:
             return None
         assert request.batch is not None
         floor_us = functools.partial(roofline.factor_floor_us, batch=request.batch)
-        return cls(candidates, steps, model, floor_us, turns(request))
+        return cls(chains, steps, model, floor_us, turns(request))
 
-    def next(self, trials: Sequence[FrozenTrial], tried: Set[Chain]) -> Chain | None:
+    def next(self, trials: Sequence[FrozenTrial], tried: Set[Replacement]) -> Chain | None:
         """The untried chain that is estimated to be fastest; None if it is the sampler's turn.
 
         The sampler has a turn now and then: an estimate knows the time of factors, and nothing of
@@ -173,9 +176,10 @@ class Estimator:
         theirs = sum(trial.user_attrs.get("origin") in ("TPE", "NSGA-II") for trial in ended)
         if ours >= self.turns * (theirs + 1):
             return None
-        chains = [Chain.parse(trial.user_attrs["chain"]) for trial in ended]
+        chains = [registry.parse(trial.user_attrs["chain"]) for trial in ended]
         factors_us = [trial.user_attrs.get("factors_us") or () for trial in ended]
-        times = factor_times(zip(chains, factors_us, strict=True))
+        pairs = zip(chains, factors_us, strict=True)
+        times = factor_times((chain, us) for chain, us in pairs if isinstance(chain, Chain))
         overlap_us = overlaps_us(
             (trial.user_attrs["latency"]["median_us"], of_one)
             for trial, of_one in zip(ended, factors_us, strict=True)
@@ -245,7 +249,7 @@ class Estimator:
         return math.inf if guess is None else correction * guess
 
     @functools.cached_property
-    def _rows(self) -> dict[Chain, int]:
+    def _rows(self) -> dict[Replacement, int]:
         return {chain: row for row, chain in enumerate(self.candidates)}
 
     @functools.cached_property

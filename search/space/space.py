@@ -6,11 +6,14 @@ What is in the space, and what is not, stands in `ksopt.search.space.enumerate`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators import registry
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.registry import KRONECKER, Replacement
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget, Dims
 from ksopt.search.layer_request import LayerRequest
@@ -51,14 +54,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Space:
-    """The chains that a study may draw.
+    """The chains that a study may draw, and operators of other structures.
 
     Args:
         dims: Size of the layer.
         steps: The steps that some chain meets.
         unmet: Those that none does.
-        candidates: Chains that one of the steps may recommend, each once, fewest weights first.
-        count: Chains within the largest budget, counted as far as the enumeration went.
+        candidates: Those that one of the steps may recommend, each once, fewest weights first.
+        count: Those within the largest budget, counted as far as the enumeration went.
         exact: Whether it went to the end.
         complete: Whether the candidates are all that the steps may recommend, or a sample.
     """
@@ -66,7 +69,7 @@ class Space:
     dims: Dims
     steps: tuple[Step, ...]
     unmet: tuple[Budget, ...]
-    candidates: tuple[Chain, ...]
+    candidates: tuple[Replacement, ...]
     count: int
     exact: bool
     complete: bool
@@ -80,7 +83,8 @@ def build(request: LayerRequest) -> Space:
     more. Where an enumeration
     would take more than about a second (three factors of dims with many divisors) they are drawn by
     random descents through the same tree of choices: every chain can come, but not all are equally
-    likely. No more than what is kept is ever in memory. The named families are always kept.
+    likely. No more than what is kept is ever in memory. The named families are always kept. Of each
+    structure besides chains, up to 500 that have the rank asked for are kept.
 
     Raises:
         InvalidInputError: No chain meets any step; the sentence names the smallest budget that
@@ -94,7 +98,7 @@ def build(request: LayerRequest) -> Space:
     rng = random.Random(request.seed)
     pools = [_Pool(budget, request.min_use, rng) for budget in request.steps]
     count, exact = 0, True
-    for factors in range(1, request.max_factors + 1):
+    for factors in range(1, request.max_factors + 1 if KRONECKER in request.structures else 1):
         for pool in pools:
             pool.open_stratum(_most(factors))
         walk = Walk(
@@ -117,22 +121,65 @@ def build(request: LayerRequest) -> Space:
                 pool.draw(request, factors)
         for pool in pools:
             pool.close_stratum()
-    for _, chain in families(request):
-        for pool in pools:
-            pool.add(chain.patterns)
+    if KRONECKER in request.structures:
+        for _, chain in families(request):
+            for pool in pools:
+                pool.add(chain.patterns)
+    for name in request.structures:
+        if name != KRONECKER:
+            count += _offer_structure(name, request, pools)
     steps = tuple(step for pool in pools if (step := pool.step()) is not None)
     if not steps:
-        raise InvalidInputError(no_chain(request))
-    kept = dict.fromkeys(patterns for pool in pools for patterns in pool.candidates())
+        if KRONECKER in request.structures:
+            raise InvalidInputError(no_chain(request))
+        raise InvalidInputError(
+            f"budget {' or '.join(step.text for step in request.steps)}: "
+            f"{' and '.join(request.structures)} have no operator of rank {request.rank} or more "
+            f"and so few weights for dims {request.size}; a smaller min_rank or a larger budget "
+            "may allow one"
+        )
+    kept = dict.fromkeys(map(_replacement, (one for pool in pools for one in pool.candidates())))
     return Space(
         dims=request.size,
         steps=steps,
         unmet=tuple(pool.budget for pool in pools if pool.step() is None),
-        candidates=tuple(sorted(map(Chain, kept), key=lambda chain: (chain.nnz, chain))),
+        candidates=tuple(sorted(kept, key=_order)),
         count=count,
         exact=exact,
         complete=exact and not any(pool.overflowed for pool in pools),
     )
+
+
+def _offer_structure(name: str, request: LayerRequest, pools: Sequence[_Pool]) -> int:
+    """Offer the operators of a structure that a request admits; how many there are."""
+    size, count = request.size, 0
+    for pool in pools:
+        pool.open_stratum(_MOST_PER_STRATUM)
+    for operator in registry.structure_of(name).candidates(size.in_features, size.out_features):
+        if request.admits(operator) and operator.nnz <= request.steps[-1].parameters:
+            count += 1
+            for pool in pools:
+                pool.offer(operator)
+    for pool in pools:
+        pool.close_stratum()
+    return count
+
+
+def _replacement(candidate: Factors | StructuredOperator) -> Replacement:
+    return Chain(candidate) if isinstance(candidate, tuple) else candidate
+
+
+def _order(candidate: Replacement) -> tuple[int, bool, Chain | str]:
+    """Fewest weights first; of as many, chains first."""
+    if isinstance(candidate, Chain):
+        return candidate.nnz, False, candidate
+    return candidate.nnz, True, str(candidate)
+
+
+def _nnz(candidate: Factors | StructuredOperator) -> int:
+    if isinstance(candidate, tuple):
+        return sum(pattern.nnz for pattern in candidate)
+    return candidate.nnz
 
 
 def _most(factors: int) -> int:
@@ -140,22 +187,25 @@ def _most(factors: int) -> int:
 
 
 class _Pool:
-    """Collects the candidates of one step, one number of factors after the other."""
+    """Collects the candidates of one step, one stratum after the other.
+
+    A stratum is the chains of one number of factors, or the operators of another structure.
+    """
 
     def __init__(self, budget: Budget, min_use: float, rng: random.Random) -> None:
         self.budget = budget
         self.overflowed = False
         self._requested = ceil(min_use * budget.parameters)
         self._rng = rng
-        self._kept: list[Factors] = []
+        self._kept: list[Factors | StructuredOperator] = []
         # The largest chains that use less than was asked, should none use as much.
-        self._below: list[Factors] = []
+        self._below: list[Factors | StructuredOperator] = []
         self._below_nnz = 0
         self.open_stratum(_MOST_PER_STRATUM)
 
     def open_stratum(self, most: int) -> None:
         self._most = most
-        self._stratum: list[Factors] = []
+        self._stratum: list[Factors | StructuredOperator] = []
         self._seen = 0
 
     def close_stratum(self) -> None:
@@ -163,9 +213,9 @@ class _Pool:
         self.overflowed |= self._seen > len(self._stratum)
         self._stratum = []
 
-    def offer(self, factors: Factors) -> None:
+    def offer(self, factors: Factors | StructuredOperator) -> None:
         """Keep a chain with the same chance as every other of its stratum."""
-        nnz = sum(pattern.nnz for pattern in factors)
+        nnz = _nnz(factors)
         if nnz > self.budget.parameters:
             return
         if nnz < self._requested:
@@ -182,8 +232,7 @@ class _Pool:
 
     def add(self, factors: Factors) -> None:
         """Keep a chain for certain, if the step may recommend it."""
-        nnz = sum(pattern.nnz for pattern in factors)
-        if self._requested <= nnz <= self.budget.parameters and factors not in self._kept:
+        if self._requested <= _nnz(factors) <= self.budget.parameters and factors not in self._kept:
             self._kept.append(factors)
 
     def draw(self, request: LayerRequest, factors: int) -> None:
@@ -208,7 +257,7 @@ class _Pool:
             if len(self._stratum) == self._most:
                 break
 
-    def candidates(self) -> Iterable[Factors]:
+    def candidates(self) -> Iterable[Factors | StructuredOperator]:
         return self._kept or self._below
 
     def step(self) -> Step | None:

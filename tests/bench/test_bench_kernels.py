@@ -18,6 +18,7 @@ import torch
 from ksopt import baselines
 from ksopt.bench import benchmark, entries, results_folder, summary, worker
 from ksopt.bench.benchmark import Bench
+from ksopt.bench.options import BenchOptions
 from ksopt.bench.request import EAGER, BenchRequest, Subject
 from ksopt.bench.rows import OURS, Line, Row
 from ksopt.cli import main
@@ -68,7 +69,7 @@ def request(**changed: object) -> BenchRequest:
         "batch": "16",
         "against": "bmm,dense",
     }
-    return BenchRequest.of(**{**given, **changed})  # type: ignore[arg-type]
+    return BenchRequest.of(BenchOptions(**{**given, **changed}))  # type: ignore[arg-type]
 
 
 def test_every_way_is_timed_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -467,7 +468,8 @@ def test_patterns_come_from_files_samples_and_words(tmp_path: Path) -> None:
 
 def test_a_worker_makes_the_same_request() -> None:
     asked = request(chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5)
-    assert worker.request_of(dict(asked.words)) == asked
+    sent = json.loads(json.dumps(dataclasses.asdict(asked.options)))
+    assert BenchRequest.of(BenchOptions(**sent)) == asked
 
 
 def test_inductor_compiles_a_sample_spread_over_all() -> None:

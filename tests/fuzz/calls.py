@@ -21,7 +21,19 @@ def calls(g: Sketch, made: Program) -> tuple[Call, ...]:
             mode = g.pick("grad", "no_grad", "inference")
         before = (_change(g, made),) if at and g.chance(0.6) else ()
         found.append(Call(batch, mode, autocast, before))
+    if g.chance(0.15):
+        # The last one: where torch refuses the backward pass, nothing is called any more.
+        found[-1] = replace(found[-1], between=(_write(g, made),))
+        return tuple(found)
     return tuple(found) + _exchanges(g, made, found[-1])
+
+
+def _write(g: Sketch, made: Program) -> str:
+    """A statement that writes weights of the module ``m`` in place."""
+    used = [name for name in (*g.weights, *g.frozen) if f"self.{name}" in made.source()]
+    if used and g.chance(0.7):
+        return f"with torch.no_grad(): m.{g.rng.choice(used)}.mul_(0.5)"
+    return "with torch.no_grad():\n    for p in m.parameters(): p.mul_(0.5)"
 
 
 def _exchanges(g: Sketch, made: Program, last: Call) -> tuple[Call, ...]:

@@ -71,7 +71,7 @@ class Totals:
     """What all modules came to."""
 
     def __init__(self) -> None:
-        self.modules = self.failures = self.lowered = self.torchs = self.errors = self.refused = 0
+        self.modules = self.failures = self.lowered = self.torchs = self.errors = 0
         self.spellings: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class Totals:
         """Count one module."""
         self.modules += result.get("modules", 0)
         self.failures += bool(result.get("failure"))
-        for name in ("lowered", "torchs", "errors", "refused"):
+        for name in ("lowered", "torchs", "errors"):
             setattr(self, name, getattr(self, name) + bool(result.get(name)))
         for name in ("spellings", "notes", "missed"):
             getattr(self, name).update(result.get(name, {}))
@@ -91,8 +91,6 @@ class Totals:
             f"{self.modules} modules in {seconds:.0f} s: {self.failures} differences.",
             f"In {self.lowered} a site was lowered, {self.errors} end in an error in eager mode, "
             f"and in {self.torchs} torch.compile itself differs from eager mode.",
-            f"In {self.refused} torch refuses a backward pass, as a weight was written since its "
-            "product (docs/backend.md: that is stricter than eager mode).",
             "Products lowered: " + _counted(self.spellings),
             "Not recognised: " + _counted(self.missed, 12, "; "),
         ]

@@ -100,7 +100,6 @@ def _one(
     state = {**dict(m.named_parameters()), **dict(m.named_buffers())}
     for value in state.values():
         value.grad = None
-    versions = {name: _version(value) for name, value in state.items()}
     try:
         with torch.autocast("cpu", torch.bfloat16, enabled=call["autocast"]):
             result = called(*inputs)
@@ -114,13 +113,12 @@ def _one(
     try:
         _read(record.facts, everything, len(outputs))
         loss = _loss(outputs)
+        for text in call["between"]:
+            exec(text, {**namespace, "m": m})
         if loss is not None:
             loss.backward()
     except Exception as error:
         record.error = ("backward", f"{type(error).__name__}: {error}")
-        record.written = tuple(
-            name for name, value in state.items() if _version(value) != versions[name]
-        )
         return record
     if loss is not None:
         for name, value in {**inputs_by_name, **state}.items():
@@ -129,11 +127,6 @@ def _one(
             record.facts[f"grad {name}"] = None if grad is None else _copy(grad)
     _write_through(record.facts, everything)
     return record
-
-
-def _version(value: Tensor) -> int:
-    """How often a tensor was written in place."""
-    return 0 if value.is_inference() else value._version
 
 
 def _modes() -> tuple[Any, ...]:
@@ -216,7 +209,6 @@ class Outcome:
         notes: about graphs that could not be followed.
         missed: reasons.
         failed: whether eager mode ends in an error.
-        refused: whether torch refuses a backward pass of ksopt's alone, see `Record.is_refused`.
     """
 
     differences: list[str] = field(default_factory=list)
@@ -225,7 +217,6 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     failed: bool = False
-    refused: bool = False
 
 
 def compare(
@@ -245,7 +236,6 @@ def compare(
         disturbed = [run(functools.partial(_disturbed, namespace, seed)) for seed in range(3)]
         outcome.differences = differences(expected, actual, rough, disturbed)
     outcome.failed = any(record.error is not None for record in expected)
-    outcome.refused = any(record.is_refused for record in actual) and not outcome.failed
     if outcome.differences:
         plain = run(lambda: _observe_compiled(namespace, namespace["HANDOVER"]))
         outcome.torchs = differences(expected, plain, rough)

@@ -144,7 +144,8 @@ def _returns(g: Sketch, variables: list[str]) -> tuple[str, ...]:
 
 def _kept(g: Sketch, made: Program) -> Program | None:
     """The program; where it ends in an error, mostly in a form that does not."""
-    if runs(made) or g.chance(0.04):
+    # Where a weight is written before the backward pass, what torch refuses is of interest, too.
+    if runs(made) or g.chance(0.5 if made.calls[-1].between else 0.04):
         return made
     for mode in (None, "no_grad"):
         again = tuple(replace(call, mode=mode or call.mode) for call in made.calls)

@@ -62,12 +62,14 @@ class Call:
         mode: "grad", "no_grad" or "inference".
         autocast: whether it is under autocast to bfloat16.
         before: statements about the module ``m``, run first.
+        between: statements about it that run between the forward and the backward pass.
     """
 
     batch: int = 5
     mode: str = "grad"
     autocast: bool = False
     before: tuple[str, ...] = ()
+    between: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class _Writer:
         self.add("CALLS = [", 0)
         for call in p.calls:
             self.add(f"dict(batch={call.batch}, mode={call.mode!r}, autocast={call.autocast},", 1)
-            self.add(f"     before={list(call.before)!r}),", 1)
+            self.add(f"     before={list(call.before)!r}, between={list(call.between)!r}),", 1)
         self.add("]", 0)
         self.add(f"DYNAMIC = {p.dynamic!r}", 0)
         self.add(f"HANDOVER = {p.handover!r}", 0)
@@ -177,8 +179,8 @@ def texts(steps: tuple[Step, ...]) -> Iterator[str]:
 
 def _mentioned(p: Program) -> set[str]:
     """The attributes that the body needs, and those that these need."""
-    befores = [text for call in p.calls for text in call.before]
-    everything = " ".join([*texts(p.body), *p.returns, *p.finish, *befores])
+    around = [text for call in p.calls for text in (*call.before, *call.between)]
+    everything = " ".join([*texts(p.body), *p.returns, *p.finish, *around])
     needed: set[str] = set()
     statements = dict(p.attributes)
     todo = [name for name in statements if re.search(rf"\b(self|m)\.{name}\b", everything)]

@@ -17,25 +17,10 @@ class Record:
     Attributes:
         error: where it failed ("forward", "backward"), and how; None if it did not.
         facts: name -> a value to be compared: a tensor, or anything with an equality.
-        written: weights that were written in place between the call's begin and its error.
     """
 
     error: tuple[str, str] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    written: tuple[str, ...] = ()
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether torch refuses a backward pass because a weight was written since its product.
-
-        docs/backend.md says that ksopt is stricter there: it saves the weight itself, where the
-        author's code may have saved a copy.
-        """
-        stage, text = self.error or ("", "")
-        return bool(self.written) and stage == "backward" and _WRITTEN in text
-
-
-_WRITTEN = "modified by an inplace operation"
 
 
 def differences(
@@ -91,7 +76,7 @@ def _subject(text: str) -> tuple[str, str]:
 
 def _between(one: Record, other: Record, rough: bool, noisy: list[Record]) -> Iterator[str]:
     fails_alike = (one.error or ("",))[0] == (other.error or ("",))[0]
-    if not fails_alike and not other.is_refused:
+    if not fails_alike:
         yield f"error: expected {_short(one.error)}, got {_short(other.error)}"
     for name in dict.fromkeys([*one.facts, *other.facts]):
         if name not in one.facts or name not in other.facts:

@@ -54,6 +54,7 @@ def _smaller(p: Program) -> Iterator[Program]:
     for at, call in enumerate(p.calls):
         simpler = [
             replace(call, before=()),
+            replace(call, between=()),
             replace(call, autocast=False),
             replace(call, batch=5),
             replace(call, mode="grad"),

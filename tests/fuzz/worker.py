@@ -128,7 +128,6 @@ def _counted(made: Program, outcome: Outcome) -> dict[str, Any]:
         "lowered": bool(outcome.lowered),
         "torchs": bool(outcome.torchs),
         "errors": outcome.failed,
-        "refused": outcome.refused,
         "spellings": Counter(names.get(line, "elsewhere") for line in outcome.lowered),
         "notes": Counter(note.partition(": ")[2][:120] for note in outcome.notes),
         "missed": outcome.missed,

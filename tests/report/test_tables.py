@@ -5,7 +5,8 @@ import io
 import pytest
 
 from ksopt.errors import InvalidInputError
-from ksopt.report import tables
+from ksopt.report import document, tables
+from ksopt.report.document import Section
 
 
 def test_a_row_of_another_length_is_refused() -> None:
@@ -15,7 +16,8 @@ def test_a_row_of_another_length_is_refused() -> None:
 
 def test_cells_are_text_in_every_form() -> None:
     table = tables.of(("a|b",), [("<b>|*",)])
-    assert "&lt;b&gt;|*" in table.html()
+    page = document.html("", "", [Section("", table=table)])
+    assert "<tr><th>a|b</th></tr>\n<tr><td>&lt;b&gt;|*</td></tr>" in page
     assert table.markdown().splitlines()[-1] == r"| <b>\|\* |"
     stream = io.StringIO()  # no terminal
     tables.write(table, stream)

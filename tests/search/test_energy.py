@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ksopt import functional
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure import energy
@@ -86,7 +87,7 @@ class Played:
 def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Every meter is one of a played device, and measurements are short."""
     found = Played()
-    product = objectives.ks_linear
+    product = functional.ks_linear
 
     def ks_linear(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
         found.counter.used += 1000.0 / sum(weight.numel() for weight in weights)
@@ -102,7 +103,7 @@ def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
         meter: Any = found.counter
         return Objective(request, device, meter=meter).energy(chains)
 
-    monkeypatch.setattr(objectives, "ks_linear", ks_linear)
+    monkeypatch.setattr(functional, "ks_linear", ks_linear)
     monkeypatch.setattr(objectives, "F", types.SimpleNamespace(linear=linear))
     monkeypatch.setattr(energy, "Meter", found.meter)
     monkeypatch.setattr(worker, "Meter", found.meter)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ksopt import functional
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.search import (
@@ -21,7 +22,6 @@ from ksopt.search import (
     ToMeasure,
     finals,
     layers_of_model,
-    objectives,
     replay,
     run_search,
     trial_records,
@@ -116,7 +116,7 @@ def test_a_result_of_failures_and_one_that_was_stopped_fit(
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(objectives, "ks_linear", broken)
+    monkeypatch.setattr(functional, "ks_linear", broken)
     failed = check(search(trials=2))
     assert [trial["state"] for trial in failed["layers"][0]["trials"]] == ["failed"] * 2
 

@@ -13,8 +13,9 @@ import optuna
 import pytest
 import torch
 
+from ksopt import functional
 from ksopt.errors import InvalidInputError
-from ksopt.search import finals, objectives, replay, study, worker_pool
+from ksopt.search import finals, replay, study, worker_pool
 from ksopt.search.objectives import Objective
 from ksopt.search.options import STUDY
 from ksopt.search.request import SearchRequest
@@ -286,7 +287,7 @@ def test_a_study_of_another_device_is_refused(search: Search) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = objectives.ks_linear
+    right = functional.ks_linear
 
     def wrong(x: torch.Tensor, weights: list[torch.Tensor], **options: str) -> torch.Tensor:
         y = right(x, weights, **options).clone()
@@ -294,7 +295,7 @@ def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyP
             y[..., -1] *= 1.01
         return y
 
-    monkeypatch.setattr(objectives, "ks_linear", wrong)
+    monkeypatch.setattr(functional, "ks_linear", wrong)
     result = search(trials=8)
     states = {len(t.facts.chain): t for t in result.layers[0].trials}
     assert set(states) == {2, 3}
@@ -308,7 +309,7 @@ def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyP
 
 def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        objectives, "ks_linear", lambda x, w, **o: torch.full((16, 64), float("nan"))
+        functional, "ks_linear", lambda x, w, **o: torch.full((16, 64), float("nan"))
     )
     result = search(trials=2)
     assert [t.reason for t in result.layers[0].trials] == [

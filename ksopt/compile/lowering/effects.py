@@ -283,9 +283,11 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         if trace.regions[at].grad and not trace.is_intact(holder.storage):
             # The operators may need it for gradients where the author's do not; and AOTAutograd
             # computes activations again from inputs that were written since (seen in 2.13).
-            raise CannotLowerError(
-                product, "an operand is written in place behind it, and gradients are on"
-            )
+            raise CannotLowerError(product, _WRITTEN_BEHIND)
+    for product in {*found.products.values()}:
+        if product.made_at is not None and _is_written_behind(product.made_at, trace):
+            # Where the author's operator saved what it read, torch refuses the backward pass.
+            raise CannotLowerError(product, _WRITTEN_BEHIND)
     for node, view in found.exits.items():
         if trace.regions[insertion_point(node, trace)].vmap_depth:
             product = product_of(view.root)
@@ -306,6 +308,18 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 raise CannotLowerError(
                     product, "its result is written in place and read elsewhere too"
                 )
+
+
+_WRITTEN_BEHIND = "an operand is written in place behind it, and gradients are on"
+
+
+def _is_written_behind(node: fx.Node, trace: Trace) -> bool:
+    """Whether what a node reads with gradients on is written in place later."""
+    if not trace.regions[node].grad:
+        return False
+    memories = [trace.memory[one][0] for one in node.all_input_nodes if one in trace.memory]
+    order = trace.order[node]
+    return any(at > order for memory in memories for at in trace.writes.get(memory, ()))
 
 
 def _made_in_inference(trace: Trace) -> set[int | None]:

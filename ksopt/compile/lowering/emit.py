@@ -104,7 +104,7 @@ class Emitter:
             if key in self._like.meta:
                 node.meta[key] = self._like.meta[key]
         known = fx.node.map_arg(args, fake_result)
-        call = _signature((node.op, node.target, known, kwargs))
+        call = signature((node.op, node.target, known, kwargs))
         if call not in self._known:
             fakes = [value for value in tree_leaves(known) if hasattr(value, "fake_mode")]
             mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
@@ -116,6 +116,26 @@ class Emitter:
 
     def _copied(self, node: fx.Node) -> fx.Node:
         return self.call(torch.clone, node, memory_format=torch.contiguous_format)
+
+    def copied_in_another_order(self, weight: fx.Node) -> fx.Node:
+        """A copy of a weight in memory of its own, which Inductor does not leave out.
+
+        It leaves out those that have the strides of what they copy. Of [a, b, c, d] the copy is one
+        of matrices [c, b], which the product by the transpose reads as they are.
+        """
+        sizes = fake_result(weight).shape
+        if len(sizes) < 2:
+            twice = self.call(torch.Tensor.expand, weight, 2, *sizes)
+            return self.call(torch.select, self._copied(twice), 0, 0)
+        backwards = list(range(len(sizes)))[::-1]
+        # Both undo themselves.
+        for order in ([0, 3, 2, 1] if len(sizes) == 4 else backwards, backwards):
+            wanted = torch.empty([sizes[dim] for dim in order], device="meta").permute(order)
+            if not has_strides_of(weight, wanted):
+                break
+        return self.call(
+            torch.permute, self._copied(self.call(torch.permute, weight, order)), order
+        )
 
     def laid_out_like(self, node: fx.Node, wanted: Tensor) -> fx.Node:
         """The same tensor with the strides of ``wanted``, copied if it takes that."""
@@ -132,17 +152,19 @@ class Emitter:
         return node
 
 
-def _signature(value: Any) -> Hashable:
+def signature(value: Any) -> Hashable:
     """What the sizes of a call's result depend on."""
     if isinstance(value, Tensor):
-        sizes = (*map(_signature, value.shape), *map(_signature, value.stride()))
+        sizes = (*map(signature, value.shape), *map(signature, value.stride()))
         return (sizes, value.dtype, value.device, value.layout)
     if isinstance(value, torch.SymInt):
         return ("symbolic", value.node.expr)
+    if isinstance(value, slice):
+        return ("slice", signature((value.start, value.stop, value.step)))
     if isinstance(value, tuple | list):
-        return tuple(map(_signature, value))
+        return tuple(map(signature, value))
     if isinstance(value, dict):
-        return tuple((name, _signature(one)) for name, one in value.items())
+        return tuple((name, signature(one)) for name, one in value.items())
     hashable: Hashable = value
     return hashable
 

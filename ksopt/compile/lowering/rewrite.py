@@ -41,7 +41,7 @@ from ksopt.compile.lowering.effects import (
 )
 from ksopt.compile.lowering.emit import Emitter, has_strides_of, is_torchs
 from ksopt.compile.lowering.emit_mask import emit_applied
-from ksopt.compile.lowering.weight_lifetime import Weights
+from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
 
 def lower(
@@ -183,6 +183,9 @@ class _Lowering:
         pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
         if isinstance(origin, Applied):
             return emit_applied(at.emit, origin, pieces), whole
+        for index, piece in enumerate(origin.pieces):
+            if self.weights.is_only_copied(piece.root, at.product):
+                pieces[index] = at.emit.copied_in_another_order(pieces[index])
         return at.emit.call(torch.einsum, origin.equation, *pieces), whole
 
     def _product(self, root: Root, x: fx.Node, at: _Place) -> fx.Node:
@@ -190,6 +193,13 @@ class _Lowering:
         assert isinstance(root.origin, Contraction)
         dims, last = weight_dims(root.origin.factor), root.origin.factor.batch_last
         stored = self.weights.stored(root)
+        copied = self.weights.to_be_copied(root)
+        if copied is not None:
+            copy = self._copy_of(copied, root, dims, at)
+            if stored is None or self.weights.is_trained(root):
+                return at.emit.call(ops.ks_mm_once, x, copy, last)
+            weight = self._all_of(stored.root, dims, at)
+            return at.emit.call(ops.ks_mm_saving, x, weight, copy, stored.owner, last)
         if stored is not None:
             weight = self._all_of(stored.root, dims, at)
             if weight is stored.owner and stored.root is root.origin.weight:
@@ -197,6 +207,16 @@ class _Lowering:
             return at.emit.call(ops.ks_mm, x, weight, last, stored.owner)
         weight = self._all_of(root.origin.weight, dims, at)
         return at.emit.call(ops.ks_mm_once, x, weight, last)
+
+    def _copy_of(
+        self, stored: Stored, product: Root, dims: Collection[Atoms], at: _Place
+    ) -> fx.Node:
+        """A weight in memory of its own, for the backward pass of a product."""
+        assert isinstance(product.origin, Contraction)
+        weight = self._all_of(product.origin.weight, dims, at)
+        if stored.root is not product.origin.weight:
+            return weight  # a cast
+        return at.emit.copied_in_another_order(weight)
 
     def _all_of(self, root: Root, dims: Collection[Atoms], at: _Place) -> fx.Node:
         return self.moved(View(root, identity(root.shape)), dims, at)

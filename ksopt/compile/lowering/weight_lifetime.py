@@ -7,7 +7,7 @@ graph computes (masked, stacked, copied into another order) is a new tensor at e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from ksopt.compile.capture.recognize import weight_dims
 from ksopt.compile.capture.reshape_plan import keeps_memory, plan
 from ksopt.compile.capture.values import (
     Applied,
+    Biased,
     Cast,
     Combined,
     Compact,
@@ -28,6 +29,7 @@ from ksopt.compile.capture.values import (
     Stacked,
     Trace,
 )
+from ksopt.compile.lowering.saved_weight import is_saved
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Weights:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._owners: dict[int, fx.Node] = {}
+        self._saved: dict[Hashable, bool] = {}
         for node, view in trace.views.items():
             if node.op in ("placeholder", "get_attr") and view.root.kind is Kind.WEIGHT:
                 memory = memory_of(node)
@@ -61,6 +64,36 @@ class Weights:
 
     def stored(self, product: Root) -> Stored | None:
         """Where a product's weight is stored; None if it is computed at each call."""
+        stored = self._in_memory(product)
+        if stored is None:
+            return None
+        matrix = _matrix(stored.root)
+        return None if self._is_written(matrix) else stored
+
+    def to_be_copied(self, product: Root) -> Stored | None:
+        """Where a product's weight is stored, if the author's code saves no memory of it.
+
+        None, too, where nothing is saved of it: where no gradient of its input is recorded. And for
+        a trained weight that is cast: the operator casts it, and saves that.
+        """
+        assert isinstance(product.origin, Contraction)
+        stored = self._in_memory(product)
+        if stored is None or not self._records(product) or not self._flows_into(product):
+            return None
+        if stored.root is not product.origin.weight and self.is_trained(product):
+            return None
+        return None if is_saved(self._trace, product, stored.owner, self._saved) else stored
+
+    def is_only_copied(self, weight: Root, product: Root) -> bool:
+        """Whether the author's product by a trained weight saves no memory of the weight."""
+        if weight.holder is None or not self._records(product):
+            return False
+        owner = self._owners.get(memory_of(weight.holder.node) or 0)
+        if owner is None or not _needs_grad(weight.holder.node):
+            return False
+        return not is_saved(self._trace, product, owner, self._saved)
+
+    def _in_memory(self, product: Root) -> Stored | None:
         assert isinstance(product.origin, Contraction)
         root, factor = product.origin.weight, product.origin.factor
         if (
@@ -69,12 +102,12 @@ class Weights:
             and self._records_like(root, product)
         ):
             root = root.origin.source
-        matrix = root.origin.matrix if isinstance(root.origin, Compact) else root
+        matrix = _matrix(root)
         if matrix.holder is None:
             return None
         node, index_map = matrix.holder.node, matrix.holder.map
         owner = self._owners.get(memory_of(node) or 0)
-        if owner is None or self._is_written(matrix):
+        if owner is None:
             return None
         if matrix is root and not _is_view(node, index_map.dims, weight_dims(factor)):
             return None
@@ -97,6 +130,18 @@ class Weights:
                 return True
         return False
 
+    def _flows_into(self, product: Root) -> bool:
+        """Whether a gradient flows into a product's input, which may be a product itself."""
+        if self.passes_gradients(product):
+            return True
+        assert isinstance(product.origin, Contraction)
+        x = product.origin.x
+        if isinstance(x.origin, Biased):
+            x = x.origin.product.root
+        if isinstance(x.origin, Contraction):
+            return self.is_trained(x) or self._flows_into(x)
+        return x.holder is not None and _needs_grad(x.holder.node)
+
     def _records(self, product: Root) -> bool:
         made_at = product.made_at
         return made_at is not None and self._trace.regions[made_at].grad and torch.is_grad_enabled()
@@ -110,6 +155,11 @@ class Weights:
 
     def _is_written(self, root: Root) -> bool:
         return root.storage is not None and root.storage[0] in self._trace.writes
+
+
+def _matrix(root: Root) -> Root:
+    """What holds a weight in memory: a dense matrix, where the weight is part of one."""
+    return root.origin.matrix if isinstance(root.origin, Compact) else root
 
 
 def _is_view(node: fx.Node, have: object, want: object) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ksopt import functional
 from ksopt.errors import InvalidInputError
 from ksopt.report.svg import linear_ticks, log_ticks
 from ksopt.search import SearchRequest, SearchResult, progress
@@ -207,12 +208,10 @@ def test_files_are_written_whole_or_not(
 
 
 def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ksopt.search import objectives
-
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no memory | at all")
 
-    monkeypatch.setattr(objectives, "ks_linear", broken)
+    monkeypatch.setattr(functional, "ks_linear", broken)
     result = search(trials=2)
     rows = list(csv.DictReader(io.StringIO(read(result, "trials.csv"))))
     assert [row["state"] for row in rows] == ["failed"] * 2

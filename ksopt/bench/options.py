@@ -1,0 +1,79 @@
+"""What `ksopt bench kernels` can be asked, as texts: its options. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksopt.system.option_fields import option
+
+_WHAT = "what is measured"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured, as on the command line, whose options the fields are."""
+
+    patterns: tuple[str, ...] = option(
+        (),
+        "paper (its 627), sample:N of them, a file with a pattern a line, or patterns",
+        _WHAT,
+        nargs="+",
+        is_replaced=True,
+        metavar="PATTERN",
+        is_always_shown=True,
+    )
+    chains: tuple[str, ...] = option(
+        (),
+        "chains such as (..)*(..)",
+        _WHAT,
+        flag="chain",
+        nargs="+",
+        is_replaced=True,
+        metavar="CHAIN",
+        is_always_shown=True,
+    )
+    dtype: str | None = option(
+        None,
+        "float16 (default on a GPU), bfloat16 or float32 (default on a CPU)",
+        _WHAT,
+        is_always_shown=True,
+    )
+    layout: str = option(
+        "batch_first", "batch_first (default) or batch_last", _WHAT, is_always_shown=True
+    )
+    batch: str | None = option(
+        None,
+        "rows, several between commas (25088 as in the paper, on a CPU 256)",
+        _WHAT,
+        metavar="ROWS",
+        is_always_shown=True,
+    )
+    device: str = option(
+        "auto",
+        "cpu, cuda, cuda:1; auto (default): a GPU if there is one",
+        _WHAT,
+        is_always_shown=True,
+    )
+    graph: bool = option(
+        False, "time CUDA graphs, with weights that are cold in L2: small batches", _WHAT
+    )
+    against: str = option(
+        "eager",
+        "eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, bsr, "
+        "sparse, dense, inductor_bmm, inductor_einsum; with commas",
+        _WHAT,
+        metavar="WAYS",
+        is_always_shown=True,
+    )
+    inductor_sample: int = option(
+        40,
+        "products that Inductor compiles, where it is asked for (%(default)s)",
+        _WHAT,
+        parse=int,
+        metavar="N",
+        is_always_shown=True,
+    )
+    """Spread over all."""
+    seed: int = option(
+        0, "of the inputs and of sample:N (%(default)s)", _WHAT, parse=int, is_always_shown=True
+    )

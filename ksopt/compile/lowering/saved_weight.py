@@ -1,0 +1,145 @@
+"""Does the author's code keep a weight for the backward pass, or a copy of it?
+
+Autograd refuses a backward pass when a tensor that it saved was written since. Code that multiplies
+a weight by `torch.bmm` saves the weight. Code that multiplies a copy, which `einsum`, `matmul` or
+autocast makes, saves the copy, and may write the weight before the backward pass. What replaces the
+product has to save the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.values import Contraction, Root, Trace
+from ksopt.compile.lowering.emit import signature
+
+_MOST_NODES = 100
+
+
+def is_saved(trace: Trace, product: Root, owner: fx.Node, known: dict[Hashable, bool]) -> bool:
+    """Whether the author's product saves memory of a weight for the gradient of its input.
+
+    The nodes between the weight and the product run on fake tensors with gradients on.
+
+    Args:
+        trace: of the graph.
+        product: a contraction.
+        owner: the parameter or buffer whose memory the weight is in.
+        known: earlier results; the layers of a model repeat the same nodes.
+
+    Returns:
+        True, too, where those nodes cannot be run alone.
+    """
+    assert isinstance(product.origin, Contraction)
+    nodes = _between(trace, product, owner)
+    if nodes is None or any(trace.regions[node].vmap_depth for node in nodes):
+        return True
+    mode = fake_result(owner).fake_mode if isinstance(fake_result(owner), FakeTensor) else None
+    if mode is None:
+        return True
+    layer = _layer(trace, nodes, owner)
+    if layer not in known:
+        known[layer] = _is_saved(trace, nodes, owner, mode)
+    return known[layer]
+
+
+def _layer(trace: Trace, nodes: list[fx.Node], owner: fx.Node) -> Hashable:
+    """What decides of nodes: what they call, on tensors of which sizes."""
+    places = {node: at for at, node in enumerate([owner, *nodes])}
+
+    def argument(one: fx.Node) -> Any:
+        return ("place", places[one]) if one in places else fake_result(one)
+
+    calls = tuple(
+        (
+            node.op,
+            node.target,
+            trace.regions[node].grad,
+            trace.regions[node].autocast,
+            signature(fx.node.map_arg((node.args, node.kwargs), argument)),
+        )
+        for node in nodes
+    )
+    return (*calls, signature(fake_result(owner)))
+
+
+def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTensorMode) -> bool:
+    saved: set[int] = set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    values: dict[fx.Node, Any] = {}
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    guards = mode.shape_env.suppress_guards() if mode.shape_env else contextlib.nullcontext()
+    try:
+        with mode, guards, hooks:
+            values[owner] = _leaf(fake_result(owner))
+            for node in nodes:
+                with _in_region(trace, node, values[owner].device.type):
+                    values[node] = _value(node, values)
+    except Exception:  # whatever a node cannot do alone on fake tensors
+        return True
+    return values[owner].untyped_storage()._cdata in saved
+
+
+def _between(trace: Trace, product: Root, owner: fx.Node) -> list[fx.Node] | None:
+    """The nodes that make a product of its input and a weight, in their order."""
+    assert isinstance(product.origin, Contraction)
+    if product.made_at is None:
+        return None
+    left, seen = [product.made_at], {product.made_at}
+    while left:
+        for node in left.pop().all_input_nodes:
+            view = trace.views.get(node)
+            is_input = view is None or view.root is product.origin.x
+            if node in seen or is_input or node is owner or node.op == "placeholder":
+                continue
+            seen.add(node)
+            left.append(node)
+        if len(seen) > _MOST_NODES:
+            return None
+    return sorted(seen, key=lambda node: trace.order[node])
+
+
+def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    def argument(one: fx.Node) -> Any:
+        if one not in values:
+            values[one] = _leaf(fake_result(one))
+        return values[one]
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), argument)
+    if node.op == "call_function":
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    if node.op == "call_method":
+        own, *rest = args
+        return getattr(own, str(node.target))(*rest, **kwargs)
+    raise NotImplementedError(node.op)
+
+
+def _leaf(value: Any) -> Any:
+    """A fake tensor like another one, of memory of its own, that gradients are recorded for."""
+    if not isinstance(value, Tensor):
+        return value
+    new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return new.requires_grad_(value.is_floating_point())
+
+
+@contextlib.contextmanager
+def _in_region(trace: Trace, node: fx.Node, device_type: str) -> Iterator[None]:
+    """What was in force where a node ran: gradients on or off, and autocast."""
+    region = trace.regions[node]
+    dtype = region.autocast
+    with (
+        torch.set_grad_enabled(region.grad),
+        torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False),
+    ):
+        yield

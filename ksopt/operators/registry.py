@@ -1,0 +1,111 @@
+"""The structures that a search can choose from, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ksopt.errors import InvalidInputError
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.kronecker import KroneckerOperator
+from ksopt.patterns.chain import Chain
+
+KRONECKER = "ks"
+"""Chains of Kronecker-sparse factors, whose candidates are the search's own space."""
+
+Replacement = Chain | StructuredOperator
+"""What may stand in the place of a dense matrix; a chain is what `KroneckerOperator` computes."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A kind of structured operator.
+
+    Args:
+        name: What a request calls it, such as ``low-rank``; the texts of its operators are
+            ``NAME(...)``.
+        parse: Reads such a text, or raises `InvalidInputError`.
+        candidates: Of (in_features, out_features): what a search of such a layer chooses from.
+    """
+
+    name: str
+    parse: Callable[[str], StructuredOperator]
+    candidates: Callable[[int, int], Iterable[StructuredOperator]]
+
+
+_STRUCTURES: dict[str, Structure] = {}
+
+
+def register_structure(structure: Structure) -> Structure:
+    """Add a structure: a search that names it chooses from its operators, too.
+
+    Raises:
+        InvalidInputError: There is one of that name, or it is none.
+    """
+    if not re.fullmatch("[a-z][a-z0-9-]*", structure.name):
+        raise InvalidInputError(
+            f"structure {structure.name!r}: a name has small letters, digits and hyphens"
+        )
+    if structure.name in names():
+        raise InvalidInputError(f"structure {structure.name!r}: there is one of that name")
+    _STRUCTURES[structure.name] = structure
+    return structure
+
+
+def unregister_structure(name: str) -> None:
+    """Take a structure out again.
+
+    Raises:
+        InvalidInputError: There is none of that name.
+    """
+    structure_of(name)
+    del _STRUCTURES[name]
+
+
+def names() -> tuple[str, ...]:
+    """The structures that there are, chains first."""
+    return (KRONECKER, *_STRUCTURES)
+
+
+def structure_of(name: str) -> Structure:
+    """The structure of a name, other than chains.
+
+    Raises:
+        InvalidInputError: There is none of that name.
+    """
+    if name not in _STRUCTURES:
+        raise InvalidInputError(
+            f"structures {name!r}: there is no such structure; there are {', '.join(names())}, and "
+            "those that a module of --plugins registers"
+        )
+    return _STRUCTURES[name]
+
+
+def name_of(replacement: Replacement) -> str:
+    """The name of the structure of a chain or of another operator.
+
+    Example:
+        >>> name_of(Chain.dense(4, 2))
+        'ks'
+    """
+    return str(replacement).partition("(")[0] or KRONECKER
+
+
+def parse(text: str) -> Replacement:
+    """A chain, or the operator of another structure, from its text.
+
+    Raises:
+        InvalidInputError: There is no such structure, or it does not know the text.
+
+    Example:
+        >>> parse("(1,4,4,2)*(2,4,4,1)").nnz
+        64
+    """
+    name = text.partition("(")[0].strip()
+    return Chain.parse(text) if not name else structure_of(name).parse(text)
+
+
+def operator_of(replacement: Replacement) -> StructuredOperator:
+    """What a chain, or another operator, computes."""
+    return KroneckerOperator(replacement) if isinstance(replacement, Chain) else replacement

@@ -1,0 +1,158 @@
+"""Fields of a dataclass that are options of a command: one place for what both know of them.
+
+From a field that `option` makes follow the argument of the command and its help, what a dataclass
+takes of the arguments, the words of the command that makes the dataclass again, and how a sentence
+that names the field is put in the command's words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is given on a command line.
+
+    Args:
+        help: What ``--help`` says of it; %(default)s is its default.
+        group: The part of the help that it stands in.
+        flag: Its name; empty for the field's, with hyphens.
+        metavar: What its value is called.
+        parse: Reads a value; None for a text. A field that is False takes no value.
+        nargs: Of several values, as argparse has it; each time the option is given adds to them.
+        is_replaced: Whether the option, given again, replaces its values.
+        joined: What stands between several values in a command: a space, or a comma if they are
+            one word.
+        is_always_shown: Whether a command says it even where it is the default.
+        is_named: Whether sentences of the library name the field, by a name that is not the flag's.
+    """
+
+    help: str
+    group: str
+    flag: str = ""
+    metavar: str | None = None
+    parse: Callable[[str], Any] | None = None
+    nargs: str | None = None
+    is_replaced: bool = False
+    joined: str = " "
+    is_always_shown: bool = False
+    is_named: bool = False
+
+
+def option(default: Any, help: str, group: str, *, repr: bool = True, **how: Any) -> Any:
+    """A field of a dataclass that is an option, too; ``how`` is the rest of `Option`."""
+    return field(default=default, repr=repr, metadata={_KEY: Option(help, group, **how)})
+
+
+def options_of(kind: type[Any]) -> dict[str, Option]:
+    """The fields of a dataclass that are options, by name."""
+    return {one.name: one.metadata[_KEY] for one in fields(kind) if _KEY in one.metadata}
+
+
+def flag_of(name: str, one: Option) -> str:
+    """The option's name without hyphens before it."""
+    return one.flag or name.replace("_", "-")
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    kind: type[Any],
+    before: Mapping[str, Callable[[Callable[..., Any]], None]] | None = None,
+) -> None:
+    """Add a dataclass's options to a command, in the order of its fields.
+
+    Args:
+        parser: The command's.
+        kind: The dataclass.
+        before: What adds an option that is no field, by the name of the field that comes after.
+    """
+    groups: dict[str, Callable[..., Any]] = {}
+    for name, one in options_of(kind).items():
+        if one.group not in groups:
+            groups[one.group] = parser.add_argument_group(one.group).add_argument
+        if before is not None and name in before:
+            before[name](groups[one.group])
+        add_argument(groups[one.group], kind, name)
+
+
+def add_argument(add: Callable[..., Any], kind: type[Any], name: str) -> None:
+    """Add one of them to a command, or to a group of its options."""
+    one, default = options_of(kind)[name], _default(kind, name)
+    how: dict[str, Any] = {"help": one.help, "default": default}
+    if default is False:
+        how["action"] = "store_true"
+    elif one.nargs is not None:
+        how |= {"nargs": one.nargs, "metavar": one.metavar}
+        how |= {"default": None} if one.is_replaced else {"default": [], "action": "extend"}
+    else:
+        how |= {"type": one.parse, "metavar": one.metavar}
+    add(f"--{flag_of(name, one)}", **how)
+
+
+def values(kind: type[Any], args: argparse.Namespace) -> dict[str, Any]:
+    """What a dataclass takes of a command's arguments; nothing of what is not an argument."""
+    given = {}
+    for name, one in options_of(kind).items():
+        value = getattr(args, flag_of(name, one).replace("-", "_"), None)
+        if value is not None:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    return given
+
+
+def words(one: object, **instead: Any) -> Iterator[str]:
+    """The words of the command that makes a dataclass again, of what is not its default.
+
+    Args:
+        one: The dataclass.
+        instead: Values that the command says in the place of its fields', by their names.
+    """
+    for name, how in options_of(type(one)).items():
+        value = instead.get(name, getattr(one, name))
+        shown = how.is_always_shown or value != _default(type(one), name)
+        if value is None or value == () or not shown:
+            continue
+        yield f"--{flag_of(name, how)}"
+        if isinstance(value, (tuple, list)):
+            yield how.joined.join(map(shlex.quote, value))
+        elif value is not True:
+            yield shlex.quote(f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def in_flags(kind: type[Any], sentence: str) -> str:
+    """A sentence that names fields of a dataclass, with the options' names in their place."""
+    flags = {}
+    for name, one in options_of(kind).items():
+        if _default(kind, name) is False:
+            flags[f"{name}=True"] = f"--{flag_of(name, one)}"
+        elif one.is_named or "_" in name:
+            flags[name] = f"--{flag_of(name, one)}"
+    return re.sub(rf"\b({'|'.join(flags)})\b", lambda found: flags[found[0]], sentence)
+
+
+def _default(kind: type[Any], name: str) -> Any:
+    (one,) = (each for each in fields(kind) if each.name == name)
+    return None if one.default is MISSING else one.default
+
+
+def whole_number(text: str) -> int:
+    """An argument that is a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """An argument that is a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

@@ -1,0 +1,195 @@
+"""A weight that is written between the forward and the backward pass: as in eager mode.
+
+What the author's product saves for the gradient of its input decides: the weight, which must not be
+written then, or a copy.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import ksopt
+from ksopt.kernels import weight_cache
+
+
+class Layer(nn.Module):
+    """A product of rows [B, 32] by a weight, in one spelling."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4, 4, 4) / 2)
+        self.blocks = nn.Parameter(torch.randn(4, 8, 8) / 2)
+        self.other = nn.Parameter(torch.randn(2, 4, 4, 4) / 2)
+
+
+class ByEinsum(Layer):
+    copies = True
+
+    def forward(self, x):
+        return torch.einsum("nacd,abcd->nabd", x.view(-1, 2, 4, 4), self.weight).flatten(1)
+
+
+class ByMatmul(Layer):
+    copies = True
+
+    def forward(self, x):
+        return torch.matmul(self.blocks, x.view(-1, 4, 8, 1)).flatten(1)
+
+
+class OfAChain(Layer):
+    copies = True
+
+    def forward(self, x):
+        x = x.view(-1, 2, 4, 4)
+        return torch.einsum("nacd,abcd,aebd->naed", x, self.weight, self.other).flatten(1)
+
+
+class ByACastOfItsOwn(Layer):
+    copies = True
+
+    def forward(self, x):
+        weight = self.blocks.to(torch.bfloat16)
+        y = torch.bmm(x.bfloat16().view(-1, 4, 8).transpose(0, 1), weight.mT)
+        return y.transpose(0, 1).flatten(1).float()
+
+
+class UnderAutocast(Layer):
+    copies = True
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = torch.bmm(x.view(-1, 4, 8).transpose(0, 1), self.blocks.mT)
+        return y.transpose(0, 1).flatten(1).float()
+
+
+class ByBmm(Layer):
+    copies = False
+
+    def forward(self, x):
+        y = torch.bmm(x.view(-1, 4, 8).transpose(0, 1), self.blocks.mT)
+        return y.transpose(0, 1).flatten(1)
+
+
+class ByMulAndSum(Layer):
+    copies = False
+
+    def forward(self, x):
+        return (self.weight * x.view(-1, 2, 1, 4, 4)).sum(3).flatten(1)
+
+
+class InALoop(Layer):
+    copies = False
+
+    def forward(self, x):
+        pieces = [F.linear(x[:, 8 * at : 8 * at + 8], self.blocks[at]) for at in range(4)]
+        return torch.cat(pieces, dim=1)
+
+
+LAYERS = (
+    *(ByEinsum, ByMatmul, OfAChain, ByACastOfItsOwn, UnderAutocast),
+    *(ByBmm, ByMulAndSum, InALoop),
+)
+
+
+def step(model, function, x):
+    """The gradients of the input and of the weights, which are written before; None: refused."""
+    x = x.clone().requires_grad_()
+    for weight in model.parameters():
+        weight.grad = None
+    y = function(x * 1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(2)
+    is_refused = False
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        is_refused = "modified by an inplace operation" in str(error)
+        if not is_refused:
+            raise
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.div_(2)
+    return None if is_refused else [x.grad, *(weight.grad for weight in model.parameters())]
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("build", LAYERS, ids=lambda build: build.__name__)
+def test_a_weight_may_be_written_where_eager_mode_lets_it(build, dynamic, frozen):
+    torch.manual_seed(0)
+    model = build().requires_grad_(not frozen)
+    compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
+    for batch in (5, 9):
+        x = torch.randn(batch, 32)
+        expected, actual = step(model, model, x), step(model, compiled, x)
+        assert (expected is not None) == build.copies
+        if expected is None:
+            assert actual is None
+            continue
+        tolerance = 5e-2 if build in (ByACastOfItsOwn, UnderAutocast) else 1e-4
+        for one, other in zip(expected, actual, strict=True):
+            if one is None:
+                assert other is None
+            else:
+                torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance)
+    assert counters["ksopt"]["lowered"] >= 1
+
+
+def by_eager(gm, example_inputs):
+    """A backend that rewrites a graph, and runs it as it is."""
+    ksopt.compile.rewrite(gm, example_inputs)
+    return gm.forward
+
+
+def test_a_weight_that_is_computed_of_two_is_computed_of_copies():
+    class Model(Layer):
+        def forward(self, x):
+            x = x.view(-1, 2, 4, 4)  # summed over b: y = x (weight * other)
+            return torch.einsum("nacd,abcd,aecd->naed", x, self.weight, self.other).flatten(1)
+
+    model, x = Model(), torch.randn(5, 32)
+    expected, actual = step(model, model, x), step(model, torch.compile(model, backend=by_eager), x)
+    for one, other in zip(expected, actual, strict=True):
+        if one is not None:
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_author_saved_and_writes_is_left_alone():
+    class Model(Layer):
+        def forward(self, x):
+            weight = self.blocks * 2
+            y = torch.bmm(x.view(-1, 4, 8).transpose(0, 1), weight.mT)
+            weight[..., :1] += 1
+            return y.transpose(0, 1).flatten(1)
+
+    model, x = Model(), torch.randn(5, 32)
+    assert step(model, model, x) is None
+    assert step(model, torch.compile(model, backend=by_eager), x) is None
+
+
+def test_nothing_is_copied_where_no_gradient_of_the_input_is_recorded(monkeypatch):
+    emitted = []
+    model = ByEinsum()
+
+    def backend(gm, example_inputs):
+        ksopt.compile.rewrite(gm, example_inputs)
+        emitted.extend(str(node.target) for node in gm.graph.nodes if node.op == "call_function")
+        return gm.forward
+
+    torch.compile(model, backend=backend)(torch.randn(5, 32)).sum().backward()
+    assert "ksopt.ks_mm.default" in emitted
+    assert not any("clone" in target for target in emitted)
+
+
+def test_a_frozen_weight_stays_prepared_for_the_forward_pass():
+    model = ByEinsum().requires_grad_(False)
+    compiled = torch.compile(model, backend="ksopt")
+    x = torch.randn(64, 32, requires_grad=True)
+    for _ in range(2):
+        compiled(x).sum().backward()
+    kept = weight_cache.kept_bytes(x.device)
+    compiled(x).sum().backward()
+    assert weight_cache.kept_bytes(x.device) == kept
