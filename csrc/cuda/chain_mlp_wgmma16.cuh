@@ -83,7 +83,7 @@ __device__ __forceinline__ void activate_chunk(float (&sums)[Tile::J][Tile::NK /
       for (int half = 0; half < 2; ++half) {
         float& value = sums[v % Tile::J][tile * 4 + half * 2 + column];
         if (Epilogue::BIAS) value += half_of<T>(words[v / 2], v % 2);
-        value = activate<Epilogue::MIDDLE, T>(value);
+        value = activate<Epilogue::MIDDLE>(value);
       }
     }
   }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
   const uint64 hidden_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::N * 16, 128);
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
-      pass_slots_by(ring, Tile::SLOTS, own.lane);
+      pass_slots_by(ring, Tile::SLOTS);
       continue;
     }
     multiply_rows_of_x<T, P1, First, IDENTITY>(ring, stash, own);
@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
 #pragma unroll 1
       for (int part = 0; part < Tile::CHUNKS_OF_BLOCK; ++part) {
         float sums[First::J][First::NK / 2];
-        multiply_chunk<T, P1, First>(sums, ring, stash, own.lane);
+        multiply_chunk<T, P1, First>(sums, ring, stash, [] {});
         activate_chunk<T, P1, First, Epilogue>(
             sums, OutputPlace<P1, First>(block * Tile::CHUNKS_OF_BLOCK + part, own.quarter), bias);
         uint32 h[Tile::STEPS_OF_CHUNK][4];
@@ -144,7 +144,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
           }
           wgmma_commit_group();
           wgmma_wait_group<0>();
-          ring.release(ring.slot, own.lane);
+          ring.release(ring.slot);
           ring.next();
         }
         keep_operands(h);
@@ -160,8 +160,8 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
       Residual<P2, Second, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Second::J][Second::NK / 2];
-      multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk), own.lane);
-      store_outputs<T, P2, Second, Epilogue>(arguments, sums, residual, place, bias + P1::OUT, row, rows.end);
+      multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk), [] {});
+      store_outputs<T, P2, Second, Epilogue, true>(arguments, sums, residual, place, bias + P1::OUT, row, rows.end);
     }
   }
 }
@@ -177,7 +177,7 @@ __device__ __forceinline__ void chain_mlp_wgmma16_kernel(const ChainArguments& a
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) {
       full[s].init(Tile::LOADERS + 1);
-      empty[s].init(4 * Tile::GROUPS);
+      empty[s].init(First::MULTIPLIERS);
     }
     fence_for_tensor_cores();
   }

@@ -83,7 +83,10 @@ struct ChainTile {
       X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
   static constexpr int BARRIER_BYTES = 128;
   static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
-  static constexpr int STASHES_AT = BARRIER_BYTES + (P::SIBLINGS * P::OUT * 2 + 127) / 128 * 128;  // after the bias
+  // A short bias lies in shared memory; of a long one threads read their parts as they need them.
+  static constexpr int FEATURES = P::SIBLINGS * P::OUT;
+  static constexpr bool SHARED_BIAS = FEATURES <= 1536;
+  static constexpr int STASHES_AT = BARRIER_BYTES + (SHARED_BIAS ? (FEATURES * 2 + 127) / 128 * 128 : 0);
   static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
   static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
   static constexpr int64 PACKED_BYTES = RIGHT_BYTES + int64(CHUNKS) * CHUNK_BYTES;
@@ -114,11 +117,8 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   __device__ __forceinline__ void next() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
-  // All of a warp have used a slot.
-  __device__ __forceinline__ void release(int used, int lane) {
-    __syncwarp();
-    if (lane == 0) empty[used].arrive();
-  }
+  // This thread has used a slot.
+  __device__ __forceinline__ void release(int used) { empty[used].arrive(); }
   // One thread asks for packed weights, and moves on by as many.
   __device__ __forceinline__ void load_weights(const unsigned char*& weights, int at, int bytes) {
     full[slot].arrive_and_expect(bytes);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
     float low = sums[n * 4 + half * 2], high = sums[n * 4 + half * 2 + 1];
     if constexpr (MIDDLE != IDENTITY) {  // of what the first product rounds to
       const uint32 rounded = pack_pair<T>(low, high);
-      low = activate<MIDDLE, T>(half_of<T>(rounded, 0)), high = activate<MIDDLE, T>(half_of<T>(rounded, 1));
+      low = activate<MIDDLE>(half_of<T>(rounded, 0)), high = activate<MIDDLE>(half_of<T>(rounded, 1));
     }
     if constexpr (Tile::L_OF_BLOCK % 8 != 0) {  // columns that are no feature: 0 whatever x has
       const int l = (block % Tile::SPLITS * TILES + u) * 8 + 2 * quarter;
@@ -347,8 +347,8 @@ template <typename P, typename Tile, bool NEEDED> struct Residual {
   }
 };
 
-// Stores a chunk's outputs, after the epilogue. `bias` is in shared memory.
-template <typename T, typename P, typename Tile, typename Epilogue>
+// Stores a chunk's outputs, after the epilogue. `bias` is in shared memory if it is SHARED_BIAS.
+template <typename T, typename P, typename Tile, typename Epilogue, bool SHARED_BIAS>
 __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
                                               const Residual<P, Tile, Epilogue::RESIDUAL>& residual,
                                               const OutputPlace<P, Tile>& place, const uint16* bias, int64 row,
@@ -358,9 +358,13 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
   for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
     const int offset = place.behind(run) * P::D1;
     if (!place.inside(run)) continue;
-    uint4 added = make_uint4(0, 0, 0, 0);
-    if (Epilogue::BIAS) added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
-    const uint32 bias_words[4] = {added.x, added.y, added.z, added.w};
+    uint32 bias_words[4] = {};
+    if constexpr (Epilogue::BIAS && SHARED_BIAS) {
+      const uint4 added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
+      bias_words[0] = added.x, bias_words[1] = added.y, bias_words[2] = added.z, bias_words[3] = added.w;
+    } else if constexpr (Epilogue::BIAS) {
+      load_16_bytes(bias_words, bias + place.feature + offset);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 >= end) continue;
@@ -372,7 +376,7 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         for (int e = 0; e < 2; ++e) {
           float value = place.sum(sums, run, half, 2 * w + e);
           if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-          value = activate<Epilogue::ACTIVATION, T>(value);
+          value = activate<Epilogue::ACTIVATION>(value);
           if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
           values[e] = value;
         }
@@ -421,7 +425,7 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
       if (part + 1 < Tile::PARTS || at + 1 < Tile::Z_BLOCKS) load_rows(next);
       wgmma_wait_group<0>();
       keep_operands(a);
-      ring.release(used, own.lane);
+      ring.release(used);
 #pragma unroll
       for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
 #pragma unroll
@@ -432,10 +436,11 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
   }
 }
 
-// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`.
-template <typename T, typename P, typename Tile, typename AnyRing>
+// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`. `issued` is called when
+// all products are asked for.
+template <typename T, typename P, typename Tile, typename AnyRing, typename Issued>
 __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK / 2], AnyRing& ring,
-                                               const unsigned char* of_classes, int lane) {
+                                               const unsigned char* of_classes, Issued issued) {
   constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
   const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
   uint32 a[2][Tile::AT_ONCE][4];
@@ -461,12 +466,13 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK /
     // The group before is over: its operands' registers may be written, its slot given back.
     wgmma_wait_group<1>();
     if (g > 0) keep_operands(a[(g + 1) % 2]);
-    if (g > 0 && g % IN_SLOT == 0) ring.release(before, lane);
+    if (g > 0 && g % IN_SLOT == 0) ring.release(before);
     if ((g + 1) % IN_SLOT == 0) before = ring.slot, ring.next();
   }
+  issued();
   wgmma_wait_group<0>();
   keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
-  ring.release(before, lane);
+  ring.release(before);
 #pragma unroll
   for (int j = 0; j < Tile::J; ++j) wgmma_fence_operand(sums[j]);
 }
@@ -498,31 +504,60 @@ __device__ __forceinline__ void load_bias(uint16* bias, const void* from, int th
   }
 }
 
+// Warpgroups take turns in asking for a chunk's products, so that one multiplies while others store. One that
+// multiplies out of turn would take slots that the others, who wait, do not give back: so only where the ring
+// holds all of a chunk.
+template <typename Tile> struct Turns {
+  static constexpr int GROUPS = Tile::GROUPS, FIRST = 2;  // barrier
+  static constexpr bool TAKEN = GROUPS > 1 && Tile::SLOTS_OF_CHUNK <= Tile::STAGES;
+  int group;
+  __device__ __forceinline__ explicit Turns(int group_) : group(group_) {
+    if (TAKEN && group == GROUPS - 1) arrive_at(FIRST, 256);  // the first group begins
+  }
+  __device__ __forceinline__ void take() const {
+    if (TAKEN) wait_at(FIRST + group, 256);
+  }
+  // `last`: no group takes another turn after this one's group.
+  __device__ __forceinline__ void pass_on(bool last) const {
+    if (TAKEN && !(last && group == GROUPS - 1)) arrive_at(FIRST + (group + 1) % GROUPS, 256);
+  }
+};
+
 // The job of a warpgroup that has no rows left while others of its block have: it uses slots up.
-template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots, int lane) {
+template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots) {
 #pragma unroll 1
   for (int at = 0; at < slots; ++at) {
     ring.wait_until_full();
-    ring.release(ring.slot, lane);
+    ring.release(ring.slot);
     ring.next();
   }
 }
 
 template <typename T, typename P, typename Tile, typename Epilogue, typename AnyRing>
-__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* bias,
+__device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, unsigned char* stashes, uint16* shared_bias,
                                                AnyRing ring) {
   const int thread = threadIdx.x - Tile::LOADERS;
   const ChainThread<Tile> own(thread);
   const ChainRows rows = ChainRows::of_block<Tile>(arguments);
   unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
   clear_rest<Tile>(stash);
-  if constexpr (Epilogue::BIAS) {
-    load_bias<P::SIBLINGS * P::OUT, Tile::MULTIPLIERS>(bias, arguments.bias, thread);
+  const Turns<Tile> turns(own.group);
+  const uint16* bias = shared_bias;
+  if constexpr (Epilogue::BIAS && Tile::SHARED_BIAS) {
+    load_bias<Tile::FEATURES, Tile::MULTIPLIERS>(shared_bias, arguments.bias, thread);
     wait_at(1, Tile::MULTIPLIERS);
+  } else {
+    bias = static_cast<const uint16*>(arguments.bias);
   }
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
+    const bool last_pass = row0 + Tile::ROWS >= rows.end;
     if (row0 + own.group * 64 >= rows.end) {
-      pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2, own.lane);
+      pass_slots_by(ring, Tile::SLOTS_1);
+      for (int at = 0; at < Tile::CHUNKS; ++at) {
+        turns.take();
+        turns.pass_on(last_pass && at + 1 == Tile::CHUNKS);
+        pass_slots_by(ring, Tile::SLOTS_OF_CHUNK);
+      }
       continue;
     }
     multiply_rows_of_x<T, P, Tile, Epilogue::MIDDLE>(ring, stash, own);
@@ -534,8 +569,10 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
       Residual<P, Tile, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Tile::J][Tile::NK / 2];
-      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk), own.lane);
-      store_outputs<T, P, Tile, Epilogue>(arguments, sums, residual, place, bias, row, rows.end);
+      turns.take();
+      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk),
+                                 [&] { turns.pass_on(last_pass && at + 1 == Tile::CHUNKS); });
+      store_outputs<T, P, Tile, Epilogue, Tile::SHARED_BIAS>(arguments, sums, residual, place, bias, row, rows.end);
     }
   }
 }
@@ -551,7 +588,7 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::STAGES; ++s) {
       full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
-      empty[s].init(4 * Tile::GROUPS);
+      empty[s].init(Tile::MULTIPLIERS);
     }
     fence_for_tensor_cores();  // and for the copy engine
   }

@@ -23,7 +23,7 @@ __device__ __forceinline__ float sigmoid(float value) {
 }
 
 // The normal distribution's integral: Abramowitz and Stegun 7.1.26, off by at most 1e-7.
-template <typename T> __device__ __forceinline__ float normal_integral(float value) {
+__device__ __forceinline__ float normal_integral(float value) {
   const float z = fabsf(value) * 0.70710678118654752f;
   const float t = reciprocal(fmaf(0.3275911f, z, 1.0f));
   const float series =
@@ -32,23 +32,10 @@ template <typename T> __device__ __forceinline__ float normal_integral(float val
   return value < 0.0f ? tail : 1.0f - tail;
 }
 
-// For results of 8 bits: the sigmoid of a polynomial, whose relative error is at most 4e-4 from -5 on, a tenth
-// of a step, for two thirds of the instructions. Beyond, the integral is below what 1 + erf rounds to in fp32.
-template <> __device__ __forceinline__ float normal_integral<BFloat16>(float value) {
-  const float t = fminf(value * value, 25.0f);
-  constexpr float SCALE = 1.4426950408889634f;
-  float series = fmaf(t, -2.0115094429e-08f * SCALE, 1.4229677019e-06f * SCALE);
-  series = fmaf(t, series, -2.7250890253e-05f * SCALE);
-  series = fmaf(t, series, -5.8774115823e-04f * SCALE);
-  series = fmaf(t, series, 7.4078751525e-02f * SCALE);
-  series = fmaf(t, series, 1.5946754834e+00f * SCALE);
-  return reciprocal(1.0f + exponential_of_2(-value * series));
-}
-
 // A NaN stays one, and infinities become what PyTorch's functions make of them.
-template <int ACTIVATION, typename T> __device__ __forceinline__ float activate(float value) {
+template <int ACTIVATION> __device__ __forceinline__ float activate(float value) {
   if constexpr (ACTIVATION == RELU) return value < 0.0f ? 0.0f : value;
-  if constexpr (ACTIVATION == GELU) return value * normal_integral<T>(value);
+  if constexpr (ACTIVATION == GELU) return value * normal_integral(value);
   if constexpr (ACTIVATION == GELU_TANH) {  // (1 + tanh(u)) / 2 is the sigmoid of 2 u
     return value * sigmoid(1.5957691216057308f * value * fmaf(0.044715f * value, value, 1.0f));
   }

@@ -34,6 +34,11 @@ CHECKED_ROWS = (1, 63, 1000, 8_200)
 _WORSE = 1.05  # times PyTorch's own error: the same roundings, in another order
 
 
+BIASED = Epilogue(bias=True)
+GELU = Epilogue("gelu", bias=True)
+ADDED = Epilogue(bias=True, residual=True)
+
+
 @dataclass(frozen=True)
 class Case:
     """A dense layer, or several on one x, and the chains that may replace it."""
@@ -41,15 +46,13 @@ class Case:
     name: str
     chains: tuple[str, ...]
     siblings: int = 1
-    epilogue: Epilogue = Epilogue(bias=True)
+    epilogue: Epilogue = BIASED
 
     @property
     def shapes(self) -> list[Shape]:
         return [Shape.of(Chain.parse(text), self.siblings) for text in self.chains]
 
 
-GELU = Epilogue("gelu", bias=True)
-ADDED = Epilogue(bias=True, residual=True)
 CASES = (
     Case(
         "768",
@@ -182,17 +185,14 @@ def fault_of(launcher: ChainLauncher, s: Shape, o: Operands, packed: Tensor) -> 
 
 
 def tiles_of(
-    s: Shape, batch: int, spec: DeviceSpec, count: int, residual: bool = False
+    s: Shape, batch: int, spec: DeviceSpec, count: int, epilogue: Epilogue
 ) -> list[Config]:
-    """The best predicted, not more than two that differ in their slots alone."""
+    """The best predicted, not more than three that differ in their slots alone."""
     chosen: list[Config] = []
-    for tile in chains.best(s, batch, spec, 1000, residual):
-        if tile.splits > 2:
-            continue
-        alike = [
-            t for t in chosen if (t.groups, t.blocks, t.nk) == (tile.groups, tile.blocks, tile.nk)
-        ]
-        if len(alike) < 2:
+    for tile in chains.best(s, batch, spec, epilogue, 1000):
+        shares = (tile.groups, tile.blocks, tile.nk)
+        alike = [t for t in chosen if (t.groups, t.blocks, t.nk) == shares]
+        if len(alike) < 3:
             chosen.append(tile)
         if len(chosen) == count:
             break
@@ -237,7 +237,7 @@ def time_case(
     todo = [
         (s, tile)
         for s in case.shapes
-        for tile in tiles_of(s, given.rows, spec, given.tiles, case.epilogue.residual)
+        for tile in tiles_of(s, given.rows, spec, given.tiles, case.epilogue)
     ]
     sources = [chains.source(s, tile, case.epilogue, name) for s, tile in todo]
     began = time.perf_counter()
@@ -250,7 +250,7 @@ def time_case(
         launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
         index = chains.pack_index(s, tile).cuda()
         wrong = None
-        for rows in CHECKED_ROWS:
+        for rows in CHECKED_ROWS[: 3 if given.check else None]:
             o = Operands.random(s, rows, dtype)
             wrong = wrong or fault_of(launcher, s, o, chains.pack(o.left, o.right, index))
         label = f"{s} {chains.fields(tile)}"
@@ -262,6 +262,9 @@ def time_case(
         y = torch.empty(given.rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
         calls[label] = partial(call, launcher, o, chains.pack(o.left, o.right, index), y)
         of_call[label] = (s, tile)
+    if given.check:
+        print(f"# {case.name}: {len(calls)} of {len(todo)} tiles are right")
+        return
     s = case.shapes[0]
     x = torch.randn(given.rows, s.right.in_features, device="cuda").to(dtype)
     features = s.siblings * s.left.out_features
@@ -274,7 +277,7 @@ def time_case(
     for label, (s, tile) in of_call.items():
         added = 2 * given.rows * features if case.epilogue.residual else 0
         floor = roofline.floor_us(s.bytes(given.rows) + added, s.flops(given.rows))
-        predicted = chains.predicted_us(s, tile, given.rows, spec)
+        predicted = chains.predicted_us(s, tile, given.rows, spec, case.epilogue)
         fields = " ".join(map(str, chains.fields(tile)))
         us = results[label].median_us
         yield Row(case.name, name, str(s), fields, us, predicted, dense_us, floor)
@@ -300,9 +303,9 @@ def mlp_tiles(first: Shape, second: Shape, spec: DeviceSpec, count: int) -> list
     return sorted(best.values(), key=lambda t: (-t.first.nk * t.first.groups, t.first.ks))[:count]
 
 
-def time_mlp(
+def mlp_calls(
     texts: tuple[str, str], dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace
-) -> tuple[dict[str, Callable[[], Tensor]], float]:
+) -> dict[str, Callable[[], Tensor]]:
     """Check the tiles of two chains with GELU between and a residual, and give their calls."""
     first, second = (Shape.of(Chain.parse(text)) for text in texts)
     name, epilogue = (
@@ -337,19 +340,20 @@ def time_mlp(
                 ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
                 if not ours <= _WORSE * their:
                     wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
-        label = f"mlp {texts[0]} {texts[1]} | {chains.fields(tile.first)} {chains.fields(tile.second)} {tile.slot_steps} {tile.stages}"
+        fields = f"{chains.fields(tile.first)} {chains.fields(tile.second)}"
+        label = f"mlp {texts[0]} {texts[1]} | {fields} {tile.slot_steps} {tile.stages}"
         if wrong is not None:
             print(f"WRONG {label}: {wrong}", flush=True)
         else:
             calls[label] = call
-    return calls, (first.flops(given.rows) + second.flops(given.rows)) / 1e9
+    return calls
 
 
 def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -> None:
     """Two chains in one launch against the dense MLP."""
     calls: dict[str, Callable[[], Tensor]] = {}
     for texts in MLPS:
-        calls |= time_mlp(texts, dtype, spec, given)[0]
+        calls |= mlp_calls(texts, dtype, spec, given)
     x = torch.randn(given.rows, 384, device="cuda").to(dtype)
     weights = [torch.randn(n, m, device="cuda").to(dtype) for n, m in ((1536, 384), (384, 1536))]
     biases = [torch.randn(n, device="cuda").to(dtype) for n in (1536, 384)]
@@ -367,9 +371,8 @@ def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -
     )
     dense_us = min(results[way].median_us for way in ways)
     for label, result in sorted(results.items(), key=lambda item: item[1].median_us):
-        print(
-            f"{label} | {result.median_us:.1f} | {result.median_us / dense_us:.2f} of {dense_us:.1f}"
-        )
+        share = result.median_us / dense_us
+        print(f"{label} | {result.median_us:.1f} | {share:.2f} of {dense_us:.1f}")
 
 
 def profile(case: Case, tile: str, rows: int) -> None:
@@ -395,6 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compiled", nargs="*", default=[], help="modes of torch.compile")
     parser.add_argument("--best", type=int, default=3, help="tiles of each chain that are printed")
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-chains.csv"))
+    parser.add_argument("--check", action="store_true", help="time nothing")
     parser.add_argument("--mlp", action="store_true", help="two chains in one launch too")
     parser.add_argument("--profile", nargs=2, metavar=("CASE", "TILE"), action="append", default=[])
     given = parser.parse_args(arguments)
@@ -405,7 +409,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spec, device = DeviceSpec.of_device(0), torch.device("cuda")
     rows: list[Row] = []
     for dtype in given.dtypes:
-        roofline = measure_roofline(device, dtype)
+        roofline = (
+            Roofline("cuda", dtype, 1.0, 1.0, 0, 0, "")
+            if given.check
+            else measure_roofline(device, dtype)
+        )
         print(f"# {roofline.bandwidth / 1e12:.2f} TB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
         for case in CASES:
             if case.name in given.cases:
@@ -423,9 +431,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for s in case.shapes:
                 mine = [r for r in rows if (r.case, r.dtype, r.chain) == (case.name, dtype, str(s))]
                 for r in sorted(mine, key=lambda r: r.us)[: given.best]:
+                    times = f"{r.us:.1f} {r.predicted_us:.1f}"
+                    share = f"{r.us / r.dense_us:.2f} of {r.dense_us:.1f}"
                     print(
-                        f"{r.case} {r.dtype} {r.chain} | {r.tile} | {r.us:.1f} {r.predicted_us:.1f} | "
-                        f"{r.us / r.dense_us:.2f} of {r.dense_us:.1f} | {r.floor_us / r.us:.2f}"
+                        f"{r.case} {r.dtype} {r.chain} | {r.tile} | {times} | {share} | "
+                        f"{r.floor_us / r.us:.2f}"
                     )
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,7 +116,9 @@ def assert_right(y: Tensor, o: Operands, epilogue: Epilogue) -> None:
 
 
 def build(
-    emulator: Emulator, cases: list[tuple[Shape, Config, Epilogue, str]]
+    emulator: Emulator,
+    cases: list[tuple[Shape, Config, Epilogue, str]],
+    edit: Callable[[str, str], str] = without_predicates,
 ) -> list[EmulatedKernel]:
     """A kernel for each case."""
     instances = [
@@ -124,7 +127,7 @@ def build(
         )
         for s, tile, epilogue, dtype in cases
     ]
-    return emulator.build(instances, without_predicates)
+    return emulator.build(instances, edit)
 
 
 def build_mlps(

@@ -1,4 +1,4 @@
-"""Two 16-bit chains with an activation between them in one launch (csrc/cuda/chain_mlp_wgmma16.cuh)."""
+"""Two 16-bit chains, an activation between, in one launch (csrc/cuda/chain_mlp_wgmma16.cuh)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
         if second.right.c % features != 0 or tile.first_slot_bytes(first) > 56 * 1024:
             continue
         for other in chains.configs(second, device, residual=True):
-            if (other.groups, other.blocks, other.splits, other.ks) != (tile.groups, 1, 1, 16):
+            shared = (other.groups, other.blocks, other.splits, other.ks)
+            if shared != (tile.groups, 1, 1, 16):
                 continue
             columns = other.columns(second)
             at_once = tile.slot_p if tile.slot_p <= 6 else 4
@@ -134,7 +135,7 @@ def _filled(tile: chains.Config, s: Shape, limit: int) -> chains.Config:
 
 
 def pack_index(first: Shape, second: Shape, tile: Config) -> Tensor:
-    """As `chain_wgmma16.pack_index`, of the factors left, right of both chains, one after another."""
+    """As `chain_wgmma16.pack_index`, of left and right of the first chain, then of the second."""
     d, nk = first.left.d, tile.first.nk
     chunk_features, of_block = nk * d, second.right.c // (nk * d)
     starts = [0]

@@ -1,10 +1,15 @@
-"""Chains of two 16-bit factors in one launch (csrc/cuda/chain_wgmma16.cuh)."""
+"""Chains of two 16-bit factors in one launch (csrc/cuda/chain_wgmma16.cuh).
+
+Not among the families of `base`, which are of single factors: a planner asks `unsupported_reason`,
+ranks `configs` by `predicted_us`, packs the weights once (`pack_index`, `pack`), and calls a
+`ChainLauncher`.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -22,17 +27,20 @@ ACTIVATIONS: tuple[Activation, ...] = ("none", "relu", "gelu", "gelu_tanh", "sil
 
 MOST_SIBLINGS = 4
 _BARRIER_BYTES = 128
+_MOST_SHARED_BIAS = 1536  # features
 _LOADER_REGISTERS = 40
 _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 
-# The cost model's constants, of one multiprocessor where nothing else is said.
-_DRAM_BYTES_US = 30_000.0
-_SHARED_BYTES_US = 190_000.0
-_FETCHED_BYTES_US = 90_000.0
-_PRODUCT_US = 1.0 / 1.45e9 * 1e6 / 4096  # of a flop
-_BETWEEN_US = 0.11  # from a group of a warpgroup's products to its next, which others hide
-_LAUNCH_US = 5.0
-_OVERLAP = 3.0
+# The cost model's constants, of one multiprocessor: fitted to 144 tiles of 24 chains (bf16, 25,088
+# rows, one H200; docs/performance/chains.md).
+_READ_BYTES_US = 24_000.0
+_WRITTEN_BYTES_US = 37_800.0
+_SHARED_BYTES_US = 138_000.0
+_LATENCY_US = 0.99  # in which what a block's ring holds arrives
+_BETWEEN_US = 0.086  # from a group of a warpgroup's products to its next
+_ACTIVATION_US = 1.43e-4  # of an output
+_LAUNCH_US = 5.8
+_OVERLAP = 1.97
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,8 @@ class Config:
 
     def fixed_bytes(self, s: Shape) -> int:
         """Shared memory beside the ring: barriers, the bias, z."""
-        bias = -(-s.siblings * s.left.out_features * 2 // 128) * 128
+        features = s.siblings * s.left.out_features
+        bias = -(-features * 2 // 128) * 128 if features <= _MOST_SHARED_BIAS else 0
         return _BARRIER_BYTES + bias + self.stash_bytes(s)
 
 
@@ -225,7 +234,7 @@ def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Co
                     tile = _with_slots(tile, s)
                     stages = _most_stages(tile, s, device)
                     if _fits_registers(tile, s, residual) and stages >= 2:
-                        yield Config(*fields(tile)[:-1], stages)
+                        yield replace(tile, stages=stages)
 
 
 def fields(tile: Config) -> tuple[int, ...]:
@@ -243,7 +252,7 @@ def _with_slots(tile: Config, s: Shape) -> Config:
     sizes = sorted((j * steps, j, steps) for j, steps in choices)
     fitting = [one for one in sizes if one[0] * tile.nk * 32 <= first] or sizes[:1]
     _, j, steps = fitting[-1]
-    return Config(*fields(tile)[:5], j, steps, tile.stages)
+    return replace(tile, slot_j=j, slot_p=steps)
 
 
 def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
@@ -269,43 +278,59 @@ def _divisors(n: int) -> list[int]:
     return [m for m in range(1, n + 1) if n % m == 0]
 
 
-def predicted_us(s: Shape, tile: Config, batch: int, device: DeviceSpec) -> float:
-    """Predicted time of a tile, in microseconds."""
+def predicted_us(
+    s: Shape, tile: Config, batch: int, device: DeviceSpec, epilogue: Epilogue | None = None
+) -> float:
+    """Predicted time of a tile, in microseconds: one phase after the other."""
+    e = epilogue or Epilogue()
     units = -(-batch // 64)
     of_block = -(-units // (device.multiprocessors * tile.blocks))  # the busiest block's
     passes = -(-of_block // tile.groups) * tile.blocks
+    at_a_time = min(tile.groups, of_block) * tile.blocks
     of_block *= tile.blocks
     left, right = s.left, s.right
-    packed = tile.packed_elements(s) * 2
-    first, _ = tile.ring_slots(s)
-    parts = -(-right.c // tile.ks)
+    first, second = tile.ring_slots(s)
+    right_bytes = first * tile.columns(s) * tile.ks * 2
+    left_bytes = second * tile.second_slot_bytes
     chunks = -(-left.b // tile.nk)
-    # Through shared memory: x in and out, weights in for a pass and out for 64 rows, z in once and out for
-    # each chunk of outputs.
-    x_bytes = 64 * right.a * parts * tile.ks * 2 * tile.splits
+    features = s.siblings * left.out_features
+    # Of 64 rows. z goes into shared memory once, and out of it for each chunk of outputs.
+    x_bytes = 128 * right.a * -(-right.c // tile.ks) * tile.ks * tile.splits
     z_bytes = s.classes * s.steps * 2048
-    shared = passes * packed + of_block * (2 * x_bytes + packed + z_bytes * (1 + chunks))
-    fetched = passes * packed + of_block * x_bytes
-    flops = of_block * 64 * packed  # two for each of the 16-bit weights
-    groups = first + s.siblings * chunks * left.d * s.steps / _at_once(tile)
-    at_a_time = min(tile.groups * tile.blocks, of_block)
-    times = (
-        s.bytes(batch) / (_DRAM_BYTES_US * device.multiprocessors),
-        shared / _SHARED_BYTES_US,
-        fetched / _FETCHED_BYTES_US,
-        flops * _PRODUCT_US,
-        of_block / at_a_time * groups * _BETWEEN_US,
+    y_bytes = 128 * features * (2 if e.residual else 1)
+    groups = s.siblings * chunks * left.d * s.steps / _at_once(tile)
+    ring = tile.stages * max(tile.first_slot_bytes(s), tile.second_slot_bytes)
+    activated = 64 * features if e.activation != "none" else 0
+    return (
+        _LAUNCH_US
+        + overlapped(
+            (
+                of_block * 128 * right.in_features / _READ_BYTES_US,
+                (passes * right_bytes + of_block * (2 * x_bytes + right_bytes)) / _SHARED_BYTES_US,
+                (passes * right_bytes + of_block * x_bytes) / ring * _LATENCY_US,
+            ),
+            _OVERLAP,
+        )
+        + overlapped(
+            (
+                of_block * y_bytes / _WRITTEN_BYTES_US,
+                (passes * left_bytes + of_block * (left_bytes + z_bytes * chunks))
+                / _SHARED_BYTES_US,
+                passes * left_bytes / ring * _LATENCY_US,
+                of_block / at_a_time * groups * _BETWEEN_US,
+                of_block * activated * _ACTIVATION_US,
+            ),
+            _OVERLAP,
+        )
     )
-    return overlapped(times, _OVERLAP) + _LAUNCH_US
 
 
 def best(
-    s: Shape, batch: int, device: DeviceSpec, count: int = 1, residual: bool = False
+    s: Shape, batch: int, device: DeviceSpec, epilogue: Epilogue | None = None, count: int = 1
 ) -> list[Config]:
     """The tiles with the least predicted times, the best first."""
-    ranked = sorted(
-        configs(s, device, residual), key=lambda tile: predicted_us(s, tile, batch, device)
-    )
+    candidates = configs(s, device, epilogue is not None and epilogue.residual)
+    ranked = sorted(candidates, key=lambda t: predicted_us(s, t, batch, device, epilogue))
     return ranked[:count]
 
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
+from cuda_emulator import EmulationError
+from packed_kernels import without_predicates
 
-from chain_kernels import Operands, assert_right, build, run
+from chain_kernels import Operands, assert_right, build, expected, run
 from ksopt.kernels.families.chain_wgmma16 import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
 # Chain, siblings, tile, epilogue, dtype.
 CASES = [
-    # One slot after another; several passes; two groups.
+    # One slot after another; several passes; two groups, with and without turns.
     ("(1,32,16,4)*(2,32,32,1)", 1, (2, 1, 16, 16, 1, 1, 1, 2), ("none", "none", 1, 0), "bfloat16"),
-    ("(1,32,16,4)*(2,32,64,1)", 1, (1, 1, 32, 32, 1, 4, 1, 3), ("gelu", "none", 1, 1), "float16"),
-    # Several classes, or parts of one, in a slot; an odd number of tiles in a block, and in a class.
+    ("(1,32,16,4)*(2,32,32,1)", 1, (2, 1, 16, 16, 1, 4, 1, 2), ("relu", "none", 1, 0), "bfloat16"),
+    ("(1,32,16,4)*(2,32,64,1)", 1, (3, 1, 16, 32, 1, 2, 1, 3), ("gelu", "none", 1, 1), "float16"),
+    # Several classes, or parts of one, in a slot; an odd number of tiles in a block and a class.
     ("(1,32,72,2)*(3,48,48,1)", 1, (1, 1, 32, 48, 1, 1, 5, 3), ("relu", "none", 0, 1), "bfloat16"),
     ("(1,24,48,8)*(4,96,32,1)", 1, (2, 1, 24, 16, 2, 2, 4, 2), ("silu", "none", 1, 0), "float16"),
     # Columns of z that are no feature, outputs that are none, a block of x that is no whole part.
     ("(1,20,24,4)*(4,24,24,1)", 1, (1, 1, 16, 16, 1, 2, 2, 2), ("none", "silu", 1, 0), "bfloat16"),
-    # Siblings; one class; 16 classes.
+    # Siblings; one class; 16 classes; a bias that is too long for shared memory.
     ("(1,48,32,4)*(2,64,96,1)", 3, (1, 1, 48, 48, 2, 4, 2, 2), ("none", "none", 1, 0), "bfloat16"),
     (
         "(1,64,64,1)*(1,64,32,1)",
@@ -36,6 +40,7 @@ CASES = [
         ("none", "none", 1, 1),
         "bfloat16",
     ),
+    ("(1,400,16,4)*(1,64,32,1)", 1, (2, 1, 16, 32, 1, 4, 1, 2), ("none", "none", 1, 0), "float16"),
 ]
 
 
@@ -53,9 +58,54 @@ def kernels(emulator):
     return build(emulator, ALL)
 
 
-@pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: str(ALL[at][0]))
+@pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
 def test_results(kernels, at):
     shape, _, epilogue, dtype = ALL[at]
     for rows in (1, 200):
         o = Operands.random(shape, dtype, rows, seed=rows)
         assert_right(run(kernels[at], ALL[at], o), o, epilogue)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_one_block_takes_several_passes(kernels, at):
+    shape, _, epilogue, dtype = ALL[at]
+    o = Operands.random(shape, dtype, 450, seed=at)
+    y = run(kernels[at], ALL[at], o, sms=1)
+    assert_right(y, o, epilogue)
+    assert torch.equal(y, run(kernels[at], ALL[at], o, sms=8))
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_what_is_not_finite_reaches_what_it_met(kernels, at):
+    """Also where columns are filled up: a zero times infinity is in no sum."""
+    shape, _, epilogue, dtype = ALL[at]
+    o = Operands.random(shape, dtype, 40, seed=at)
+    o.x[3, 1], o.x[17, 0] = float("inf"), float("nan")
+    y = run(kernels[at], ALL[at], o)
+    truth = expected(o, epilogue)[0]
+    assert torch.equal(y.isnan(), truth.isnan())
+    assert torch.equal(y.isinf(), truth.isinf())
+    assert y[17].isnan().all()
+    assert y[[row for row in range(40) if row not in (3, 17)]].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "  __device__ __forceinline__ void wait_until_full() { full[slot].wait(parity); }",
+        "  __device__ __forceinline__ void wait_until_empty() { empty[slot].wait(parity); }",
+    ],
+)
+def test_a_missing_wait_is_found(emulator, cut):
+    """So the hand-over of slots is really checked."""
+
+    def edit(header: str, text: str) -> str:
+        if header == "chain_wgmma16.cuh":
+            assert cut in text
+            text = text.replace(cut, cut[: cut.index("{")] + "{}")
+        return without_predicates(header, text)
+
+    (kernel,) = build(emulator, ALL[:1], edit)
+    o = Operands.random(ALL[0][0], ALL[0][3], 200, seed=0)
+    with pytest.raises(EmulationError):
+        run(kernel, ALL[0], o)

@@ -1,0 +1,115 @@
+"""Chains in one launch on a GPU: every kind of tile, epilogue and tail against float64."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
+from ksopt.kernels.families import chain_wgmma16 as chains
+from ksopt.kernels.families.chain_wgmma16 import Epilogue, Shape
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a device of compute capability 9.0",
+    ),
+]
+
+ACTIVATIONS = {
+    "none": lambda z: z,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+    "silu": functional.silu,
+}
+CASES = [
+    ("(1,96,96,4)*(4,96,96,1)", 1, Epilogue("gelu", bias=True)),
+    ("(1,48,48,8)*(8,48,48,1)", 1, Epilogue("silu", bias=True, residual=True)),
+    ("(1,192,64,2)*(4,32,96,1)", 3, Epilogue(bias=True)),
+    ("(1,384,48,1)*(1,48,384,1)", 1, Epilogue("gelu_tanh", "relu")),
+    ("(1,40,24,16)*(3,128,40,1)", 2, Epilogue("relu", bias=True, residual=True)),
+]
+
+
+def draw(*size, scale=1.0, dtype=torch.bfloat16):
+    return (torch.randn(*size, device="cuda") * scale).to(dtype)
+
+
+def weights_of(s, dtype):
+    left = [
+        draw(*s.left.weight_shape, scale=s.left.c**-0.5, dtype=dtype) for _ in range(s.siblings)
+    ]
+    right = [
+        draw(*s.right.weight_shape, scale=s.right.c**-0.5, dtype=dtype) for _ in range(s.siblings)
+    ]
+    return left, right
+
+
+def two_products(x, left, right, middle, dtype):
+    """The chains, each product rounded to ``dtype``, where x is."""
+    outs = []
+    for one_left, one_right in zip(left, right, strict=True):
+        z = ks_reference(x.double(), one_right.double()).to(dtype)
+        z = ACTIVATIONS[middle](z.double()).to(dtype)
+        outs.append(ks_reference(z.double(), one_left.double()))
+    return torch.cat(outs, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("text", "siblings", "epilogue"), CASES)
+def test_results(text, siblings, epilogue, dtype):
+    s, spec = Shape.of(Chain.parse(text), siblings), DeviceSpec.of_device(0)
+    name, features = str(dtype).removeprefix("torch."), siblings * s.left.out_features
+    for tile in chains.best(s, 25_088, spec, epilogue, 1000)[:: max(1, siblings * 8)]:
+        launcher = chains.ChainLauncher(s, tile, epilogue, name, 0)
+        index = chains.pack_index(s, tile).cuda()
+        for rows in (0, 1, 63, 1000, 20_011):
+            left, right = weights_of(s, dtype)
+            x = draw(rows, s.right.in_features + 8, dtype=dtype)[:, :-8]
+            bias, residual = draw(features, dtype=dtype), draw(rows, features, dtype=dtype)
+            out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=dtype)
+            y = launcher(
+                *(x, chains.pack(left, right, index)),
+                bias if epilogue.bias else None,
+                residual if epilogue.residual else None,
+                out[:, :-8],
+            )
+            truth = two_products(x, left, right, epilogue.middle, dtype)
+            truth = ACTIVATIONS[epilogue.activation](
+                truth + (bias.double() if epilogue.bias else 0)
+            )
+            truth = truth + (residual.double() if epilogue.residual else 0)
+            assert out[:, -8:].isnan().all()
+            assert y.shape == truth.shape
+            if rows:
+                # One rounding of y, and a z here and there that is rounded the other way.
+                unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
+                assert (y.double() - truth).norm() <= 0.7 * unit * truth.norm()
+
+
+def test_two_chains_with_gelu_between():
+    first, second = (
+        Shape.of(Chain.parse(text))
+        for text in ("(1,384,48,4)*(2,96,192,1)", "(1,96,48,4)*(4,48,384,1)")
+    )
+    spec, dtype = DeviceSpec.of_device(0), torch.bfloat16
+    epilogue = Epilogue(middle="gelu", bias=True, residual=True)
+    for tile in list(mlps.configs(first, second, spec))[::20]:
+        launcher = mlps.MlpLauncher(first, second, tile, epilogue, "bfloat16", 0)
+        index = mlps.pack_index(first, second, tile).cuda()
+        for rows in (1, 63, 20_011):
+            x, residual = draw(rows, 384), draw(rows, 384)
+            (left, right), (left2, right2) = weights_of(first, dtype), weights_of(second, dtype)
+            biases = draw(1536), draw(384)
+            packed = chains.pack([left[0], right[0]], [left2[0], right2[0]], index)
+            out = torch.full_like(residual, float("nan"))
+            y = launcher(x, packed, torch.cat(biases), residual, out)
+            h = two_products(x, left, right, "none", dtype) + biases[0].double()
+            h = functional.gelu(h).to(dtype)
+            truth = two_products(h, left2, right2, "none", dtype) + biases[1].double()
+            truth = truth + residual.double()
+            assert (y.double() - truth).norm() <= 2**-8 * truth.norm()
