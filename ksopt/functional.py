@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ksopt import ops
-from ksopt.errors import InvalidInputError
 from ksopt.reference import is_batch_last
 
 
@@ -17,8 +15,15 @@ def ks_linear(
     weights: Sequence[Tensor],
     bias: Tensor | None = None,
     layout: str = "batch_first",
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """y = x (K_1 K_2 ... K_L)ᵀ + bias, factor by factor.
+    """y = act(x (K_1 K_2 ... K_L)ᵀ + bias) + residual.
+
+    It is one operator, ``torch.ops.ksopt.ks_chain``: a launch computes all of it where a kernel
+    takes the chain and is the fastest, else a launch a factor, whose results are rounded to x's
+    dtype, and PyTorch's own operations behind the last.
 
     Args:
         x: [*batch, in_features] when batch_first, [in_features, *batch] when batch_last; float32,
@@ -27,14 +32,18 @@ def ks_linear(
             first. Of x's dtype and device.
         bias: [out_features] or None.
         layout: "batch_first" or "batch_last", of x and of the result.
+        activation: "relu", "gelu" (by erf), "gelu_tanh", "silu", or None.
+        residual: added at the end, of the result's shape and dtype, or None.
 
     Returns:
         y: [*batch, out_features] or [out_features, *batch], contiguous.
 
-    Under torch.autocast it computes in the autocast dtype, like torch.nn.functional.linear.
+    Under torch.autocast it computes in the autocast dtype, like torch.nn.functional.linear; bias
+    and residual are cast to it.
 
     Raises:
-        InvalidInputError: no weights; or shapes, dtypes or devices that do not fit together.
+        InvalidInputError: no weights; an unknown activation; or shapes, dtypes or devices that do
+            not fit together.
 
     Source: the paper, section 1 (a linear layer whose matrix is a product of such factors).
 
@@ -42,27 +51,8 @@ def ks_linear(
         >>> x = torch.arange(4.0).reshape(1, 4)
         >>> ks_linear(x, [torch.ones(1, 2, 2, 2), torch.ones(2, 2, 2, 1)])
         tensor([[6., 6., 6., 6.]])
+        >>> ks_linear(x, [-torch.ones(1, 4, 4, 1)], activation="relu", residual=x)
+        tensor([[0., 1., 2., 3.]])
     """
-    batch_last = is_batch_last(layout)
-    if not weights:
-        raise InvalidInputError("ks_linear: weights is empty, but a chain has at least one factor")
-    for index in range(len(weights) - 1, -1, -1):
-        x = ops.multiply(x, weights[index], batch_last)
-    if bias is None:
-        return x
-    features = x.shape[0 if batch_last else -1]
-    if bias.dim() != 1 or bias.shape[0] != features:
-        raise InvalidInputError(
-            f"ks_linear: bias has shape {list(bias.shape)}, but the chain has {features} outputs: "
-            f"it must be [{features}]"
-        )
-    if bias.dtype != x.dtype:
-        if not torch.is_autocast_enabled(x.device.type):
-            raise InvalidInputError(
-                f"ks_linear: bias is {str(bias.dtype).removeprefix('torch.')} and the product "
-                f"{str(x.dtype).removeprefix('torch.')}, but they must have one dtype"
-            )
-        bias = bias.to(x.dtype)
-    if batch_last:
-        bias = bias.view(-1, *(1,) * (x.dim() - 1))
-    return ops.add(x, bias)
+    batch_last, act = is_batch_last(layout), "none" if activation is None else activation
+    return ops.chain(x, weights, bias, residual, act, batch_last, op="ks_linear")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksopt.epilogue import check_activation
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
 from ksopt.kernels.validation import DTYPES
@@ -19,7 +20,7 @@ from ksopt.reference import chain_to_dense, is_batch_last
 
 
 class KSLinear(nn.Module):
-    r"""y = x (K_1 K_2 ... K_L)ᵀ + bias.
+    r"""y = act(x (K_1 K_2 ... K_L)ᵀ + bias).
 
     Args:
         in_features: size of each input.
@@ -29,12 +30,13 @@ class KSLinear(nn.Module):
         layout: "batch_first" for x [*batch, in_features], "batch_last" for [in_features, *batch].
         device: where the parameters are.
         dtype: of the parameters: float32, float16, bfloat16 or float64.
+        activation: applied to the result: "relu", "gelu" (by erf), "gelu_tanh", "silu", or None.
 
     Attributes:
         weights: the factors' nonzero entries, left to right: ``weights[l]`` is [a, b, c, d] of
             K_{l+1}. In a state_dict they are ``weights.0``, ``weights.1``, ...
         bias: [out_features], or None.
-        chain: the chain; ``in_features``, ``out_features`` and ``layout`` as given.
+        chain: the chain; ``in_features``, ``out_features``, ``layout`` and ``activation`` as given.
 
     Shape:
         x: [*batch, in_features] -> y: [*batch, out_features], or, in the layout batch_last,
@@ -52,7 +54,8 @@ class KSLinear(nn.Module):
     factor (1, M, N, 1) this is nn.Linear's own rule. The bias is U(-1/√N, 1/√N), as there.
 
     Raises:
-        InvalidInputError: the chain's features are not those given, or the layout is unknown.
+        InvalidInputError: the chain's features are not those given, or the layout or the activation
+            is unknown.
 
     Source: the paper, section 1; the patterns of `ksopt.patterns.chain.Chain`.
 
@@ -66,6 +69,7 @@ class KSLinear(nn.Module):
     out_features: int
     chain: Chain
     layout: str
+    activation: str | None
     weights: nn.ParameterList
     bias: nn.Parameter | None
 
@@ -78,6 +82,7 @@ class KSLinear(nn.Module):
         layout: str = "batch_first",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        activation: str | None = None,
     ) -> None:
         super().__init__()
         if isinstance(chain, str):
@@ -91,6 +96,8 @@ class KSLinear(nn.Module):
                 f"in_features={in_features} and out_features={out_features}"
             )
         is_batch_last(layout)
+        if activation is not None:
+            check_activation(activation)
         kind = torch.get_default_dtype() if dtype is None else dtype
         if kind not in DTYPES:
             allowed = ", ".join(str(one).removeprefix("torch.") for one in DTYPES)
@@ -102,6 +109,7 @@ class KSLinear(nn.Module):
         self.out_features = out_features
         self.chain = chain
         self.layout = layout
+        self.activation = activation
         self.weights = nn.ParameterList(
             nn.Parameter(torch.empty(pattern.weight_shape, device=device, dtype=dtype))
             for pattern in chain
@@ -125,7 +133,7 @@ class KSLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[*batch, in_features] -> [*batch, out_features] (features first in batch_last)."""
-        return ks_linear(x, self._factors(), self.bias, self.layout)
+        return ks_linear(x, self._factors(), self.bias, self.layout, activation=self.activation)
 
     def _factors(self) -> list[Tensor]:
         """``list(self.weights)``, in a fifth of the time where they are parameters as ever."""
@@ -209,9 +217,10 @@ class KSLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """What stands between the parentheses of the module's repr."""
+        activation = "" if self.activation is None else f", activation={self.activation}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"chain={self.chain}, bias={self.bias is not None}, layout={self.layout}"
+            f"chain={self.chain}, bias={self.bias is not None}, layout={self.layout}{activation}"
         )
 
 

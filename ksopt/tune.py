@@ -13,6 +13,7 @@ from ksopt.kernels import tuning_cache
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
+from ksopt.kernels.problem import Problem
 from ksopt.kernels.tuning_cache import Record
 from ksopt.patterns.chain import Pattern
 from ksopt.patterns.validate import checked_int
@@ -112,7 +113,8 @@ def recorded(request: TuneRequest, pattern: Pattern, batch: int) -> Record | Non
     """What is on disk for a product of the request."""
     exact = request.dtype != "float32" or not request.tf32
     backend = backend_of(request.device.type)
-    key = backend.key(pattern, request.dtype, batch, request.batch_last, exact)
+    problem = Problem.of_factor(pattern, request.dtype, request.batch_last, exact)
+    key = backend.key(problem, batch)
     return tuning_cache.load(backend.fingerprint(request.device), key)
 
 

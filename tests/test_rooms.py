@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 ORDER = """
 errors
 patterns settings report
+epilogue
 reference system precision
 batched jit
 baselines
 measure doctor
 kernels
-op_kernels
 ops
 functional projection tune
 nn operators

@@ -45,7 +45,7 @@ def sources() -> Iterator[tuple[str, str]]:
         for pattern in PATTERNS:
             for dtype in ("float16", "float32"):
                 for last in (False, True):
-                    problem = Problem(pattern, dtype, last)
+                    problem = Problem.of_factor(pattern, dtype, last)
                     for source in _of(family, problem):
                         if source not in seen:
                             seen.add(source)

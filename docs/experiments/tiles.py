@@ -69,7 +69,7 @@ def names() -> list[str]:
 
 def problem_of(family: TemplateFamily[Any], pattern: Pattern) -> Problem:
     """The problem that a family is timed on: its first element type, and its layout."""
-    return Problem(pattern, next(iter(family.dtypes)), family.layout == "batch_last")
+    return Problem.of_factor(pattern, next(iter(family.dtypes)), family.layout == "batch_last")
 
 
 def time_tiles(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from torch import Tensor
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import registry, tuning_cache, weight_scopes
 from ksopt.kernels.launcher import Enterable, Entry
-from ksopt.kernels.problem import DeviceSpec, ProblemKey
-from ksopt.kernels.registry import Call, Candidate
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
+from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, candidate_rules, race, winner
@@ -37,13 +37,13 @@ class Choice:
 
     Attributes:
         candidate: with its configuration.
-        call: (x, weight) -> y.
+        call: a `Call` of one factor's product; a `ChainCall` of any other problem.
         source: measured just now, recorded on disk, predicted by the model, or by a fixed rule.
         record: what was measured, now or then; None if nothing was.
     """
 
     candidate: Candidate
-    call: Call
+    call: Any
     source: Source
     record: Record | None = None
 
@@ -67,10 +67,38 @@ class Decision:
     changing: Choice
 
 
+@dataclass(frozen=True)
+class Operands:
+    """What a problem is computed of.
+
+    Attributes:
+        x: (*batch, N), or (N, *batch) when batch_last.
+        weights: (a, b, c, d) of the chain's factors, left to right, sibling after sibling.
+        bias: one value for each feature of y; None where the epilogue has none.
+        residual: of y's shape; None where the epilogue has none.
+    """
+
+    x: Tensor
+    weights: tuple[Tensor, ...]
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+
+    def arguments(self, problem: Problem) -> tuple[Any, ...]:
+        """Of a `Call`, or a `ChainCall`."""
+        if problem.is_factor:
+            return self.x, self.weights[0]
+        return self.x, self.weights, self.bias, self.residual
+
+    def copied(self) -> Operands:
+        """The same with ordinary copies of the weights, whose prepared forms go with them."""
+        with torch.inference_mode(False), torch.no_grad():
+            return replace(self, weights=tuple(w.detach().clone() for w in self.weights))
+
+
 def measured(
     key: ProblemKey,
-    x: Tensor,
-    weight: Tensor,
+    operands: Operands,
+    device: torch.device,
     spec: DeviceSpec | None,
     budget_s: float,
     accept: Accept,
@@ -80,9 +108,9 @@ def measured(
 
     Args:
         key: what is decided for.
-        x: (*batch, N), or (N, *batch) when batch_last, with that key.
-        weight: (a, b, c, d).
-        spec: the device; None where its driver cannot be asked.
+        operands: with that key.
+        device: where they are.
+        spec: the device's; None where its driver cannot be asked.
         budget_s: seconds for the timing; compilation comes on top.
         accept: says what is wrong with a result, or None; a kernel with a wrong result is not
             timed and cannot be chosen.
@@ -91,31 +119,36 @@ def measured(
     Raises:
         UnavailableError: no way could be built and run.
     """
-    candidates = registry.candidates(key.problem, _rows(key, x), spec)
-    built = registry.built(candidates, x.get_device(), key.rows)
-    # Copies, whose prepared forms go with them; ordinary ones, also where the weight is not.
-    with torch.inference_mode(False), torch.no_grad():
-        copies = [weight.detach().clone() for _ in range(_products(key, weight))]
-    right = [entry for entry in built if _is_right(*entry, x, copies[0], accept)]
+    problem, rows = key.problem, _rows(key, operands.x)
+    candidates = registry.candidates(problem, rows, spec)
+    built = registry.built(candidates, operands.x.get_device(), key.rows)
+    # Copies, whose prepared forms go with them; ordinary ones, also where the weights are not.
+    copies = [operands.copied() for _ in range(_products(key, operands.weights))]
+    arguments = [copy.arguments(problem) for copy in copies]
+    last_resort = candidates[0]
+    right = [
+        (candidate, call)
+        for candidate, call in built
+        if candidate is last_resort or _is_right(candidate, call, arguments[0], accept)
+    ]
     entries = [
-        _Entry(candidate, call, weight_is, x, copies)
+        _Entry(candidate, call, weight_is, arguments)
         for candidate, call in right
-        for weight_is in _weights_timed(candidate, copies[0])
+        for weight_is in _weights_timed(candidate, copies[0].weights)
     ]
     with weight_scopes.changing(False):
-        timer = timer_of(torch.device("cuda", x.get_device()))
+        timer = timer_of(device)
         rules = candidate_rules(budget_s)
         results = race([entry.benchmark for entry in entries], timer, rules)
     ran = [it for it in zip(entries, results, strict=True) if it[1].samples_us]
     if not ran:
         raise UnavailableError(
-            f"no way to multiply by {key.problem.pattern} ran on this device; the warnings above "
-            "say why"
+            f"no way to multiply by {problem.chain} ran on this device; the warnings above say why"
         )
     results = [result for _, result in ran]
     record = Record(
         key,
-        _rows(key, x),
+        rows,
         tuple(entry.timed(result) for entry, result in ran),
         kept=winner(results, "kept", _previous(previous, "kept")),
         changing=winner(results, "changing", _previous(previous, "changing")),
@@ -134,16 +167,15 @@ class _Entry:
     def __init__(
         self,
         candidate: Candidate,
-        call: Call,
+        call: Any,
         weight_is: tuning_cache.Weight,
-        x: Tensor,
-        weights: Sequence[Tensor],
+        arguments: Sequence[tuple[Any, ...]],
     ) -> None:
         self.candidate = candidate
         self.call = _preparing(call, weight_is)
-        series = partial(_multiply, self.call, x, weights)
+        series = partial(_multiply, self.call, arguments)
         self.benchmark = BenchmarkEntry(
-            candidate.label, series, _LEAGUES[weight_is], products=len(weights)
+            candidate.label, series, _LEAGUES[weight_is], products=len(arguments)
         )
         self._weight_is = weight_is
 
@@ -153,37 +185,36 @@ class _Entry:
         return Timed.of(result, one.name, self._weight_is, one.config, one.predicted_us)
 
 
-def _multiply(call: Call, x: Tensor, weights: Sequence[Tensor]) -> None:
-    for weight in weights:
-        call(x, weight)
+def _multiply(call: Any, arguments: Sequence[tuple[Any, ...]]) -> None:
+    for one in arguments:
+        call(*one)
 
 
-def _products(key: ProblemKey, weight: Tensor) -> int:
+def _products(key: ProblemKey, weights: Sequence[Tensor]) -> int:
     """How many products by weights of their own make a sample: see measure/interleaved.py."""
     if key.largest_batch > _FEW_ROWS:
         return 1
-    p = key.problem.pattern
-    dense_bytes = p.in_features * p.out_features * weight.element_size()
+    p = key.problem
+    dense_bytes = sum(one.in_features * one.out_features for one in p.chain) * p.siblings
+    dense_bytes *= weights[0].element_size()
     return max(1, min(_SERIES, _SERIES_BYTES // dense_bytes))
 
 
 def _rows(key: ProblemKey, x: Tensor) -> int:
-    return x.numel() // key.problem.pattern.in_features
+    return x.numel() // key.problem.chain.in_features
 
 
-def _is_right(candidate: Candidate, call: Call, x: Tensor, weight: Tensor, accept: Accept) -> bool:
+def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accept: Accept) -> bool:
     problem = candidate.problem
-    if candidate.name == registry.rule(problem).name:  # the last resort, and the measure itself
-        return True
     if candidate.is_pytorch and problem.dtype not in _16_BIT:
         return True
     try:
-        y = call(x, weight)
+        y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
     wrong = accept(y)
     if wrong is not None and not candidate.is_pytorch:
-        registry.warn_once(f"{candidate.label} for {problem.pattern} is left out: {wrong}")
+        registry.warn_once(f"{candidate.label} for {problem.chain} is left out: {wrong}")
     return wrong is None
 
 
@@ -194,14 +225,16 @@ _LEAGUES: dict[tuning_cache.Weight, frozenset[str]] = {
 }
 
 
-def _weights_timed(candidate: Candidate, weight: Tensor) -> Sequence[tuning_cache.Weight]:
+def _weights_timed(
+    candidate: Candidate, weights: Sequence[Tensor]
+) -> Sequence[tuning_cache.Weight]:
     # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
     # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
-    puts_in_order = candidate.needs_order and not weight.is_contiguous()
+    puts_in_order = candidate.needs_order and not all(w.is_contiguous() for w in weights)
     return ("kept", "fresh") if candidate.prepares_weight or puts_in_order else ("any",)
 
 
-def _preparing(call: Call, weight_is: tuning_cache.Weight) -> Call:
+def _preparing(call: Any, weight_is: tuning_cache.Weight) -> Any:
     """The call as it was, or is to be, timed."""
     return _Fresh(call) if weight_is == "fresh" else call
 
@@ -210,11 +243,12 @@ def _preparing(call: Call, weight_is: tuning_cache.Weight) -> Call:
 class _Fresh:
     """A way that prepares its weight at each call."""
 
-    call: Call
+    call: Any
 
-    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, *arguments: Any) -> Tensor:
         with weight_scopes.changing():
-            return self.call(x, weight) if out is None else self.call(x, weight, out)
+            y: Tensor = self.call(*arguments)
+            return y
 
     def entry(self) -> Entry | None:
         """What the host library needs to do so: it makes matrices, and puts elements in order."""
@@ -233,7 +267,7 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
 
     Args:
         record: of this device.
-        device: CUDA device index.
+        device: its index.
         spec: the device; None where its driver cannot be asked.
     """
     problem = record.key.problem

@@ -26,8 +26,8 @@ from ksopt import precision
 from ksopt.errors import KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels import registry
-from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.patterns.chain import Chain, Pattern
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
+from ksopt.patterns.chain import Chain
 from ksopt.system import worker_process
 from ksopt.system.worker_process import WorkerProcess
 
@@ -100,11 +100,11 @@ class Compilers:
         """
         exact = dtype != "float32" or precision.is_exact()
         for pattern in (pattern for chain in chains if self._processes for pattern in chain):
-            problem = Problem(pattern, dtype, batch_last, exact)
+            problem = Problem.of_factor(pattern, dtype, batch_last, exact)
             if (problem, batch) not in self._queued:
                 self._queued.add((problem, batch))
-                job = asdict(problem) | {"pattern": pattern.weight_shape, "batch": batch}
-                next(self._turns).send(job)
+                key = ProblemKey.of_problem(problem, batch)
+                next(self._turns).send({"key": key.to_json(), "batch": batch})
 
     @property
     def at_work(self) -> bool:
@@ -172,10 +172,10 @@ def main() -> int:
     with ThreadPoolExecutor(_THREADS) as pool:
         while True:
             job = jobs.get()
-            batch, pattern = job.pop("batch"), Pattern(*job.pop("pattern"))
             kernels: list[str] = []
             with contextlib.suppress(Exception):
-                kernels = sources(Problem(pattern, **job), batch, target.spec)
+                problem = ProblemKey.from_json(job["key"]).problem
+                kernels = sources(problem, job["batch"], target.spec)
             for source in kernels:
                 pool.submit(_compile, source, target)
 

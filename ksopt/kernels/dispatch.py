@@ -42,6 +42,12 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
     return backend_of(x.device.type).run(x, weight, batch_last, out)
 
 
+def multiply(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
+    """`run`, by the shortest way; operands and ``out`` are as there."""
+    y = run_known(x, weight, batch_last, out)
+    return run(x, weight, batch_last, out) if y is None else y
+
+
 def choose_quickly(
     x: Tensor, weight: Tensor, batch_last: bool, budget_s: float = QUICK_BUDGET_S
 ) -> None:

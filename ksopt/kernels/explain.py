@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.problem import DeviceSpec, ProblemKey
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
+from ksopt.kernels.registry import FACTORS
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 
@@ -116,7 +118,8 @@ def choice_report(
         mode = "model"  # nothing that was measured is taken then, here or on a CPU
     place = torch.device(device)
     backend = backend_of(place.type if spec is None else "cuda")
-    key = backend.key(pattern, dtype, batch, batch_last, exact)
+    problem = Problem.of_factor(pattern, dtype, batch_last, is_exact(dtype, exact))
+    key = backend.key(problem, batch)
     if spec is None:
         known = backend.measured(key, place, mode, changing)
         if known is not None:
@@ -162,6 +165,8 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     rivals = [one for one in record.timed if not (changing and one.weight == "kept")]
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
+    if not record.key.problem.is_factor:
+        return "; ".join([*words, _against_factors(rivals, chosen)])
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]
     slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
@@ -191,3 +196,16 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     if chosen.weight == "kept":
         words.append("its weight is prepared once a version")
     return "; ".join(words)
+
+
+def _against_factors(rivals: Sequence[Timed], chosen: Timed) -> str:
+    """How a whole problem's kernel and a launch a factor compare."""
+    by_factors_us = min(one.median_us for one in rivals if one.way == FACTORS)
+    kernels = [one for one in rivals if one.way != FACTORS]
+    if chosen.way != FACTORS:
+        ratio = by_factors_us / chosen.median_us if chosen.median_us > 0 else math.inf
+        return f"{ratio:.2f} times as fast as a launch a factor ({by_factors_us:.1f} us)"
+    if not kernels:
+        return "no kernel computes all of it"
+    best = min(kernels, key=lambda one: one.median_us)
+    return f"the best of the kernels for all of it, {best.way}, takes {best.median_us:.1f} us"

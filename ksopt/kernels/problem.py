@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ksopt import precision
+from ksopt.epilogue import Activation, check_activation
+from ksopt.errors import InvalidInputError
 from ksopt.jit import driver
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 SHARED_LIMIT = 227 * 1024
 """Dynamic shared memory of a block on sm_90, in bytes: the most that any tile may ask for."""
@@ -21,25 +23,124 @@ those whose elements do not lie side by side. The fast kernels are for the first
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One factor's product y = x K^T, whatever the batch.
+class Epilogue:
+    """What is done with a chain's product before it is written: act(x W^T + bias) + residual.
 
     Attributes:
-        pattern: support of K.
-        dtype: torch's name of the element type of x, weight and y, such as ``float16``.
-        batch_last: whether x is (N, batch) and y is (M, batch) instead of batch first.
-        exact: for float32, whether to FP32 accuracy, not TF32's; True for all other types.
+        bias: whether a bias, one value for each output feature, is added.
+        activation: what is applied then.
+        residual: whether a tensor of y's shape is added at the end.
     """
 
-    pattern: Pattern
+    bias: bool = False
+    activation: Activation = "none"
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether y is the product itself."""
+        return not self.names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is done, in order.
+
+        Example:
+            >>> Epilogue(bias=True, activation="gelu").names
+            ('bias', 'gelu')
+        """
+        bias = ("bias",) if self.bias else ()
+        activation = () if self.activation == "none" else (self.activation,)
+        return (*bias, *activation, *(("residual",) if self.residual else ()))
+
+
+EMPTY = Epilogue()
+"""The epilogue of a product alone."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is computed, whatever the batch: y = act(x (K_1 ... K_L)^T + bias) + residual.
+
+    Kernels are built for a problem, and run on every batch. What a choice is kept under has a range
+    of batches beside it: `ProblemKey`.
+
+    Attributes:
+        chain: the supports of K_1, ..., K_L, left to right: K_L meets x first.
+        dtype: torch's name of the element type of x, weights and y, such as ``float16``.
+        batch_last: whether x is (N, batch) and y is (M, batch) instead of batch first.
+        exact: for float32, whether to FP32 accuracy, not TF32's; True for all other types.
+        epilogue: what follows the product.
+        siblings: chains of these patterns, each with weights of its own, that read one x; their
+            results stand side by side in y, which has ``siblings`` times as many features.
+    """
+
+    chain: Chain
     dtype: str
     batch_last: bool
     exact: bool = True
+    epilogue: Epilogue = EMPTY
+    siblings: int = 1
+
+    def __post_init__(self) -> None:
+        if self.siblings < 1:
+            raise InvalidInputError(f"siblings {self.siblings!r}: there must be at least 1")
+
+    @classmethod
+    def of_factor(
+        cls, pattern: Pattern, dtype: str, batch_last: bool, exact: bool = True
+    ) -> Problem:
+        """One factor's product alone: a chain of one, with an empty epilogue.
+
+        Args:
+            pattern: support of K.
+            dtype, batch_last, exact: as for `Problem`.
+
+        Example:
+            >>> Problem.of_factor(Pattern(2, 3, 4, 1), "float16", False).pattern
+            Pattern(a=2, b=3, c=4, d=1)
+        """
+        return cls(Chain((pattern,)), dtype, batch_last, exact)
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether it is one factor's product alone."""
+        return len(self.chain) == 1 and self.epilogue.is_empty and self.siblings == 1
+
+    @property
+    def pattern(self) -> Pattern:
+        """The pattern of the only factor.
+
+        Raises:
+            ValueError: there are several.
+        """
+        (pattern,) = self.chain.patterns
+        return pattern
+
+    @property
+    def out_features(self) -> int:
+        """Features of y."""
+        return self.siblings * self.chain.out_features
 
     @property
     def layout(self) -> Literal["batch_first", "batch_last"]:
         """The layout's public name."""
         return "batch_last" if self.batch_last else "batch_first"
+
+    def factors(self) -> tuple[Problem, ...]:
+        """The problems of its factors, one launch each, in the order of the chain."""
+        return tuple(
+            Problem.of_factor(pattern, self.dtype, self.batch_last, self.exact)
+            for pattern in self.chain
+        )
+
+    def __str__(self) -> str:
+        words = [str(self.chain), *self.epilogue.names]
+        words += [f"{self.siblings} siblings"] if self.siblings > 1 else []
+        return " ".join([*words, self.dtype, self.layout, *([] if self.exact else ["tf32"])])
 
 
 @dataclass(frozen=True)
@@ -112,7 +213,7 @@ class ProblemKey:
     def of(
         cls, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None = None
     ) -> ProblemKey:
-        """The key of a contiguous x which a GPU's allocator has placed.
+        """The key of one factor's product of a contiguous x which a GPU's allocator has placed.
 
         Args:
             pattern: support of K.
@@ -121,14 +222,22 @@ class ProblemKey:
             batch_last: the layout.
             exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
         """
-        if dtype != "float32":
-            exact = True
-        elif exact is None:
-            exact = precision.is_exact()
-        size = getattr(torch, dtype).itemsize
-        row = batch if batch_last else pattern.in_features
+        problem = Problem.of_factor(pattern, dtype, batch_last, is_exact(dtype, exact))
+        return cls.of_problem(problem, batch)
+
+    @classmethod
+    def of_problem(cls, problem: Problem, batch: int) -> ProblemKey:
+        """The key of a problem for a contiguous x, of so many rows, which an allocator has placed.
+
+        Example:
+            >>> chain = Chain.parse("(1,8,4,2)*(2,4,8,1)")
+            >>> print(ProblemKey.of_problem(Problem(chain, "float16", False), 100))
+            (1,8,4,2)*(2,4,8,1) float16 batch_first batch<=128
+        """
+        size = getattr(torch, problem.dtype).itemsize
+        row = batch if problem.batch_last else problem.chain.in_features
         rows: Rows = "aligned" if row * size % 16 == 0 else "unaligned"
-        return cls(Problem(pattern, dtype, batch_last, exact), rows, bits_of(batch))
+        return cls(problem, rows, bits_of(batch))
 
     @property
     def largest_batch(self) -> int:
@@ -136,13 +245,15 @@ class ProblemKey:
         return int(2**self.bits)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """As plain values; ``pattern`` is the chain's text, which for one factor is its pattern."""
         p = self.problem
         return {
-            "pattern": str(p.pattern),
+            "pattern": str(p.chain),
             "dtype": p.dtype,
             "layout": p.layout,
             "exact": p.exact,
+            "epilogue": asdict(p.epilogue),
+            "siblings": p.siblings,
             "rows": self.rows,
             "batch_up_to": self.largest_batch,
         }
@@ -155,10 +266,12 @@ class ProblemKey:
             ValueError, KeyError, TypeError, AttributeError: they are not such values.
         """
         problem = Problem(
-            Pattern.parse(values["pattern"]),
+            Chain.parse(values["pattern"]),
             values["dtype"],
             values["layout"] == "batch_last",
             values["exact"],
+            Epilogue(**values["epilogue"]),
+            values["siblings"],
         )
         key = cls(problem, values["rows"], bits_of(values["batch_up_to"]))
         if key.rows not in get_args(Rows) or key.to_json() != values:
@@ -166,11 +279,20 @@ class ProblemKey:
         return key
 
     def __str__(self) -> str:
-        values = self.to_json()
-        words = [values["pattern"], values["dtype"], values["layout"]]
-        words += [] if self.problem.exact else ["tf32"]
-        words += [] if self.rows == "aligned" else [self.rows]
+        words = [str(self.problem), *([] if self.rows == "aligned" else [self.rows])]
         return f"{' '.join(words)} batch<={self.largest_batch}"
+
+
+def is_exact(dtype: str, exact: bool | None = None) -> bool:
+    """Whether a problem is computed to its type's full accuracy.
+
+    Args:
+        dtype: such as "float16".
+        exact: for float32, the caller's wish; None takes torch's setting at this moment.
+    """
+    if dtype != "float32":
+        return True
+    return precision.is_exact() if exact is None else exact
 
 
 def bits_of(batch: int) -> int:

@@ -1,4 +1,8 @@
-"""The candidates of a product on a CUDA device: kernels of the families, and PyTorch's own."""
+"""The candidates of a problem: kernels of the families, and PyTorch's own ways.
+
+Of a chain, or of a product with an epilogue, they are the kernels that take all of it, and
+`FACTORS`: a launch a factor, and PyTorch's operations behind the last.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,11 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import DeviceSpec, Problem, Rows
@@ -31,10 +36,32 @@ _FALLBACK_FAR = 2.0
 _COMPILERS = 8
 
 
+FACTORS = "factors"
+"""The name of the candidate that computes a problem by a launch a factor."""
+
+
 class Call(Protocol):
     """What multiplies: (x, weight) -> y; written into ``out`` if there is one (`cuda.run`)."""
 
-    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor: ...
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None, /) -> Tensor: ...
+
+
+class ChainCall(Protocol):
+    """What computes all of a problem, and is launched once: y.
+
+    ``weights`` are of the chain's factors, left to right, sibling after sibling. ``bias`` and
+    ``residual`` are there where the problem's epilogue has them. ``out`` is as for `Call`.
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -42,11 +69,11 @@ class Candidate:
     """One way to compute a problem, not built yet.
 
     Attributes:
-        name: a kernel family's, or that of one of PyTorch's products (a baseline).
+        name: a kernel family's, or that of one of PyTorch's products (a baseline), or `FACTORS`.
         problem: what it computes.
         predicted_us: for the batch that it was proposed for.
-        family: of kernels; None for PyTorch's own.
-        tile: the family's configuration; None for PyTorch's own.
+        family: of kernels; None for PyTorch's own, and for `FACTORS`.
+        tile: the family's configuration; None where there is no family.
     """
 
     name: str
@@ -70,14 +97,16 @@ class Candidate:
     @property
     def is_pytorch(self) -> bool:
         """Whether it is one of PyTorch's own."""
-        return self.family is None
+        return self.family is None and self.name != FACTORS
 
     @property
     def prepares_weight(self) -> bool:
         """Whether the weight is prepared before the product."""
+        if self.name == FACTORS:
+            return any(pattern.d > 1 for pattern in self.problem.chain)
         if self.family is None:
             return pytorch_ops.prepares(self.name, self.problem)
-        return self.family.prepares_weight(self.problem.pattern)
+        return any(map(self.family.prepares_weight, self.problem.chain))
 
     @property
     def needs_order(self) -> bool:
@@ -88,8 +117,8 @@ class Candidate:
         """The generated files of all that `build` compiles for aligned rows."""
         return [] if self.family is None else self.family.sources(self.problem, self.tile)
 
-    def build(self, device_index: int, rows: Rows = "aligned") -> Call:
-        """Compile and load what it needs on a CUDA device.
+    def build(self, device_index: int, rows: Rows = "aligned") -> Any:
+        """Compile and load what it needs on a device: a `Call`, or a `ChainCall`.
 
         Args:
             device_index: of the device.
@@ -98,6 +127,10 @@ class Candidate:
         Raises:
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
         """
+        if self.name == FACTORS:
+            from ksopt.kernels.by_factors import ByFactors  # here, for it knows all that chooses
+
+            return ByFactors(self.problem)
         if self.family is None:
             return pytorch_ops.multiplier(self.name, self.problem)
         call = self.family.launcher(self.problem, self.tile, device_index)
@@ -112,25 +145,27 @@ _by_prediction = attrgetter("predicted_us")
 def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The candidates worth timing: PyTorch's first, the simplest of all first; then by prediction.
 
+    Of a problem of more than a factor, `FACTORS` is the first.
+
     Args:
         problem: what is to be computed.
         batch: rows of x.
         device: None where its driver cannot be asked, which leaves PyTorch's own.
     """
     if device is None:
-        return pytorch(problem, batch, 1)
+        return _plain(problem, batch, None)
     kernels = best_kernels(problem, batch, device)
     far_us = _FALLBACK_FAR * min((one.predicted_us for one in kernels), default=math.inf)
     slow = [one for one in _fallbacks(problem, batch, device) if one.predicted_us <= far_us]
-    return [*pytorch(problem, batch, device.multiprocessors), *kernels, *slow]
+    return [*_plain(problem, batch, device), *kernels, *slow]
 
 
 def best_predicted(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The candidates without timing, best predicted first: the first that can be built is taken."""
     if device is None:
-        return [_pytorch("bmm", problem, batch, 1)]
+        return _plain(problem, batch, None)[:1]
     rivals = [
-        *pytorch(problem, batch, device.multiprocessors),
+        *_plain(problem, batch, device),
         *best_kernels(problem, batch, device, most=2),
         *_fallbacks(problem, batch, device),
     ]
@@ -207,7 +242,7 @@ def _kernel(
 
 
 def pytorch(problem: Problem, batch: int, multiprocessors: int) -> list[Candidate]:
-    """PyTorch's own products that make sense, the simplest first."""
+    """PyTorch's own products of one factor that make sense, the simplest first."""
     return [
         _pytorch(name, problem, batch, multiprocessors)
         for name in pytorch_ops.names(problem, "cuda")
@@ -220,8 +255,29 @@ def _pytorch(name: str, problem: Problem, batch: int, multiprocessors: int) -> C
 
 
 def rule(problem: Problem) -> Candidate:
-    """What is taken where nothing is to be chosen: PyTorch's batched product."""
+    """What is taken where nothing is to be chosen: PyTorch's batched product, or factors."""
+    if not problem.is_factor:
+        return Candidate(FACTORS, problem, math.inf)
     return _pytorch("bmm", problem, 1, 1)
+
+
+def _plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
+    """The candidates that are no kernel of a family, the simplest first."""
+    if not problem.is_factor:
+        return [_by_factors(problem, batch, device)]
+    return pytorch(problem, batch, 1 if device is None else device.multiprocessors)
+
+
+def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Candidate:
+    """A launch a factor: the best predicted of each, and PyTorch's operations behind the last."""
+    us = sum(best_predicted(one, batch, device)[0].predicted_us for one in problem.factors())
+    us *= problem.siblings
+    if not problem.epilogue.is_empty:
+        size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+        reads = 1 + problem.epilogue.residual
+        multiprocessors = 1 if device is None else device.multiprocessors
+        us += pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
+    return Candidate(FACTORS, problem, us)
 
 
 def restored(
@@ -241,7 +297,7 @@ def restored(
         device: as for `candidates`.
     """
     if config is None:
-        plain = pytorch(problem, batch, 1 if device is None else device.multiprocessors)
+        plain = _plain(problem, batch, device)
         return next((candidate for candidate in plain if candidate.name == name), None)
     family = next((family for family in families() if family.name == name), None)
     if family is None or device is None or family.unsupported_reason(problem, device) is not None:
@@ -254,7 +310,7 @@ def restored(
 
 def built(
     several: Sequence[Candidate], device_index: int, rows: Rows = "aligned"
-) -> list[tuple[Candidate, Call]]:
+) -> list[tuple[Candidate, Any]]:
     """The candidates that can be built here, compiled side by side; of others one warning each.
 
     Args:
@@ -262,7 +318,7 @@ def built(
         device_index, rows: as for `Candidate.build`.
     """
 
-    def build(candidate: Candidate) -> Call | KsoptError:
+    def build(candidate: Candidate) -> Any:
         try:
             return candidate.build(device_index, rows)
         except KsoptError as error:
@@ -270,13 +326,13 @@ def built(
 
     with ThreadPoolExecutor(_COMPILERS) as pool:
         results = list(pool.map(build, several))
-    calls: list[tuple[Candidate, Call]] = []
+    calls: list[tuple[Candidate, Any]] = []
     for candidate, result in zip(several, results, strict=True):
         if isinstance(result, UnavailableError):
             warn_once(str(result))
         elif isinstance(result, KsoptError):
-            pattern = candidate.problem.pattern
-            warn_once(f"{candidate.label} for {pattern} does not compile: {result}")
+            chain = candidate.problem.chain
+            warn_once(f"{candidate.label} for {chain} does not compile: {result}")
         else:
             calls.append((candidate, result))
     return calls

@@ -34,8 +34,9 @@ Fingerprint = dict[str, str]
 Weight = Literal["any", "kept", "fresh"]
 """Whether a time includes preparing the weight (fresh), does not (kept), or has no such part."""
 
-_SCHEMA = 2
+_SCHEMA = 3
 _LONGEST_WAIT_S = 60.0
+_LONGEST_CHAIN = 120  # letters of a file's name; most systems allow 255 for the whole
 
 
 @dataclass(frozen=True)
@@ -164,11 +165,14 @@ def folder_of(fingerprint: Fingerprint) -> Path:
 
 def path_of(fingerprint: Fingerprint, key: ProblemKey) -> Path:
     """The file of a key; its name can be read, but what counts is what stands in it."""
-    values = key.to_json()
-    pattern = values["pattern"].strip("()").replace(",", "_")
-    precision = values["dtype"] if key.problem.exact else "tf32"
-    words = (pattern, precision, values["layout"], values["rows"], str(values["batch_up_to"]))
-    return folder_of(fingerprint) / f"{'-'.join(words)}.json"
+    problem = key.problem
+    chain = ".".join(str(pattern).strip("()").replace(",", "_") for pattern in problem.chain)
+    if len(chain) > _LONGEST_CHAIN:
+        chain = hashlib.sha256(chain.encode()).hexdigest()[:32]
+    siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
+    precision = problem.dtype if problem.exact else "tf32"
+    what = (chain, *siblings, *problem.epilogue.names, precision, problem.layout)
+    return folder_of(fingerprint) / f"{'-'.join((*what, key.rows, str(key.largest_batch)))}.json"
 
 
 def load(fingerprint: Fingerprint, key: ProblemKey) -> Record | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import check_activation
 from ksopt.errors import InvalidInputError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -87,7 +88,24 @@ def check_out(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor) -> None:
         )
 
 
-def is_written_straight(x: Tensor, weight: Tensor, out: Tensor) -> bool:
+def check_chain_out(y: Tensor, out: Tensor) -> None:
+    """Refuse what cannot hold a chain's result, such as y.
+
+    Raises:
+        InvalidInputError: another shape, dtype or device than y has.
+    """
+    if out.shape != y.shape:
+        raise InvalidInputError(
+            f"ks_chain: out has shape {_shape(out)}, but the result has shape {_shape(y)}"
+        )
+    if out.dtype != y.dtype or out.device != y.device:
+        raise InvalidInputError(
+            f"ks_chain: out is {_dtype(out)} on {out.device}, but it must be as x is: {_dtype(y)} "
+            f"on {y.device}"
+        )
+
+
+def is_written_straight(out: Tensor, *operands: Tensor | None) -> bool:
     """Whether kernels may write into out: all else is copied into it, as by torch's own operators.
 
     That is where it is contiguous, aligned to 16 bytes, and shares no memory with the operands.
@@ -96,7 +114,9 @@ def is_written_straight(x: Tensor, weight: Tensor, out: Tensor) -> bool:
     if begin % 16 != 0 or not out.is_contiguous():
         return False
     end = begin + out.nbytes
-    for operand in (x, weight):
+    for operand in operands:
+        if operand is None:
+            continue
         first = operand.data_ptr()
         if first < end and begin < first + _reach(operand):
             return False
@@ -164,3 +184,53 @@ def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool)
                 f"multiple of a*d = {a}*{d}"
             )
     _check_kind(grad, x, "ks_mm_weight_grad", "grad", "x")
+
+
+def check_chain(op: str, count: int, siblings: int, activation: str) -> None:
+    """Refuse a chain whose parts cannot be told apart, and an unknown activation.
+
+    Args:
+        op: the operator's name.
+        count: weights of all siblings.
+        siblings: chains.
+        activation: the epilogue's.
+
+    Raises:
+        InvalidInputError: no weights, or not as many of each sibling; an unknown activation.
+    """
+    if count == 0:
+        raise InvalidInputError(f"{op}: weights is empty, but a chain has at least one factor")
+    if siblings < 1 or count % siblings != 0:
+        raise InvalidInputError(
+            f"{op}: {count} weights cannot be those of {siblings} siblings, which have as many "
+            "factors each"
+        )
+    check_activation(activation)
+
+
+def check_epilogue(
+    op: str, y: Tensor, bias: Tensor | None, residual: Tensor | None, batch_last: bool
+) -> None:
+    """Refuse what cannot be added to a chain's product y.
+
+    Raises:
+        InvalidInputError: another shape or dtype than the product's.
+    """
+    if bias is not None:
+        features = y.shape[0 if batch_last else -1]
+        if bias.dim() != 1 or bias.shape[0] != features:
+            raise InvalidInputError(
+                f"{op}: bias has shape {_shape(bias)}, but the chain has {features} outputs: "
+                f"it must be [{features}]"
+            )
+    if residual is not None and residual.shape != y.shape:
+        raise InvalidInputError(
+            f"{op}: residual has shape {_shape(residual)}, but the product {_shape(y)}: they must "
+            "be the same"
+        )
+    for name, tensor in (("bias", bias), ("residual", residual)):
+        if tensor is not None and tensor.dtype != y.dtype:
+            raise InvalidInputError(
+                f"{op}: {name} is {_dtype(tensor)} and the product {_dtype(y)}, but they must have "
+                "one dtype"
+            )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ksopt import precision
 from ksopt.baselines import BASELINES
+from ksopt.epilogue import with_epilogue
 from ksopt.reference import chain_reference, is_batch_last, ks_reference
 
 # Rows at each end of the batch, where tails are: the first tiles, and the last, which may be
@@ -81,6 +82,30 @@ class PlainProduct:
     terms: Sequence[int]
 
 
+@dataclass(frozen=True)
+class Around:
+    """What is computed beside a chain's product.
+
+    Attributes:
+        bias, activation, residual: behind it, as `ksopt.epilogue.with_epilogue` does.
+        siblings: chains that read one x, whose weights follow each other; their products stand side
+            by side.
+    """
+
+    bias: Tensor | None = None
+    activation: str = "none"
+    residual: Tensor | None = None
+    siblings: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Operations behind the product, each of which may round."""
+        return sum((self.bias is not None, self.activation != "none", self.residual is not None))
+
+
+_NOTHING = Around()
+
+
 class AccuracyCheck:
     """The float64 truth of a chain's product on some rows of an input, and what may differ from it.
 
@@ -96,6 +121,7 @@ class AccuracyCheck:
             more than twice PyTorch's. A kernel's sums are kept in fp32. PyTorch's may be rounded
             in between, or added in another order, which makes no wrong rival.
         product: what else than a chain's product the result should be; its weights are ``weights``.
+        around: what else is computed.
     """
 
     def __init__(
@@ -105,17 +131,29 @@ class AccuracyCheck:
         layout: str,
         rounded_once: bool = False,
         product: PlainProduct | None = None,
+        around: Around = _NOTHING,
     ) -> None:
         self._x = x
         self._last = is_batch_last(layout)
         batch = x.numel() // x.shape[0 if self._last else -1]
         self._rows = torch.tensor(checked_rows(batch), device=x.device)
         few = self._picked(x).contiguous()
-        doubles = [weight.double() for weight in weights]
-        if product is None:
-            self._truth = chain_reference(few.double(), doubles, layout)
-        else:
-            self._truth = self._plain(product, few.double(), doubles)
+        self._around = around
+
+        def reference(few: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            return chain_reference(few, weights, layout)
+
+        def pytorch(few: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            for weight in reversed(weights):
+                few = BASELINES["bmm"].bind(weight, layout)(few)
+            return few
+
+        def plain(few: Tensor, weights: Sequence[Tensor]) -> Tensor:
+            assert product is not None
+            return product.of(few.T, weights).T if self._last else product.of(few, weights)
+
+        truth, rival = (reference, pytorch) if product is None else (plain, plain)
+        self._truth = self._whole(few.double(), [weight.double() for weight in weights], truth)
         self._features = self._truth.shape[0 if self._last else 1]
         self._elements = batch * self._features
         self._rounded_once = rounded_once
@@ -123,18 +161,24 @@ class AccuracyCheck:
         if rounded_once and x.dtype.itemsize < 4:
             (weight,) = weights
             self._sums = ks_reference(few.double().abs(), weight.double().abs(), layout)
-        if product is None:
-            y = few
-            for weight in reversed(weights):
-                y = BASELINES["bmm"].bind(weight, layout)(y)
-        else:
-            y = self._plain(product, few, weights)
-        self.pytorch = self._errors(y)
+        self.pytorch = self._errors(self._whole(few, weights, rival))
         terms = [weight.shape[2] for weight in weights] if product is None else product.terms
         self.allowed = self._allowed(terms)
 
-    def _plain(self, product: PlainProduct, x: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        return product.of(x.T, weights).T if self._last else product.of(x, weights)
+    def _whole(
+        self,
+        few: Tensor,
+        weights: Sequence[Tensor],
+        multiply: Callable[[Tensor, Sequence[Tensor]], Tensor],
+    ) -> Tensor:
+        """Of the rows that are compared: the products of all siblings, and what follows."""
+        around, dtype = self._around, few.dtype
+        length = len(weights) // around.siblings
+        parts = [multiply(few, weights[at : at + length]) for at in range(0, len(weights), length)]
+        y = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if self._last else 1)
+        bias = None if around.bias is None else around.bias.to(dtype)
+        residual = None if around.residual is None else self._picked(around.residual).to(dtype)
+        return with_epilogue(y, bias, around.activation, residual, self._last)
 
     def _allowed(self, terms: Sequence[int]) -> Errors:
         dtype, theirs = self._x.dtype, self.pytorch
@@ -142,7 +186,8 @@ class AccuracyCheck:
         eps = torch.finfo(dtype).eps
         # Of each factor's results, and of sums in the results' own precision as well.
         sums = math.sqrt(max(terms)) if dtype.itemsize >= 4 else 0.0
-        rounding = max(eps / 2 * (1 + sums), _TF32_ROUNDING if tf32 else 0.0) * len(terms)
+        rounding = max(eps / 2 * (1 + sums), _TF32_ROUNDING if tf32 else 0.0)
+        rounding *= len(terms) + self._around.steps
         relative = allowed_error(theirs.relative, _TF32_ROUNDING if tf32 else eps)
         if dtype == torch.float64:  # the truth is rounded as well, and PyTorch's may be its equal
             relative = _ALLOWED_ERROR * max(theirs.relative, eps)
@@ -283,6 +328,31 @@ def checking(x: Tensor, weight: Tensor, batch_last: bool) -> tuple[AccuracyCheck
         x, weight = _random_like(x), _random_like(weight)
         check = AccuracyCheck(x, [weight], layout, rounded_once=True)
     return check, x, weight
+
+
+def checking_chain(
+    x: Tensor, weights: Sequence[Tensor], batch_last: bool, around: Around
+) -> tuple[AccuracyCheck, Tensor, tuple[Tensor, ...], Around]:
+    """`checking` of a chain and what surrounds it.
+
+    Args:
+        x: (*batch, N), or (N, *batch) when batch_last.
+        weights: of its factors, left to right, sibling after sibling.
+        batch_last: the layout.
+        around: what else is computed.
+    """
+    layout, weights = "batch_last" if batch_last else "batch_first", tuple(weights)
+    check = AccuracyCheck(x, weights, layout, around=around)
+    if not check.tells:
+        x, weights = _random_like(x), tuple(map(_random_like, weights))
+        bias, residual = around.bias, around.residual
+        around = replace(
+            around,
+            bias=None if bias is None else _random_like(bias),
+            residual=None if residual is None else _random_like(residual),
+        )
+        check = AccuracyCheck(x, weights, layout, around=around)
+    return check, x, weights, around
 
 
 def _random_like(tensor: Tensor) -> Tensor:

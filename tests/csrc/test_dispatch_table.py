@@ -36,7 +36,9 @@ class Device(Product):
         self.x = torch.randn(ROWS, PATTERN.in_features)
         self.renew()
         found = cuda.problem_key_of(self.x, self.weight, False)
-        packing = Problem(Pattern(1, PATTERN.nnz, PATTERN.nnz, 1), found.problem.dtype, False)
+        packing = Problem.of_factor(
+            Pattern(1, PATTERN.nnz, PATTERN.nnz, 1), found.problem.dtype, False
+        )
         launcher = PackedLauncher(
             "doubled",
             HostLauncher(packing, geometry_of(PATTERN.nnz), PACK, None),

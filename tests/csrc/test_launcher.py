@@ -187,7 +187,7 @@ def test_what_takes_unfit_operands_is_asked_for_when_they_come(library, what):
 
 def test_a_launcher_makes_its_fallback_once_and_for_unfit_operands_only(library, monkeypatch):
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
-    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     made = []
 
     def make() -> HostLauncher:
@@ -206,7 +206,7 @@ def test_a_launcher_makes_its_fallback_once_and_for_unfit_operands_only(library,
 
 def test_a_fallback_that_does_not_compile_says_so_and_is_tried_again(library, monkeypatch):
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
-    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     left = [CompilationError("line 7")]
 
     def make() -> HostLauncher:
@@ -225,7 +225,7 @@ def test_a_fallback_that_does_not_compile_says_so_and_is_tried_again(library, mo
 
 def test_threads_that_want_a_fallback_at_once_each_get_one(library, monkeypatch):
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
-    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     made, together = [], threading.Barrier(4, timeout=10)
 
     def make() -> HostLauncher:
@@ -273,7 +273,7 @@ def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(l
 def test_without_the_host_library_y_is_written_where_it_is_asked_for_too(monkeypatch):
     given = []
     monkeypatch.setattr(driver, "launch", lambda *args: given.append(args[4]))
-    problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     geometry = Geometry(32, 0, 16, 1, 100)
     general = _PythonLauncher(problem, geometry, 1, None)
     launcher = _PythonLauncher(problem, geometry, 2, lambda: general)
@@ -320,7 +320,7 @@ def test_out_of_memory_is_torchs_own_error(kind):
         raise RuntimeError("API call failed")
 
     launcher = HostLauncher.__new__(HostLauncher)
-    launcher.problem = Problem(Pattern(1, 8, 16, 1), "float32", batch_last=False)
+    launcher.problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     launcher.plan, launcher._launch, launcher.make_fallback = 0, fails, None
     x = torch.zeros(5, 16).as_subclass(kind)
     with pytest.raises(torch.OutOfMemoryError if kind is Full else RuntimeError) as caught:

@@ -50,7 +50,7 @@ def main() -> None:
     for pattern, dtype, last in itertools.product(smallest(10), dtypes, (False, True)):
         # Exact products of short sums are left to PyTorch: there the kernels compute in TF32.
         exact = dtype != "float32" or pattern.c >= 32
-        problem = Problem(pattern, dtype, last, exact)
+        problem = Problem.of_factor(pattern, dtype, last, exact)
         x = torch.randn(ROWS, pattern.in_features, device="cuda").to(getattr(torch, dtype))
         x = x.T.contiguous() if last else x
         weight = torch.randn(pattern.weight_shape, device="cuda").to(x.dtype)

@@ -113,7 +113,7 @@ def compiled_ahead():
     for shape, (family, dtype) in itertools.product(SHAPES, CASES.values()):
         if family in HOPPER and target != "sm_90a":
             continue
-        problem = Problem(Pattern(*shape), dtype, batch_last=True)
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=True)
         for config in tiles(family, problem, 3, seed=sum(shape)):
             sources.append(family.source(problem, config))
             if family not in HOPPER:
@@ -131,7 +131,7 @@ def compiled_ahead():
 def test_tiles_and_batches(case, shape):
     family, dtype = case
     pattern = Pattern(*shape)
-    problem = Problem(pattern, dtype, batch_last=True)
+    problem = Problem.of_factor(pattern, dtype, batch_last=True)
     weight = draw(shape, dtype, 1)
     for config in tiles(family, problem, 3, seed=sum(shape)):
         launch = family.launcher(problem, config, 0)
@@ -144,7 +144,7 @@ def test_tiles_and_batches(case, shape):
 def test_strides_and_alignments(case, shape):
     family, dtype = case
     pattern = Pattern(*shape)
-    problem = Problem(pattern, dtype, batch_last=True)
+    problem = Problem.of_factor(pattern, dtype, batch_last=True)
     features, batch = pattern.in_features, 328
     inputs = {
         f"offset by {shift}": draw((features * batch + shift,), dtype, 2)[shift:].view(
@@ -181,7 +181,7 @@ def test_nothing_beside_the_operands_reaches_the_result(case, batch):
     family, dtype = case
     # c is no multiple of 16, so the last step of a sum reaches past the rows of its column.
     pattern = Pattern(2, 16, 20, 3)
-    problem = Problem(pattern, dtype, batch_last=True)
+    problem = Problem.of_factor(pattern, dtype, batch_last=True)
     memory = torch.full((pattern.in_features + 100, 200), float("nan"), device="cuda")
     memory = memory.to(getattr(torch, dtype))
     x = memory[50:-50, 64 : 64 + batch]
@@ -197,7 +197,7 @@ def test_nothing_beside_the_operands_reaches_the_result(case, batch):
 
 def test_an_empty_batch(case):
     family, dtype = case
-    problem = Problem(Pattern(1, 16, 16, 2), dtype, batch_last=True)
+    problem = Problem.of_factor(Pattern(1, 16, 16, 2), dtype, batch_last=True)
     launch = family.launcher(problem, tiles(family, problem, 1)[0], 0)
     assert launch(draw((32, 0), dtype, 1), draw((1, 16, 16, 2), dtype, 2)).shape == (32, 0)
 
@@ -208,7 +208,7 @@ def test_more_elements_than_32_bits_count(name, more):
     family, dtype = CASES[name]
     skip_unless_it_runs_here(family)
     pattern = Pattern(1, 16, 3, 1)
-    problem = Problem(pattern, dtype, batch_last=True)
+    problem = Problem.of_factor(pattern, dtype, batch_last=True)
     rows = 2**27 + more  # times 16 outputs
     x = torch.empty(3, rows, dtype=getattr(torch, dtype), device="cuda")
     x[:] = torch.tensor([[1.0], [2.0], [3.0]], device="cuda")
@@ -230,7 +230,7 @@ def fp32_family(request):
 @pytest.mark.parametrize("batch", [64, 63])
 def test_fp32_values_that_tf32_cannot_split(fp32_family, batch):
     pattern = Pattern(2, 20, 24, 3)
-    problem = Problem(pattern, "float32", batch_last=True)
+    problem = Problem.of_factor(pattern, "float32", batch_last=True)
     x = draw((pattern.in_features, batch), "float32", 1)
     x[5, 3] = float("inf")
     x[40, 4] = float("-inf")
@@ -247,7 +247,7 @@ def test_fp32_values_that_tf32_cannot_split(fp32_family, batch):
 
 def test_tf32_is_as_exact_as_tf32(fp32_family):
     pattern = Pattern(2, 64, 64, 3)
-    problem = Problem(pattern, "float32", batch_last=True)
+    problem = Problem.of_factor(pattern, "float32", batch_last=True)
     x = draw((pattern.in_features, 1000), "float32", 1)
     weight = draw(pattern.weight_shape, "float32", 2)
     truth = ks_reference(x.double(), weight.double(), "batch_last")
@@ -260,7 +260,7 @@ def test_tf32_is_as_exact_as_tf32(fp32_family):
 def test_a_weight_changed_in_place_is_packed_anew():
     skip_unless_it_runs_here(batch_last_wgmma_tf32x3)
     pattern = Pattern(2, 64, 64, 3)
-    problem = Problem(pattern, "float32", batch_last=True)
+    problem = Problem.of_factor(pattern, "float32", batch_last=True)
     x, weight = draw((pattern.in_features, 328), "float32", 1), draw((2, 64, 64, 3), "float32", 2)
     launch = batch_last_wgmma_tf32x3.launcher(
         problem, tiles(batch_last_wgmma_tf32x3, problem, 1)[0], 0

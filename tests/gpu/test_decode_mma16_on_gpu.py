@@ -53,10 +53,10 @@ def cases() -> list[tuple[TemplateFamily, Problem]]:
     found: list[tuple[TemplateFamily, Problem]] = []
     for at, shape in enumerate(SHAPES):
         dtype = ("bfloat16", "float16")[at % 2]
-        found.append((decode_mma16, Problem(Pattern(*shape), dtype, batch_last=False)))
+        found.append((decode_mma16, Problem.of_factor(Pattern(*shape), dtype, batch_last=False)))
     for at, shape in enumerate(FMA_SHAPES):
         for dtype in ("float32", ("bfloat16", "float16")[at % 2]):
-            problem = Problem(Pattern(*shape), dtype, batch_last=False)
+            problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
             if decode_fma.unsupported_reason(problem, H200) is None:
                 found.append((decode_fma, problem))
     return found
@@ -115,7 +115,7 @@ def test_results(case):
 
 
 def layer(module: TemplateFamily, dtype: str) -> tuple[Problem, Launcher]:
-    problem = Problem(Pattern(4, 256, 256, 1), dtype, batch_last=False)
+    problem = Problem.of_factor(Pattern(4, 256, 256, 1), dtype, batch_last=False)
     configs = module.configs(problem, H200)
     best = min(configs, key=lambda c: module.predicted_us(problem, c, 4, H200))
     return problem, module.launcher(problem, best, 0)
@@ -139,7 +139,7 @@ def test_a_kernel_that_starts_early_reads_what_the_one_before_it_wrote(module, d
         results.append(y)
         # The output as a weight: (4, 1024) -> a = 4, b = 4, c = 256.
         made = launch(x, weight).view(4, 4, 256, 1)
-        small = Problem(Pattern(4, 4, 256, 1), dtype, batch_last=False)
+        small = Problem.of_factor(Pattern(4, 4, 256, 1), dtype, batch_last=False)
         config = next(iter(module.configs(small, H200)))
         results.append(module.launcher(small, config, 0)(x, made))
     torch.cuda.synchronize()

@@ -332,7 +332,7 @@ def test_tiles_of_the_mma16_family(d, dtype):
     generator = random.Random(d)
     for b, c in [(64, 48), (48, 72), (8, 8), (24, 16)]:
         pattern = Pattern(3, b, c, d)
-        problem = Problem(pattern, name_of(dtype), False)
+        problem = Problem.of_factor(pattern, name_of(dtype), False)
         assert mma16.unsupported_reason(problem, H200) is None
         tiles = list(mma16.configs(problem, H200))
         tiles = generator.sample(tiles, min(4, len(tiles)))

@@ -33,7 +33,7 @@ CONFIGS_EACH = 4
 
 
 def problem_of(shape: tuple[int, int, int, int]) -> Problem:
-    return Problem(Pattern(*shape), "float32", batch_last=False)
+    return Problem.of_factor(Pattern(*shape), "float32", batch_last=False)
 
 
 Config = MmaTf32x3Config | WgmmaTf32x3Config

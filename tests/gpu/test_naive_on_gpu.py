@@ -18,7 +18,7 @@ naive = family_of("naive")
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, last: bool) -> torch.Tensor:
-    problem = Problem(Pattern(*weight.shape), name_of(x.dtype), last)
+    problem = Problem.of_factor(Pattern(*weight.shape), name_of(x.dtype), last)
     return launcher(problem, x.get_device())(x, weight)
 
 
@@ -40,7 +40,9 @@ def name_of(dtype: torch.dtype) -> str:
 def compile_ahead(pattern: Pattern) -> None:
     """Compile what the pattern needs on several cores; the test then takes it from the cache."""
     target = arch.of_device(0)
-    problems = [Problem(pattern, name_of(dt), last) for dt in DTYPES for last in (False, True)]
+    problems = [
+        Problem.of_factor(pattern, name_of(dt), last) for dt in DTYPES for last in (False, True)
+    ]
     with ThreadPoolExecutor(len(problems)) as pool:
         sources = [naive.source(p, naive.default_config(p)) for p in problems]
         list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
@@ -191,7 +193,7 @@ def test_without_the_cpp_launcher_results_are_the_same(monkeypatch):
     pattern = Pattern(2, 16, 24, 3)
     x = torch.randn(2, 50, pattern.in_features, device="cuda")
     weight = torch.randn(pattern.weight_shape, device="cuda")
-    problem = Problem(pattern, "float32", False)
+    problem = Problem.of_factor(pattern, "float32", False)
     fast = launcher(problem, 0)
     monkeypatch.setattr(host, "load", lambda: "no compiler")
     slow = launcher(problem, 0)

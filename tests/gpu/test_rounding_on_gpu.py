@@ -54,7 +54,7 @@ def test_sums_are_rounded_once(pattern, batch, last, dtype):
     layout = "batch_last" if last else "batch_first"
     check = AccuracyCheck(x, [weight], layout, rounded_once=True)
     assert check.judge(ops.ks_mm(x, weight, last)) is None, cuda.choice_for(x, weight, last).name
-    problem = Problem(Pattern(*pattern), str(dtype).removeprefix("torch."), last)
+    problem = Problem.of_factor(Pattern(*pattern), str(dtype).removeprefix("torch."), last)
     for name in pytorch_ops.names(problem, "cuda"):
         y = BASELINES[name].bind(weight, layout)(x)
         assert check.judge(y) is None, name

@@ -44,7 +44,7 @@ JOBS = [
 
 
 def problem_of(shape: tuple[int, int, int, int], dtype: str) -> Problem:
-    return Problem(Pattern(*shape), dtype, batch_last=False)
+    return Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
 
 
 def chosen(family: TemplateFamily, shape: tuple[int, int, int, int], dtype: str) -> list[Config]:

@@ -23,14 +23,14 @@ def own_cache(tmp_path_factory, monkeypatch):
 @pytest.mark.parametrize("dtype", list(naive.dtypes))
 @pytest.mark.parametrize("batch_last", [False, True])
 def test_the_general_kernel_compiles(target, dtype, batch_last):
-    problem = Problem(Pattern(3, 48, 33, 6), dtype, batch_last)
+    problem = Problem.of_factor(Pattern(3, 48, 33, 6), dtype, batch_last)
     code = nvrtc.cubin(naive.source(problem, naive.default_config(problem)), target).data
     assert code.startswith(b"\x7fELF")
     assert naive.kernel_name(problem).encode() in code
 
 
 def test_a_new_device_gets_portable_code():
-    problem = Problem(Pattern(1, 2, 2, 1), "float32", False)
+    problem = Problem.of_factor(Pattern(1, 2, 2, 1), "float32", False)
     source = naive.source(problem, naive.default_config(problem))
     assert b".target sm_80" in nvrtc.cubin(source, "compute_80").data
 

@@ -50,7 +50,9 @@ def test_the_kernels_of_a_chain_are_in_the_cache(
         wanted = {
             source
             for pattern in CHAIN
-            for source in compile_ahead.sources(Problem(pattern, "float16", False), 64, H200)
+            for source in compile_ahead.sources(
+                Problem.of_factor(pattern, "float16", False), 64, H200
+            )
         }
         assert len(wanted) >= 4
         until = time.monotonic() + 120
@@ -69,22 +71,25 @@ def test_the_kernels_of_a_chain_are_in_the_cache(
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("batch_last", [False, True])
 def test_sources_for_a_device_that_is_not_here(dtype: str, batch_last: bool) -> None:
-    problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
+    problem = Problem.of_factor(Pattern(4, 64, 64, 16), dtype, batch_last)
     kernels = compile_ahead.sources(problem, 25_088, H200)
     assert len(kernels) > 1
     assert len(set(kernels)) == len(kernels)
     assert not any("naive_kernel" in source for source in kernels)  # it would take far longer
-    odd = Problem(Pattern(3, 5, 7, 11), dtype, batch_last)
+    odd = Problem.of_factor(Pattern(3, 5, 7, 11), dtype, batch_last)
     assert "naive_kernel" in compile_ahead.sources(odd, 25_088, H200)[-1]
 
 
 def test_what_pytorch_alone_computes_has_nothing_to_compile() -> None:
-    assert compile_ahead.sources(Problem(Pattern(1, 16, 16, 3), "float64", False), 64, H200) == []
+    assert (
+        compile_ahead.sources(Problem.of_factor(Pattern(1, 16, 16, 3), "float64", False), 64, H200)
+        == []
+    )
 
 
 def test_an_older_device_has_the_naive_kernel_alone() -> None:
     old = DeviceSpec((7, 5), 40, 65_536)
-    problem = Problem(Pattern(1, 16, 16, 3), "bfloat16", True)
+    problem = Problem.of_factor(Pattern(1, 16, 16, 3), "bfloat16", True)
     (kernel,) = compile_ahead.sources(problem, 64, old)
     assert nvrtc.cubin(kernel, "compute_75").data
 

@@ -35,7 +35,9 @@ def instance(body: str, pattern: Pattern = SCALAR, threads: int = THREADS) -> In
         f"  __shared__ __align__(16) float tile[{4 * THREADS}];\n"
         f"{body}\n}}\n"
     )
-    return Instance(Problem(pattern, "float32", False), source, Geometry(threads, 0, 1, 1, 1))
+    return Instance(
+        Problem.of_factor(pattern, "float32", False), source, Geometry(threads, 0, 1, 1, 1)
+    )
 
 
 COPY = "copy_async_16(tile + 4 * t, x + t / 4 * 4, true); cp_async_commit_group();"
@@ -253,9 +255,9 @@ def without(pattern: str, which: int, replacement: str = ""):
     return edit
 
 
-NAIVE = Problem(Pattern(2, 17, 33, 3), "float16", True)
-WIDE = Problem(Pattern(1, 24, 40, 8), "float16", False)
-NARROW = Problem(Pattern(2, 24, 72, 3), "bfloat16", False)
+NAIVE = Problem.of_factor(Pattern(2, 17, 33, 3), "float16", True)
+WIDE = Problem.of_factor(Pattern(1, 24, 40, 8), "float16", False)
+NARROW = Problem.of_factor(Pattern(2, 24, 72, 3), "bfloat16", False)
 BARRIER, WAIT = r"__syncthreads\(\);", r"cp_async_wait_group<[^>]*>\(\);"
 
 # What is taken from which header, and what the report then says.

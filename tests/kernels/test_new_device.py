@@ -16,7 +16,7 @@ from ksopt.kernels.backends.base import (
     register_backend,
 )
 from ksopt.kernels.explain import choice_report
-from ksopt.kernels.problem import ProblemKey
+from ksopt.kernels.problem import Problem
 from ksopt.kernels.tuning_cache import Record, Timed, load, save
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import chain_to_dense, ks_reference
@@ -38,7 +38,8 @@ class ToyBackend(DeviceBackend):
         return y.contiguous() if out is None else out.copy_(y)
 
     def tune(self, x, weight, batch_last, budget_s):
-        key = self.key(Pattern(*weight.shape), "float32", x.shape[0], batch_last, True)
+        problem = Problem.of_factor(Pattern(*weight.shape), "float32", batch_last)
+        key = self.key(problem, x.shape[0])
         timed = Timed("reference", None, "any", None, 7.0, 6.0, 8.0)
         record = Record(key, x.shape[0], (timed,), 0, 0)
         save(self.fingerprint(x.device), record)
@@ -46,9 +47,6 @@ class ToyBackend(DeviceBackend):
 
     def fingerprint(self, device):
         return {"device": "toy"}
-
-    def key(self, pattern, dtype, batch, batch_last, exact):
-        return ProblemKey.of(pattern, dtype, batch, batch_last, exact=True)
 
     def measured(self, key, device, mode, changing):
         record = load(self.fingerprint(device), key)

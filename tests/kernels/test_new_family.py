@@ -25,7 +25,7 @@ from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 PATTERN = Pattern(4, 64, 64, 16)
-PROBLEM = Problem(PATTERN, "float16", batch_last=False)
+PROBLEM = Problem.of_factor(PATTERN, "float16", batch_last=False)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ksopt.patterns.chain import Pattern
 from ksopt.system import sources, temporary_files
 
 MACHINE = {"device": "Stand-in", "driver": "1.2.3", "code": "abc"}
-KEY = ProblemKey(Problem(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
+KEY = ProblemKey(Problem.of_factor(Pattern(4, 64, 64, 16), "float16", False), "aligned", 10)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are made by fork here")
 
@@ -88,13 +88,15 @@ def test_what_is_saved_is_loaded():
 def test_keys_are_apart():
     problem = KEY.problem
     others = [
-        ProblemKey(Problem(problem.pattern, "bfloat16", False), "aligned", 10),
-        ProblemKey(Problem(problem.pattern, "float32", False), "aligned", 10),
-        ProblemKey(Problem(problem.pattern, "float32", False, exact=False), "aligned", 10),
-        ProblemKey(Problem(problem.pattern, "float16", True), "aligned", 10),
-        ProblemKey(Problem(problem.pattern, "float16", True), "unaligned", 10),
+        ProblemKey(Problem.of_factor(problem.pattern, "bfloat16", False), "aligned", 10),
+        ProblemKey(Problem.of_factor(problem.pattern, "float32", False), "aligned", 10),
+        ProblemKey(
+            Problem.of_factor(problem.pattern, "float32", False, exact=False), "aligned", 10
+        ),
+        ProblemKey(Problem.of_factor(problem.pattern, "float16", True), "aligned", 10),
+        ProblemKey(Problem.of_factor(problem.pattern, "float16", True), "unaligned", 10),
         ProblemKey(problem, "aligned", 11),
-        ProblemKey(Problem(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
+        ProblemKey(Problem.of_factor(Pattern(4, 64, 64, 8), "float16", False), "aligned", 10),
     ]
     for number, key in enumerate([KEY, *others], start=1):
         tuning_cache.save(MACHINE, a_record(float(number), key))

@@ -112,7 +112,7 @@ def test_every_way_on_cpu(seed):
         case.operands["x"].view(-1)[seed % case.operands["x"].numel()] = math.nan
     p, x, weight = case.pattern, case.laid_out(case.operands["x"]), case.operands["weight"]
     truth = by_definition(case.operands["x"], weight)
-    problem = Problem(p, str(case.dtype).removeprefix("torch."), case.batch_last)
+    problem = Problem.of_factor(p, str(case.dtype).removeprefix("torch."), case.batch_last)
     shape = (p.out_features, case.batch) if case.batch_last else (case.batch, p.out_features)
     for name in pytorch_ops.names(problem, "cpu"):
         choice = cpu._Choice(p, BASELINES[name])
@@ -135,6 +135,6 @@ def test_sums_that_overflow_cost_time_and_no_results():
 @pytest.mark.parametrize("pattern", [(3, 32, 5, 1), (1, 17, 192, 12), (8, 5, 512, 1), (2, 4, 4, 2)])
 def test_no_way_on_cuda_multiplies_stored_zeros(pattern, dtype):
     # Where y may not be looked at (that would wait for the device), no such way is offered.
-    names = pytorch_ops.names(Problem(Pattern(*pattern), dtype, False), "cuda")
+    names = pytorch_ops.names(Problem.of_factor(Pattern(*pattern), dtype, False), "cuda")
     assert not set(names) & {"expand", "dense"}
     assert "bmm" in names

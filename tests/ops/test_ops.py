@@ -564,20 +564,20 @@ def _autocast_on_gpus():
 
 def _seen_in(context):
     with torch.no_grad(), context:
-        return ops._is_watched()
+        return ops.is_watched()
 
 
 def _seen_in_vmap():
     seen = []
     with torch.no_grad():
-        torch.vmap(lambda t: seen.append(ops._is_watched()) or t)(torch.ones(2))
+        torch.vmap(lambda t: seen.append(ops.is_watched()) or t)(torch.ones(2))
     return seen[0]
 
 
 def _seen_in_a_trace():
     seen = []
     with torch.no_grad():
-        torch.jit.trace(lambda t: seen.append(ops._is_watched()) or t + 1, torch.ones(2))
+        torch.jit.trace(lambda t: seen.append(ops.is_watched()) or t + 1, torch.ones(2))
     return seen[0]
 
 
@@ -600,9 +600,9 @@ def test_whatever_watches_a_product_is_noticed(how):
     """`ops.multiply` may then not go past the dispatcher."""
     assert WATCHED[how]()
     with torch.no_grad():
-        assert not ops._is_watched()
+        assert not ops.is_watched()
     with torch.inference_mode():
-        assert not ops._is_watched()
+        assert not ops.is_watched()
 
 
 def test_a_layer_is_traced_as_the_operator():

@@ -60,7 +60,7 @@ def test_pytorchs_ways_write_into_it_and_copy_no_more_than_without(name, shape, 
     support = baseline.supports(Product(pattern, torch.float32, "cpu", last))
     if not support.ok:
         pytest.skip(support.reason)
-    timed = pytorch_ops.names(Problem(pattern, "float32", last), "cpu")
+    timed = pytorch_ops.names(Problem.of_factor(pattern, "float32", last), "cpu")
     for batch in BATCHES:
         x, weight, out = operands(shape, layout, batch)
         prepared = baseline.prepare(weight, last)

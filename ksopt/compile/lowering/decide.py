@@ -217,8 +217,7 @@ def _path(question: Question, device: torch.device) -> Path:
 def _code() -> str:
     """Digest of what the times depend on beside the kernels: how a site is timed, the operators."""
     return sources.digest(
-        *("ksopt.compile.lowering.benchmark", "ksopt.compile.lowering.out_variants"),
-        *("ksopt.ops", "ksopt.op_kernels"),
+        "ksopt.compile.lowering.benchmark", "ksopt.compile.lowering.out_variants", "ksopt.ops"
     )
 
 

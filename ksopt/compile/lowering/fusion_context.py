@@ -15,7 +15,7 @@ from torch import fx
 _PRODUCTS = {
     *("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "tensordot", "matvec"),
     *("conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_attention"),
-    *("ks_mm", "ks_mm_inner", "ks_mm_changing", "ks_mm_frozen", "ks_mm_once"),
+    *("ks_mm", "ks_mm_inner", "ks_mm_changing", "ks_mm_frozen", "ks_mm_once", "ks_mm_saving"),
 }
 _MOVEMENTS = {
     *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "contiguous", "squeeze"),

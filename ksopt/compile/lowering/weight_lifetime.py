@@ -73,10 +73,14 @@ class Weights:
     def to_be_copied(self, product: Root) -> Stored | None:
         """Where a product's weight is stored, if the author's code saves no memory of it.
 
-        None, too, where nothing is saved of it: where no gradient of its input is recorded.
+        None, too, where nothing is saved of it: where no gradient of its input is recorded. And for
+        a trained weight that is cast: the operator casts it, and saves that.
         """
+        assert isinstance(product.origin, Contraction)
         stored = self._in_memory(product)
         if stored is None or not self._records(product) or not self._flows_into(product):
+            return None
+        if stored.root is not product.origin.weight and self.is_trained(product):
             return None
         return None if is_saved(self._trace, product, stored.owner, self._saved) else stored
 

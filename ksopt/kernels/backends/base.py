@@ -14,9 +14,8 @@ from torch import Tensor
 
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.autotuner import Choice, Source
-from ksopt.kernels.problem import DeviceSpec, ProblemKey
+from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.tuning_cache import Fingerprint, Record
-from ksopt.patterns.chain import Pattern
 
 
 @dataclass(frozen=True)
@@ -116,19 +115,9 @@ class DeviceBackend(ABC):
         """What kernels on a device must fit into; None where there are no cost models."""
         return None
 
-    @abstractmethod
-    def key(
-        self, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None
-    ) -> ProblemKey:
-        """What a choice for contiguous operands is made for.
-
-        Args:
-            pattern: support of K.
-            dtype: such as "float16".
-            batch: rows of x.
-            batch_last: the layout.
-            exact: for float32, whether to FP32 accuracy; None takes torch's setting at this moment.
-        """
+    def key(self, problem: Problem, batch: int) -> ProblemKey:
+        """What a choice for contiguous operands of so many rows is made for."""
+        return ProblemKey.of_problem(problem, batch)
 
     @abstractmethod
     def measured(

@@ -30,7 +30,7 @@ import math
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -227,7 +227,7 @@ def _raced(
     pattern: Pattern, x: Tensor, weight: Tensor, batch_last: bool, budget_s: float, rounds: int
 ) -> Sequence[EntryResult]:
     """What each candidate took."""
-    problem = Problem(pattern, _name(x.dtype), batch_last)
+    problem = Problem.of_factor(pattern, _name(x.dtype), batch_last)
     entries = [
         BenchmarkEntry(
             name, partial(_Choice(pattern, BASELINES[name]).multiply, x, weight, batch_last)
@@ -263,11 +263,9 @@ class CpuBackend(DeviceBackend):
         """See `fingerprint`."""
         return fingerprint()
 
-    def key(
-        self, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None
-    ) -> ProblemKey:
+    def key(self, problem: Problem, batch: int) -> ProblemKey:
         """A CPU has one precision."""
-        return ProblemKey.of(pattern, dtype, batch, batch_last, exact=True)
+        return ProblemKey.of_problem(replace(problem, exact=True), batch)
 
     def measured(
         self, key: ProblemKey, device: torch.device, mode: str, changing: bool

@@ -31,7 +31,7 @@ from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.jit import driver
 from ksopt.kernels import registry, tuning_cache, weight_cache, weight_table
-from ksopt.kernels.autotuner import Choice, Decision, Source, measured, rebuilt
+from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.launcher import Enterable, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
@@ -214,7 +214,7 @@ def problem_key_of(x: Tensor, weight: Tensor, batch_last: bool) -> ProblemKey:
     batch = x.numel() // pattern.in_features
     exact = dtype != "float32" or precision.is_exact()
     rows = rows_of(x, batch_last, batch)
-    return ProblemKey(Problem(pattern, dtype, batch_last, exact), rows, bits_of(batch))
+    return ProblemKey(Problem.of_factor(pattern, dtype, batch_last, exact), rows, bits_of(batch))
 
 
 @functools.cache
@@ -281,7 +281,8 @@ def _measured(
 ) -> Decision:
     with torch.no_grad():
         check, x, weight = checking(x.detach(), weight.detach(), found.problem.batch_last)
-    return measured(found, x, weight, spec_of(device), budget_s, check.judge, previous)
+    operands, place = Operands(x, (weight,)), torch.device("cuda", device)
+    return measured(found, operands, place, spec_of(device), budget_s, check.judge, previous)
 
 
 def _recorded(found: ProblemKey, device: int) -> Decision | None:
@@ -362,10 +363,8 @@ class CudaBackend(DeviceBackend):
         if identity is not None and tuning_cache.load(identity, found) is not None:
             return
         try:
-            with torch.cuda.device(device), torch.no_grad():
-                check, x, weight = checking(x.detach(), weight.detach(), batch_last)
-                spec = spec_of(device)
-                decision = measured(found, x, weight, spec, budget_s, check.judge)
+            with torch.cuda.device(device):
+                decision = _measured(found, device, x, weight, budget_s)
         except torch.OutOfMemoryError:  # timing takes more than the product itself, which may fit
             return
         remember(found, device, decision)
@@ -377,12 +376,6 @@ class CudaBackend(DeviceBackend):
     def spec(self, device: torch.device) -> DeviceSpec | None:
         """See `spec_of`."""
         return spec_of(_index(device))
-
-    def key(
-        self, pattern: Pattern, dtype: str, batch: int, batch_last: bool, exact: bool | None
-    ) -> ProblemKey:
-        """See `ProblemKey.of`."""
-        return ProblemKey.of(pattern, dtype, batch, batch_last, exact)
 
     def measured(
         self, key: ProblemKey, device: torch.device, mode: str, changing: bool

@@ -40,7 +40,7 @@ ConfigT = TypeVar("ConfigT", bound=KernelConfig)
 
 
 class KernelFamily(abc.ABC, Generic[ConfigT]):
-    """Kernels that compute one factor's product, with a choice of tiles.
+    """Kernels that compute one factor's product, or a whole chain's, with a choice of tiles.
 
     Attributes:
         name: of the family, which records on disk and reports show.
@@ -52,6 +52,9 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         packs_from_d: the least d of patterns whose weight is prepared before the kernel is launched
             (through weight_cache.py); None if no weight is.
         max_batch: the most rows that it is for; None without a limit.
+        takes_chains: whether it computes chains of several factors, or epilogues, or siblings, each
+            as far as `unsupported_shape` lets it; its launchers are called as `LaunchCall` says.
+            Others compute one factor's product alone, and are called with (x, weight, out=None).
         is_fallback: whether it computes every problem, on operands of any strides and alignment. It
             is not ranked with the others: it is for what they do not compute, or not well.
     """
@@ -64,6 +67,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     splits: ClassVar[bool] = False
     packs_from_d: ClassVar[int | None] = None
     max_batch: ClassVar[int | None] = None
+    takes_chains: ClassVar[bool] = False
     is_fallback: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -109,7 +113,9 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         """
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """Why the family does not compute the problem's pattern, or None if it does.
+        """Why the family does not compute the problem's shape, or None if it does.
+
+        Its patterns, and of a family that takes chains also their number, epilogue and siblings.
 
         Args:
             problem: of one of the family's dtypes, in its layout.
@@ -125,7 +131,9 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             return f"it needs compute capability {least}, and the device has {here}"
         if device.capability < self.capability:
             return f"it needs compute capability {least} or newer, and the device has {here}"
-        c = problem.pattern.c
+        if not problem.is_factor and not self.takes_chains:
+            return "it computes one factor's product alone"
+        c = min(pattern.c for pattern in problem.chain)
         if self.splits and problem.exact and c < _SHORTEST_EXACT_SUM:
             # Three TF32 products are then further from float64 than cuBLAS (docs/performance.md).
             return f"sums of c = {c} < {_SHORTEST_EXACT_SUM} values are less exact than cuBLAS's"
@@ -135,9 +143,13 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             return f"{problem.layout} has its own kernels"
         return self.unsupported_shape(problem, device)
 
+    def shared_bytes(self, problem: Problem, config: ConfigT) -> int:
+        """Dynamic shared memory of a tile's block, in bytes; a family of chains says it itself."""
+        return config.shared_bytes(problem.pattern)
+
     def fits(self, problem: Problem, config: ConfigT, device: DeviceSpec) -> bool:
         """Whether a tile's blocks fit on a multiprocessor of ``device``."""
-        shared = config.shared_bytes(problem.pattern) + _RESERVED_SHARED
+        shared = self.shared_bytes(problem, config) + _RESERVED_SHARED
         return shared * config.blocks <= device.shared_bytes
 
     def prepares_weight(self, p: Pattern) -> bool:
@@ -194,6 +206,8 @@ class TemplateFamily(KernelFamily[ConfigT]):
 
 
 _families: dict[str, KernelFamily[Any]] = {}
+CHAIN_FAMILIES: list[str] = []
+"""The names of the families that take chains. Where there are none, nobody plans for a chain."""
 
 FamilyClass = TypeVar("FamilyClass", bound=type[KernelFamily[Any]])
 
@@ -210,6 +224,8 @@ def register_family(cls: FamilyClass) -> FamilyClass:
     if family.name in _families:
         raise InvalidInputError(f"register_family: there is a family {family.name!r} already")
     _families[family.name] = family
+    if family.takes_chains:
+        CHAIN_FAMILIES.append(family.name)
     return cls
 
 
@@ -221,6 +237,7 @@ def unregister_family(name: str) -> None:
     """
     family_of(name)
     del _families[name]
+    CHAIN_FAMILIES[:] = [one for one in CHAIN_FAMILIES if one != name]
 
 
 def families() -> tuple[KernelFamily[Any], ...]:

@@ -41,7 +41,7 @@ class PackedFamily(TemplateFamily[ConfigT]):
     def pack_problem(self, problem: Problem, config: ConfigT) -> Problem:
         """Packing as a launcher sees it: the weight is x's only row, the packed one is y's."""
         elements = self.packed_elements(problem, config)
-        return Problem(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, False)
+        return Problem.of_factor(Pattern(1, elements, problem.pattern.nnz, 1), problem.dtype, False)
 
     def pack_name(self, problem: Problem) -> str:
         """The name of the kernel that packs weights, as profilers show it."""

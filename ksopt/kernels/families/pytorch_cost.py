@@ -81,3 +81,8 @@ def far_copy(d: int, length: int) -> float:
 def multiply_us(moved_bytes: float, multiprocessors: int) -> float:
     """Microseconds of a broadcast multiplication that reads and writes so much."""
     return moved_bytes / _MULTIPLY_BYTES / multiprocessors
+
+
+def elementwise_us(moved_bytes: float, multiprocessors: int) -> float:
+    """Microseconds of one elementwise kernel behind a product, which reads and writes so much."""
+    return moved_bytes / _BYTES / multiprocessors + NEXT_LAUNCH_US

@@ -99,7 +99,7 @@ def launcher(dtype: str, a: int, length: int, d: int, to_planar: bool, device: i
     """Compile and load a transpose of rows of ``a`` matrices on CUDA device ``device``."""
     tile = tile_of(dtype, a, length, d)
     # To the launcher it is a product whose x and y are as wide as each other, without a weight.
-    problem = Problem(Pattern(a, length, length, d), dtype, batch_last=False)
+    problem = Problem.of_factor(Pattern(a, length, length, d), dtype, batch_last=False)
     return prepare(
         problem,
         kernel_name(a, tile, to_planar),

@@ -82,7 +82,7 @@ def test_a_few_rows_are_timed_by_the_series(device, rows, pattern, products):
     choice = cuda.choice_for(x, weight, False)
     assert choice.name == "bmm"
     assert dict(choice.times_us)["bmm"] == pytest.approx(500.0)
-    assert autotuner._products(cuda.problem_key_of(x, weight, False), weight) == products
+    assert autotuner._products(cuda.problem_key_of(x, weight, False), [weight]) == products
     calls = device.clock.calls.count("bmm")
     assert calls % products == 0
     assert calls // products >= 3 + 2  # rounds, after the warm-up

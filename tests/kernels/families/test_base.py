@@ -19,7 +19,7 @@ T4 = DeviceSpec((7, 5), 40, 64 * 1024)
 
 FAMILIES = [family for family in families() if not family.is_fallback]
 PROBLEMS = [
-    Problem(pattern, dtype, last)
+    Problem.of_factor(pattern, dtype, last)
     for pattern in stratified_sample(12, seed=2)
     for dtype in ("float32", "float16", "bfloat16")
     for last in (False, True)
@@ -73,13 +73,13 @@ def test_short_sums_of_split_products_are_left_to_pytorch(last: bool) -> None:
     short, long = Pattern(4, 64, 16, 4), Pattern(4, 64, 32, 4)
     for family in FAMILIES:
         if family.splits:
-            exact = Problem(short, "float32", last)
+            exact = Problem.of_factor(short, "float32", last)
             assert "less exact than cuBLAS" in str(family.unsupported_reason(exact, H200))
             assert not ranked(family, exact, 1000, H200)
             tf32 = dataclasses.replace(exact, exact=False)
             assert "less exact" not in str(family.unsupported_reason(tf32, H200))
             assert "less exact" not in str(
-                family.unsupported_reason(Problem(long, "float32", last), H200)
+                family.unsupported_reason(Problem.of_factor(long, "float32", last), H200)
             )
 
 
@@ -95,7 +95,7 @@ def test_one_product_takes_less_time_than_three() -> None:
     for name in ("mma_tf32x3", "wgmma_tf32x3", "batch_last_mma_tf32x3"):
         family = next(family for family in FAMILIES if family.name == name)
         pattern = Pattern(1, 1024, 512, 1)  # bound by products, not by memory
-        exact = Problem(pattern, "float32", name.startswith("batch_last"))
+        exact = Problem.of_factor(pattern, "float32", name.startswith("batch_last"))
         tf32 = dataclasses.replace(exact, exact=False)
         slow, fast = (ranked(family, p, 25_088, H200)[0] for p in (exact, tf32))
         assert fast.predicted_us < slow.predicted_us
@@ -119,18 +119,18 @@ MEASURED = {
 
 @pytest.mark.parametrize("text", MEASURED)
 def test_fp32_predictions_are_near_what_was_measured(text: str) -> None:
-    problem = Problem(Pattern.parse(text), "float32", False)
+    problem = Problem.of_factor(Pattern.parse(text), "float32", False)
     best = best_kernels(problem, 25_088, H200, most=1)[0]
     assert 0.6 < best.predicted_us / MEASURED[text] < 1.6
 
 
 def test_a_device_without_the_instructions_gets_none() -> None:
-    problem = Problem(Pattern(4, 64, 64, 16), "float16", False)
+    problem = Problem.of_factor(Pattern(4, 64, 64, 16), "float16", False)
     assert not any(ranked(family, problem, 64, T4) for family in FAMILIES)
 
 
 def test_what_a_family_cannot_compute_has_no_tiles() -> None:
-    problem = Problem(Pattern(1, 7, 7, 7), "float64", False)
+    problem = Problem.of_factor(Pattern(1, 7, 7, 7), "float64", False)
     assert not any(ranked(family, problem, 64, H200) for family in FAMILIES)
 
 
@@ -183,7 +183,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_a_tile_compiles_can_be_compiled_ahead(asked, dtype, batch_last, exact, batch):
     """Its sources, which a process without the device compiles, are all that its launcher asks."""
     for shape in ((4, 64, 64, 16), (1, 192, 192, 12), (8, 256, 96, 1), (2, 48, 80, 3)):
-        problem = Problem(Pattern(*shape), dtype, batch_last, exact)
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last, exact)
         for kernel in best_kernels(problem, batch, H200):
             asked.clear()
             kernel.build(0)
@@ -196,7 +196,7 @@ def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come
     asked, dtype, batch_last
 ):
     """So that the ways of a race are compiled side by side, and not each at its first call."""
-    problem = Problem(Pattern(4, 64, 64, 16), dtype, batch_last)
+    problem = Problem.of_factor(Pattern(4, 64, 64, 16), dtype, batch_last)
     tiles = [way for way in registry.candidates(problem, 1001, H200) if not way.is_pytorch]
     tiles = [way for way in tiles if way.name != "transpose_bmm"]  # copies unfit rows
     assert tiles

@@ -18,7 +18,7 @@ SHAPES = [(4, 64, 64, 16), (1, 192, 48, 3), (2, 17, 33, 5), (1, 1024, 256, 1), (
 
 
 def problem_of(shape, dtype="float16", batch_last=True):
-    return Problem(Pattern(*shape), dtype, batch_last)
+    return Problem.of_factor(Pattern(*shape), dtype, batch_last)
 
 
 FAMILIES = {
@@ -76,7 +76,7 @@ def test_hopper_s_own_kernel_compiles(name, shape):
 
 @pytest.mark.parametrize("exact", [True, False], ids=["fp32", "tf32"])
 def test_the_kernel_that_packs_weights_compiles(exact):
-    problem = Problem(Pattern(2, 48, 50, 6), "float32", True, exact)
+    problem = Problem.of_factor(Pattern(2, 48, 50, 6), "float32", True, exact)
     config = next(batch_last_wgmma_tf32x3.configs(problem, H200))
     for code, name in (
         (batch_last_wgmma_tf32x3.pack_source, batch_last_wgmma_tf32x3.pack_name),

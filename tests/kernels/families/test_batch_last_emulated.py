@@ -33,7 +33,7 @@ def cases() -> Iterator[tuple[Problem, Config, bool]]:
     draw = random.Random(0)
     for shape in SHAPES:
         for dtype, family in FAMILIES.items():
-            problem = Problem(Pattern(*shape), dtype, batch_last=True)
+            problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=True)
             small = [
                 c for c in family.configs(problem, gpu(2)) if c.threads <= 192 and c.rows <= 128
             ]

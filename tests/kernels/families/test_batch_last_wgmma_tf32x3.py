@@ -23,7 +23,7 @@ batch_last_wgmma_tf32x3 = family_of("batch_last_wgmma_tf32x3")
 
 
 def problem_of(shape: tuple[int, int, int, int], exact: bool = True) -> Problem:
-    return Problem(Pattern(*shape), "float32", True, exact)
+    return Problem.of_factor(Pattern(*shape), "float32", True, exact)
 
 
 def instructions(cubin: bytes) -> Counter[int]:

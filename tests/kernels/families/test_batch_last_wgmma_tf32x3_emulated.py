@@ -33,7 +33,7 @@ BATCHES = (4, 72, 200)  # rows start at multiples of 16 bytes
 
 
 def problem_of(shape: tuple[int, int, int, int]) -> Problem:
-    return Problem(Pattern(*shape), "float32", batch_last=True)
+    return Problem.of_factor(Pattern(*shape), "float32", batch_last=True)
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:

@@ -36,7 +36,7 @@ class Measured:
 
     def problem(self, text: str, exact: bool = True) -> Problem:
         last = self.name.startswith("batch_last")
-        return Problem(Pattern.parse(text), self.dtype, last, exact)
+        return Problem.of_factor(Pattern.parse(text), self.dtype, last, exact)
 
     def offered(self, text: str, fields: tuple[Any, ...]) -> Any:
         """The one tile of such first fields that the family has for a pattern."""

@@ -41,7 +41,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, tiles that have most values no earlier case had."""
     tiles = Tiles(OF_TEMPLATE)
     for dtype, shape in SHAPES:
-        problem = Problem(Pattern(*shape), dtype, batch_last=False)
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
         candidates = list(decode_fma.configs(problem, gpu(4)))
         for _ in range(CONFIGS_EACH):
             yield problem, tiles.draw(candidates)
@@ -114,7 +114,7 @@ FAULTS = {
 def test_the_emulator_finds(emulator, fault):
     before, after, message = FAULTS[fault]
     # A single group: what lies beyond b lies outside the weight.
-    problem = Problem(Pattern(1, 13, 64, 4), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 13, 64, 4), "float32", batch_last=False)
     config = Config(1, 32, 2, 4, 4, 1, vector=4)
 
     def edit(header: str, text: str) -> str:

@@ -30,7 +30,7 @@ def ranked(module: ModuleType, problem: Problem, batch: int) -> list[Any]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_compiles(module, dtype, target):
     for shape in SHAPES:
-        problem = Problem(Pattern(*shape), dtype, batch_last=False)
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
         configs = ranked(module, problem, 64)
         if target in ("sm_80", "sm_86", "sm_89"):
             configs = [c for c in configs if getattr(c, "capability", (8, 0)) == (8, 0)]
@@ -39,7 +39,7 @@ def test_it_compiles(module, dtype, target):
 
 @pytest.mark.parametrize("cluster", [2, 4, 8])
 def test_clusters_compile_and_say_what_they_need(cluster):
-    problem = Problem(Pattern(1, 512, 512, 8), "float16", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 512, 512, 8), "float16", batch_last=False)
     config = next(c for c in ranked(decode_mma16, problem, 16) if c.cluster == cluster)
     assert config.capability == (9, 0)
     assert nvrtc.cubin(decode_mma16.source(problem, config), "sm_90a").data
@@ -48,7 +48,7 @@ def test_clusters_compile_and_say_what_they_need(cluster):
 @pytest.mark.parametrize(("module", "dtype"), FAMILIES)
 def test_tiles_fit_and_the_grid_is_whole_clusters(module, dtype):
     for shape in SHAPES:
-        problem = Problem(Pattern(*shape), dtype, batch_last=False)
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
         for config in module.configs(problem, H200):
             geometry = module.geometry(problem, config)
             assert geometry.early
@@ -59,7 +59,7 @@ def test_tiles_fit_and_the_grid_is_whole_clusters(module, dtype):
 
 @pytest.mark.parametrize(("module", "dtype"), FAMILIES)
 def test_more_rows_than_a_few_are_for_other_families(module, dtype):
-    problem = Problem(Pattern(4, 64, 64, 4), dtype, batch_last=False)
+    problem = Problem.of_factor(Pattern(4, 64, 64, 4), dtype, batch_last=False)
     config = ranked(module, problem, 1)[0]
     few, many = module.max_batch, module.max_batch + 1
     assert 0 < module.predicted_us(problem, config, few, H200) < math.inf
@@ -82,7 +82,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("text", MEASURED)
 def test_predictions_are_near_what_was_measured(text):
-    problem = Problem(Pattern.parse(text), "bfloat16", batch_last=False)
+    problem = Problem.of_factor(Pattern.parse(text), "bfloat16", batch_last=False)
     for batch, measured in zip((1, 16, 64), MEASURED[text], strict=True):
         best = ranked(decode_mma16, problem, batch)[0]
         predicted = decode_mma16.predicted_us(problem, best, batch, H200)
@@ -91,7 +91,7 @@ def test_predictions_are_near_what_was_measured(text):
 
 @pytest.mark.parametrize(("module", "dtype"), FAMILIES)
 def test_fewer_multiprocessors_are_predicted_to_be_slower(module, dtype):
-    problem = Problem(Pattern(8, 512, 512, 1), dtype, batch_last=False)
+    problem = Problem.of_factor(Pattern(8, 512, 512, 1), dtype, batch_last=False)
     config = ranked(module, problem, 16)[0]
     slow, fast = (module.predicted_us(problem, config, 16, gpu(count)) for count in (32, 132))
     assert fast < slow

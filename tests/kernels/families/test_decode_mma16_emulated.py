@@ -51,7 +51,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
     for at, shape in enumerate(SHAPES):
         for turn in range(CONFIGS_EACH):
             dtype = list(decode_mma16.dtypes)[(at + turn) % 2]
-            problem = Problem(Pattern(*shape), dtype, batch_last=False)
+            problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
             candidates = [
                 c
                 for c in decode_mma16.configs(problem, gpu(4))
@@ -166,7 +166,7 @@ IN_CLUSTERS = {
 def test_the_emulator_finds(emulator, fault):
     before, after, message = (FAULTS | IN_CLUSTERS)[fault]
     # A single group: what lies beyond b lies outside the weight.
-    problem = Problem(Pattern(1, 31, 40, 40), "float16", batch_last=False)
+    problem = Problem.of_factor(Pattern(1, 31, 40, 40), "float16", batch_last=False)
     cluster = 2 if fault in IN_CLUSTERS else 1
     config = Config(1, 1, 2, 2, 1, 2, 1, cluster, blocks=1)
 

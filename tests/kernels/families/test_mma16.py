@@ -17,7 +17,7 @@ REGISTERS, SHARED_BYTES, THREADS = 65536, 227 * 1024, 2048
 
 
 def problem(*shape: int, dtype: str = "float16", last: bool = False) -> Problem:
-    return Problem(Pattern(*shape), dtype, last)
+    return Problem.of_factor(Pattern(*shape), dtype, last)
 
 
 PROBLEMS = [problem(2, 48, 48, d) for d in FOLDS]
@@ -32,7 +32,7 @@ PROBLEMS += [
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
 @pytest.mark.parametrize("dtype", mma16.dtypes)
 def test_it_takes_every_fold(given, dtype):
-    assert mma16.unsupported_reason(Problem(given.pattern, dtype, False), H200) is None
+    assert mma16.unsupported_reason(Problem.of_factor(given.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("d", FOLDS)

@@ -48,7 +48,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
     for at, shape in enumerate(SHAPES):
         for turn in range(CONFIGS_EACH):
             dtype = list(mma16.dtypes)[(at + turn) % 2]
-            problem = Problem(Pattern(*shape), dtype, batch_last=False)
+            problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
             candidates = list(mma16.configs(problem, gpu(4)))
             yield problem, tiles.draw(candidates)
 
@@ -62,7 +62,9 @@ UNEVEN = [
     ((2, 40, 20, 2), (1, 2, 3, 2, 1, 48, 3, 1, 2)),
 ]
 CASES = list(cases())
-CASES += [(Problem(Pattern(*shape), "float16", False), Config(*tile)) for shape, tile in UNEVEN]
+CASES += [
+    (Problem.of_factor(Pattern(*shape), "float16", False), Config(*tile)) for shape, tile in UNEVEN
+]
 
 
 def instance(problem: Problem, config: Config) -> Instance:

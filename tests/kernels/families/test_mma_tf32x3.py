@@ -20,7 +20,7 @@ SHAPES = [(2, 64, 64, 1), (1, 96, 96, 2), (1, 48, 96, 3), (1, 48, 192, 6), (4, 6
 
 
 def problem_of(shape: tuple[int, int, int, int], exact: bool = True) -> Problem:
-    return Problem(Pattern(*shape), "float32", False, exact)
+    return Problem.of_factor(Pattern(*shape), "float32", False, exact)
 
 
 @pytest.mark.sweep

@@ -42,7 +42,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, tiles that have most values no earlier case had."""
     tiles = Tiles(OF_TEMPLATE)
     for shape in SHAPES:
-        problem = Problem(Pattern(*shape), "float32", batch_last=False)
+        problem = Problem.of_factor(Pattern(*shape), "float32", batch_last=False)
         candidates = list(mma_tf32x3.configs(problem, gpu(4)))
         for turn in range(CONFIGS_EACH):
             # Where several warps may share the j, one turn each.

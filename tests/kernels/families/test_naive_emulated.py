@@ -18,7 +18,7 @@ BATCHES = (1, 7, 17, 63, 130)
 
 # Every shape in both layouts; the element types take turns.
 PROBLEMS = [
-    Problem(Pattern(*shape), list(naive.dtypes)[(at + last) % 3], last)
+    Problem.of_factor(Pattern(*shape), list(naive.dtypes)[(at + last) % 3], last)
     for at, shape in enumerate(SHAPES)
     for last in (False, True)
 ]

@@ -131,7 +131,7 @@ def layouts(family: KernelFamily) -> list[bool]:
 @pytest.mark.parametrize(("name", "dtype", "text", "reason"), CASES)
 def test_a_refusal_says_why(name, dtype, text, reason):
     family = family_of(name)
-    problem = Problem(Pattern.parse(text), dtype, layouts(family)[0])
+    problem = Problem.of_factor(Pattern.parse(text), dtype, layouts(family)[0])
     assert family.unsupported_reason(problem, H200) == reason
 
 
@@ -140,12 +140,14 @@ def test_a_refusal_says_why(name, dtype, text, reason):
 def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
     own = ", ".join(family.dtypes)
     for last in layouts(family):
-        reason = family.unsupported_reason(Problem(COMMON, dtype, last), H200)
+        reason = family.unsupported_reason(Problem.of_factor(COMMON, dtype, last), H200)
         assert reason == (None if dtype in family.dtypes else f"{dtype} is not one of {own}")
 
 
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_a_family_leaves_the_other_layout_to_others(family):
     for last in {False, True} - set(layouts(family)):
-        reason = family.unsupported_reason(Problem(COMMON, next(iter(family.dtypes)), last), H200)
+        reason = family.unsupported_reason(
+            Problem.of_factor(COMMON, next(iter(family.dtypes)), last), H200
+        )
         assert reason == f"{'batch_last' if last else 'batch_first'} has its own kernels"

@@ -97,7 +97,7 @@ def test_the_template_agrees_on_every_number(name):
     draw = random.Random(0)
     lines = [f'#include "{name}.cuh"']
     for p in [*PATTERNS, *own_patterns]:
-        tiles = list(family_of(name).configs(Problem(p, "float16", False), H200))
+        tiles = list(family_of(name).configs(Problem.of_factor(p, "float16", False), H200))
         assert tiles
         for tile in draw.sample(tiles, min(count, len(tiles))):
             written = ", ".join(map(str, arguments(tile)))
@@ -121,7 +121,7 @@ def test_the_template_agrees_on_every_number(name):
 def test_it_compiles(name, target, shape):
     family = family_of(name)
     for dtype in family.dtypes:
-        problem = Problem(Pattern(*shape), dtype, False)
+        problem = Problem.of_factor(Pattern(*shape), dtype, False)
         tile = random.Random(0).choice(list(family.configs(problem, H200)))
         kernels = [nvrtc.cubin(source, target).data for source in family.sources(problem, tile)]
         assert all(code.startswith(b"\x7fELF") for code in kernels)

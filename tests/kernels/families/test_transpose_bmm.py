@@ -30,7 +30,7 @@ def by_torch(a: int, length: int, d: int, to_planar: bool):
 
 
 def product(p: Pattern) -> PermutedProduct:
-    problem = Problem(p, "float32", batch_last=False)
+    problem = Problem.of_factor(p, "float32", batch_last=False)
     return PermutedProduct(problem, by_torch(p.a, p.c, p.d, True), by_torch(p.a, p.b, p.d, False))
 
 
@@ -40,7 +40,7 @@ def test_results(pattern, batch):
     x = torch.randn(batch, pattern.in_features)
     weight = torch.randn(pattern.weight_shape)
     y = product(pattern)(x, weight)
-    assert_close_to_float64(y, x, weight, Problem(pattern, "float32", False))
+    assert_close_to_float64(y, x, weight, Problem.of_factor(pattern, "float32", False))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
@@ -60,7 +60,7 @@ def test_rows_that_lie_apart_or_are_not_aligned_and_several_batch_dimensions():
     shifted = torch.randn(6 * p.in_features + 1)[1:].view(6, p.in_features)
     for x in (apart, shifted):
         y = product(p)(x, weight)
-        assert_close_to_float64(y, x, weight, Problem(p, "float32", False))
+        assert_close_to_float64(y, x, weight, Problem.of_factor(p, "float32", False))
         whole = product(p)(x.reshape(2, 3, -1), weight)
         assert torch.equal(whole.view(6, -1), y)
 
@@ -77,7 +77,7 @@ def test_operands_that_want_gradients():
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
-    problem = Problem(Pattern(2, 48, 96, 12), dtype, False)
+    problem = Problem.of_factor(Pattern(2, 48, 96, 12), dtype, False)
     for source in transpose_bmm.sources(problem, Config(dtype)):
         assert nvrtc.cubin(source, target).data.startswith(b"\x7fELF")
 
@@ -95,6 +95,6 @@ def test_predicted_times_of_measured_patterns():
         (1, 192, 768, 24): 877,
     }
     for shape, us in measured.items():
-        given = Problem(Pattern(*shape), "float16", batch_last=False)
+        given = Problem.of_factor(Pattern(*shape), "float16", batch_last=False)
         predicted = transpose_bmm.predicted_us(given, Config("float16"), 25_088, H200)
         assert predicted == pytest.approx(us, rel=0.12), shape

@@ -21,7 +21,7 @@ CASES = [
 
 def instance(dtype: str, a: int, length: int, d: int, to_planar: bool) -> Instance:
     tile = transpose.tile_of(dtype, a, length, d)
-    problem = Problem(Pattern(a, length, length, d), dtype, False)
+    problem = Problem.of_factor(Pattern(a, length, length, d), dtype, False)
     source = transpose.source(a, tile, to_planar)
     return Instance(problem, source, transpose.geometry(a, tile))
 

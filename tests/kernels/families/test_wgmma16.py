@@ -16,7 +16,7 @@ REGISTERS, SHARED_BYTES = 65536, 228 * 1024
 
 
 def problem(*shape: int, dtype: str = "float16", last: bool = False) -> Problem:
-    return Problem(Pattern(*shape), dtype, last)
+    return Problem.of_factor(Pattern(*shape), dtype, last)
 
 
 PROBLEMS = [problem(2, 48, 48, d) for d in FOLDS]
@@ -26,7 +26,7 @@ PROBLEMS += [problem(4, 64, 64, 16), problem(1, 96, 7, 24), problem(1, 256, 256,
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
 @pytest.mark.parametrize("dtype", wgmma16.dtypes)
 def test_it_takes_every_fold(given, dtype):
-    assert wgmma16.unsupported_reason(Problem(given.pattern, dtype, False), H200) is None
+    assert wgmma16.unsupported_reason(Problem.of_factor(given.pattern, dtype, False), H200) is None
 
 
 @pytest.mark.parametrize("given", PROBLEMS, ids=lambda p: str(p.pattern))
@@ -63,6 +63,6 @@ def test_every_tile_fits_and_covers_every_output_once(given):
 )
 def test_teams_are_as_many_for_each_group_where_few_are_idle(text, outputs, teams):
     p = Pattern.parse(text)
-    tiles = wgmma16.configs(Problem(p, "float16", False), H200)
+    tiles = wgmma16.configs(Problem.of_factor(p, "float16", False), H200)
     alike = [t for t in tiles if t.outputs == outputs and t.blocks == 1]
     assert {t.max_blocks // t.team(p) for t in alike} == {teams}

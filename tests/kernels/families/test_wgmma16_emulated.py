@@ -34,7 +34,7 @@ MULTIPROCESSORS = 4
 
 
 def problem_of(shape: tuple[int, int, int, int], dtype: str = "float16") -> Problem:
-    return Problem(Pattern(*shape), dtype, batch_last=False)
+    return Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:

@@ -16,7 +16,7 @@ BATCH = 25_088
 
 
 def problem(*shape: int, dtype: str = "float16", last: bool = False) -> Problem:
-    return Problem(Pattern(*shape), dtype, last)
+    return Problem.of_factor(Pattern(*shape), dtype, last)
 
 
 PROBLEMS = [problem(2, 48, 48, d) for d in FOLDS]

@@ -48,7 +48,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
         return c.warpgroups_j, c.warpgroups_m, c.teams, c.resident
 
     for shape in SHAPES:
-        problem = Problem(Pattern(*shape), "float32", batch_last=False)
+        problem = Problem.of_factor(Pattern(*shape), "float32", batch_last=False)
         candidates = list(wgmma_tf32x3.configs(problem, gpu(4)))
         longest = max(c.chain for c in candidates)
         for resident in (True, False):
@@ -95,7 +95,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
 @pytest.mark.parametrize("cached", [0, 2 * 40_960 + 1])
 def test_weights_that_no_cache_holds_are_taken_in_parts(emulator, cached):
     """Columns of 32 j and one or two of four tiles of outputs at a time, instead of all 128."""
-    problem = Problem(Pattern(2, 32, 20, 64), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(2, 32, 20, 64), "float32", batch_last=False)
     tiles = wgmma_tf32x3.configs(problem, gpu(4))
     config = next(tile for tile in tiles if not tile.resident and tile.outputs == 8)
 

@@ -17,7 +17,7 @@ from ksopt.patterns.chain import Pattern
 
 wgmma_tf32x3 = family_of("wgmma_tf32x3")
 
-PROBLEM = Problem(Pattern(2, 8, 8, 4), "float32", batch_last=False)
+PROBLEM = Problem.of_factor(Pattern(2, 8, 8, 4), "float32", batch_last=False)
 
 
 class Recording(Launcher):
@@ -115,7 +115,7 @@ def test_rows_that_are_not_aligned_go_to_the_general_kernel(
 
 
 def test_tiles_that_read_weights_in_one_order_share_what_is_packed() -> None:
-    problem = Problem(Pattern(4, 64, 64, 16), "float32", batch_last=False)
+    problem = Problem.of_factor(Pattern(4, 64, 64, 16), "float32", batch_last=False)
     shapes: dict[tuple[object, ...], set[int]] = {}
     for config in wgmma_tf32x3.configs(problem, H200):
         layers = config.column_layers(problem.pattern)

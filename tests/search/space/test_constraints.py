@@ -61,7 +61,7 @@ def made(name: str, dims: Dims) -> Iterator[Chain]:
 def suits_the_kernels(pattern: Pattern, dtype: str) -> bool:
     """By what the kernels say themselves; that weights be too many for a tile is another matter."""
     kernels = mma_tf32x3 if dtype == "float32" else mma16
-    reason = kernels.unsupported_reason(Problem(pattern, dtype, False, exact=False), H200)
+    reason = kernels.unsupported_reason(Problem.of_factor(pattern, dtype, False, exact=False), H200)
     return reason is None or "shared memory" in reason
 
 

@@ -5,15 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ksopt.batched import bmm_weight_grad
+from ksopt.epilogue import add_epilogue_
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import dispatch, weight_cache, weight_scopes
-from ksopt.kernels.validation import check_ks_mm, check_out, check_weight_grad, is_written_straight
+from ksopt.kernels import dispatch, planner, weight_cache, weight_scopes
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.validation import (
+    check_chain,
+    check_chain_out,
+    check_epilogue,
+    check_ks_mm,
+    check_out,
+    check_weight_grad,
+    is_written_straight,
+)
 from ksopt.reference import ks_reference
 
 
@@ -52,7 +64,7 @@ def _multiplied(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None)
     # Some ways end in a view of what they have made: torch would forbid in-place operations on y,
     # were it to know.
     with torch._C._AutoDispatchBelowADInplaceOrView():
-        if out is None or is_written_straight(x, weight, out):
+        if out is None or is_written_straight(out, x, weight):
             return dispatch.run(x, weight, batch_last, out)
         return out.copy_(dispatch.run(x, weight, batch_last))
 
@@ -144,6 +156,137 @@ def writing_fake(
     """What `writing` refuses."""
     check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
     check_out(x, weight, batch_last, out)
+
+
+def chain(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    out: Tensor | None = None,
+    op: str = "ks_chain",
+) -> Tensor:
+    """A layer's result by its plan: see `ksopt.ops`.
+
+    Args:
+        out: where it is written: contiguous, aligned to 16 bytes, and apart from the operands.
+        op: what errors call the operator.
+    """
+    check_chain(op, len(weights), siblings, activation)
+    if CHAIN_FAMILIES:
+        operands = Operands(x, tuple(weights), bias, residual)
+        check = partial(
+            chain_fake, x, weights, bias, residual, activation, batch_last, siblings, op
+        )
+        call = planner.whole_call(operands, activation, batch_last, siblings, check)
+        if call is not None:
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                return call(x, operands.weights, bias, residual, out)
+    length = len(weights) // siblings
+    if siblings == 1:
+        y = _multiplied_by_all(x, weights, batch_last, out)
+    else:
+        parts = [
+            _multiplied_by_all(x, weights[at : at + length], batch_last)
+            for at in range(0, len(weights), length)
+        ]
+        y = torch.cat(parts, 0 if batch_last else -1, out=out)
+    if bias is None and residual is None and activation == "none":
+        return y
+    check_epilogue(op, y, bias, residual, batch_last)
+    return add_epilogue_(y, bias, activation, residual, batch_last)
+
+
+def _multiplied_by_all(
+    x: Tensor, weights: Sequence[Tensor], batch_last: bool, out: Tensor | None = None
+) -> Tensor:
+    for index in range(len(weights) - 1, 0, -1):
+        x = product(x, weights[index], batch_last)
+    return product(x, weights[0], batch_last, None, out)
+
+
+def chain_fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    op: str = "ks_chain",
+) -> Tensor:
+    """The shape of a `chain`."""
+    check_chain(op, len(weights), siblings, activation)
+    length, parts = len(weights) // siblings, []
+    for at in range(0, len(weights), length):
+        y = x
+        for weight in reversed(weights[at : at + length]):
+            y = fake(y, weight, batch_last)
+        parts.append(y)
+    y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1)
+    check_epilogue(op, y, bias, residual, batch_last)
+    return y
+
+
+def chain_writing(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    *,
+    out: Tensor,
+) -> None:
+    """Write into ``out`` what `chain` would return."""
+    operands = (x, *weights, bias, residual)
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (*operands, out)
+    ):
+        raise InvalidInputError(
+            "ks_chain: no gradient is recorded of a product that is written into out, but an "
+            "operand or out requires one: leave out away, or multiply under torch.no_grad()"
+        )
+    arguments = (x, weights, bias, residual, activation, batch_last, siblings)
+    if _holds_result(out, x, weights, batch_last, siblings) and is_written_straight(out, *operands):
+        chain(*arguments, out)
+    else:
+        y = chain(*arguments)
+        check_chain_out(y, out)
+        out.copy_(y)
+    torch.autograd.graph.increment_version(out)
+
+
+def _holds_result(
+    out: Tensor, x: Tensor, weights: Sequence[Tensor], batch_last: bool, siblings: int
+) -> bool:
+    """Whether a result has out's shape, dtype and device; what refuses others says why."""
+    if not weights or weights[0].dim() != 4 or x.dim() == 0:
+        return False
+    a, b, _, d = weights[0].shape
+    features = siblings * a * b * d
+    shape = (features, *x.shape[1:]) if batch_last else (*x.shape[:-1], features)
+    return out.shape == shape and out.dtype == x.dtype and out.device == x.device
+
+
+def chain_writing_fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    *,
+    out: Tensor,
+) -> None:
+    """What `chain_writing` refuses."""
+    y = chain_fake(x, weights, bias, residual, activation, batch_last, siblings)
+    check_chain_out(y, out)
 
 
 def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:

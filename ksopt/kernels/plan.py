@@ -1,0 +1,69 @@
+"""A problem cut into launches: one for all of it, or one a factor and PyTorch's own operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksopt.kernels.explain import ChoiceReport
+from ksopt.kernels.problem import EMPTY, Epilogue, Problem
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a plan.
+
+    Attributes:
+        problem: what it computes, of the plan's problem.
+        choice: by which kernel, or which of PyTorch's ways, and why.
+    """
+
+    problem: Problem
+    choice: ChoiceReport
+
+    @property
+    def us(self) -> float | None:
+        """What it took, or where it was not measured, what it is predicted to take."""
+        choice = self.choice
+        return choice.predicted_us if choice.measured_us is None else choice.measured_us
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """How a problem is computed.
+
+    Attributes:
+        problem: what is computed.
+        batch: rows of x.
+        launches: in the order in which they run; those of siblings one after another.
+        behind: what PyTorch's own operations do after the last launch.
+    """
+
+    problem: Problem
+    batch: int
+    launches: tuple[Launch, ...]
+    behind: Epilogue = EMPTY
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one launch does all of it."""
+        return len(self.launches) == 1 and self.behind.is_empty
+
+    @property
+    def predicted_us(self) -> float | None:
+        """Sum of the launches' predictions; None where one has none."""
+        return _sum([launch.choice.predicted_us for launch in self.launches])
+
+    @property
+    def measured_us(self) -> float | None:
+        """Sum of what the launches took; None where one was not measured."""
+        return _sum([launch.choice.measured_us for launch in self.launches])
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """What computes each launch: a kernel family, or one of PyTorch's ways."""
+        return tuple(launch.choice.way for launch in self.launches)
+
+
+def _sum(times_us: list[float | None]) -> float | None:
+    known = [us for us in times_us if us is not None]
+    return sum(known) if len(known) == len(times_us) else None

@@ -1,0 +1,374 @@
+"""Which plan a problem takes: a kernel for all of it, where one is the fastest, or its factors.
+
+Only families that take chains are asked. Where none supports a problem, a launch a factor computes
+it, and nothing is measured for it as a whole. Otherwise the kernels race with the launches of the
+factors, on the operands at hand, by the rules that one factor's kernels race by (autotuner.py).
+The choice is kept beside theirs, under the key of the chain, its epilogue and its siblings.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksopt import precision, settings
+from ksopt.errors import KsoptError, UnavailableError
+from ksopt.kernels import registry, tuning_cache, weight_cache
+from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
+from ksopt.kernels.backends.base import BACKENDS, backend_of
+from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
+from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.plan import ExecutionPlan, Launch
+from ksopt.kernels.problem import (
+    DeviceSpec,
+    Epilogue,
+    Problem,
+    ProblemKey,
+    bits_of,
+    is_exact,
+    rows_of,
+)
+from ksopt.kernels.registry import FACTORS, ChainCall
+from ksopt.kernels.tuning_cache import Fingerprint, Record
+from ksopt.measure.accuracy import Around, checking_chain
+from ksopt.measure.interleaved import BUDGET_S
+from ksopt.patterns.chain import Chain, Pattern
+
+_decisions: dict[tuple[ProblemKey, torch.device], Decision] = {}
+_by_call: dict[tuple[Any, ...], Decision] = {}
+"""The same decisions, by what a call can tell in a microsecond."""
+_timing = threading.Lock()
+
+
+def plan_of(
+    problem: Problem,
+    batch: int,
+    *,
+    device: torch.device | str = "cuda",
+    changing: bool = False,
+    spec: DeviceSpec | None = None,
+) -> ExecutionPlan:
+    """The plan of a problem with contiguous operands, as far as it can be told without computing.
+
+    Args:
+        problem: what is computed.
+        batch: rows of x.
+        device: where.
+        changing: whether the weights change from call to call, as in training.
+        spec: predict for this device, which need not be here, and look up nothing.
+
+    Example:
+        >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
+        >>> chain = Chain.parse("(1,192,48,2)*(2,48,192,1)")
+        >>> problem = Problem(chain, "float16", False, epilogue=Epilogue(bias=True))
+        >>> plan = plan_of(problem, 8192, spec=h200)
+        >>> [str(launch.problem.chain) for launch in plan.launches], plan.behind.names
+        (['(2,48,192,1)', '(1,192,48,2)'], ('bias',))
+    """
+    place = torch.device(device)
+    whole = None if problem.is_factor else _whole_report(problem, batch, place, changing, spec)
+    if whole is not None and whole.way != FACTORS:
+        return ExecutionPlan(problem, batch, (Launch(problem, whole),))
+    launches = [
+        Launch(
+            factor,
+            choice_report(
+                factor.pattern,
+                problem.dtype,
+                batch,
+                batch_last=problem.batch_last,
+                device=place,
+                changing=changing,
+                exact=problem.exact,
+                spec=spec,
+            ),
+        )
+        for factor in reversed(problem.factors())
+    ]
+    return ExecutionPlan(problem, batch, tuple(launches * problem.siblings), problem.epilogue)
+
+
+def whole_call(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+) -> ChainCall | None:
+    """The kernel that computes all of a layer in one launch; None for a launch a factor.
+
+    Args:
+        operands: of the layer.
+        activation: one of `ksopt.epilogue.ACTIVATIONS`.
+        batch_last: the layout.
+        siblings: how many chains the weights are of.
+        check: raises where the operands do not fit together; None where they are known to. It is
+            asked once for operands of such shapes, dtypes and devices.
+    """
+    x, weights = operands.x, operands.weights
+    if not CHAIN_FAMILIES or x.numel() == 0:
+        return None
+    place = (
+        *(_kind(tensor) for tensor in (x, *weights, operands.bias, operands.residual)),
+        *(x.stride(), x.data_ptr() % 16, batch_last, activation, siblings),
+        *(precision.is_exact(), torch.are_deterministic_algorithms_enabled()),
+    )
+    decision = _by_call.get(place)
+    if decision is None:
+        if check is not None:
+            check()
+        problem = problem_of(operands, activation, batch_last, siblings)
+        if problem.is_factor:
+            return None  # the factor's own choice
+        decision, is_final = _decision(problem, operands)
+        if is_final:
+            _by_call[place] = decision
+    changing = weight_cache.are_said_to_change() or _is_capturing(x)
+    choice = decision.changing if changing else decision.kept
+    call: ChainCall | None = None if choice.name == FACTORS else choice.call
+    return call
+
+
+def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
+    x = operands.x
+    if type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta":
+        return whole_call(operands, activation, batch_last, siblings) is not None
+    if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
+        return False
+    problem = problem_of(operands, activation, batch_last, siblings)
+    batch = _hint(x.numel()) // problem.chain.in_features
+    if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
+        return False
+    return plan_of(problem, batch, device=x.device).is_whole
+
+
+def _hint(size: Any) -> int:
+    """The number that a symbolic size has at hand; 0 for none."""
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+def _kind(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+
+
+def problem_of(operands: Operands, activation: str, batch_last: bool, siblings: int) -> Problem:
+    """What is computed of operands, at torch's present precision."""
+    length = len(operands.weights) // siblings
+    chain = Chain(tuple(Pattern(*weight.shape) for weight in operands.weights[:length]))
+    bias, residual = operands.bias is not None, operands.residual is not None
+    epilogue = Epilogue(bias, activation, residual)  # type: ignore[arg-type]
+    dtype = str(operands.x.dtype).removeprefix("torch.")
+    return Problem(chain, dtype, batch_last, is_exact(dtype), epilogue, siblings)
+
+
+def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None:
+    """Measure for these operands even if a choice exists; keep it here and on disk.
+
+    Args:
+        operands: of the problem.
+        problem: of more than a factor.
+        budget_s: seconds for the timing; compilation comes on top.
+
+    Returns:
+        What was measured; None where no kernel computes the whole problem, so that its factors are
+        all there is to tune.
+    """
+    x = operands.x
+    backend = backend_of(x.device.type)
+    key = _key(problem, x, x.numel() // problem.chain.in_features)
+    if not _has_kernels(key, backend.spec(x.device)):
+        return None
+    identity = backend.fingerprint(x.device)
+    with _timing, tuning_cache.alone(identity, key):
+        decision = _measured(key, operands, tuning_cache.load(identity, key), budget_s)
+        record = decision.kept.record
+        assert record is not None
+        tuning_cache.save(identity, record)
+    _decisions[key, x.device] = decision
+    return record
+
+
+def forget() -> None:
+    """Forget this process's choices (not those on disk), so that they are made or read anew."""
+    _decisions.clear()
+    _by_call.clear()
+    _predicted.cache_clear()
+
+
+def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:
+    """What is decided, and whether that holds for later calls too."""
+    x = operands.x
+    key = _key(problem, x, x.numel() // problem.chain.in_features)
+    spec, mode = backend_of(x.device.type).spec(x.device), settings.tuning()
+    index, deterministic = x.get_device(), torch.are_deterministic_algorithms_enabled()
+    known = None if deterministic else _decisions.get((key, x.device))
+    if known is not None:
+        return known, True
+    if mode == "off" or not _has_kernels(key, spec):
+        return _by_rule(key, index), True
+    if mode == "model" or deterministic:
+        return _predicted(key, index, spec), True
+    if _is_capturing(x) or not _timing.acquire(blocking=False):
+        return _recorded(key, x, spec) or _predicted(key, index, spec), False
+    try:
+        decision = _first(key, operands, spec)
+    except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
+        decision = _predicted(key, index, spec)
+    finally:
+        _timing.release()
+    return _decisions.setdefault((key, x.device), decision), True
+
+
+def _first(key: ProblemKey, operands: Operands, spec: DeviceSpec | None) -> Decision:
+    """What is recorded; else measure, if no other process does so while this one waits."""
+    x = operands.x
+    identity = _identity(x.device)
+    if identity is None:
+        return _measured(key, operands)
+    decision = _recorded(key, x, spec)
+    if decision is not None:
+        return decision
+    with tuning_cache.alone(identity, key):
+        decision = _recorded(key, x, spec)
+        if decision is None:
+            decision = _measured(key, operands)
+            assert decision.kept.record is not None
+            tuning_cache.save(identity, decision.kept.record)
+    return decision
+
+
+def _measured(
+    key: ProblemKey,
+    operands: Operands,
+    previous: Record | None = None,
+    budget_s: float = BUDGET_S,
+) -> Decision:
+    problem, device = key.problem, operands.x.device
+    around = Around(
+        _detached(operands.bias),
+        problem.epilogue.activation,
+        _detached(operands.residual),
+        problem.siblings,
+    )
+    with torch.no_grad():
+        check, x, weights, around = checking_chain(
+            operands.x.detach(),
+            [weight.detach() for weight in operands.weights],
+            problem.batch_last,
+            around,
+        )
+        own = Operands(x, weights, around.bias, around.residual)
+        # The factors are chosen for before they race.
+        registry.rule(problem).build(x.get_device())(*own.arguments(problem))
+        spec = backend_of(device.type).spec(device)
+        return measured(key, own, device, spec, budget_s, check.judge, previous)
+
+
+def _recorded(key: ProblemKey, x: Tensor, spec: DeviceSpec | None) -> Decision | None:
+    """What is on disk, built again without timing; None if it is missing or no longer possible."""
+    identity = _identity(x.device)
+    record = None if identity is None else tuning_cache.load(identity, key)
+    return None if record is None else rebuilt(record, x.get_device(), spec)
+
+
+@functools.lru_cache(maxsize=4096)
+def _predicted(key: ProblemKey, index: int, spec: DeviceSpec | None) -> Decision:
+    """The best predicted candidate that can be built, for the key's largest batch."""
+    for candidate in registry.best_predicted(key.problem, key.largest_batch, spec):
+        try:
+            choice = Choice(candidate, candidate.build(index, key.rows), "model")
+        except KsoptError as error:
+            registry.warn_once(str(error))
+            continue
+        return Decision(choice, choice)
+    return _by_rule(key, index)
+
+
+def _by_rule(key: ProblemKey, index: int) -> Decision:
+    candidate = registry.rule(key.problem)
+    choice = Choice(candidate, candidate.build(index), "rule")
+    return Decision(choice, choice)
+
+
+def _whole_report(
+    problem: Problem,
+    batch: int,
+    device: torch.device,
+    changing: bool,
+    spec: DeviceSpec | None,
+) -> ChoiceReport | None:
+    """What is known or predicted of the problem as a whole; None where it is not asked for."""
+    mode = settings.tuning()
+    if mode == "measure" and torch.are_deterministic_algorithms_enabled():
+        mode = "model"
+    if mode == "off" or not CHAIN_FAMILIES:
+        return None
+    backend = backend_of(device.type if spec is None else "cuda")
+    key = backend.key(problem, batch)
+    own_spec = backend.spec(device) if spec is None else spec
+    if not _has_kernels(key, own_spec):
+        return None
+    known = None if spec is not None or mode != "measure" else _known(key, device, own_spec)
+    if known is not None:
+        return from_record(*known, changing)
+    best = registry.best_predicted(problem, batch, own_spec)[0]
+    reason = f"predicted to take {best.predicted_us:.1f} us"
+    return ChoiceReport(
+        key, batch, best.name, best.config, best.predicted_us, None, (), "model", reason
+    )
+
+
+def _known(
+    key: ProblemKey, device: torch.device, spec: DeviceSpec | None
+) -> tuple[Record, Source] | None:
+    decision = _decisions.get((key, _with_index(device)))
+    if decision is not None and decision.kept.record is not None:
+        return decision.kept.record, decision.kept.source
+    identity = _identity(device)
+    record = None if identity is None else tuning_cache.load(identity, key)
+    if record is None:
+        return None
+    for chosen in {record.kept, record.changing}:
+        one = record.timed[chosen]
+        if registry.restored(key.problem, one.way, one.config, record.batch, spec) is None:
+            return None
+    return record, "recorded"
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """The device as its tensors name it."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _key(problem: Problem, x: Tensor, batch: int) -> ProblemKey:
+    return ProblemKey(problem, rows_of(x, problem.batch_last, batch), bits_of(batch))
+
+
+def _has_kernels(key: ProblemKey, spec: DeviceSpec | None) -> bool:
+    """Whether a kernel computes the whole problem on a device."""
+    if spec is None:
+        return False
+    return bool(registry.best_kernels(key.problem, key.largest_batch, spec, most=1))
+
+
+def _identity(device: torch.device) -> Fingerprint | None:
+    try:
+        return backend_of(device.type).fingerprint(device)
+    except UnavailableError:  # without its driver nothing is kept
+        return None
+
+
+def _is_capturing(x: Tensor) -> bool:
+    return x.is_cuda and weight_cache.is_capturing(x.get_device())
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()

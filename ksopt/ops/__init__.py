@@ -1,0 +1,100 @@
+"""The torch operators of ksopt: the only door to the kernels.
+
+Importing this module registers:
+
+``ksopt::ks_chain(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None,
+str activation="none", bool batch_last=False, int siblings=1) -> Tensor``
+    All that a layer computes: y = act(x (K_1 ... K_L)ᵀ + bias) + residual. weights are those of
+    K_1, ..., K_L, left to right; of siblings, chains of the same patterns that read one x, one
+    chain's after another's: their products stand side by side in y. activation is one of
+    `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Between two factors
+    the tensor is rounded to x's dtype. ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out`
+    does. ops/chain.py says what it is made of. It is the public operator; those below multiply by
+    one factor, and are what it is made of.
+
+``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
+    y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
+    dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
+    owner is for compiled graphs: the parameter or buffer that weight is a view of, which Inductor
+    does not tell. What is prepared of the weight is then kept with it (see
+    :mod:`ksopt.kernels.weight_cache`). Beside an owner the weight may be of another dtype: it is
+    converted to x's, once a version. The owner's values are not read.
+
+``ksopt::ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor``
+    The gradient of ks_mm with respect to its weight: the sum over the batch of
+    grad[..., i, k, j] * x[..., i, l, j], as a contiguous [a, b, c, d].
+
+``ksopt::ks_mm_once(Tensor x, Tensor weight, bool batch_last=False) -> Tensor``
+    ks_mm by a weight that was computed for this product: nothing is kept of it.
+
+``ksopt::ks_mm_saving(Tensor x, Tensor weight, Tensor saved, Tensor owner, bool batch_last=False) ->
+Tensor``
+    ks_mm by a frozen weight. For the gradient of x it saves ``saved``, a copy of weight in x's
+    dtype, so that weight may be written before the backward pass. For compiled graphs.
+
+All work in autograd (to any order), torch.compile, vmap, and on fake and meta tensors; ks_mm
+follows autocast, like torch.nn.functional.linear. ks_mm has a twin, ``ks_mm_inner``, that only
+multiplies: compiled graphs call it, to save the time that finding out that no gradient is needed
+takes at each call. ``ks_mm_changing`` is a second twin, for weights that are trained or computed:
+in compiled graphs too it takes the way that is fastest where a weight is prepared anew at each
+call, keeps nothing, and forgets what was kept of the weight. ``ks_mm_frozen`` is a third, for
+weights that gradients pass through.
+
+In compiled graphs ks_mm_weight_grad is no operator but what it is made of: one ``torch.bmm``, for
+d > 1 between permuting copies. To call that takes less of the host's time than an operator in
+Python does, and Inductor fuses the copies with what stands beside them.
+
+``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
+Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
+graphs call them with memory that Inductor has planned. ``out`` has y's shape and x's dtype and
+device. Nothing is copied if it is contiguous, aligned to 16 bytes, and shares no memory with x and
+weight; else y is computed first. They record no gradient, and refuse operands that ask for one.
+
+Compiled graphs are cached by torch with the operators' *names* in them, not with what they do. A
+new kernel is picked up by an old graph, which is right. The shapes, dtypes and strides above and
+the gradients below are baked into it: they are the contract of the name. Whoever changes the
+contract changes the name; ``CONTRACT`` counts such changes, and those of what graphs call, and goes
+into the cache key of everything that the backend "ksopt" compiles. Graphs that Inductor compiled
+without it have no such key: ``ks_mm_weight_grad_inner``, which was a twin too, is still there for
+them.
+"""
+
+from __future__ import annotations
+
+from ksopt.ops import autocast_vmap, autograd
+from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
+from ksopt.ops.eager import is_watched, multiply
+from ksopt.ops.saving import ks_mm_saving
+from ksopt.ops.schemas import (
+    ks_mm,
+    ks_mm_changing,
+    ks_mm_changing_out,
+    ks_mm_frozen,
+    ks_mm_inner,
+    ks_mm_inner_out,
+    ks_mm_once,
+    ks_mm_weight_grad,
+)
+
+CONTRACT = 7
+
+__all__ = [
+    "CONTRACT",
+    "autocast_vmap",
+    "autograd",
+    "chain",
+    "is_watched",
+    "ks_chain",
+    "ks_chain_inner",
+    "ks_chain_out",
+    "ks_mm",
+    "ks_mm_changing",
+    "ks_mm_changing_out",
+    "ks_mm_frozen",
+    "ks_mm_inner",
+    "ks_mm_inner_out",
+    "ks_mm_once",
+    "ks_mm_saving",
+    "ks_mm_weight_grad",
+    "multiply",
+]

@@ -1,0 +1,173 @@
+"""Gradients of the operators, to any order, and what runs where none is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels.validation import check_ks_mm
+from ksopt.ops import implementation
+from ksopt.ops.eager import PLAIN
+from ksopt.ops.schemas import (
+    LIBRARY,
+    ks_mm,
+    ks_mm_changing,
+    ks_mm_frozen,
+    ks_mm_inner,
+    ks_mm_weight_grad,
+)
+
+# Autograd. The product is linear in x and in weight, so every gradient is one of the two operators
+# again, with the pattern transposed where x is concerned: gradients of any order follow.
+
+
+class _KsMm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None
+    ) -> Tensor:
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        # A frozen weight, through which gradients go on to x, is kept, there and back.
+        ctx.changing = needs_weight or weight_cache.are_said_to_change()
+        product = ks_mm_changing if ctx.changing else ks_mm_frozen
+        y = product(x, weight, batch_last, owner)
+        ctx.save_for_backward(
+            x if needs_weight else None,
+            weight if needs_x else None,
+            owner if needs_x and not ctx.changing else None,
+        )
+        ctx.a, _, _, ctx.d = weight.shape
+        ctx.batch_last = batch_last
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        grad = in_rows(*grads)
+        x, weight, owner = ctx.saved_tensors
+        grad_x = grad_weight = None
+        if weight is not None:
+            if owner is None and not ctx.changing:
+                owner = weight
+            changing = ctx.changing or weight_cache.are_said_to_change()
+            with weight_scopes.changing(changing), weight_scopes.frozen(not changing):
+                grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
+        if x is not None:
+            grad_weight = ks_mm_weight_grad(grad, x, ctx.a, ctx.d, ctx.batch_last)
+        return grad_x, grad_weight, None, None
+
+
+def in_rows(grad: Tensor) -> Tensor:
+    """A gradient whose last dim's elements lie side by side, as all that multiplies it wants it.
+
+    Both products of a backward pass read it: one copy for both, which a compiler fuses with what
+    made the gradient (that of attention's keys comes transposed).
+    """
+    step = grad.stride(-1)  # no int where the sizes are symbolic; 1 is one there, too
+    return grad if isinstance(step, int) and step == 1 else grad.contiguous()
+
+
+def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Any:
+    if weight.dtype != x.dtype and weight.requires_grad:
+        check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
+        weight = weight.to(x.dtype)
+    return _KsMm.apply(x, weight, batch_last, owner)
+
+
+class _KsMmWeightGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+        needs_grad, needs_x, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(grad if needs_x else None, x if needs_grad else None)
+        ctx.batch_last = batch_last
+        return _weight_grad_traced(grad, x, a, d, batch_last)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        (grad_weight,) = grads
+        grad, x = ctx.saved_tensors
+        grad_grad = grad_x = None
+        with weight_scopes.changing():  # what stands for the weight is a gradient
+            if x is not None:
+                grad_grad = ks_mm(x, grad_weight, ctx.batch_last)
+            if grad is not None:
+                grad_x = ks_mm(grad, grad_weight.transpose(1, 2), ctx.batch_last)
+        return grad_grad, grad_x, None, None, None
+
+
+def _register_autograd(
+    op: torch._ops.OpOverload,
+    inner: Callable[..., Tensor],
+    kernel_of_inner: Callable[..., Tensor],
+    differentiable: Callable[..., Any],
+    decomposed: Callable[..., Tensor],
+    defaults: tuple[Any, ...],
+) -> None:
+    """Make ``op`` differentiable by ``differentiable``, which records an autograd.Function.
+
+    A graph that torch.compile traced through this kernel calls ``inner``, or what that calls, and
+    never comes back here. Where nobody traces, ``kernel_of_inner`` is called at once, which saves a
+    way through the dispatcher: about 2 us of a call.
+
+    torch.library.register_autograd is not used: it refuses torch.func.grad, drops the tangents of
+    forward mode without a word, and adds 7 us to a call that needs no gradient instead of 4. Under
+    transforms of torch.func and in forward mode ``decomposed``, made of torch's own operators,
+    stands in: slower, and right for any nesting.
+    """
+
+    def kernel(*args: Any) -> Tensor:
+        # The dispatcher leaves out arguments that equal their defaults.
+        args = (*args, *defaults[len(args) :])
+        if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+            return decomposed(*args)
+        if torch.is_grad_enabled() and (args[0].requires_grad or args[1].requires_grad):
+            return differentiable(*args)
+        x = args[0]
+        plain = type(x) in PLAIN and type(args[1]) in PLAIN and (x.is_cuda or x.is_cpu)
+        if plain and torch._C._len_torch_dispatch_stack() == 0:
+            return kernel_of_inner(*args)
+        # ``inner`` has no kernel for autograd: an owner that requires gradients, beside a weight
+        # that was detached from it, would make torch's own require them of the result.
+        with torch._C._AutoDispatchBelowAutograd():
+            return inner(*args)
+
+    LIBRARY.impl(op, kernel, "Autograd")
+
+
+def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None) -> Tensor:
+    """The twin that says in a compiled graph what `ksopt.kernels.weight_scopes` says here."""
+    twin = ks_mm_frozen if weight_scopes.said.frozen else ks_mm_inner
+    if weight_cache.are_said_to_change():
+        twin = ks_mm_changing
+    y: Tensor = twin(x, weight, batch_last, owner)
+    return y
+
+
+def _weight_grad_traced(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
+    """ks_mm_weight_grad below autograd, in torch's own operators: compiled graphs hold these."""
+    # They may end in a view of what they make: torch would forbid in-place operations on it. And
+    # autocast would cast for them, as it does not for the operator.
+    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+        return implementation.weight_grad_decomposed(grad, x, a, d, batch_last)
+
+
+_register_autograd(
+    ks_mm,
+    _ks_mm_traced,
+    implementation.product,
+    _with_gradients,
+    implementation.decomposed,
+    (None, None, False, None),
+)
+_register_autograd(
+    ks_mm_weight_grad,
+    _weight_grad_traced,
+    implementation.weight_grad,
+    _KsMmWeightGrad.apply,
+    implementation.weight_grad_decomposed,
+    (),
+)

@@ -1,0 +1,128 @@
+"""``ks_chain``: all that a layer computes, as one operator.
+
+It is made of ``ks_mm`` and torch's own operations, so it is all that they are: differentiable to
+any order, and known to torch.compile, vmap and autocast; and a compiler fuses what follows the
+products. Only where a kernel takes all of it, and no gradient is recorded, is it another operator,
+``ks_chain_inner``, which runs the plan's launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ksopt.epilogue import with_epilogue
+from ksopt.kernels import planner
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.validation import check_chain, check_epilogue
+from ksopt.ops import implementation
+from ksopt.ops.eager import are_ordinary
+from ksopt.ops.schemas import LIBRARY, define, ks_mm
+
+_ARGUMENTS = (
+    "(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None, "
+    'str activation="none", bool batch_last=False, int siblings=1'
+)
+
+
+def chain(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    op: str = "ks_chain",
+) -> Tensor:
+    """`ks_chain`, past torch's dispatcher where that has nothing to do.
+
+    Args:
+        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`.
+        op: what errors call it.
+    """
+    if are_ordinary(x, *weights, bias, residual):
+        return implementation.chain(
+            x, weights, bias, residual, activation, batch_last, siblings, op=op
+        )
+    if CHAIN_FAMILIES and torch.compiler.is_compiling():
+        # Dynamo's graph holds one node, and AOTAutograd what it is made of, or the kernel's.
+        node: Tensor = torch.ops.ksopt.ks_chain(
+            x, weights, bias, residual, activation, batch_last, siblings
+        )
+        return node
+    return _composed(x, weights, bias, residual, activation, batch_last, siblings, op)
+
+
+def _composed(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    op: str = "ks_chain",
+) -> Tensor:
+    check_chain(op, len(weights), siblings, activation)
+    if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
+        operands = Operands(x, tuple(weights), bias, residual)
+        if _is_launched_whole(operands, activation, batch_last, siblings):
+            whole: Tensor = ks_chain_inner(
+                x, weights, bias, residual, activation, batch_last, siblings
+            )
+            return whole
+    length = len(weights) // siblings
+    parts = []
+    for first in range(0, len(weights), length):
+        part = x
+        for index in range(first + length - 1, first - 1, -1):
+            part = ks_mm(part, weights[index], batch_last)
+        parts.append(part)
+    y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1)
+    bias, residual = _cast(bias, y), _cast(residual, y)
+    check_epilogue(op, y, bias, residual, batch_last)
+    return with_epilogue(y, bias, activation, residual, batch_last)
+
+
+def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
+    """What is added to y, in y's dtype where autocast is on; what refuses others comes later."""
+    if summand is None or summand.dtype == y.dtype:
+        return summand
+    return summand.to(y.dtype) if torch.is_autocast_enabled(y.device.type) else summand
+
+
+def _is_launched_whole(
+    operands: Operands, activation: str, batch_last: bool, siblings: int
+) -> bool:
+    """Whether a plan of one launch takes these operands, and nothing else has to see the parts."""
+    tensors = [operands.x, *operands.weights, operands.bias, operands.residual]
+    present = [tensor for tensor in tensors if tensor is not None]
+    return not (
+        (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present))
+        or forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_any_autocast_enabled()
+        or any(tensor.is_neg() for tensor in present)
+    ) and planner.is_whole(operands, activation, batch_last, siblings)
+
+
+LIBRARY.define(f"ks_chain{_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("ks_chain", _composed, "CompositeImplicitAutograd")
+define(
+    ("ks_chain_inner",), f"{_ARGUMENTS}) -> Tensor", implementation.chain, implementation.chain_fake
+)
+define(
+    ("ks_chain.out",),
+    f"{_ARGUMENTS}, *, Tensor(a!) out) -> ()",
+    implementation.chain_writing,
+    implementation.chain_writing_fake,
+)
+
+ks_chain = torch.ops.ksopt.ks_chain.default
+ks_chain_out = torch.ops.ksopt.ks_chain.out
+ks_chain_inner = torch.ops.ksopt.ks_chain_inner.default

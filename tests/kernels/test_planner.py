@@ -1,0 +1,157 @@
+"""Plans: a launch a factor, or one of a family that takes the whole chain, whichever is faster."""
+
+import math
+
+import pytest
+import torch
+from toy_chains import SPEC, ToyChain, registered
+
+from ksopt.kernels import planner, tuning_cache
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.planner import plan_of
+from ksopt.kernels.problem import EMPTY, Epilogue, Problem
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.reference import chain_reference
+
+CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")
+PROBLEM = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "relu"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    planner.forget()
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    with registered() as family:
+        monkeypatch.setattr(family, "us", 1e-3)
+        monkeypatch.setattr(family, "fault", 0.0)
+        yield family
+
+
+def operands(chain=CHAIN, rows=32):
+    x = torch.randn(rows, chain.in_features)
+    weights = tuple(torch.randn(p.weight_shape) / p.c**0.5 for p in chain)
+    return Operands(x, weights, torch.randn(chain.out_features))
+
+
+def expected(given):
+    return torch.relu(chain_reference(given.x, given.weights) + given.bias)
+
+
+def call_of(given, activation="relu"):
+    return planner.whole_call(given, activation, batch_last=False, siblings=1)
+
+
+def test_without_a_family_that_takes_chains_a_plan_is_a_launch_a_factor():
+    plan = plan_of(PROBLEM, 100, spec=SPEC)
+    assert [one.problem for one in plan.launches] == list(reversed(PROBLEM.factors()))
+    assert plan.behind == PROBLEM.epilogue
+    assert not plan.is_whole
+    times = [launch.choice.predicted_us for launch in plan.launches]
+    assert plan.predicted_us == pytest.approx(sum(times))
+    assert plan.measured_us is None
+    siblings = Problem(CHAIN, "float32", False, siblings=3)
+    assert plan_of(siblings, 100, spec=SPEC).predicted_us == pytest.approx(3 * sum(times))
+    assert call_of(operands()) is None
+
+
+def test_a_factor_is_a_plan_of_one_launch():
+    problem = Problem.of_factor(Pattern(4, 64, 64, 16), "float16", False)
+    plan = plan_of(problem, 1000, spec=SPEC)
+    assert plan.is_whole
+    assert plan.ways == ("wgmma16_streamed",)
+
+
+def test_a_plan_on_a_cpu_has_no_predictions():
+    plan = plan_of(PROBLEM, 100, device="cpu")
+    assert (plan.predicted_us, plan.measured_us) == (None, None)
+    assert len(plan.launches) == 2
+
+
+def test_a_family_that_takes_the_chain_gives_a_plan_of_one_launch(toy):
+    plan = plan_of(PROBLEM, 100, spec=SPEC)
+    assert plan.is_whole
+    assert plan.ways == ("toy_chain",)
+    assert plan.predicted_us == 1e-3
+    assert plan.behind == EMPTY
+    longer = Problem(Chain.parse("(1,4,4,4)*(4,4,4,1)*(1,16,16,1)"), "float32", False)
+    assert toy().unsupported_reason(longer, SPEC) == "it takes chains of 2 factors, and this has 3"
+    assert len(plan_of(longer, 100, spec=SPEC).launches) == 3
+    toy.us = 1e9
+    assert len(plan_of(PROBLEM, 100, spec=SPEC).launches) == 2
+
+
+def test_what_is_predicted_is_launched_where_nothing_may_be_measured(toy, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    given = operands()
+    y = call_of(given)(given.x, given.weights, given.bias)
+    torch.testing.assert_close(y, expected(given))
+    assert toy.launches == [PROBLEM]
+    planner.forget()
+    toy.us = math.inf
+    assert call_of(given) is None
+    planner.forget()
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    toy.us = 1e-3
+    assert call_of(given) is None
+
+
+def test_plans_race_and_the_winner_is_recorded(toy):
+    given = operands()
+    call = call_of(given)
+    assert toy.launches  # whoever has won
+    toy.launches.clear()
+    key = planner._key(PROBLEM, given.x, 32)
+    record = tuning_cache.load({"device": "toy"}, key)
+    assert {one.way for one in record.timed} == {"factors", "toy_chain"}
+    won = record.chosen(changing=False).way
+    assert (call is None) == (won == "factors")
+    assert call_of(given) is call
+    plan = plan_of(PROBLEM, 32, device="cpu")
+    assert plan.is_whole == (won == "toy_chain")
+    planner.forget()  # as in another process
+    assert (call_of(given) is None) == (won == "factors")
+    assert not toy.launches
+
+
+@pytest.mark.parametrize("won", ["factors", "toy_chain"])
+def test_a_record_decides(toy, won):
+    given = operands()
+    record = planner.tune(given, PROBLEM, 0.01)
+    names = [one.way for one in record.timed]
+    at = names.index(won)
+    record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
+    tuning_cache.save({"device": "toy"}, record)
+    planner.forget()
+    toy.launches.clear()
+    call = call_of(given)
+    assert (call is None) == (won == "factors")
+    plan = plan_of(PROBLEM, 32, device="cpu")
+    if call is None:
+        assert len(plan.launches) == 2
+        return
+    torch.testing.assert_close(call(given.x, given.weights, given.bias), expected(given))
+    (launch,) = plan.launches
+    assert launch.choice.source == "recorded"
+    assert launch.us == plan.measured_us == record.timed[at].median_us
+    assert "times as fast as a launch a factor" in launch.choice.reason
+
+
+def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):
+    toy.fault = 0.5
+    given = operands()
+    with pytest.warns(RuntimeWarning, match="toy_chain.*is left out: its result is wrong"):
+        assert call_of(given) is None
+
+
+def test_a_factor_has_nothing_to_tune_as_a_whole(toy):
+    longer = Problem(Chain.parse("(1,4,4,4)*(4,4,4,1)*(1,16,16,1)"), "float32", False)
+    assert planner.tune(operands(longer.chain), longer, 0.01) is None
+
+
+def test_no_rows_take_the_factors(toy):
+    assert call_of(operands(rows=0)) is None
+    assert isinstance(toy(), ToyChain)

@@ -1,0 +1,115 @@
+"""A family that takes whole chains, and a device for it: both registered from outside, on a CPU.
+
+The device is the CPU with a spec, so that kernels' families are asked. The kernel calls torch, and
+counts its launches; how long it is predicted to take is what a test says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ksopt.epilogue import with_epilogue
+from ksopt.kernels import planner
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.backends.base import BACKENDS, register_backend
+from ksopt.kernels.families.base import (
+    SINGLE,
+    KernelFamily,
+    register_family,
+    unregister_family,
+)
+from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.reference import chain_reference
+
+SPEC = DeviceSpec((9, 0), 1, 228 * 1024)
+
+
+class ToyDevice(cpu.CpuBackend):
+    """The CPU, as a device that kernels could run on."""
+
+    device_type = "cpu"
+
+    def spec(self, device: torch.device) -> DeviceSpec:
+        return SPEC
+
+    def fingerprint(self, device: torch.device) -> dict[str, str]:
+        return {"device": "toy"}
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """Two tiles that differ in nothing but their number."""
+
+    number: int
+    blocks: int = 1
+
+    def shared_bytes(self, p: Any) -> int:
+        raise AssertionError("a family of chains says itself what its blocks take")
+
+
+class ToyChain(KernelFamily[ToyConfig]):
+    """Chains of two factors, with any epilogue and siblings, in one launch."""
+
+    name = "toy_chain"
+    dtypes = SINGLE
+    takes_chains = True
+    launches: ClassVar[list[Problem]] = []
+    us = 1e-3
+    fault = 0.0
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        count = len(problem.chain)
+        return None if count == 2 else f"it takes chains of 2 factors, and this has {count}"
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[ToyConfig]:
+        yield from (ToyConfig(0), ToyConfig(1))
+
+    def shared_bytes(self, problem: Problem, config: ToyConfig) -> int:
+        return 1024 * len(problem.chain)
+
+    def predicted_us(
+        self, problem: Problem, config: ToyConfig, batch: int, device: DeviceSpec
+    ) -> float:
+        return self.us * (1 + config.number)
+
+    def sources(self, problem: Problem, config: ToyConfig) -> list[str]:
+        return []
+
+    def launcher(self, problem: Problem, config: ToyConfig, device_index: int) -> Any:
+        def launch(x, weights, bias=None, residual=None, out=None):
+            ToyChain.launches.append(problem)
+            length = len(problem.chain)
+            parts = [
+                chain_reference(x, weights[at : at + length], problem.layout)
+                for at in range(0, len(weights), length)
+            ]
+            y = torch.cat(parts, 0 if problem.batch_last else -1)
+            epilogue = problem.epilogue
+            assert epilogue.bias == (bias is not None)
+            assert epilogue.residual == (residual is not None)
+            y = with_epilogue(y, bias, epilogue.activation, residual, problem.batch_last)
+            y = (y + self.fault).contiguous()
+            return y if out is None else out.copy_(y)
+
+        return launch
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[type[ToyChain]]:
+    """Both are in their registries inside the block."""
+    before = BACKENDS["cpu"]
+    register_backend(ToyDevice)
+    register_family(ToyChain)
+    ToyChain.launches.clear()
+    planner.forget()
+    try:
+        yield ToyChain
+    finally:
+        unregister_family("toy_chain")
+        BACKENDS["cpu"] = before
+        planner.forget()
