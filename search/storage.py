@@ -40,6 +40,7 @@ _SERVER_TURNS = {
 }
 # What Optuna, SQLAlchemy and their drivers raise for a storage that is none, or a malformed one.
 UNUSABLE = (
+    optuna.exceptions.StorageInternalError,
     *(SQLAlchemyError, sqlite3.Error, ImportError, ValueError, OSError, RuntimeError),
     *(LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, AssertionError),
 )

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
+import optuna
 import torch
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import Trial, TrialState
@@ -18,21 +19,49 @@ from optuna.trial import Trial, TrialState
 from ksopt.errors import KsoptError
 from ksopt.kernels.compile_ahead import Compilers
 from ksopt.measure import device_health
+from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
 from ksopt.search import device_locks, metrics
 from ksopt.search.claims import Claim, Claims, alive
+from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective, Outcome
 from ksopt.search.pruning import Pruning
 from ksopt.search.results import ChainFacts
-from ksopt.search.samplers import priors
+from ksopt.search.samplers import priors as prior_facts
+from ksopt.search.samplers.chain_sampler import ChainSampler, suited
 from ksopt.search.samplers.cost_model import CostModel
+from ksopt.search.samplers.factor_times import Estimator
+from ksopt.search.space.space import Step
+from ksopt.search.storage import Storage
+from ksopt.search.trained_weights import TrainedWeights
 
 CHAINS_AHEAD = 4
 """Chains that are known before they are measured: some ten factors are compiled side by side."""
 _WAIT_S = 0.2
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a process measures with, whatever the layer's size.
+
+    Args:
+        device: Where; no other process measures there meanwhile.
+        roofline: Ceilings of the device.
+        storage: Of the studies.
+        presence: This process's.
+        compilers: Compile for a few chains that are drawn ahead, if they can.
+        meter: Of the device, if energy is asked for.
+    """
+
+    device: torch.device
+    roofline: Roofline
+    storage: Storage
+    presence: Presence
+    compilers: Compilers = field(default_factory=Compilers)
+    meter: Meter | None = None
 
 
 @dataclass
@@ -59,6 +88,44 @@ class Campaign:
     model: CostModel | None
     compilers: Compilers = field(default_factory=Compilers)
     _drawn: deque[Claim] = field(default_factory=deque)
+
+    @classmethod
+    def of(
+        cls,
+        request: LayerRequest,
+        study: optuna.Study,
+        workplace: Workplace,
+        *,
+        run: int,
+        candidates: Sequence[Replacement],
+        steps: Sequence[Step],
+        priors: Sequence[tuple[str, Replacement]],
+        weights: TrainedWeights | None,
+        seed: int,
+        operand_seed: int | None = None,
+        model: CostModel | None = None,
+    ) -> Campaign:
+        """This process's share of a study.
+
+        ``seed`` is of the draws, ``operand_seed`` of inputs and weights: None takes the request's.
+        The others are as in `Claims`, `Objective` and `Pruning`.
+        """
+        device, roofline = workplace.device, workplace.roofline
+        claims = Claims(
+            workplace.storage,
+            study,
+            ChainSampler(candidates, suited(len(candidates), request), seed),
+            priors,
+            limit=request.trials,
+            run=run,
+            presence=workplace.presence,
+            estimator=Estimator.of(request, candidates, steps, model, roofline),
+        )
+        objective = Objective(request, device, weights, operand_seed, workplace.meter)
+        pruning = Pruning(study, steps, request)
+        return cls(
+            claims, objective, device, roofline, request, pruning, model, workplace.compilers
+        )
 
     def _compile_soon(self, chain: Replacement) -> None:
         request = self.request
@@ -170,7 +237,7 @@ class Campaign:
         train = self.request.train
         if train:
             trial.set_user_attr("train", True)
-        known = priors.facts(chain, self.roofline, self.request.batch, predicted, train)
+        known = prior_facts.facts(chain, self.roofline, self.request.batch, predicted, train)
         for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
             trial.set_user_attr(name, getattr(known, name))
         return known

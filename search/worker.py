@@ -28,17 +28,13 @@ from ksopt.measure.roofline import Roofline
 from ksopt.operators import registry
 from ksopt.patterns.size import Budget
 from ksopt.search import study_store, write_errors
-from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
-from ksopt.search.pruning import Pruning
-from ksopt.search.samplers.chain_sampler import ChainSampler, suited
 from ksopt.search.samplers.cost_model import CostModel
-from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Step
 from ksopt.search.trained_weights import TrainedWeights
-from ksopt.search.trial_loop import Campaign, take_turns
+from ksopt.search.trial_loop import Campaign, Workplace, take_turns
 from ksopt.system import user_code, worker_process
 from ksopt.system.worker_process import Answer
 
@@ -61,47 +57,28 @@ def trials(task: Mapping[str, Any], answer: Answer) -> None:
     in_words = write_errors.in_words(storage.url, storage.file)
     with in_words, Presence() as presence, Compilers(Target.of(device), count) as compilers:
         meter = Meter(device) if request.energy else None
-        campaigns = [
-            _campaign(share, device, roofline, presence, compilers, meter)
-            for share in task["shares"]
-        ]
+        workplace = Workplace(device, roofline, storage, presence, compilers, meter)
+        campaigns = [_campaign(share, workplace) for share in task["shares"]]
         in_time = take_turns(
             campaigns, lambda place, number: answer({"trial": number, "share": place}), deadline
         )
     answer({"in_time": in_time})
 
 
-def _campaign(
-    share: Mapping[str, Any],
-    device: torch.device,
-    roofline: Roofline,
-    presence: Presence,
-    compilers: Compilers,
-    meter: Meter | None,
-) -> Campaign:
-    request = _request(share)
-    storage = study_store.storage_of(request)
-    candidates = [registry.parse(text) for text in share["candidates"]]
-    steps, model = [_step(step) for step in share["steps"]], CostModel.of(request, device)
-    claims = Claims(
-        storage,
-        storage.load(request.study),
-        ChainSampler(candidates, suited(len(candidates), request), share["seed"]),
-        [(origin, registry.parse(text)) for origin, text in share["priors"]],
-        limit=request.trials,
-        run=share["run"],
-        presence=presence,
-        estimator=Estimator.of(request, candidates, steps, model, roofline),
-    )
-    return Campaign(
-        claims,
-        Objective(request, device, TrainedWeights.of(request, device), share["seed"], meter),
-        device,
-        roofline,
+def _campaign(share: Mapping[str, Any], workplace: Workplace) -> Campaign:
+    request, device = _request(share), workplace.device
+    return Campaign.of(
         request,
-        Pruning(claims.study, steps, request),
-        model,
-        compilers,
+        workplace.storage.load(request.study),
+        workplace,
+        run=share["run"],
+        candidates=[registry.parse(text) for text in share["candidates"]],
+        steps=[_step(step) for step in share["steps"]],
+        priors=[(origin, registry.parse(text)) for origin, text in share["priors"]],
+        weights=TrainedWeights.of(request, device),
+        seed=share["seed"],
+        operand_seed=share["seed"],
+        model=CostModel.of(request, device),
     )
 
 

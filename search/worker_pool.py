@@ -15,22 +15,18 @@ from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.operators.registry import Replacement
 from ksopt.search import interrupts, study_store, trial_records, worker_processes
-from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
-from ksopt.search.objectives import Objective
 from ksopt.search.options import SEEDS
 from ksopt.search.progress import Progress
-from ksopt.search.pruning import Pruning
 from ksopt.search.results import TrialRecord
 from ksopt.search.samplers import priors
-from ksopt.search.samplers.chain_sampler import ChainSampler, Kind, suited
+from ksopt.search.samplers.chain_sampler import Kind, suited
 from ksopt.search.samplers.cost_model import CostModel
-from ksopt.search.samplers.factor_times import Estimator
 from ksopt.search.space.space import Space
 from ksopt.search.storage import Storage
 from ksopt.search.trained_weights import TrainedWeights
-from ksopt.search.trial_loop import Campaign, take_turns
+from ksopt.search.trial_loop import Campaign, Workplace, take_turns
 
 # Between the seeds of two workers: more than the trials of any study, whose count is added.
 _SEEDS_APART = 1_000_003
@@ -56,10 +52,6 @@ class Share:
     run: int
     space: Space
     weights: TrainedWeights | None = None
-
-    def sampler(self, seed: int) -> ChainSampler:
-        """What draws where no prior is left."""
-        return ChainSampler(self.space.candidates, sampler_name(self.space, self.request), seed)
 
 
 @dataclass(frozen=True)
@@ -125,32 +117,24 @@ class Crew:
         self, seeds: Sequence[int], on_trial: Callable[[int, int], None], deadline: float | None
     ) -> bool:
         with Presence() as presence:
+            workplace = Workplace(
+                self.device, self.roofline, self.storage, presence, self.compilers, self.meter
+            )
             campaigns = []
             for share, seed in zip(self.shares, seeds, strict=True):
                 model = CostModel.of(share.request, self.device)
-                request, space = share.request, share.space
-                claims = Claims(
-                    self.storage,
-                    share.study,
-                    share.sampler(seed),
-                    self._priors(share, model),
-                    limit=share.request.trials,
-                    run=share.run,
-                    presence=presence,
-                    estimator=Estimator.of(
-                        request, space.candidates, space.steps, model, self.roofline
-                    ),
-                )
                 campaigns.append(
-                    Campaign(
-                        claims,
-                        Objective(share.request, self.device, share.weights, meter=self.meter),
-                        self.device,
-                        self.roofline,
+                    Campaign.of(
                         share.request,
-                        Pruning(share.study, share.space.steps, share.request),
-                        model,
-                        self.compilers,
+                        share.study,
+                        workplace,
+                        run=share.run,
+                        candidates=share.space.candidates,
+                        steps=share.space.steps,
+                        priors=self._priors(share, model),
+                        weights=share.weights,
+                        seed=seed,
+                        model=model,
                     )
                 )
             return take_turns(campaigns, on_trial, deadline)

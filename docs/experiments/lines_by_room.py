@@ -6,8 +6,11 @@ python docs/experiments/lines_by_room.py 792ddf8 HEAD
 from __future__ import annotations
 
 import argparse
+import ast
+import io
 import subprocess
 import sys
+import tokenize
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -66,6 +69,30 @@ def cells(files: dict[str, int], patterns: Sequence[str]) -> tuple[int, int]:
     return len(chosen), sum(files[name] for name in chosen)
 
 
+def code_lines(source: str) -> int:
+    """Lines of Python that are not blank, no comment and no docstring."""
+    kinds = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (*kinds, tokenize.ENDMARKER):
+            lines |= {*range(token.start[0], token.end[0] + 1)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines -= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return len(lines)
+
+
+def wheel_code(commit: str, files: dict[str, int]) -> tuple[int, int]:
+    """The wheel's files, and their lines of code."""
+    names = [name for name in files if any(fnmatchcase(name, one) for one in ROOMS["the wheel"])]
+    show = ["git", "-C", str(ROOT), "show"]
+    texts = (
+        subprocess.run([*show, f"{commit}:{name}"], capture_output=True, text=True, check=True)
+        for name in names
+    )
+    return len(names), sum(code_lines(text.stdout) for text in texts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -77,6 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for room, patterns in ROOMS.items():
         row = [f"{count:,}" for files in every for count in cells(files, patterns)]
         print(f"| {room} |", " | ".join(row), "|")
+    code = [wheel_code(commit, files) for commit, files in zip(commits, every, strict=True)]
+    row = [f"{count:,}" for pair in code for count in pair]
+    print("| the wheel without docstrings, comments and blank lines |", " | ".join(row), "|")
     return 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ksopt.kernels import compile_ahead
 from ksopt.kernels.compile_ahead import Target
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import DeviceSpec, ProblemKey
 from ksopt.search import SearchResult, trial_loop
 from ksopt.search.objectives import Objective
 from ksopt.search.options import STUDY
@@ -48,8 +48,8 @@ def test_a_search_has_the_next_chains_compiled(
     result = search(trials=7)
     (layer,) = result.layers
     assert [trial.state for trial in layer.trials] == ["complete"] * 7
-    patterns = {pattern.weight_shape for trial in layer.trials for pattern in trial.facts.chain}
-    assert {tuple(job["pattern"]) for job in idle.jobs} == patterns
+    patterns = {pattern for trial in layer.trials for pattern in trial.facts.chain}
+    assert {ProblemKey.from_json(job["key"]).problem.pattern for job in idle.jobs} == patterns
     assert len(idle.jobs) == len(patterns)  # each once
     assert {job["batch"] for job in idle.jobs} == {16}
 

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -407,3 +409,16 @@ def test_the_default_folder_says_what_is_in_it() -> None:
     assert str(study._default_folder(request)) == (
         "ksopt-report-768x3072-cuda0-float32-batch_first-64"
     )
+
+
+def test_a_study_with_a_broken_page_is_refused(search: Search) -> None:
+    file = search(trials=1).folder / FILE
+    with closing(sqlite3.connect(file)) as database:
+        (size,) = database.execute("pragma page_size").fetchone()
+        query = "select rootpage from sqlite_master where name = 'trial_user_attributes'"
+        (page,) = database.execute(query).fetchone()
+    with file.open("rb+") as pages:
+        pages.seek((page - 1) * size)
+        pages.write(b"\xff" * 8)
+    with pytest.raises(InvalidInputError, match=r"cannot be (read|used)"):
+        replay(str(file.parent))

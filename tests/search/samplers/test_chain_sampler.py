@@ -9,11 +9,12 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from ksopt import functional
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline
 from ksopt.patterns.chain import Chain
-from ksopt.search import LayerRequest, SearchResult, objectives
+from ksopt.search import LayerRequest, SearchResult
 from ksopt.search import pruning as pruning_module
 from ksopt.search.options import STUDY
 from ksopt.search.plan import plan_of
@@ -103,14 +104,14 @@ def test_there_is_no_cost_model_on_a_cpu(search: Search) -> None:
 def test_hopeless_chains_are_given_up_and_say_so(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = objectives.ks_linear
+    right = functional.ks_linear
 
     def slow(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
         if len(weights) == 2:
             time.sleep(0.02)
         return right(x, weights, **options)
 
-    monkeypatch.setattr(objectives, "ks_linear", slow)
+    monkeypatch.setattr(functional, "ks_linear", slow)
     monkeypatch.setattr(pruning_module, "MARGIN", 2.0)
     result = search(trials=14, objective="latency")
     assert {trial.state for trial in result.layers[0].trials} == {"complete", "pruned"}
