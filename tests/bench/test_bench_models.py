@@ -136,7 +136,7 @@ def test_a_wrong_result_is_a_fault_and_not_timed(quick, tmp_path, capsys, monkey
 
 @pytest.mark.slow
 def test_the_same_command_goes_on_where_it_stopped(quick, tmp_path, capsys):
-    words = ["--models", "llama", "--dtypes", "float32"]
+    words = ["--models", "llama", "--dtypes", "float32", "--ways", "ksopt"]
     code, out = run(tmp_path, *words, "--passes", "forward")
     assert code == 0
     (kept,) = (out / "rows.jsonl").read_text("utf-8").splitlines()
@@ -174,7 +174,7 @@ def test_under_inductor(tmp_path, monkeypatch):
     # Few sizes: Inductor compiles what is measured for each of them.
     monkeypatch.setitem(SMALL, "gpt2", replace(SMALL["gpt2"], inner=SMALL["gpt2"].hidden))
     words = ["--models", "gpt2", "--dtypes", "float32", "--tune", "measure", "--fresh-caches"]
-    code, out = run(tmp_path, *words)
+    code, out = run(tmp_path, *words, "--ways", "ksopt")
     assert code == 0
     for case in cases_of(out):
         ours = next(way for way in case["ways"] if way["way"] == KS_KSOPT)
@@ -309,6 +309,8 @@ def test_without_the_library_there_is_a_sentence(monkeypatch, capsys, tmp_path):
         (["--ways", "eager"], "it must be of max-autotune, uncompiled, inductor, ksopt, kslinear"),
         (["--layers", "0"], "--layers 0: it must be at least 1"),
         (["--batch", "0"], "--batch 0: it must be at least 1"),
+        (["--batch", "99999999999"], "give a smaller --batch"),
+        (["--layers", "99999999999"], "model vit in float64 takes"),
         (["--models", "vit", "--length", "1"], "a ViT's tokens are those of its images"),
         (["--seconds", "0"], "must be above 0"),
         (["--timeout", "0"], "it must be above 0 seconds"),

@@ -51,6 +51,14 @@ class Size:
     batch: int
     length: int
 
+    @property
+    def least_bytes(self) -> int:
+        """Memory that the dense model takes in float64, at least."""
+        tokens = (self.length // 16) ** 2 if self.family == "vit" else self.length
+        heads = self.batch * (1 if self.family == "vit" else tokens)
+        weights = self.depth * self.hidden * (2 * self.hidden + 2 * self.inner)
+        return 8 * (weights + self.batch * tokens * self.inner + heads * self.classes)
+
 
 SIZES = {
     # ViT-S/16; GPT-2 medium (355 M); a Llama as wide as that of 7 billion weights; TinyLlama.

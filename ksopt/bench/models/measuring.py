@@ -272,7 +272,7 @@ def _first_calls(
     result = replace(result, first_s=first_s, peak_bytes=peak)
     if way.backend == "ksopt":
         total = _sum(reports)
-        # A KSLinear is an operator of ksopt's already, and no site.
+        # What is a KSLinear need not be recognised.
         chains = built.chains if way.twin == "ks" else None
         faults = tuple(_missing(total, chains))
         result = replace(result, sites=_sites(total), faults=faults)

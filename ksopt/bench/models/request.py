@@ -14,7 +14,7 @@ from ksopt.bench.models.results import DENSE, WORDS, Subject
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
-from ksopt.system import option_fields
+from ksopt.system import limits, option_fields
 
 DTYPES = ("float32", "bfloat16", "float16")
 PASSES = ("forward", "step")
@@ -65,6 +65,8 @@ class ModelsRequest:
             raise InvalidInputError(f"--tune {options.tune}: it must be one of {', '.join(TUNES)}")
         for model in models:
             size = _size(model, options)
+            remedy = "give a smaller --batch, --length or --layers"
+            limits.check_bytes(size.least_bytes, device, f"model {model} in float64", remedy)
             if options.plan is None:
                 sizes = (size.hidden, size.hidden), (size.hidden, size.inner)
                 for n_in, n_out in (*sizes, (size.inner, size.hidden)):
