@@ -73,7 +73,7 @@ def run_bench(
         measured, stopped = 0, ""
         if not missing:
             return Outcome(out, stopped, measured)
-        book.begin_run(request, devices.record(request.device))
+        results_folder.begin_run(book, request, devices.record(request.device))
 
         def is_over() -> bool:
             return timeout_s is not None and time.monotonic() - began >= timeout_s
@@ -85,9 +85,9 @@ def run_bench(
         try:
             for answer in answers:
                 if isinstance(answer, Roofline):
-                    book.add_roofline(answer)
+                    results_folder.add_roofline(book, answer)
                     continue
-                book.add(answer)
+                book.add(tuple(answer))
                 measured += 1
                 if told is not None:
                     told(len(book.measured), len(request.subjects), Line.of(answer))
@@ -95,7 +95,7 @@ def run_bench(
         except KeyboardInterrupt:
             stopped = "interrupted"
         except DeviceLost as error:
-            book.add(error.rows)
+            book.add(tuple(error.rows))
             raise
         finally:
             answers.close()

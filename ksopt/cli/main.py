@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import ksopt
 from ksopt.cli import bench as bench_command
+from ksopt.cli import bench_models, tune
 from ksopt.cli import convert as convert_command
 from ksopt.cli import doctor as doctor_command
 from ksopt.cli import explain as explain_command
 from ksopt.cli import search as search_command
 from ksopt.cli import space as space_command
-from ksopt.cli import tune
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search.storage_url import without_password
 
@@ -120,6 +120,10 @@ def _add_bench(commands: argparse._SubParsersAction[_Parser]) -> None:
     text = "Check and time single factors and chains beside PyTorch's ways to multiply by them."
     command = _add_command(kinds, "kernels", bench_command.run, text, bench_command.EPILOG)
     bench_command.add_arguments(command)
+    command = _add_command(
+        kinds, "models", bench_models.run, bench_models.SUMMARY, bench_models.EPILOG
+    )
+    bench_models.add_arguments(command)
 
 
 def _add_command(

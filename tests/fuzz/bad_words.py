@@ -73,6 +73,7 @@ CONVERT = ["convert", "--model", "usersmodel:build", "--plan", "plan.json", "--o
 EXPLAIN = ["explain", "usersmodel:build", "--input", "4x8", "--tune", "off"]
 TUNE = ["tune", "--pattern", "(1,4,4,2)", "--batch", "4", "--device", "cpu"]
 BENCH = ["bench", "kernels", "--patterns", "(1,4,4,2)", "--batch", "4", "--device", "cpu"]
+MODELS = ["bench", "models", "--models", "vit", "--small", "--device", "cpu"]
 # Large numbers, which are bounded by memory and sense before any work begins.
 VAST = [
     [*SEARCH, "--batch", "99999999999999"],
@@ -82,6 +83,8 @@ VAST = [
     [*TUNE[:1], "--pattern", "(99999,99999,99999,9)", "--batch", "4", "--device", "cpu"],
     [*BENCH[:4], "--batch", "99999999999999", "--device", "cpu", "--out", "new"],
     [*BENCH, "--workers", "1000000", "--out", "new"],
+    [*MODELS, "--batch", "99999999999999", "--out", "new"],
+    [*MODELS, "--layers", "99999999999999", "--out", "new"],
     [*EXPLAIN[:2], "--input", "99999999999x8"],
     [*EXPLAIN[:2], "--input", "x".join(["9"] * 200)],
 ]
@@ -108,7 +111,8 @@ def draw(rng: random.Random, folder: Path, vast: bool) -> Case:
     """A case; files that it names are written into the folder."""
     kinds: list[tuple[int, Callable[[random.Random, Path], Case]]] = [
         *((8, _odd_search), (5, _odd_space), (5, _odd_convert), (3, _odd_explain)),
-        *((4, _odd_tune), (5, _odd_bench), (3, _no_command), (2, _odd_environment)),
+        *((4, _odd_tune), (5, _odd_bench), (3, _odd_models), (3, _no_command)),
+        (2, _odd_environment),
         *((8, _bad_weights), (5, _bad_plan), (4, _bad_config), (4, _bad_storage)),
         *((5, _bad_report), (4, _bad_replay), (3, _bad_out), (1 if vast else 0, _vast)),
     ]
@@ -184,6 +188,19 @@ def _odd_tune(rng: random.Random, folder: Path) -> Case:
 def _odd_bench(rng: random.Random, folder: Path) -> Case:
     words = _with_odd(rng, BENCH, depth=2)
     return Case([*words, "--out", rng.choice(("file", "loop", "file/x", "/proc/x"))])
+
+
+def _odd_models(rng: random.Random, folder: Path) -> Case:
+    words = _with_odd(rng, MODELS, depth=2)
+    bad = (
+        "models=bert",
+        "dtypes=x",
+        "passes=",
+        "modes=graphs",
+        "seconds=nan",
+        "chain=(1,in/0,1,1)",
+    )
+    return Case([*words, f"--{rng.choice(bad)}"])
 
 
 def _no_command(rng: random.Random, folder: Path) -> Case:

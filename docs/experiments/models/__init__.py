@@ -1,1 +1,0 @@
-"""Whole models with Kronecker-sparse layers: how they are built, compared, timed and reported."""

@@ -1,0 +1,282 @@
+"""Whole models of the library ``transformers``, from their configurations, with random weights.
+
+A model comes three times: dense, with layers as an author would write them in plain PyTorch
+(`spellings.py`), and with `ksopt.KSLinear` of the same chains and weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ksopt.bench.models.chains import choices
+from ksopt.bench.models.spellings import SideBySide, Spelled, spelled
+from ksopt.conversion.layers import set_module
+from ksopt.conversion.plan import Plan
+from ksopt.errors import InvalidInputError, UnavailableError
+from ksopt.nn import KSLinear, KSStacked
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a model; the names are those of the libraries' configurations.
+
+    Args:
+        family: "vit", "gpt2" or "llama".
+        spelling: in which an author writes its layers, of `spellings.SPELLINGS`.
+        hidden: features between layers.
+        inner: features inside the MLP.
+        heads: of attention.
+        key_heads: of its keys and values.
+        depth: blocks.
+        classes: of the head, or the vocabulary.
+        batch: images, or sequences.
+        length: tokens in a sequence, or pixels along an image's edge.
+    """
+
+    family: str
+    spelling: str
+    hidden: int
+    inner: int
+    heads: int
+    key_heads: int
+    depth: int
+    classes: int
+    batch: int
+    length: int
+
+    @property
+    def least_bytes(self) -> int:
+        """Memory that the dense model takes in float64, at least."""
+        tokens = (self.length // 16) ** 2 if self.family == "vit" else self.length
+        heads = self.batch * (1 if self.family == "vit" else tokens)
+        weights = self.depth * self.hidden * (2 * self.hidden + 2 * self.inner)
+        return 8 * (weights + self.batch * tokens * self.inner + heads * self.classes)
+
+
+SIZES = {
+    # ViT-S/16; GPT-2 medium (355 M); a Llama as wide as that of 7 billion weights; TinyLlama.
+    "vit": Size("vit", "bmm", 384, 1536, 6, 6, 12, 1000, 128, 224),
+    "gpt2": Size("gpt2", "einsum", 1024, 4096, 16, 16, 24, 50257, 8, 512),
+    "llama": Size("llama", "vmap", 4096, 11008, 32, 32, 4, 32000, 4, 1024),
+    "gpt2-124m": Size("gpt2", "einsum", 768, 3072, 12, 12, 12, 50257, 8, 1024),
+    "tinyllama": Size("llama", "vmap", 2048, 5632, 32, 4, 22, 32000, 4, 1024),
+}
+"""The models, by name."""
+
+SMALL = {
+    "vit": Size("vit", "bmm", 48, 192, 3, 3, 2, 10, 3, 64),
+    "gpt2": Size("gpt2", "einsum", 48, 192, 3, 3, 2, 61, 3, 24),
+    "llama": Size("llama", "vmap", 64, 192, 4, 2, 2, 61, 3, 24),
+}
+"""The same in small, by family: for a machine without a GPU, and for tests."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, three times, and what it is called with.
+
+    Args:
+        dense: as the library makes it; gives logits [..., classes].
+        ks: its linear layers replaced by an author's.
+        linear: the same by `KSLinear`, with the author's weights.
+        inputs: one tensor: images [B, 3, H, W], or tokens [B, T].
+        targets: classes, as the logits without their last dim.
+        chains: how many chains there are in its place.
+        weights: of the chains, in the place of how many.
+    """
+
+    dense: nn.Module
+    ks: nn.Module
+    linear: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    chains: int
+    weights: tuple[int, int]
+
+    def twin(self, name: str) -> nn.Module:
+        """The model of that name."""
+        return {"dense": self.dense, "ks": self.ks, "linear": self.linear}[name]
+
+
+def size_of(
+    name: str, small: bool = False, layers: int | None = None, batch: int | None = None,
+    length: int | None = None,
+) -> Size:  # fmt: skip
+    """Sizes of a model, some of them others than its own.
+
+    Raises:
+        InvalidInputError: there is no such model, or it has no such size.
+    """
+    if name not in SIZES:
+        raise InvalidInputError(f"model {name!r} is unknown: it must be one of {', '.join(SIZES)}")
+    size = SMALL[SIZES[name].family] if small else SIZES[name]
+    if length is not None and size.family == "vit":
+        raise InvalidInputError(f"--length {length}: a ViT's tokens are those of its images")
+    return replace(
+        size,
+        depth=size.depth if layers is None else layers,
+        batch=size.batch if batch is None else batch,
+        length=size.length if length is None else length,
+    )
+
+
+def build(
+    size: Size, dtype: torch.dtype, device: torch.device, *, rule: str = "half",
+    plan: Plan | None = None, seed: int = 0,
+) -> Built:  # fmt: skip
+    """A model, its two twins, and random inputs.
+
+    Args:
+        size: what it is.
+        dtype: of the parameters.
+        device: where it is.
+        rule: see `ksopt.bench.models.chains.chain_of`.
+        plan: which layers become which chains, in the rule's place.
+        seed: of the weights and inputs.
+
+    Raises:
+        InvalidInputError: the rule or the plan does not fit the model.
+        UnavailableError: the library ``transformers`` is not installed, or its models are others.
+    """
+    on_gpu = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), device:
+        torch.manual_seed(seed)
+        dense = _MAKERS[size.family](size)
+        chosen = choices(dense, rule, plan)
+        ks = copy.deepcopy(dense)
+        for choice in chosen:
+            has_bias = choice.place.bias is not None
+            for name in choice.place.names:
+                set_module(ks, name, spelled(choice.chains, has_bias, size.spelling))
+        linear = copy.deepcopy(ks)
+        for choice in chosen:
+            for name in choice.place.names:
+                set_module(linear, name, _by_ks_linear(ks.get_submodule(name)))
+        if size.family == "vit":
+            inputs = torch.randn(size.batch, 3, size.length, size.length).to(dtype)
+            targets = torch.randint(size.classes, (size.batch,))
+        else:
+            inputs = torch.randint(size.classes, (size.batch, size.length))
+            targets = torch.randint(size.classes, (size.batch, size.length))
+    first, second, third = (
+        Logits(one).to(device=device, dtype=dtype) for one in (dense, ks, linear)
+    )
+    replaced = sum(one.place.in_features * one.place.out_features for one in chosen)
+    nnz = sum(chain.nnz for one in chosen for chain in one.chains)
+    count = sum(len(one.chains) for one in chosen)
+    return Built(first, second, third, inputs, targets, count, (nnz, replaced))
+
+
+def loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy, in float32 at least."""
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.flatten(0, -2).to(kind), targets.flatten())
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of a model's parameters, by the names and in the form that `KSLinear` has."""
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        own = list(module.named_parameters(path, recurse=False))
+        if isinstance(module, Spelled):
+            factors = module.factors(_gradient)
+            found |= {f"{path}.weights.{at}": factor for at, factor in enumerate(factors)}
+            own = [(f"{path}.bias", module.bias)] if module.bias is not None else []
+        elif path.endswith(".weights") and isinstance(module, nn.ParameterList):
+            parent = model.get_submodule(path.removesuffix(".weights"))
+            own = [] if isinstance(parent, Spelled) else own
+        found |= {name: _gradient(one) for name, one in own if one.grad is not None}
+    return found
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.detach()
+
+
+def _by_ks_linear(layer: nn.Module) -> nn.Module:
+    """The same layer by `KSLinear`."""
+    if isinstance(layer, SideBySide):
+        return KSStacked([_one_by_ks_linear(part) for part in layer.parts])
+    return _one_by_ks_linear(layer)
+
+
+def _one_by_ks_linear(layer: nn.Module) -> KSLinear:
+    assert isinstance(layer, Spelled)
+    chain = layer.chain
+    made = KSLinear(chain.in_features, chain.out_features, chain, bias=layer.bias is not None)
+    with torch.no_grad():
+        for own, factor in zip(made.weights, layer.factors(lambda one: one), strict=True):
+            own.copy_(factor)
+        if made.bias is not None and layer.bias is not None:
+            made.bias.copy_(layer.bias)
+    return made
+
+
+class Logits(nn.Module):
+    """A model of the library, its result the logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Images or tokens -> logits."""
+        logits: Tensor = self.model(inputs).logits
+        return logits
+
+
+def _vit(size: Size) -> nn.Module:
+    library = _transformers()
+    config = library.ViTConfig(
+        hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.depth,
+        num_attention_heads=size.heads, image_size=size.length, patch_size=16,
+        num_labels=size.classes,
+    )  # fmt: skip
+    return _made(library.ViTForImageClassification, config)
+
+
+def _gpt2(size: Size) -> nn.Module:
+    library = _transformers()
+    config = library.GPT2Config(
+        n_embd=size.hidden, n_inner=size.inner, n_layer=size.depth, n_head=size.heads,
+        n_positions=size.length, vocab_size=size.classes, use_cache=False, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return _made(library.GPT2LMHeadModel, config)
+
+
+def _llama(size: Size) -> nn.Module:
+    library = _transformers()
+    config = library.LlamaConfig(
+        hidden_size=size.hidden, intermediate_size=size.inner, num_hidden_layers=size.depth,
+        num_attention_heads=size.heads, num_key_value_heads=size.key_heads,
+        max_position_embeddings=size.length, vocab_size=size.classes, use_cache=False,
+    )  # fmt: skip
+    return _made(library.LlamaForCausalLM, config)
+
+
+_MAKERS: dict[str, Callable[[Size], nn.Module]] = {"vit": _vit, "gpt2": _gpt2, "llama": _llama}
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UnavailableError(
+            f"the models come from the library transformers, which cannot be imported ({error}): "
+            "pip install transformers"
+        ) from error
+    return transformers
+
+
+def _made(model: type[nn.Module], config: Any) -> nn.Module:
+    config._attn_implementation = "sdpa"
+    return model(config)

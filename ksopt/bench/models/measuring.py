@@ -1,0 +1,415 @@
+"""One model in one dtype, one pass and one mode: checked, then all ways timed in turns.
+
+The truth is the model in float64 (as far as its library computes in float64). What ksopt computes
+may be as far from it as twice the larger of the uncompiled model's and Inductor's own error:
+another order of summation rounds differently, a wrong product does not stay within that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch._inductor.utils
+from torch import Tensor, nn
+
+from ksopt.bench.models.build import Built, gradients_of, loss
+from ksopt.bench.models.results import (
+    DENSE,
+    DENSE_AUTOTUNED,
+    KS_INDUCTOR,
+    KS_KSOPT,
+    KS_UNCOMPILED,
+    LINEAR_KSOPT,
+    WAYS,
+    Sites,
+    WayResult,
+)
+from ksopt.compile import backend
+from ksopt.compile.sites import Report, Verdict
+from ksopt.measure.accuracy import allowed_error, relative_error
+from ksopt.measure.timing import Measurement, measure
+
+_NOTHING = 1e-6  # of the norm of all gradients
+_LEARNING_RATE = 1e-6  # a step changes the weights, as in training, and the loss hardly
+# PyTorch's own compiled ways may round as much worse than its uncompiled model; more is wrong.
+_INDUCTORS_SHARE = 8.0
+# The first call compiles, the second records a CUDA graph, the third replays it.
+_CALLS = 3
+
+Told = Callable[[str], None]
+Run = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a model.
+
+    Args:
+        name: of `ksopt.bench.models.results.WAYS`.
+        twin: which of the three models: "dense", "ks", "linear".
+        backend: "" (uncompiled), "inductor" or "ksopt".
+        mode: torch.compile's own word.
+        tune: ksopt's option; None is its default.
+    """
+
+    name: str
+    twin: str
+    backend: str
+    mode: str = "default"
+    tune: str | None = None
+
+
+@dataclass(frozen=True)
+class How:
+    """How a case is measured.
+
+    Args:
+        is_step: a training step rather than a forward pass.
+        is_graphs: in CUDA graphs.
+        dynamic: compile for any batch and length.
+        fresh_caches: compile each way with empty caches of torch.
+        tune: ksopt's option.
+        seconds: about how long to time the ways.
+        ways: names of the ways that are measured.
+    """
+
+    is_step: bool
+    is_graphs: bool = False
+    dynamic: bool = False
+    fresh_caches: bool = False
+    tune: str | None = None
+    seconds: float = 1.0
+    ways: tuple[str, ...] = WAYS
+
+
+def ways(how: How) -> list[Way]:
+    """The ways of a case. Uncompiled models have no CUDA graphs."""
+    mode = "reduce-overhead" if how.is_graphs else "default"
+    most = "max-autotune" if how.is_graphs else "max-autotune-no-cudagraphs"
+    all_ways = [
+        Way(DENSE, "dense", "inductor", mode),
+        Way(DENSE_AUTOTUNED, "dense", "inductor", most),
+        *([] if how.is_graphs else [Way(KS_UNCOMPILED, "ks", "")]),
+        Way(KS_INDUCTOR, "ks", "inductor", mode),
+        Way(KS_KSOPT, "ks", "ksopt", mode, how.tune),
+        Way(LINEAR_KSOPT, "linear", "ksopt", mode, how.tune),
+    ]
+    return [way for way in all_ways if way.name in how.ways]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a call computed.
+
+    Args:
+        logits: of the model.
+        loss: of a training step.
+        gradients: of a training step, by parameter.
+    """
+
+    logits: Tensor
+    loss: Tensor | None = None
+    gradients: dict[str, Tensor] | None = None
+
+
+def measure_case(built: Built, how: How, told: Told = lambda _: None) -> tuple[WayResult, ...]:
+    """Compile, check and time every way of a case.
+
+    Args:
+        built: the model and its inputs.
+        how: what is measured of it.
+        told: called with a phrase before each thing that takes long.
+    """
+    device = built.inputs.device
+    told("float64")
+    truths, uncompiled = {}, {}
+    for name in ("dense", "ks"):
+        truths[name] = _truth(built, name, how)
+        uncompiled[name] = _errors(_call(built, name, _eager(built, name), how)(), truths[name])
+    results: list[WayResult] = []
+    timed: dict[str, Callable[[], object]] = {}
+    with _alone(device):
+        inductors: dict[str, float] = {}
+        for way in ways(how):
+            told(f"first calls: {way.name}")
+            truth_of = "dense" if way.twin == "dense" else "ks"
+            model = built.twin(way.twin)
+            result = WayResult(way.name, sum(one.numel() for one in model.parameters()))
+            try:
+                run = _compiled(model, way, how)
+                result, found = _first_calls(built, way, run, how, result)
+            except RuntimeError as error:  # torch's compiler, a device without memory
+                line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                results.append(replace(result, faults=(f"failed: {line[:300]}",)))
+                continue
+            errors = _errors(found, truths[truth_of])
+            del found
+            if way.name == KS_INDUCTOR:
+                inductors = errors
+            known = [uncompiled[truth_of], *([inductors] if inductors else [])]
+            faults = [*result.faults, *_faults(way, errors, known, _eps(built))]
+            result = replace(result, errors=_shown(errors), faults=tuple(faults))
+            results.append(result)
+            if not faults:
+                timed[way.name] = _timed_call(built, way.twin, run, how)
+        told("timing")
+        truths.clear()
+        times: dict[str, Measurement] = {}
+        if timed:
+            with _pass(how):
+                times = measure(timed, device, max_seconds=how.seconds, min_repeats=5)
+    return tuple(replace(one, time=times.get(one.name)) for one in results)
+
+
+def _pass(how: How) -> contextlib.AbstractContextManager[object]:
+    """In which a pass is made."""
+    return contextlib.nullcontext() if how.is_step else torch.inference_mode()
+
+
+def _eager(built: Built, twin: str) -> Run:
+    return built.twin(twin)
+
+
+def _call(built: Built, twin: str, run: Run, how: How) -> Callable[[], Outputs]:
+    """A pass whose results are kept."""
+    return lambda: _outputs(built.twin(twin), run, built.inputs, built.targets, how)
+
+
+def _outputs(model: nn.Module, run: Run, inputs: Tensor, targets: Tensor, how: How) -> Outputs:
+    model.train(how.is_step)
+    if how.is_graphs:
+        torch.compiler.cudagraph_mark_step_begin()
+    with _pass(how):
+        logits = run(inputs)
+    if not how.is_step:
+        return Outputs(logits.clone())
+    value = loss(logits, targets)
+    value.backward()
+    # A recorded graph writes the next step's results into the same memory.
+    gradients = {name: one.clone() for name, one in gradients_of(model).items()}
+    model.zero_grad()
+    return Outputs(logits.detach().clone(), value.detach(), gradients)
+
+
+def _timed_call(built: Built, twin: str, run: Run, how: How) -> Callable[[], object]:
+    """A pass as it is timed: a step ends with plain SGD."""
+    optimizer = torch.optim.SGD(built.twin(twin).parameters(), lr=_LEARNING_RATE)
+    return _plain_call(built, twin, run, how, optimizer.step)
+
+
+def _plain_call(
+    built: Built, twin: str, run: Run, how: How, update: Callable[[], object]
+) -> Callable[[], object]:
+    """A pass whose results are dropped."""
+    model = built.twin(twin).train(how.is_step)
+    inputs, targets = built.inputs, built.targets
+    begin = torch.compiler.cudagraph_mark_step_begin if how.is_graphs else _do_nothing
+    if not how.is_step:
+
+        def forward() -> None:
+            begin()
+            run(inputs)
+
+        return forward
+
+    def step() -> None:
+        begin()
+        loss(run(inputs), targets).backward()
+        update()
+        # Now, and not before the next: another way's step comes between, with the same memory.
+        model.zero_grad()
+
+    return step
+
+
+def _do_nothing() -> None:
+    return None
+
+
+def _truth(built: Built, twin: str, how: How) -> Outputs:
+    model = copy.deepcopy(built.twin(twin)).double()
+    inputs = built.inputs.double() if built.inputs.is_floating_point() else built.inputs
+    return _outputs(model, model, inputs, built.targets, replace(how, is_graphs=False))
+
+
+def _first_calls(
+    built: Built, way: Way, run: Run, how: How, result: WayResult
+) -> tuple[WayResult, Outputs]:
+    """The first call, timed, and those after it, whose memory and results count."""
+    device, model = built.inputs.device, built.twin(way.twin)
+    call = _call(built, way.twin, run, how)
+    before = _allocated(device)
+    with ExitStack() as stack:
+        reports = stack.enter_context(backend.collected())
+        if how.fresh_caches:
+            stack.enter_context(_fresh_caches())
+        began = time.perf_counter()
+        found = call()
+        _wait(device)
+        first_s = time.perf_counter() - began
+        del found
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        plain = _plain_call(built, way.twin, run, how, lambda: None)
+        with _pass(how):
+            for _ in range(_CALLS - 1):
+                plain()
+        _wait(device)
+    peak = None
+    if device.type == "cuda":  # other models lie in the same memory
+        own = sum(one.numel() * one.element_size() for one in model.parameters())
+        peak = torch.cuda.max_memory_allocated(device) - before + own
+    found = call()
+    result = replace(result, first_s=first_s, peak_bytes=peak)
+    if way.backend == "ksopt":
+        total = _sum(reports)
+        # What is a KSLinear need not be recognised.
+        chains = built.chains if way.twin == "ks" else None
+        faults = tuple(_missing(total, chains))
+        result = replace(result, sites=_sites(total), faults=faults)
+    return result, found
+
+
+def _sum(reports: Sequence[Report]) -> Report:
+    total = Report()
+    for report in reports:
+        total.add(report)
+    return total
+
+
+def _sites(report: Report) -> Sites:
+    return Sites(
+        report.count(Verdict.LOWERED),
+        report.count(Verdict.KEPT),
+        report.count(Verdict.MISSED),
+        report.covered,
+        report.pass_s,
+        report.deciding_s,
+        tuple(site.to_json() for site in report.sites),
+    )
+
+
+def _missing(report: Report, chains: int | None) -> list[str]:
+    """What the backend left out that it must not."""
+    if not report.graphs:
+        return ["the backend saw no graph"]
+    faults = list(report.notes)
+    done = report.count(Verdict.LOWERED) + report.count(Verdict.KEPT)
+    if chains is not None and done != chains:
+        faults.append(f"{done} sites for {chains} Kronecker-sparse chains")
+    faults += [
+        f"{site.place} is not recognised: {site.reason}"
+        for site in report.sites
+        if site.verdict is Verdict.MISSED
+    ]
+    return faults
+
+
+def _errors(found: Outputs, truth: Outputs) -> dict[str, float]:
+    """Relative errors: the norm of the difference from the truth over the truth's norm.
+
+    Of each parameter's gradient, too, but for those that are nothing beside the others (in
+    attention, a bias of the keys changes no result): they are all rounding.
+    """
+    errors = {"logits": relative_error(found.logits, truth.logits)}
+    if truth.loss is None or found.loss is None:
+        return errors
+    errors["loss"] = relative_error(found.loss, truth.loss)
+    mine, theirs = found.gradients or {}, truth.gradients or {}
+    norms = {name: float(gradient.norm()) for name, gradient in theirs.items()}
+    wrong = {name: float((mine[name].double() - one).norm()) for name, one in theirs.items()}
+    whole = math.hypot(*norms.values())
+    errors["gradients"] = math.hypot(*wrong.values()) / whole
+    return errors | {
+        _GRADIENT + name: wrong[name] / norm
+        for name, norm in norms.items()
+        if norm > _NOTHING * whole
+    }
+
+
+_GRADIENT = "gradient of "
+
+
+def _shown(errors: dict[str, float]) -> dict[str, float]:
+    """The errors of all, and the worst of single parameters' gradients."""
+    worst = [error for what, error in errors.items() if what.startswith(_GRADIENT)]
+    kept = {what: error for what, error in errors.items() if not what.startswith(_GRADIENT)}
+    return kept | ({"worst gradient": max(worst)} if worst else {})
+
+
+def _faults(
+    way: Way, errors: dict[str, float], known: Sequence[dict[str, float]], eps: float
+) -> list[str]:
+    """What is wrong with a way's results."""
+    faults = []
+    for what, error in errors.items():
+        theirs = max(one[what] for one in known)
+        allowed = allowed_error(theirs, eps)
+        if way.backend != "ksopt":
+            allowed = _INDUCTORS_SHARE * max(known[0][what], eps)
+        if not error <= allowed:
+            faults.append(f"{what}: relative error {error:.2g}, allowed {allowed:.2g}")
+    return faults
+
+
+def _eps(built: Built) -> float:
+    return torch.finfo(next(built.dense.parameters()).dtype).eps
+
+
+def _compiled(model: nn.Module, way: Way, how: How) -> Run:
+    if not way.backend:
+        return model
+    run: Run = torch.compile(model, fullgraph=True, dynamic=how.dynamic, **_words(way))
+    return run
+
+
+def _words(way: Way) -> dict[str, Any]:
+    """torch.compile's arguments for a way. Tests put a quicker compiler here."""
+    if way.tune is None:
+        return {"backend": way.backend, "mode": way.mode}
+    return {"backend": way.backend, "options": {"mode": way.mode, "tune": way.tune}}
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x.sin() + 1
+
+
+@contextmanager
+def _alone(device: torch.device) -> Iterator[None]:
+    """Nothing compiled before or after; and no quiet return to the uncompiled model."""
+    torch._dynamo.reset()
+    torch.compile(_nothing)(torch.ones(8, device=device))  # Inductor's workers start untimed
+    try:
+        # All ways share the model's code, which Dynamo compiles anew for each.
+        with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
+            yield
+    finally:
+        torch._dynamo.reset()
+
+
+@contextmanager
+def _fresh_caches() -> Iterator[None]:
+    """Compilation from nothing: what is found in torch's caches would take no time."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        torch._inductor.utils.fresh_cache(dir=folder),
+    ):
+        yield
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

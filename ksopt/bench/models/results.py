@@ -1,0 +1,156 @@
+"""What was measured of a model, as values that a line of a file can hold."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ksopt.measure.timing import Measurement
+
+DENSE = "dense"
+DENSE_AUTOTUNED = "dense, max-autotune"
+KS_UNCOMPILED = "KS, uncompiled"
+KS_INDUCTOR = "KS, Inductor"
+KS_KSOPT = "KS, ksopt"
+LINEAR_KSOPT = "KSLinear, ksopt"
+WORDS = {
+    "max-autotune": DENSE_AUTOTUNED,
+    "uncompiled": KS_UNCOMPILED,
+    "inductor": KS_INDUCTOR,
+    "ksopt": KS_KSOPT,
+    "kslinear": LINEAR_KSOPT,
+}
+"""The ways by their words on the command line, but for the dense one, which is always measured."""
+
+WAYS = (DENSE, *WORDS.values())
+"""The columns of every table, the dense model first."""
+
+
+@dataclass(frozen=True, order=True)
+class Subject:
+    """One thing to measure, all ways in turns.
+
+    Args:
+        model: its name.
+        dtype: torch's name of its element type.
+        pass_: "forward", without gradients, or "step": forward, loss, backward, plain SGD.
+        mode: "default", or "graphs": CUDA graphs.
+    """
+
+    model: str
+    dtype: str
+    pass_: str
+    mode: str
+
+    def __str__(self) -> str:
+        return " ".join((self.model, self.dtype, self.pass_, self.mode))
+
+
+@dataclass(frozen=True)
+class Sites:
+    """What the backend ksopt did to a model's graphs.
+
+    Args:
+        lowered, kept, missed: sites by verdict.
+        share: of the linear flops, in lowered sites.
+        pass_s: time of the pass, seconds.
+        deciding_s: time to decide what is faster; measurements are kept on disk.
+        sites: each site, as `ksopt.compile.sites.Site.to_json` has it.
+    """
+
+    lowered: int
+    kept: int
+    missed: int
+    share: float
+    pass_s: float
+    deciding_s: float
+    sites: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class WayResult:
+    """What came of a way to run a model.
+
+    Args:
+        name: of `WAYS`.
+        parameters: of its model.
+        first_s: the first call, compilation included.
+        peak_bytes: the largest memory of a call, parameters included; None on a CPU.
+        errors: relative errors against float64, by what is compared.
+        faults: what is wrong, in sentences; a way with a fault has no time.
+        time: of a call.
+        sites: of ksopt's ways.
+    """
+
+    name: str
+    parameters: int
+    first_s: float | None = None
+    peak_bytes: int | None = None
+    errors: dict[str, float] = field(default_factory=dict)
+    faults: tuple[str, ...] = ()
+    time: Measurement | None = None
+    sites: Sites | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A subject, and what came of each way.
+
+    Args:
+        subject: what was measured.
+        blocks: of the model.
+        chains: in its linear layers' place.
+        weights: of the chains, in the place of how many.
+        inputs: shape of the input.
+        ways: in the order of `WAYS`.
+    """
+
+    subject: Subject
+    blocks: int
+    chains: int
+    weights: tuple[int, int]
+    inputs: tuple[int, ...]
+    ways: tuple[WayResult, ...]
+
+    def way(self, name: str) -> WayResult | None:
+        """The way of that name, if it was tried."""
+        return next((way for way in self.ways if way.name == name), None)
+
+    @property
+    def rival(self) -> WayResult | None:
+        """The faster of the dense model's ways: what every time is compared with."""
+        timed = [way for way in self.ways if way.name in WAYS[:2] and way.time is not None]
+        return min(timed, key=lambda way: way.time.median_us if way.time else 0.0, default=None)
+
+    @property
+    def faults(self) -> list[str]:
+        """All that is wrong, in sentences."""
+        return [f"{self.subject}: {way.name}: {fault}" for way in self.ways for fault in way.faults]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain values; `of_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: Any) -> Case:
+        """The inverse of `to_json`."""
+        return cls(
+            Subject(**value["subject"]),
+            int(value["blocks"]),
+            int(value["chains"]),
+            (int(value["weights"][0]), int(value["weights"][1])),
+            tuple(map(int, value["inputs"])),
+            tuple(map(_way_of_json, value["ways"])),
+        )
+
+
+def _way_of_json(value: Any) -> WayResult:
+    took, sites = value["time"], value["sites"]
+    return WayResult(
+        **{
+            **value,
+            "faults": tuple(value["faults"]),
+            "time": None if took is None else Measurement(**took),
+            "sites": None if sites is None else Sites(**{**sites, "sites": tuple(sites["sites"])}),
+        }
+    )

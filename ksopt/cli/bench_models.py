@@ -1,0 +1,93 @@
+"""``ksopt bench models``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from ksopt.bench.models.options import ModelsOptions
+from ksopt.system import option_fields
+
+SUMMARY = "Check and time whole models with Kronecker-sparse layers beside the dense ones."
+EPILOG = """\
+examples:
+  ksopt bench models --small --models gpt2 --dtypes float32          # on a CPU too
+  ksopt bench models --models vit --dtypes bfloat16 --out vit        # on a GPU; again: goes on
+  ksopt bench models --models llama --dtypes bfloat16 --passes forward --chain quarter
+  ksopt bench models --models gpt2 --plan plan.json --out searched
+  ksopt bench models --models llama --batch 16 --length 1 --passes forward --modes graphs
+
+The models are of the library transformers (pip install transformers), with random weights.
+
+exit codes: 0 done, or the time was up; 1 a result is wrong, a layer was missed, or a library is not
+there; 2 an argument is not allowed; 130 stopped with Ctrl-C
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    option_fields.add_arguments(command, ModelsOptions)
+    effort = command.add_argument_group("the run").add_argument
+    effort("--timeout", type=float, metavar="SECONDS", help="begin no new case after so long")
+    effort(
+        "--out",
+        type=Path,
+        default=Path("ksopt-report-models"),
+        metavar="FOLDER",
+        help="where everything goes; the same command goes on where it stopped (%(default)s)",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, print the answer; the exit code.
+
+    Raises:
+        KsoptError: see `ksopt.bench.models.run.run_models`.
+    """
+    from ksopt.bench import journal
+    from ksopt.bench.journal import Journal
+    from ksopt.bench.models import report
+    from ksopt.bench.models import run as runs
+    from ksopt.bench.models.request import ModelsRequest
+    from ksopt.bench.models.results import Case, Subject
+    from ksopt.errors import InvalidInputError
+    from ksopt.report import tables
+
+    if given.timeout is not None and not given.timeout > 0:
+        raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
+    request = ModelsRequest.of(ModelsOptions(**option_fields.values(ModelsOptions, given)))
+
+    def kept(book: Journal[Subject, Case]) -> None:
+        setting = journal.read_setting(given.out, runs.FORM)
+        report.write(given.out, list(book.measured.values()), setting)
+
+    for remark in request.remarks:
+        print(remark, file=sys.stderr)
+    stopped = runs.run_models(request, given.out, timeout_s=given.timeout, told=_tell, kept=kept)
+    measured = journal.read_lines(given.out, runs.FORM)
+    cases = list(measured.values())
+    faults = [fault for case in cases for fault in case.faults]
+    if given.json:
+        sys.stdout.write(report.to_json(cases, journal.read_setting(given.out, runs.FORM)))
+    else:
+        for table in report.main_tables(cases):
+            tables.write(table)
+            print()
+        for sentence in report.sentences(cases):
+            print(sentence)
+        page, data = given.out / "models.md", given.out / "models.json"
+        print(f"\nReport: {page}; all numbers: {data}")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if stopped:
+        left = sum(subject not in measured for subject in request.subjects)
+        print(f"{left} cases are left: the same command goes on with them", file=sys.stderr)
+    if stopped == "interrupted":
+        return 130
+    return 1 if faults else 0
+
+
+def _tell(text: str) -> None:
+    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)
