@@ -48,6 +48,7 @@ def ks_linear(
     Source: the paper, section 1 (a linear layer whose matrix is a product of such factors).
 
     Example:
+        >>> import torch
         >>> x = torch.arange(4.0).reshape(1, 4)
         >>> ks_linear(x, [torch.ones(1, 2, 2, 2), torch.ones(2, 2, 2, 1)])
         tensor([[6., 6., 6., 6.]])

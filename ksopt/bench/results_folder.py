@@ -21,7 +21,7 @@ SCHEMA = "ksopt.bench/1"
 # What a time can depend on. A change anywhere else (reports, search, documents) changes none.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.ops"),
+    *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.functional", "ksopt.ops"),
     *("ksopt.bench.benchmark", "ksopt.bench.entries", "ksopt.precision"),
 )
 Rows = tuple[Row, ...]

@@ -8,6 +8,7 @@ The choice is kept beside theirs, under the key of the chain, its epilogue and i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -199,7 +200,7 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
     if not _has_kernels(key, backend.spec(x.device)):
         return None
     identity = backend.fingerprint(x.device)
-    with _timing, tuning_cache.alone(identity, key):
+    with _timing, tuning_cache.alone(identity, key), _on(x.device):
         decision = _measured(key, operands, tuning_cache.load(identity, key), budget_s)
         record = decision.cached.record
         assert record is not None
@@ -267,7 +268,8 @@ def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:
     if _is_capturing(x) or not _timing.acquire(blocking=False):
         return _recorded(key, x, spec) or _predicted(key, index, spec), False
     try:
-        decision = _first(key, operands, spec)
+        with _on(x.device):
+            decision = _first(key, operands, spec)
     except torch.OutOfMemoryError:  # comparing and timing take more than the product itself
         decision = _predicted(key, index, spec)
     finally:
@@ -421,6 +423,11 @@ def _identity(device: torch.device) -> Fingerprint | None:
         return backend_of(device.type).fingerprint(device)
     except UnavailableError:  # without its driver nothing is kept
         return None
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """The device is the current one inside the block."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _is_capturing(x: Tensor) -> bool:

@@ -153,7 +153,7 @@ def code_digest() -> str:
     """Digest of what is timed, compiles it and times it."""
     return sources.digest(
         *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"),
-        *("ksopt.baselines", "ksopt.batched", "ksopt.precision"),
+        *("ksopt.baselines", "ksopt.batched", "ksopt.epilogue", "ksopt.precision"),
     )
 
 

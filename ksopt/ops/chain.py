@@ -52,7 +52,7 @@ def chain(
     if CHAIN_FAMILIES and torch.compiler.is_compiling():
         # Dynamo's graph holds one node, and AOTAutograd what it is made of, or the kernel's.
         node: Tensor = torch.ops.ksopt.ks_chain(
-            x, weights, bias, residual, activation, batch_last, siblings
+            x, list(weights), bias, residual, activation, batch_last, siblings
         )
         return node
     return _composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
@@ -74,7 +74,7 @@ def _composed(
         operands = Operands(x, tuple(weights), bias, residual)
         if _is_launched_whole(operands, activation, batch_last, siblings):
             whole: Tensor = ks_chain_inner(
-                x, weights, bias, residual, activation, batch_last, siblings, owners
+                x, list(weights), bias, residual, activation, batch_last, siblings, owners
             )
             return whole
     length = len(weights) // siblings

@@ -67,6 +67,16 @@ def test_the_operator_and_its_out_variant_launch_it_with_siblings_and_residual(t
     assert toy.launches == [Problem(CHAIN, "float32", False, epilogue=epilogue, siblings=2)] * 2
 
 
+def test_the_weights_may_be_any_sequence(toy, layer):
+    x = torch.randn(7, CHAIN.in_features)
+    weights = layer.weights.requires_grad_(False)
+    bias = layer.bias.detach()
+    for several in (weights, tuple(weights)):
+        y = ks_linear(x, several, bias, activation="gelu")  # where gradients may be recorded
+        torch.testing.assert_close(y, expected(layer, x))
+    assert len(toy.launches) == 2
+
+
 def test_operands_that_do_not_fit_together_are_refused_at_every_call(toy, layer):
     x = torch.randn(7, CHAIN.in_features)
     with torch.no_grad():
