@@ -17,7 +17,9 @@ from torch.nn import functional as F
 from ksopt.errors import InvalidInputError
 
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-"""The activations that an epilogue may have; "gelu" is the exact one, by erf."""
+"""The activations that an epilogue may have; "gelu" is the exact one, by erf.
+
+In the order of ``Activation`` in csrc/cuda/epilogue.cuh."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 

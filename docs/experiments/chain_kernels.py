@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_wgmma16 as chains
-from ksopt.kernels.families.chain_wgmma16 import ChainLauncher, Config, Epilogue, Shape
+from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure

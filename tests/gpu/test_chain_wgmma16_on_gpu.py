@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_wgmma16 as chains
-from ksopt.kernels.families.chain_wgmma16 import Epilogue, Shape
+from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_wgmma16 as chains
-from ksopt.kernels.families.chain_wgmma16 import Arguments, Config, Epilogue, Shape
+from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families.chain_tile import Arguments, Config, Epilogue, Shape
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference

@@ -6,7 +6,7 @@ import pytest
 
 from chain_kernels import Operands, assert_mlp_right, build_mlps, run_mlp
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families.chain_wgmma16 import Config, Epilogue, Shape
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
 

@@ -11,8 +11,8 @@ from checks import H200
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_wgmma16 as chains
-from ksopt.kernels.families.chain_wgmma16 import Config, Epilogue, Shape
+from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
 TIMED = Path(__file__).parents[3] / "docs" / "data" / "chain-kernels-bfloat16.csv"

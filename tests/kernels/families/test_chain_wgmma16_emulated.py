@@ -10,7 +10,7 @@ from cuda_emulator import EmulationError
 from packed_kernels import without_predicates
 
 from chain_kernels import Operands, assert_right, build, expected, run
-from ksopt.kernels.families.chain_wgmma16 import Config, Epilogue, Shape
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
 # Chain, siblings, tile, epilogue, dtype.
