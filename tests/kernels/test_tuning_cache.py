@@ -348,7 +348,8 @@ def test_a_holder_that_hangs_does_not_stop_others_for_ever(monkeypatch, tmp_path
             "measure/interleaved.py",
             "jit/nvrtc.py",
         ),
-        *("baselines.py", "batched.py", "precision.py", "kernels/families/mma16.py"),
+        *("baselines.py", "batched.py", "epilogue.py", "precision.py"),
+        "kernels/families/mma16.py",
     ],
 )
 def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, monkeypatch):
@@ -371,7 +372,7 @@ def test_an_edit_of_a_kernel_or_of_what_times_it_starts_anew(edited, tmp_path, m
     }
     for name in ("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure"):
         shutil.copytree(places[name], copies[name])
-    for name in ("baselines.py", "batched.py", "precision.py"):
+    for name in ("baselines.py", "batched.py", "epilogue.py", "precision.py"):
         shutil.copy(places["ksopt"] / name, tmp_path)
     before = tuning_cache.code_digest()
     monkeypatch.setattr(sources.resources, "files", copies.__getitem__)
