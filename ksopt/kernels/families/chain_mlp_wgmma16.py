@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import ACTIVATIONS
 from ksopt.kernels.families import chain_wgmma16 as chains
 from ksopt.kernels.families.base import HALF
-from ksopt.kernels.families.chain_wgmma16 import ACTIVATIONS, Epilogue, Shape, span
+from ksopt.kernels.families.chain_wgmma16 import Epilogue, Shape, span
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 
 _BARRIER_BYTES = 128

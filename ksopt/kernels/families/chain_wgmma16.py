@@ -10,20 +10,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import ACTIVATIONS, Activation
 from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels import problem
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
-
-Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
-ACTIVATIONS: tuple[Activation, ...] = ("none", "relu", "gelu", "gelu_tanh", "silu")
-"""In the order of ``Activation`` in csrc/cuda/epilogue.cuh."""
 
 MOST_SIBLINGS = 4
 _BARRIER_BYTES = 128
@@ -44,20 +42,15 @@ _OVERLAP = 1.97
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class Epilogue(problem.Epilogue):
     """What is done beside the products.
 
     Attributes:
-        activation: of the outputs, after the bias.
-        middle: activation of what the right factor gives, before the left one.
-        bias: whether a bias is added to the outputs.
-        residual: whether a residual is added, after the activation.
+        middle: activation of what the right factor gives, before the left one; of two chains, of
+            what the first one gives.
     """
 
-    activation: Activation = "none"
     middle: Activation = "none"
-    bias: bool = False
-    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -414,7 +407,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
     """The generated file: one instance of the template."""
     left, right = s.left, s.right
     pattern = (right.a, right.b, right.c, left.b, left.d, s.siblings)
-    extras = (
+    extras = (  # in the order of csrc/cuda/epilogue.cuh
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
         *(int(epilogue.bias), int(epilogue.residual)),
     )
