@@ -436,11 +436,10 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
   }
 }
 
-// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`. `issued` is called when
-// all products are asked for.
-template <typename T, typename P, typename Tile, typename AnyRing, typename Issued>
+// Phase 2: the sums of one chunk of outputs, of the classes that begin at `of_classes`.
+template <typename T, typename P, typename Tile, typename AnyRing>
 __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK / 2], AnyRing& ring,
-                                               const unsigned char* of_classes, Issued issued) {
+                                               const unsigned char* of_classes) {
   constexpr int GROUPS_OF_STEPS = Tile::STEPS / Tile::AT_ONCE, IN_SLOT = Tile::SLOT_J * Tile::SLOT_P / Tile::AT_ONCE;
   const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NK * 16, 128);
   uint32 a[2][Tile::AT_ONCE][4];
@@ -469,7 +468,6 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[Tile::J][Tile::NK /
     if (g > 0 && g % IN_SLOT == 0) ring.release(before);
     if ((g + 1) % IN_SLOT == 0) before = ring.slot, ring.next();
   }
-  issued();
   wgmma_wait_group<0>();
   keep_operands(a[(Tile::J * GROUPS_OF_STEPS + 1) % 2]);
   ring.release(before);
@@ -504,25 +502,6 @@ __device__ __forceinline__ void load_bias(uint16* bias, const void* from, int th
   }
 }
 
-// Warpgroups take turns in asking for a chunk's products, so that one multiplies while others store. One that
-// multiplies out of turn would take slots that the others, who wait, do not give back: so only where the ring
-// holds all of a chunk.
-template <typename Tile> struct Turns {
-  static constexpr int GROUPS = Tile::GROUPS, FIRST = 2;  // barrier
-  static constexpr bool TAKEN = GROUPS > 1 && Tile::SLOTS_OF_CHUNK <= Tile::STAGES;
-  int group;
-  __device__ __forceinline__ explicit Turns(int group_) : group(group_) {
-    if (TAKEN && group == GROUPS - 1) arrive_at(FIRST, 256);  // the first group begins
-  }
-  __device__ __forceinline__ void take() const {
-    if (TAKEN) wait_at(FIRST + group, 256);
-  }
-  // `last`: no group takes another turn after this one's group.
-  __device__ __forceinline__ void pass_on(bool last) const {
-    if (TAKEN && !(last && group == GROUPS - 1)) arrive_at(FIRST + (group + 1) % GROUPS, 256);
-  }
-};
-
 // The job of a warpgroup that has no rows left while others of its block have: it uses slots up.
 template <typename AnyRing> __device__ __forceinline__ void pass_slots_by(AnyRing& ring, int slots) {
 #pragma unroll 1
@@ -541,7 +520,6 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   const ChainRows rows = ChainRows::of_block<Tile>(arguments);
   unsigned char* const stash = stashes + own.group * Tile::STASH_BYTES + thread % 128 * 16;
   clear_rest<Tile>(stash);
-  const Turns<Tile> turns(own.group);
   const uint16* bias = shared_bias;
   if constexpr (Epilogue::BIAS && Tile::SHARED_BIAS) {
     load_bias<Tile::FEATURES, Tile::MULTIPLIERS>(shared_bias, arguments.bias, thread);
@@ -550,14 +528,8 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
     bias = static_cast<const uint16*>(arguments.bias);
   }
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
-    const bool last_pass = row0 + Tile::ROWS >= rows.end;
     if (row0 + own.group * 64 >= rows.end) {
-      pass_slots_by(ring, Tile::SLOTS_1);
-      for (int at = 0; at < Tile::CHUNKS; ++at) {
-        turns.take();
-        turns.pass_on(last_pass && at + 1 == Tile::CHUNKS);
-        pass_slots_by(ring, Tile::SLOTS_OF_CHUNK);
-      }
+      pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2);
       continue;
     }
     multiply_rows_of_x<T, P, Tile, Epilogue::MIDDLE>(ring, stash, own);
@@ -569,9 +541,7 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
       Residual<P, Tile, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Tile::J][Tile::NK / 2];
-      turns.take();
-      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk),
-                                 [&] { turns.pass_on(last_pass && at + 1 == Tile::CHUNKS); });
+      multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk));
       store_outputs<T, P, Tile, Epilogue, Tile::SHARED_BIAS>(arguments, sums, residual, place, bias, row, rows.end);
     }
   }

@@ -3,6 +3,7 @@
 
 #include "numeric_types.cuh"
 
+// In the order of ksopt/epilogue.py.
 enum Activation { IDENTITY = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };
 
 __device__ __forceinline__ float exponential_of_2(float value) {

@@ -35,7 +35,7 @@ _WORSE = 1.05  # times PyTorch's own error: the same roundings, in another order
 
 
 BIASED = Epilogue(bias=True)
-GELU = Epilogue("gelu", bias=True)
+GELU = Epilogue(activation="gelu", bias=True)
 ADDED = Epilogue(bias=True, residual=True)
 
 

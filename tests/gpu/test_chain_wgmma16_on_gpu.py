@@ -27,11 +27,11 @@ ACTIVATIONS = {
     "silu": functional.silu,
 }
 CASES = [
-    ("(1,96,96,4)*(4,96,96,1)", 1, Epilogue("gelu", bias=True)),
-    ("(1,48,48,8)*(8,48,48,1)", 1, Epilogue("silu", bias=True, residual=True)),
+    ("(1,96,96,4)*(4,96,96,1)", 1, Epilogue(activation="gelu", bias=True)),
+    ("(1,48,48,8)*(8,48,48,1)", 1, Epilogue(activation="silu", bias=True, residual=True)),
     ("(1,192,64,2)*(4,32,96,1)", 3, Epilogue(bias=True)),
-    ("(1,384,48,1)*(1,48,384,1)", 1, Epilogue("gelu_tanh", "relu")),
-    ("(1,40,24,16)*(3,128,40,1)", 2, Epilogue("relu", bias=True, residual=True)),
+    ("(1,384,48,1)*(1,48,384,1)", 1, Epilogue(activation="gelu_tanh", middle="relu")),
+    ("(1,40,24,16)*(3,128,40,1)", 2, Epilogue(activation="relu", bias=True, residual=True)),
 ]
 
 

@@ -78,7 +78,7 @@ def expected(o: Operands, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
 
 def assert_mlp_right(y: Tensor, o: Operands, last: Operands, epilogue: Epilogue) -> None:
     """As `assert_right`, h and the second z rounded too."""
-    h, size = expected(o, Epilogue(epilogue.middle, bias=epilogue.bias))
+    h, size = expected(o, Epilogue(activation=epilogue.middle, bias=epilogue.bias))
     second = replace(last, x=h, residual=o.residual[:, : last.bias.numel()])
     after = Epilogue(bias=epilogue.bias, residual=epilogue.residual)
     truth, sizes = expected(second, after)
@@ -149,7 +149,7 @@ def build_mlps(
 
 def _instance(pattern: Pattern, tile: Any, source: str, dtype: str, shared: int) -> Instance:
     geometry = Geometry(tile.threads, shared, tile.rows, 1, 1)
-    return Instance(Problem(pattern, dtype, False), source, geometry)
+    return Instance(Problem.of_factor(pattern, dtype, False), source, geometry)
 
 
 def run(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ksopt.epilogue import ACTIVATIONS, Activation
 from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels import problem
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
@@ -39,20 +40,15 @@ _OVERLAP = 1.97
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class Epilogue(problem.Epilogue):
     """What is done beside the products.
 
     Attributes:
-        activation: of the outputs, after the bias.
-        middle: activation of what the right factor gives, before the left one.
-        bias: whether a bias is added to the outputs.
-        residual: whether a residual is added, after the activation.
+        middle: activation of what the right factor gives, before the left one; of two chains, of
+            what the first one gives.
     """
 
-    activation: Activation = "none"
     middle: Activation = "none"
-    bias: bool = False
-    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -409,7 +405,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
     """The generated file: one instance of the template."""
     left, right = s.left, s.right
     pattern = (right.a, right.b, right.c, left.b, left.d, s.siblings)
-    extras = (
+    extras = (  # in the order of csrc/cuda/epilogue.cuh
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
         *(int(epilogue.bias), int(epilogue.residual)),
     )

@@ -17,7 +17,7 @@ from ksopt.patterns.chain import Chain
 
 TIMED = Path(__file__).parents[3] / "docs" / "data" / "chain-kernels-bfloat16.csv"
 EPILOGUES = {
-    "384-1536": Epilogue("gelu", bias=True),
+    "384-1536": Epilogue(activation="gelu", bias=True),
     "1536-384": Epilogue(bias=True, residual=True),
 }
 
@@ -77,7 +77,7 @@ def test_it_compiles():
         pytest.skip(str(error))
     s = shape("(1,48,32,4)*(2,64,96,1)", 3)
     for dtype in ("float16", "bfloat16"):
-        epilogue = Epilogue("gelu", "relu", bias=True, residual=True)
+        epilogue = Epilogue(activation="gelu", middle="relu", bias=True, residual=True)
         for tile in list(chains.configs(s, H200, residual=True))[::25]:
             code = nvrtc.cubin(chains.source(s, tile, epilogue, dtype), "sm_90a").data
             assert chains.kernel_name(s, dtype, epilogue).encode() in code

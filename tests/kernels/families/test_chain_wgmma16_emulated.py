@@ -47,7 +47,7 @@ CASES = [
 def cases() -> Iterator[tuple[Shape, Config, Epilogue, str]]:
     for text, siblings, tile, (activation, middle, bias, residual), dtype in CASES:
         shape = Shape.of(Chain.parse(text), siblings)
-        yield shape, Config(*tile), Epilogue(activation, middle, bool(bias), bool(residual)), dtype
+        yield shape, Config(*tile), Epilogue(bool(bias), activation, bool(residual), middle), dtype
 
 
 ALL = list(cases())
