@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
 #pragma unroll 1
       for (int part = 0; part < Tile::CHUNKS_OF_BLOCK; ++part) {
         float sums[First::J][First::NK / 2];
-        multiply_chunk<T, P1, First>(sums, ring, stash, [] {});
+        multiply_chunk<T, P1, First>(sums, ring, stash);
         activate_chunk<T, P1, First, Epilogue>(
             sums, OutputPlace<P1, First>(block * Tile::CHUNKS_OF_BLOCK + part, own.quarter), bias);
         uint32 h[Tile::STEPS_OF_CHUNK][4];
@@ -160,7 +160,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
       Residual<P2, Second, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
       float sums[Second::J][Second::NK / 2];
-      multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk), [] {});
+      multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk));
       store_outputs<T, P2, Second, Epilogue, true>(arguments, sums, residual, place, bias + P1::OUT, row, rows.end);
     }
   }
