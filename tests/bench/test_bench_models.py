@@ -64,7 +64,7 @@ def cases_of(out):
     ("names", "passes", "more"),
     [
         (["vit", "llama"], ["forward"], []),
-        (["gpt2"], ["forward", "step"], ["--dynamic"]),
+        (["gpt2"], ["step"], ["--dynamic"]),
         (["vit"], ["step"], ["--chain", "paper"]),
     ],
     ids=["several", "dynamic", "paper"],
@@ -209,6 +209,23 @@ def test_gradients_that_are_nothing_are_not_compared():
     }
 
 
+def test_what_is_allowed_is_measured():
+    """Twice the larger of PyTorch's two errors; of one alone, four times."""
+    ours, theirs = measuring.ways(How(is_step=False))[4], measuring.ways(How(is_step=False))[3]
+    eager, inductor, eps = {"logits": 1e-3}, {"logits": 2e-3}, 1e-7
+
+    def faults(way, error, *known):
+        return measuring._faults(way, {"logits": error}, known, eps)
+
+    assert faults(ours, 3.9e-3, eager, inductor) == []
+    assert faults(ours, 4.1e-3, eager, inductor) == ["logits: relative error 0.0041, allowed 0.004"]
+    assert faults(ours, 3.9e-3, eager) == []
+    assert faults(ours, 4.1e-3, eager) != []
+    assert faults(theirs, 7.9e-3, eager) == []
+    assert faults(theirs, 8.1e-3, eager) != []
+    assert faults(ours, float("nan"), eager, inductor) != []
+
+
 def case_of(**times_ms: tuple[float, float, float]) -> Case:
     names = {"dense": DENSE, "autotuned": DENSE_AUTOTUNED, "ks": KS_INDUCTOR, "ours": KS_KSOPT}
     ways = tuple(
@@ -341,3 +358,20 @@ def test_ways_in_cuda_graphs_are_all_compiled_for_them():
     found = measuring.ways(How(is_step=False, is_graphs=True))
     assert {way.mode for way in found} == {"reduce-overhead", "max-autotune"}
     assert [way.name for way in found][:2] == [DENSE, DENSE_AUTOTUNED]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "graphs"])
+def test_on_a_gpu_memory_is_counted_and_graphs_are_replayed(mode, tmp_path):
+    out = tmp_path / "out"
+    small = ["--small", "--layers", "1", "--models", "gpt2", "--dtypes", "bfloat16"]
+    words = [*small, "--modes", mode, "--seconds", "0.1", "--out", str(out)]
+    assert main.main(["bench", "models", *words, "--ways", "inductor,ksopt,kslinear"]) == 0
+    cases = cases_of(out)
+    assert [(case["pass"], case["mode"]) for case in cases] == [("forward", mode), ("step", mode)]
+    for case in cases:
+        for way in case["ways"]:
+            assert way["us"] > 0
+            # bfloat16 parameters, and at least the logits of 3 x 24 tokens
+            assert way["peak_bytes"] >= 2 * (way["parameters"] + 3 * 24 * 61)
