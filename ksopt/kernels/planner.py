@@ -69,8 +69,11 @@ def plan_of(
         >>> chain = Chain.parse("(1,192,48,2)*(2,48,192,1)")
         >>> problem = Problem(chain, "float16", False, epilogue=Epilogue(bias=True))
         >>> plan = plan_of(problem, 8192, spec=h200)
-        >>> [str(launch.problem.chain) for launch in plan.launches], plan.behind.names
-        (['(2,48,192,1)', '(1,192,48,2)'], ('bias',))
+        >>> plan.ways, plan.behind.names
+        (('chain_wgmma16',), ())
+        >>> plan = plan_of(Problem(chain, "float32", False), 8192, spec=h200)
+        >>> [str(launch.problem.chain) for launch in plan.launches]
+        ['(2,48,192,1)', '(1,192,48,2)']
     """
     place = torch.device(device)
     whole = whole_choice(problem, batch, place, changing, spec)
