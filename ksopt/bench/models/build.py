@@ -21,6 +21,7 @@ from ksopt.conversion.layers import set_module
 from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.nn import KSLinear, KSStacked
+from ksopt.patterns.chain import Chain
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,12 @@ def build(
         ks = copy.deepcopy(dense)
         for choice in chosen:
             has_bias = choice.place.bias is not None
+            chains = [one for one in choice.chains if isinstance(one, Chain)]
+            if len(chains) < len(choice.chains):
+                names = ", ".join(choice.place.names)
+                raise InvalidInputError(f"the plan has other structures than chains for {names}")
             for name in choice.place.names:
-                set_module(ks, name, spelled(choice.chains, has_bias, size.spelling))
+                set_module(ks, name, spelled(chains, has_bias, size.spelling))
         linear = copy.deepcopy(ks)
         for choice in chosen:
             for name in choice.place.names:

@@ -86,7 +86,7 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
 def _largest(layers: Mapping[fx.Node, Layer], is_whole: IsWhole) -> Iterator[tuple[fx.Node, Layer]]:
     """Layers that one launch computes; of two with the same nodes, the larger one."""
     done: set[fx.Node] = set()
-    for node, layer in reversed(layers.items()):
+    for node, layer in reversed(list(layers.items())):
         if node in done or len(layer.weights) + (not layer.problem.epilogue.is_empty) < 2:
             continue
         if is_whole(layer.problem, layer.rows, fake_result(node).device):

@@ -79,7 +79,8 @@ def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
         return _native(node)
     if node.target not in PRODUCTS or node.kwargs:
         return None
-    x, weight, last, owner = (*node.args, *(False, None)[len(node.args) - 2 :])
+    arguments: tuple[Any, ...] = (*node.args, *(False, None)[len(node.args) - 2 :])
+    x, weight, last, owner = arguments
     if last or not _are_nodes(x, weight) or not are_alike(x, weight, node):
         return None
     own = weight if owner is None else owner
@@ -94,7 +95,7 @@ def _native(node: fx.Node) -> Layer | None:
     """A call of ``ks_chain`` by the author."""
     arguments: dict[str, Any] = dict(zip(_CHAIN_ARGUMENTS, node.args, strict=False))
     arguments |= node.kwargs
-    weights = tuple(arguments["weights"])
+    weights: tuple[Any, ...] = tuple(arguments["weights"])
     named = [arguments.get(name) for name in ("bias", "residual")]
     nodes = [arguments["x"], *weights, *(one for one in named if one is not None)]
     if arguments.get("batch_last") or arguments.get("siblings", 1) != 1:

@@ -32,8 +32,8 @@ class KernelConfig(Protocol):
     def blocks(self) -> int:
         """Blocks that run on a multiprocessor at a time."""
 
-    def shared_bytes(self, p: Pattern, /) -> int:
-        """Dynamic shared memory of a block, in bytes."""
+    def shared_bytes(self, p: Any, /) -> int:
+        """Dynamic shared memory of a block for a pattern, or what a family asks with, in bytes."""
 
 
 ConfigT = TypeVar("ConfigT", bound=KernelConfig)
