@@ -21,7 +21,7 @@ ROOMS = {
         *("ksopt/*.py", "ksopt/cli/*.py", "ksopt/doctor/*.py", "ksopt/measure/*.py"),
         *("ksopt/patterns/*.py", "ksopt/report/*.py", "ksopt/system/*.py"),
     ),
-    "`ksopt/bench/`": ("ksopt/bench/*.py",),
+    "`ksopt/bench/`": ("ksopt/bench/**.py",),
     "`ksopt/kernels/`, `ksopt/ops/`": ("ksopt/kernels/**.py", "ksopt/ops/**.py"),
     "`ksopt/operators/`": ("ksopt/operators/*.py",),
     "`ksopt/compile/`": ("ksopt/compile/**.py",),

@@ -353,6 +353,7 @@ def test_a_step_is_predicted_with_its_gradients(monkeypatch):
         return SimpleNamespace(measured_us=None, predicted_us=3.0)
 
     monkeypatch.setattr(planner, "choice_report", report)
+    monkeypatch.setattr(planner, "whole_choice", lambda *_, **__: None)
     monkeypatch.setattr(decide.pytorch_ops, "predicted_us", lambda *_: decide.INDUCTOR_GAIN)
     one = SimpleNamespace(multi_processor_count=1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: one)

@@ -11,7 +11,7 @@ from ksopt.kernels import launcher, registry
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.kernels.registry import MOST_KERNELS, best_kernels, ranked
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 A100 = DeviceSpec((8, 0), 108, 164 * 1024)
 RTX = DeviceSpec((12, 0), 170, 100 * 1024)
@@ -24,12 +24,14 @@ PROBLEMS = [
     for dtype in ("float32", "float16", "bfloat16")
     for last in (False, True)
 ]
+CHAINS = [Problem(Chain.parse("(1,192,48,2)*(2,48,192,1)"), "bfloat16", False)]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: KernelFamily) -> None:
     batches = (16, 25_088)  # some families are for few rows only
-    assert any(ranked(family, problem, rows, H200) for problem in PROBLEMS for rows in batches)
+    problems = CHAINS if family.takes_chains else PROBLEMS
+    assert any(ranked(family, problem, rows, H200) for problem in problems for rows in batches)
 
 
 @pytest.mark.parametrize("device", [H200, A100, RTX], ids=["H200", "A100", "RTX"])

@@ -5,10 +5,11 @@ from checks import H200
 
 from ksopt.kernels.families.base import KernelFamily, families, family_of
 from ksopt.kernels.problem import Problem
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
-COMMON = Pattern(4, 64, 64, 16)  # every family takes it
+COMMON = Pattern(4, 64, 64, 16)  # every family of one factor takes it
+COMMON_CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")  # and every one of chains this
 
 FOLDS_16 = "2, 3, 4, 6, 12 or a multiple of 8"
 FOLDS_32 = "1, 2, 3, 6 or a multiple of 4"
@@ -139,8 +140,9 @@ def test_a_refusal_says_why(name, dtype, text, reason):
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
     own = ", ".join(family.dtypes)
+    chain = COMMON_CHAIN if family.takes_chains else Chain((COMMON,))
     for last in layouts(family):
-        reason = family.unsupported_reason(Problem.of_factor(COMMON, dtype, last), H200)
+        reason = family.unsupported_reason(Problem(chain, dtype, last), H200)
         assert reason == (None if dtype in family.dtypes else f"{dtype} is not one of {own}")
 
 
