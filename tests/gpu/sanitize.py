@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
-Names of families: only those, and the general kernel.
+Names of families: only those, and the general kernel. ``chains``: those of chains alone.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -18,10 +18,16 @@ import torch
 from ksopt.bench.paper import stratified_sample
 from ksopt.kernels.families import naive
 from ksopt.kernels.families.base import TemplateFamily, families
-from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.patterns.chain import Pattern
+from ksopt.kernels.planner import random_operands
+from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
+from ksopt.patterns.chain import Chain, Pattern
 
 ROWS = 37
+CHAINS = (
+    ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1),
+    ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1),
+    ("(1,192,48,2)*(2,48,192,1)", Epilogue(True), 3),
+)
 
 
 def smallest(count: int) -> list[Pattern]:
@@ -34,12 +40,34 @@ def smallest(count: int) -> list[Pattern]:
     return [pattern for turn in turns for pattern in turn if pattern is not None][:count]
 
 
+def run_chains() -> int:
+    """Run the families of chains on some, with what surrounds them; how often."""
+    ran, device = 0, DeviceSpec.of_device(0)
+    for text, after, siblings in CHAINS:
+        chain = Chain.parse(text)
+        problem = Problem(chain, "bfloat16", False, epilogue=after, siblings=siblings)
+        for family in families():
+            if not family.takes_chains or family.unsupported_reason(problem, device) is not None:
+                continue
+            tiles = list(family.configs(problem, device))
+            tiles = [tile for tile in tiles if family.fits(problem, tile, device)]
+            for tile, rows in itertools.product(tiles[:: max(1, len(tiles) // 3)], (ROWS, 200)):
+                operands = random_operands(problem, rows, torch.device("cuda"))
+                family.launcher(problem, tile, 0)(*operands.arguments(problem))
+                ran += 1
+    return ran
+
+
 def main() -> None:
     every = {
         family.name: family
         for family in families()
         if isinstance(family, TemplateFamily) and not family.is_fallback
     }
+    if sys.argv[1:] == ["chains"]:
+        print(f"{run_chains()} launches of chains")
+        torch.cuda.synchronize()
+        return
     unknown = set(sys.argv[1:]) - set(every)
     if unknown:
         sys.exit(f"{', '.join(sorted(unknown))}: not one of {', '.join(every)}")
