@@ -86,9 +86,10 @@ def test_results(text, siblings, epilogue, dtype):
             assert out[:, -8:].isnan().all()
             assert y.shape == truth.shape
             if rows:
-                # One rounding of y, and a z here and there that is rounded the other way.
+                # One rounding of y, at most half a unit in the last place, of which a z here and
+                # there that is rounded the other way takes little.
                 unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
-                assert (y.double() - truth).norm() <= 0.7 * unit * truth.norm()
+                assert (y.double() - truth).norm() <= unit * truth.norm()
 
 
 def test_two_chains_with_gelu_between():

@@ -176,6 +176,7 @@ def _fixed_in_memory(
             trace.is_intact(trace.memory[node]) for node in nodes | sharing if node in trace.memory
         )
         is_named_twice = sum(node in sharing for node in returned) > 1
+        is_named_twice = is_named_twice or _is_returned_with_a_copy(nodes, returned)
         if not written and not is_named_twice and not _is_copied_elsewhere(root, sharing, trace):
             continue
         first = root.holder
@@ -213,6 +214,30 @@ def _may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:
             if is_copy_by_strides or memory in memories or isinstance(fake_result(user), Sequence):
                 to_visit.append(user)
     return {node for node in sharing if memory_of(node) in memories}
+
+
+def _is_returned_with_a_copy(nodes: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
+    """Whether what is computed elementwise of some nodes is returned beside a copy by strides.
+
+    It has the strides of what it is computed of: with others the copy might be a view.
+    """
+    left, seen = list(nodes), set(nodes)
+    while left:
+        node = left.pop()
+        own = fake_result(node)
+        if not isinstance(own, torch.Tensor):
+            continue
+        copies = [user for user in node.users if _copies_by_strides(user)]
+        if copies and sum(one in returned for one in (node, *copies)) > 1:
+            return True
+        for user in node.users:
+            made = fake_result(user)
+            if user in seen or not isinstance(made, torch.Tensor) or made.shape != own.shape:
+                continue
+            if not own.is_contiguous() and made.stride() == own.stride():
+                seen.add(user)
+                left.append(user)
+    return False
 
 
 def _is_copied_elsewhere(root: Root, sharing: Collection[fx.Node], trace: Trace) -> bool:

@@ -94,13 +94,15 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
 def _between(trace: Trace, product: Root, owner: fx.Node) -> list[fx.Node] | None:
     """The nodes that make a product of its input and a weight, in their order."""
     assert isinstance(product.origin, Contraction)
+    x = product.origin.x
     if product.made_at is None:
         return None
     left, seen = [product.made_at], {product.made_at}
     while left:
         for node in left.pop().all_input_nodes:
             view = trace.views.get(node)
-            is_input = view is None or view.root is product.origin.x
+            # A tuple, as of chunk, has no view of its own.
+            is_input = isinstance(fake_result(node), Tensor) if view is None else view.root is x
             if node in seen or is_input or node is owner or node.op == "placeholder":
                 continue
             seen.add(node)

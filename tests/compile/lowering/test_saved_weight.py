@@ -79,6 +79,15 @@ class ByMulAndSum(Layer):
         return (self.weight * x.view(-1, 2, 1, 4, 4)).sum(3).flatten(1)
 
 
+class OfAChunk(Layer):
+    copies = False
+
+    def forward(self, x):
+        weight = self.blocks.chunk(2, 2)[0]
+        y = torch.bmm(x.view(-1, 4, 8)[..., :4].transpose(0, 1), weight.mT)
+        return y.transpose(0, 1).flatten(1)
+
+
 class InALoop(Layer):
     copies = False
 
@@ -89,7 +98,7 @@ class InALoop(Layer):
 
 LAYERS = (
     *(ByEinsum, ByMatmul, OfAChain, ByACastOfItsOwn, UnderAutocast),
-    *(ByBmm, ByMulAndSum, InALoop),
+    *(ByBmm, OfAChunk, ByMulAndSum, InALoop),
 )
 
 
