@@ -33,6 +33,11 @@ _PREDICTED_TOGETHER = 200
 _SAMPLES = 3
 
 
+def chains_of(candidates: Iterable[object]) -> tuple[Chain, ...]:
+    """The chains among a space's candidates."""
+    return tuple(one for one in candidates if isinstance(one, Chain))
+
+
 def predicted(
     patterns: Sequence[Pattern], machine: DeviceSpec, dtype: str, batch: int, batch_last: bool
 ) -> list[float | None]:
@@ -128,9 +133,9 @@ class Reference:
         ways = [request, *(replace(request, seed=(seed + n) % SEEDS) for n in range(_SAMPLES))]
         listed = map(build, ways) if pool is None else pool.map(build, ways)
         space, other, *further = listed
-        others = space.candidates if space.complete else other.candidates
-        more = () if space.complete else tuple(c for one in further for c in one.candidates)
-        chains = {*space.candidates, *others, *more}
+        others = chains_of(space.candidates if space.complete else other.candidates)
+        more = () if space.complete else chains_of(c for one in further for c in one.candidates)
+        chains = {*chains_of(space.candidates), *others, *more}
         predictions = Predictions.of(chains, request, machine, pool)
         return cls(space, predictions, size, seed, others, more)
 
@@ -141,7 +146,7 @@ class Reference:
     @functools.cached_property
     def _all(self) -> tuple[Chain, ...]:
         """The candidates of all samples."""
-        return tuple(dict.fromkeys([*self.space.candidates, *self.others, *self.more]))
+        return tuple(dict.fromkeys([*chains_of(self.space.candidates), *self.others, *self.more]))
 
     def _strata(self, chains: Sequence[Chain]) -> list[list[Chain]]:
         """Chains by the step that they are of."""

@@ -72,7 +72,8 @@ class Bench:
             },
             "trials": [_trial_row(trial, str(self.device)) for trial in trials],
             "ways": self._ways(
-                Objective(result.request, self.device), [t.facts.chain for t in trials]
+                Objective(result.request, self.device),
+                [t.facts.chain for t in trials if isinstance(t.facts.chain, Chain)],
             ),
             "device_seconds": held + (result.final_seconds or 0.0),
             "final_seconds": result.final_seconds,
