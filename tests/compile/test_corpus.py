@@ -10,6 +10,7 @@ from ksopt.compile.sites import Verdict
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.py"))
 KS_MM = {torch.ops.ksopt.ks_mm.default, torch.ops.ksopt.ks_mm_once.default}
+KS_CHAIN = torch.ops.ksopt.ks_chain
 
 
 def load(path: Path):
@@ -63,8 +64,10 @@ def test_is_lowered_and_equal(path, dynamic, compiled_by_eager):
     assert [str(site.chain) for site in report.sites] == layer.CHAINS
     assert {site.verdict for site in report.sites} == {Verdict.LOWERED}
     factors = sum(len(site.chain) for site in report.sites)
-    targets = [node.target for node in compiled_by_eager.graphs[-1].nodes]
-    assert sum(target in KS_MM for target in targets) == factors
+    nodes = compiled_by_eager.graphs[-1].nodes
+    products = sum(node.target in KS_MM for node in nodes)
+    products += sum(len(node.args[1]) for node in nodes if node.target is KS_CHAIN)
+    assert products == factors
     places = {site.place.file for site in report.sites if site.place.file}
     assert places <= {str(path)}
 
