@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ksopt.compile import backend
+from ksopt.compile import backend, rewrite
 from ksopt.compile.sites import Verdict
 
 WRITTEN_BEFORE = "an operand was written in place before, through another view of its memory"
@@ -593,3 +593,30 @@ def test_an_inference_region_keeps_its_own_factor(compiled_by_eager, monkeypatch
     first, second = compiled_by_eager.reports[0].sites
     assert "inside a torch.inference_mode" in first.reason
     assert second.verdict is Verdict.LOWERED
+
+
+class BesideItsCopy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randn(2, 3, 32))
+        self.register_buffer("scale", torch.randn(2, 32))
+
+    def forward(self, x):
+        parts = x.unflatten(-1, (2, 32)), self.weight, self.scale
+        y = torch.einsum("iuj,uwj,uj->iuw", *parts) * 2
+        return y, y.contiguous()
+
+
+def test_a_result_that_is_returned_beside_its_copy_shares_no_memory_with_it():
+    model, x = BesideItsCopy(), torch.randn(3, 64)
+
+    def by_eager(gm, example_inputs):
+        report = rewrite(gm, example_inputs)
+        assert report.count(Verdict.LOWERED) == 1
+        return gm.forward
+
+    expected, actual = model(x), torch.compile(model, backend=by_eager)(x)
+    for one, other in zip(expected, actual, strict=True):
+        torch.testing.assert_close(other, one)
+    shares = [one.data_ptr() == other.data_ptr() for one, other in (expected, actual)]
+    assert shares == [False, False]
