@@ -126,10 +126,22 @@ def step(model, function, x):
     return None if is_refused else [x.grad, *(weight.grad for weight in model.parameters())]
 
 
+CASES = [
+    *((build, dynamic, False) for build in (ByEinsum, ByBmm) for dynamic in (True, False)),
+    *((build, False, True) for build in LAYERS),
+    *((build, False, False) for build in LAYERS if build not in (ByEinsum, ByBmm)),
+]
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("build", LAYERS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    ("build", "dynamic", "frozen"),
+    CASES,
+    ids=[
+        f"{build.__name__}-{'dynamic' if dynamic else 'static'}-{'frozen' if frozen else 'trained'}"
+        for build, dynamic, frozen in CASES
+    ],
+)
 def test_a_weight_may_be_written_where_eager_mode_lets_it(build, dynamic, frozen):
     torch.manual_seed(0)
     model = build().requires_grad_(not frozen)
