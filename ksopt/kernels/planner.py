@@ -218,11 +218,11 @@ def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
     Returns:
         None where no kernel computes the whole problem.
     """
-    operands = random_operands(problem, batch, device)
-    key = _key(problem, operands.x, batch)
-    known = _known(key, device, backend_of(device.type).spec(device))
+    backend = backend_of(device.type)
+    known = _known(backend.key(problem, batch), device, backend.spec(device))
     if known is not None:
         return known[0]
+    operands = random_operands(problem, batch, device)
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return tune(operands, problem, BUDGET_S)
 

@@ -3,12 +3,14 @@
 Importing this module registers:
 
 ``ksopt::ks_chain(Tensor x, Tensor[] weights, Tensor? bias=None, Tensor? residual=None,
-str activation="none", bool batch_last=False, int siblings=1) -> Tensor``
+str activation="none", bool batch_last=False, int siblings=1, Tensor[]? owners=None) ->
+Tensor``
     All that a layer computes: y = act(x (K_1 ... K_L)ᵀ + bias) + residual. weights are those of
     K_1, ..., K_L, left to right; of siblings, chains of the same patterns that read one x, one
     chain's after another's: their products stand side by side in y. activation is one of
     `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Between two factors
-    the tensor is rounded to x's dtype. ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out`
+    the tensor is rounded to x's dtype.
+    owners are those of the weights, as for ``ks_mm``. ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out`
     does. ops/chain.py says what it is made of. It is the public operator; those below multiply by
     one factor, and are what it is made of.
 

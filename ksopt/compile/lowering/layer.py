@@ -25,6 +25,12 @@ _RESHAPES = {
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
     *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze),
 }
+_PLAIN: dict[str, Activation] = {"relu": "relu", "silu": "silu"}
+_GELU: dict[tuple[Any, ...], Activation] = {
+    (): "gelu",
+    ("none",): "gelu",
+    ("tanh",): "gelu_tanh",
+}
 _CHAIN_ARGUMENTS = (
     *("x", "weights", "bias", "residual", "activation", "batch_last", "siblings", "owners"),
 )
@@ -117,7 +123,10 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
         inner = (*layer.inner, node)
         if node.target in _RESHAPES and node.args and node.args[0] is value:
             return replace(layer, reshapes=(*layer.reshapes, node), inner=inner)
-        if not are_alike(node, value):
+        before, after = fake_result(value).shape, fake_result(node).shape
+        if not are_alike(node, value) or len(before) != len(after):
+            continue
+        if not all(map(same, before, after)):  # it is broadcast
             continue
         activation = _activation(node)
         if activation is not None and node.args[0] is value:
@@ -133,13 +142,11 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
 def _activation(node: fx.Node) -> Activation | None:
     name = ACTIVATIONS.get(node.target)
     others = [*node.args[1:], *node.kwargs.values()]
-    if name != "gelu":
-        plain = all(one is False for one in others)  # inplace=False
-        return name if name in ("relu", "silu") and plain and node.args else None  # type: ignore
-    approximate = node.kwargs.get("approximate", "none")
-    if len(node.args) != 1 or set(node.kwargs) - {"approximate"}:
+    if name is None or not node.args:
         return None
-    return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(approximate))  # type: ignore[return-value]
+    if name == "gelu":
+        return _GELU.get(tuple(others))
+    return _PLAIN.get(name) if all(one is False for one in others) else None  # inplace=False
 
 
 def _with_summand(

@@ -60,8 +60,8 @@ class ChainWgmma16(KernelFamily[Config]):
 class LaunchChain:
     """(x, weights, bias, residual, out) -> y of a kernel that is compiled and loaded.
 
-    What the kernel does not take, rows that begin at other addresses than multiples of 16 bytes, is
-    computed factor by factor.
+    What the kernel does not take, rows that begin at other addresses than multiples of 16 bytes or
+    whose elements do not lie side by side, is copied first.
     """
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
