@@ -8,9 +8,9 @@ The L2 cache is emptied before each sample; medians of 30. Kernels are chosen by
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 import ksopt
 from ksopt.kernels import planner
@@ -58,12 +58,8 @@ def main() -> None:
             for after in (None, "gelu")
         )
         with torch.inference_mode():
-            times = [
-                median_us(lambda: dense(x)),  # noqa: B023
-                median_us(lambda: plain(x)),  # noqa: B023
-                median_us(lambda: F.gelu(dense(x))),  # noqa: B023
-                median_us(lambda: gelu(x)),  # noqa: B023
-            ]
+            layers = (dense, plain, torch.nn.Sequential(dense, torch.nn.GELU()), gelu)
+            times = [median_us(partial(layer, x)) for layer in layers]
         problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
         ways = ", ".join(planner.plan_of(problem, ROWS).ways)
         print(

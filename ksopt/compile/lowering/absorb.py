@@ -9,6 +9,7 @@ gradients are recorded, or where the graph writes in place.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,7 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         layer = product(node, layers) or with_next(node, layers)
         if layer is not None:
             layers[node] = layer
+    is_whole = functools.cache(is_whole)  # the layers of a model repeat
     whole = dict(_largest(layers, is_whole))
     made = {inner for layer in whole.values() for inner in layer.inner}
     absorbed = []
