@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import planner, tuning_cache
-from ksopt.kernels.autotuner import Operands, Source
+from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import ChoiceReport, from_record
 from ksopt.kernels.problem import EMPTY, Epilogue, Problem
@@ -159,7 +158,8 @@ def all_recorded(device: torch.device) -> list[Record]:
 
 
 def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
-    operands = _operands(request, Problem.of_factor(pattern, request.dtype, False), batch)
+    problem = Problem.of_factor(pattern, request.dtype, request.batch_last)
+    operands = planner.random_operands(problem, batch, request.device)
     backend = backend_of(request.device.type)
     with _precision(request):
         (weight,) = operands.weights
@@ -168,7 +168,8 @@ def _measured(request: TuneRequest, pattern: Pattern, batch: int) -> Record:
 
 def _measured_whole(request: TuneRequest, problem: Problem, batch: int) -> Record | None:
     with _precision(request):
-        return planner.tune(_operands(request, problem, batch), problem, request.budget_s)
+        operands = planner.random_operands(problem, batch, request.device)
+        return planner.tune(operands, problem, request.budget_s)
 
 
 @contextlib.contextmanager
@@ -181,23 +182,6 @@ def _precision(request: TuneRequest) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-
-
-def _operands(request: TuneRequest, problem: Problem, batch: int) -> Operands:
-    generator = torch.Generator(request.device).manual_seed(0)
-    dtype = getattr(torch, request.dtype)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=request.device, dtype=dtype)
-
-    def rows(features: int) -> Tensor:
-        return draw(features, batch) if request.batch_last else draw(batch, features)
-
-    x = rows(problem.chain.in_features)
-    weights = tuple(draw(*p.weight_shape) / p.c**0.5 for p in problem.chain)
-    bias = draw(problem.out_features) if problem.epilogue.bias else None
-    residual = rows(problem.out_features) if problem.epilogue.residual else None
-    return Operands(x, weights, bias, residual)
 
 
 def summary(reports: Sequence[ChoiceReport]) -> str:

@@ -10,8 +10,9 @@ Tensor``
     chain's after another's: their products stand side by side in y. activation is one of
     `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Between two factors
     the tensor is rounded to x's dtype. owners are those of the weights, as for ``ks_mm``.
-    ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. ops/chain.py says what it is made of. It is the public operator; those below multiply by
-    one factor, and are what it is made of.
+    ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. ops/chain.py says what it is
+    made of. It is the public operator; those below multiply by one factor, and are what it is made
+    of.
 
 ``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
     y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
