@@ -201,7 +201,7 @@ def test_the_precision_is_the_callers_again_between_products(monkeypatch, tf32):
 
     monkeypatch.setitem(BACKENDS, "cuda", Played())
     on_cpu = Operands(torch.randn(8, 4), (torch.randn(1, 2, 2, 2),))
-    monkeypatch.setattr(tuning, "_operands", lambda *_: on_cpu)
+    monkeypatch.setattr(tuning.planner, "random_operands", lambda *_: on_cpu)
     before = matmul.fp32_precision
     request = tuning.TuneRequest(
         (Pattern(1, 2, 2, 2),), (8, 64), torch.device("cuda"), tf32=tf32, budget_s=0.01, again=True
