@@ -174,7 +174,7 @@ def test_a_bias_may_be_written(dynamic):
 
         def forward(self, x):
             y = F.linear(x, self.matrix * self.mask, self.bias)
-            return torch.where(y > 0, y, 0.1 * y)  # its backward pass reads y again
+            return F.gelu(y)  # its backward pass reads y
 
     torch.manual_seed(0)
     model = Model()
