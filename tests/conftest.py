@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a process of pytest-xdist shares those of the process that began it
     # What is computed here is small, and more threads than cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Inductor's processes that compile would start anew for each process of a test.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
+from written_code import result_and_code
 
 from ksopt import ops
 from ksopt.nn import KSLinear
@@ -33,9 +33,8 @@ def check(compiled, model, x):
 def compiled_step(model, x, backend="ksopt"):
     """The model, compiled, once it has made a step; and the code of that."""
     run = torch.compile(model, backend=backend, fullgraph=True)
-    with fresh_inductor_cache():
-        _, code = run_and_get_code(lambda: step(run, x))
-    return run, "\n".join(code)
+    _, code = result_and_code(lambda: step(run, x))
+    return run, code
 
 
 def rows(layout):
