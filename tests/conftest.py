@@ -1,8 +1,10 @@
 """What every test shares: private caches, and which tests are slow or need a GPU."""
 
+import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -40,6 +42,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the caches."""
     if _caches is not None:
         shutil.rmtree(_caches, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live as long as the process: the collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_what_was_compiled() -> Iterator[None]:
+    """What the tests of a file leave: compiled code is forgotten, modules stay for good."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+    pytest_collection_finish()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker
