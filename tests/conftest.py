@@ -7,8 +7,9 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -103,3 +104,17 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     timing._timer.cache_clear()
     yield
     timing._timer.cache_clear()
+
+
+@pytest.fixture
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements are short, and finals need no process, which takes seconds to begin."""
+    from ksopt.search import finals
+    from ksopt.search.objectives import Objective
+
+    def final_in_this_process(
+        request: Any, device: Any, chains: Sequence[Any], spare: Any
+    ) -> dict[str, Any]:
+        return Objective(request, device).final(chains, seconds=0.1)
+
+    monkeypatch.setattr(finals, "final", final_in_this_process)

@@ -88,6 +88,7 @@ def test_batches_of_any_size_and_rank_are_compiled_once():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("batch", [(), (1,), (0,), (2, 0)])
 def test_batches_of_one_row_and_of_none(batch):
     model = Model()
@@ -95,6 +96,7 @@ def test_batches_of_one_row_and_of_none(batch):
     check(compiled, model, torch.randn(*batch, 24, requires_grad=True))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 4, 5, 1)])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_users_own_call_is_compiled_and_has_gradients(last, shape):
