@@ -133,7 +133,9 @@ def whole_call(
         decision, is_final = _decision(problem, operands)
         if is_final:
             _by_call[place] = decision
-    changing = weight_cache.are_said_to_change() or _is_capturing(x)
+    changing = weight_cache.are_said_to_change() or (
+        x.is_cuda and weight_cache.are_changing(x.get_device())
+    )
     choice = decision.repacked if changing else decision.cached
     call: ChainCall | None = None if choice.name == FACTORS else choice.call
     return call

@@ -47,6 +47,8 @@ def prepared_together(
     states = [_state(weight, owner) for weight, owner in zip(others, owners[1:], strict=True)]
     whole_form = f"{form} {states}"
     kept = weight_cache.kept_of(first, owners[0], whole_form)
+    if weight_cache.is_recorded(first):
+        return weight_cache.recorded(weights, owners, kept, prepare)
     if kept is not None:
         return kept.on_current_stream()
     weight_cache.drop(first, f"{form} [")

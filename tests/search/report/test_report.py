@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.errors import InvalidInputError
 from ksopt.report.svg import linear_ticks, log_ticks
 from ksopt.search import SearchRequest, SearchResult, progress
@@ -222,7 +222,7 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no memory | at all")
 
-    monkeypatch.setattr(functional, "ks_linear", broken)
+    monkeypatch.setattr(ops, "chain", broken)
     result = search(trials=2)
     rows = list(csv.DictReader(io.StringIO(read(result, "trials.csv"))))
     assert [row["state"] for row in rows] == ["failed"] * 2
