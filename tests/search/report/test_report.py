@@ -23,9 +23,20 @@ Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
 
 
+@pytest.fixture(scope="module")
+def kept() -> list[SearchResult]:
+    return []
+
+
 @pytest.fixture
-def result(search: Search) -> SearchResult:
-    return search(trials=6, budgets=("30%", "50%"), dims="48x64")
+def result(
+    search: Search, kept: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
+) -> SearchResult:
+    """One search for all tests here, which read what it left."""
+    if not kept:
+        out = tmp_path_factory.mktemp("kept") / "report"
+        kept.append(search(trials=6, budgets=("30%", "50%"), dims="48x64", out=out))
+    return kept[0]
 
 
 def read(result: SearchResult, name: str) -> str:
