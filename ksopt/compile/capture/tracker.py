@@ -76,6 +76,7 @@ class Tracker(TorchDispatchMode):
         self._views: dict[int, tuple[View, tuple[int, int]]] = {}
         self._casts: dict[tuple[Root, torch.dtype, Any], Root] = {}
         self._values: set[int] = set()
+        self._taken_elsewhere: set[Root] = set()
         self._alive: list[Tensor] = []
         self._written: dict[int, Kind] = {}
 
@@ -159,15 +160,24 @@ class Tracker(TorchDispatchMode):
         """What a node's value is a view of.
 
         A view that a node takes where gradients are off of what was made where they are on (or the
-        other way round) has the same elements and other gradients: it is a root of its own.
+        other way round) has the same elements and other gradients: it is a root of its own. And so
+        is a copy of such a view: gradients may still flow through the view, later, and never
+        through the copy.
         """
         view = self.view(value)
-        if id(value) not in self._values and not self.records_like_now(view.root):
-            view = self.fresh(value, view.root.kind)
+        if id(value) not in self._values:
+            if not self.records_like_now(view.root):
+                view = self.fresh(value, view.root.kind)
+                self._taken_elsewhere.add(view.root)
+            elif view.root in self._taken_elsewhere and self._is_copy(value, view.root):
+                view = self.fresh(value, view.root.kind)
         self._values.add(id(value))
         self.trace.views[node] = view
         self.trace.memory[node] = self.stamp(value)
         return view
+
+    def _is_copy(self, value: Tensor, root: Root) -> bool:
+        return root.storage is None or root.storage[0] != self.stamp(value)[0]
 
     def cast(self, root: Root, dtype: torch.dtype) -> Root:
         """A root in another dtype, one for all nodes through which gradients flow alike."""

@@ -620,3 +620,73 @@ def test_a_result_that_is_returned_beside_its_copy_shares_no_memory_with_it():
         torch.testing.assert_close(other, one)
     shares = [one.data_ptr() == other.data_ptr() for one, other in (expected, actual)]
     assert shares == [False, False]
+
+
+@pytest.fixture
+def handed_over(monkeypatch):
+    """Graphs that run as they were rewritten: AOTAutograd refuses some with an inference mode."""
+    graphs = []
+
+    def hand_over(gm, example_inputs, config):
+        graphs.append(gm.graph)
+        return gm.forward
+
+    monkeypatch.setattr(backend, "hand_over", hand_over)
+    return graphs
+
+
+MOVES = {
+    "a copy of a view": lambda y: y.permute(1, 0, 2).reshape(-1, 9),
+    "a view of a copy": lambda y: y.permute(1, 0, 2).contiguous().flatten(1),
+    "a copy of a copy": lambda y: y.contiguous().permute(1, 0, 2).reshape(-1, 9),
+    "views": lambda y: y.permute(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("region", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("move", MOVES)
+def test_a_copy_where_gradients_are_off_passes_none_on(region, move, handed_over):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("first", torch.randn(3, 2, 3))
+            self.register_buffer("second", torch.randn(3, 3))
+
+        def forward(self, x):
+            y = torch.matmul(x.view(-1, 3, 2).permute(1, 0, 2), self.first)  # [3, B, 3]
+            with region():
+                y = MOVES[move](y)
+            y = y if y.dim() == 2 else y.reshape(-1, 9)
+            return y @ torch.block_diag(*[self.second] * 3).t()
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(8, 6, requires_grad=True)
+    expected = model(x)
+    actual = torch.compile(model, backend="ksopt", options={"tune": "off"})(x)
+    torch.testing.assert_close(actual, expected)
+    assert actual.requires_grad == expected.requires_grad
+    assert any(node.target is torch.ops.ksopt.ks_mm.default for node in handed_over[0].nodes)
+    if expected.requires_grad:
+        expected.sum().backward()
+        wanted, x.grad = x.grad, None
+        actual.sum().backward()
+        assert (x.grad is None) == (wanted is None)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 9])  # 2 and 9 are sizes of the weight, too
+def test_a_returned_view_fixes_no_dim_that_is_marked_dynamic(batch, handed_over):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 2, 9))
+
+        def forward(self, x):
+            y = torch.bmm(self.weight, x.unflatten(-1, (2, 9)).permute(1, 2, 0))
+            with torch.enable_grad():
+                return y.permute(2, 0, 1)
+
+    model, x = Model(), torch.randn(batch, 18)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), model(x))
