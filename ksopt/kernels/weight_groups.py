@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ksopt.kernels import weight_cache
+from ksopt.kernels import weight_cache, weight_table
 
 
 def prepared_together(
@@ -44,11 +44,16 @@ def prepared_together(
     if not all(map(weight_cache.is_keepable, weights, owners)):
         return prepare(detached)
     first, *others = weights
-    states = [_state(weight, owner) for weight, owner in zip(others, owners[1:], strict=True)]
-    whole_form = f"{form} {states}"
+    states = tuple(map(weight_table.state_of, others, owners[1:]))
+    kinds = [(tuple(weight.shape), str(weight.dtype)) for weight in others]
+    whole_form = f"{form} {kinds} {states}"
+    dtype = str(first.dtype).removeprefix("torch.")
+    number = number_of(form, [weight.shape for weight in weights], dtype)
     kept = weight_cache.kept_of(first, owners[0], whole_form)
     if kept is not None:
-        return kept.on_current_stream()
+        result = kept.on_current_stream()
+        weight_table.note_prepared(first, whole_form, number, result, states)
+        return result
     weight_cache.drop(first, f"{form} [")
     for owner in owners[1:]:
         weight_cache.partners.setdefault(id(owner), set()).add(id(owners[0]))
@@ -61,11 +66,16 @@ def prepared_together(
         ]
         return result
 
-    return weight_cache.prepared(first, whole_form, prepared)
+    result = weight_cache.prepared(first, whole_form, prepared)
+    weight_table.note_prepared(first, whole_form, number, result, states)
+    return result
 
 
-def _state(weight: Tensor, owner: Tensor) -> tuple[object, ...]:
-    """What tells that a weight is what it was."""
-    storage = weight.untyped_storage()._cdata
-    place = (storage, weight.data_ptr(), tuple(weight.shape), weight.stride(), str(weight.dtype))
-    return (*place, owner._version)
+def number_of(form: str, shapes: Sequence[Sequence[int]], dtype: str) -> int:
+    """`weight_table.number_of` a form of several weights, of one dtype.
+
+    Example:
+        >>> number_of("packed", [(1, 2, 3, 4)], "float16") > 0
+        True
+    """
+    return weight_table.number_of(form, tuple(n for shape in shapes for n in shape), dtype)

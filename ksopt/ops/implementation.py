@@ -14,10 +14,9 @@ from torch import Tensor
 from ksopt.batched import bmm_weight_grad
 from ksopt.epilogue import add_epilogue_
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import dispatch, planner, weight_cache, weight_scopes
+from ksopt.kernels import dispatch, host_plans, planner, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.by_factors import by_factors
-from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.validation import (
     check_chain,
     check_chain_out,
@@ -177,20 +176,20 @@ def chain(
         out: where it is written: contiguous, aligned to 16 bytes, and apart from the operands.
         op: what errors call the operator.
     """
-    check_chain(op, len(weights), siblings, activation)
-    if CHAIN_FAMILIES:
-        operands = Operands(x, tuple(weights), bias, residual)
-        check = partial(
-            chain_fake, x, weights, bias, residual, activation, batch_last, siblings, None, op
-        )
-        call = planner.whole_call(operands, activation, batch_last, siblings, check)
-        if call is not None:
-            with torch._C._AutoDispatchBelowADInplaceOrView():
-                if owners is None:
-                    return call(x, operands.weights, bias, residual, out)
-                with weight_scopes.owned_by_each(owners):
-                    return call(x, operands.weights, bias, residual, out)
     around = (bias, residual, activation, batch_last, siblings)
+    y = host_plans.run(x, weights, *around, owners, out)
+    if y is not None:
+        return y
+    check_chain(op, len(weights), siblings, activation)
+    operands = Operands(x, tuple(weights), bias, residual)
+    check = partial(chain_fake, x, weights, *around, None, op)
+    call = planner.whole_call(operands, activation, batch_last, siblings, check)
+    if call is not None:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            if owners is None:
+                return call(x, operands.weights, bias, residual, out)
+            with weight_scopes.owned_by_each(owners):
+                return call(x, operands.weights, bias, residual, out)
     return by_factors(product, partial(_behind, op), x, weights, *around, owners, out)
 
 
