@@ -16,7 +16,7 @@ import torch
 
 from ksopt import settings
 from ksopt.errors import CompilationError, KsoptError, UnavailableError
-from ksopt.jit.cache import Artifact, ArtifactKey, get
+from ksopt.jit.cache import Artifact, ArtifactKey, find, get, store_root
 from ksopt.system import children, ownership
 
 # The oldest torch whose stable ABI the library may use: one binary then serves all later ones.
@@ -36,6 +36,30 @@ def load() -> str | None:
     """
     with _loading:
         return None if is_loaded() else _load()
+
+
+def load_built() -> bool:
+    """Load the library if it was built before, which takes milliseconds; nothing is compiled.
+
+    Returns:
+        Whether it is loaded.
+    """
+    with _loading:
+        return is_loaded() or _load_built()
+
+
+@functools.cache
+def _load_built() -> bool:
+    if not (store_root() / _ARCH).is_dir():
+        return False
+    try:
+        artifact = find(_key(settings.cxx_compiler(), _sources(), _flags()))
+        if artifact is None or artifact.path is None:
+            return False
+        torch.ops.load_library(str(artifact.path))
+    except (KsoptError, OSError):
+        return False
+    return True
 
 
 def is_loaded() -> bool:
@@ -71,16 +95,22 @@ def build() -> Artifact:
         CompilationError: the compiler failed; carries its output.
     """
     compiler = settings.cxx_compiler()
-    sources = _sources()
-    flags = _flags()
+    sources, flags = _sources(), _flags()
+    key = _key(compiler, sources, flags)
+    return get(key, lambda: _compile(compiler, sources, flags))
+
+
+_ARCH = f"host-{platform.machine()}"
+
+
+def _key(compiler: str, sources: Mapping[str, str], flags: list[str]) -> ArtifactKey:
     parts = {
         **sources,
         "flags": " ".join([*flags, *_libraries()]),
         "compiler": compiler_version(compiler),
         "torch": torch.__version__,
     }
-    key = ArtifactKey.of(f"host-{platform.machine()}", "ksopt_host.so", parts)
-    return get(key, lambda: _compile(compiler, sources, flags))
+    return ArtifactKey.of(_ARCH, "ksopt_host.so", parts)
 
 
 def compiler_version(compiler: str) -> str:

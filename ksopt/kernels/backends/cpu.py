@@ -8,6 +8,10 @@ are longer (one of those that are slow and far behind). Weights change while tra
 that depends on their values is kept, and every candidate is timed with the preparation of its
 weight.
 
+Where the host library was built before (`ksopt doctor` builds it), it takes what was chosen from
+there on: the same operations, with the same bits, and less of Python. Building takes some seconds,
+which no product here waits for.
+
 A choice that ``ksopt tune`` made, with more time, is taken from disk without timing; what a first
 product measures in a moment, on a machine that may be busy, is not written there.
 
@@ -177,6 +181,8 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
                 choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
             finally:
                 _timing.release()
+    if _choices.get(key) is choice and host.load_built():
+        _tell_host(choice, x, weight, batch_last)
     # By the choice itself, so that the next product of the same tensors has the same bits.
     return choice.multiply(x, weight, batch_last, out)
 
