@@ -147,8 +147,9 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   if (!x.aligned || layer.batch_last || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
   const std::optional<Tensor> packed = at_hand.in(choice.form, ALL, x.device);
   if (!packed) return std::nullopt;
+  const int32_t device = x.device;
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  if (torch::stable::accelerator::getCurrentDeviceIndex() != x.device) guard.emplace(x.device);
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
   const int64_t units = (x.batch + chain.rows_per_unit - 1) / chain.rows_per_unit;
   const int64_t most = std::min(units, chain.most_blocks);
@@ -163,7 +164,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            chain.out_features,
                            layer.residual ? chain.out_features : 0,
                            of_block * chain.rows_per_unit};
-  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, x.device,
+  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device,
                            static_cast<unsigned>((units + of_block - 1) / of_block));
   return y;
 }

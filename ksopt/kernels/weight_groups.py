@@ -1,7 +1,7 @@
 """Several weights prepared as one tensor, as a kernel of a whole chain reads them.
 
 What was prepared is kept with the first of them, by the rules of weight_cache.py, for as long as
-all of them are what they were: the same memory in the same version.
+all of them are what they were: the same tensors with the same memory in the same version.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ksopt.kernels import weight_cache, weight_table
+from ksopt.kernels.weight_table import Part
 
 
 def prepared_together(
@@ -44,22 +45,29 @@ def prepared_together(
     if not all(map(weight_cache.is_keepable, weights, owners)):
         return prepare(detached)
     first, *others = weights
-    states = tuple(map(weight_table.state_of, others, owners[1:]))
-    kinds = [(tuple(weight.shape), str(weight.dtype)) for weight in others]
-    whole_form = f"{form} {kinds} {states}"
+    parts = tuple(map(Part.of, others, owners[1:]))
     dtype = str(first.dtype).removeprefix("torch.")
     number = number_of(form, [weight.shape for weight in weights], dtype)
+    kinds = [
+        (tuple(weight.shape), str(weight.dtype), part.storage)
+        for weight, part in zip(others, parts, strict=True)
+    ]
+    places = [(part.address, part.strides, part.version) for part in parts]
+    whole_form = f"{form} {kinds} {places}"
     kept = weight_cache.kept_of(first, owners[0], whole_form)
     if kept is not None:
-        result = kept.on_current_stream()
-        weight_table.note_prepared(first, whole_form, number, result, states)
-        return result
+        before: tuple[Part, ...] = kept.prepared.parts  # type: ignore[attr-defined]
+        if all(map(Part.is_of, before, others, owners[1:])):
+            result = kept.on_current_stream()
+            weight_table.note_prepared(first, whole_form, number, result, before)
+            return result
     weight_cache.drop(first, f"{form} [")
     for owner in owners[1:]:
         weight_cache.partners.setdefault(id(owner), set()).add(id(owners[0]))
 
     def prepared(_: Tensor) -> Tensor:
         result = prepare(detached)
+        result.parts = parts  # type: ignore[attr-defined]
         # While these live, no other storage gets the address of one of theirs.
         result.storages_of_weights = [  # type: ignore[attr-defined]
             StorageWeakRef(weight.untyped_storage()) for weight in others
@@ -67,7 +75,7 @@ def prepared_together(
         return result
 
     result = weight_cache.prepared(first, whole_form, prepared)
-    weight_table.note_prepared(first, whole_form, number, result, states)
+    weight_table.note_prepared(first, whole_form, number, result, parts)
     return result
 
 

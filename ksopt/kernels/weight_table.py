@@ -30,8 +30,36 @@ from ksopt.kernels.weight_scopes import root_of
 _MOST = 16  # of an owner: the parts of a fused weight, tiles for few and for many rows
 
 
-State = tuple[int, int, tuple[int, ...], int]
-"""A weight's storage, address, strides, and version."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of several weights that were prepared together.
+
+    Attributes:
+        owner: the tensor that counts its versions, not that of another name of the same memory.
+        storage, address, strides, version: of the weight when it was prepared. Who holds this
+            keeps the storage's address from being given to another storage.
+    """
+
+    owner: weakref.ref[Tensor]
+    storage: int
+    address: int
+    strides: tuple[int, ...]
+    version: int
+
+    @classmethod
+    def of(cls, weight: Tensor, owner: Tensor) -> Part:
+        """As it is now; ``owner`` is its `weight_cache.owner_of`."""
+        return cls(weakref.ref(owner), *_state(weight, owner))
+
+    def is_of(self, weight: Tensor, owner: Tensor) -> bool:
+        """Whether the weight is what it was."""
+        state = (self.storage, self.address, self.strides, self.version)
+        return self.owner() is owner and not weight.is_neg() and state == _state(weight, owner)
+
+
+def _state(weight: Tensor, owner: Tensor) -> tuple[int, int, tuple[int, ...], int]:
+    storage = weight.untyped_storage()._cdata
+    return storage, weight.data_ptr(), weight.stride(), owner._version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,8 +71,8 @@ class Note:
         form: `number_of` what the preparation does, to weights of which shape and dtype.
         stream: the CUDA stream that may read it, as the driver's handle.
         address, strides: of the weight.
-        others: `state_of` the weights that were prepared together with this, the first one; None
-            for a weight alone.
+        others: the weights that were prepared together with this, the first one; None for a weight
+            alone.
     """
 
     kept: weakref.ref[weight_cache.Kept]
@@ -52,7 +80,7 @@ class Note:
     stream: int
     address: int
     strides: tuple[int, ...]
-    others: tuple[State, ...] | None = None
+    others: tuple[Part, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,12 +158,12 @@ def of_each(
     numbers: list[int] = []
     if not _by_owner:
         return tensors, numbers
-    roots = [None] * len(weights) if owners is None else list(map(root_of, owners))
-    for at, (weight, root) in enumerate(zip(weights, roots, strict=True)):
-        for tensor, note in _all_of(weight, root):
+    for at, weight in enumerate(weights):
+        owner = None if owners is None else root_of(owners[at])
+        for tensor, note in _all_of(weight, owner):
             if note.others is None:
                 numbers += (at, note.form, note.stream)
-            elif at == 0 and note.others == _states(weights[1:], roots[1:]):
+            elif at == 0 and _are_of(note.others, weights, owners):
                 numbers += (-1, note.form, note.stream)
             else:
                 continue
@@ -143,26 +171,19 @@ def of_each(
     return tensors, numbers
 
 
-def _states(weights: Sequence[Tensor], owners: Sequence[Tensor | None]) -> tuple[State, ...] | None:
-    """Of weights that may be noted; None where one may not."""
-    states = []
-    for weight, owner in zip(weights, owners, strict=True):
-        root = weight_cache.owner_of(weight) if owner is None or weight._base is not None else owner
-        if root.is_inference() or weight.is_neg():
-            return None
-        states.append(state_of(weight, root))
-    return tuple(states)
-
-
-def state_of(weight: Tensor, owner: Tensor) -> State:
-    """What tells that a weight is what it was.
-
-    Args:
-        weight: any tensor.
-        owner: its `weight_cache.owner_of`.
-    """
-    storage = weight.untyped_storage()._cdata
-    return storage, weight.data_ptr(), weight.stride(), owner._version
+def _are_of(
+    parts: tuple[Part, ...], weights: Sequence[Tensor], owners: Sequence[Tensor] | None
+) -> bool:
+    """Whether all but the first of a layer's weights are what they were."""
+    if len(parts) != len(weights) - 1:
+        return False
+    for at, part in enumerate(parts, 1):
+        weight = weights[at]
+        known = owners is not None and weight._base is None
+        owner = root_of(owners[at]) if known else weight_cache.owner_of(weight)  # type: ignore[index]
+        if owner.is_inference() or not part.is_of(weight, owner):
+            return False
+    return True
 
 
 def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepare) -> Tensor:
@@ -182,7 +203,7 @@ def note_prepared(
     form: str,
     number: int,
     result: Tensor,
-    others: tuple[State, ...] | None = None,
+    others: tuple[Part, ...] | None = None,
 ) -> None:
     """Note what weight_cache.py keeps of a weight, where it may serve again.
 
