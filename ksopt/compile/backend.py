@@ -10,7 +10,6 @@ Inductor made of it: so nothing that it finds in a weight's values can be stale.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from ksopt.compile.lowering.whole_layer import is_whole
 from ksopt.compile.options import OPTIONS, Options, inductor_config, read
 from ksopt.compile.passes import Judge, count, log, rewrite_graph
 from ksopt.compile.sites import Decision, Report, Site, Verdict
+from ksopt.kernels.recorded_weights import RecordedWeights
 
 
 def ksopt(
@@ -64,38 +64,36 @@ def ksopt(
     if given.frozen_values:
         values = FrozenValues(example_inputs, given.frozen_tolerance)
     original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if values is not None else None
-    decides = judge(example_inputs, given.tune, given.records_graphs)
+    decides = judge(example_inputs, given.tune)
     report = rewrite_graph(
         gm,
         example_inputs,
         decides,
         values,
-        is_whole=functools.partial(is_whole, tune=given.tune, changing=given.records_graphs),
+        is_whole=functools.partial(is_whole, tune=given.tune),
     )
     _tell(report)
     check_requirement(report, given.require)
     compiled = hand_over(gm, example_inputs, given.inductor)
+    if given.records_graphs:
+        compiled = RecordedWeights(compiled)
     if values is not None and values.found and original is not None:
         return Watched(compiled, original, values)
     return compiled
 
 
-def judge(example_inputs: Sequence[Any], tune: Any, records_graphs: bool = False) -> Judge:
+def judge(example_inputs: Sequence[Any], tune: Any) -> Judge:
     """Who decides about the sites of a graph with these inputs.
 
     Args:
         example_inputs: of the graph; they tell the device.
         tune: as ``options["tune"]``.
-        records_graphs: whether CUDA graphs are recorded. A recorded graph prepares its weights at
-            each replay, for they may have changed.
     """
     devices = [value.device for value in example_inputs if isinstance(value, Tensor)]
     # A graph on a GPU may be given scalars on the CPU.
     device = next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
 
     def decided(site: Site) -> Decision:
-        if records_graphs and device.type == "cuda" and not site.training:
-            site = dataclasses.replace(site, computed=True)
         return decide(site, device, tune)
 
     return decided

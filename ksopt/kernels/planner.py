@@ -140,7 +140,9 @@ def whole_call(
             _by_call[place] = decision
     if _by_call.get(place) is decision and not torch.are_deterministic_algorithms_enabled():
         host_plans.know(*layer, decision)
-    changing = weight_cache.are_said_to_change() or _is_capturing(x)
+    changing = weight_cache.are_said_to_change() or (
+        x.is_cuda and weight_cache.are_changing(x.get_device())
+    )
     choice = decision.repacked if changing else decision.cached
     call: ChainCall | None = None if choice.name == FACTORS else choice.call
     return call

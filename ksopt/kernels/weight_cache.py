@@ -11,7 +11,7 @@ Prepared anew on every call:
 
 - while autograd records a weight's gradient or computes it (see `scopes.changing`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
-  have changed when the graph is replayed;
+  have changed when the graph is replayed (but see recorded_weights.py);
 - for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated
   views;
 - where keeping it would take more memory than `limit_bytes`.
@@ -33,7 +33,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +124,7 @@ def are_changing(device: int) -> bool:
     Args:
         device: the weights', which need not be the current one.
     """
-    return said.changing or is_capturing(device)
+    return said.changing or (said.recorder is None and is_capturing(device))
 
 
 def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
@@ -152,6 +152,8 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
     if not is_keepable(weight, owner):
         return prepare(weight.detach())
     kept = kept_of(weight, owner, form)
+    if is_recorded(weight):
+        return recorded((weight,), (owner,), kept, lambda weights: prepare(weights[0]))
     if kept is not None:
         return kept.on_current_stream()
     key = _key(weight, form)
@@ -171,6 +173,30 @@ def kept_of(weight: Tensor, owner: Tensor, form: str) -> Kept | None:
     forms = _by_weight.get(id(owner))
     kept = None if forms is None else forms.kept.get(_key(weight, form))
     return kept if kept is not None and kept.is_of(weight, owner) else None
+
+
+def is_recorded(weight: Tensor) -> bool:
+    """Whether a CUDA graph is captured whose weights are prepared again before its replays."""
+    return said.recorder is not None and weight.is_cuda and is_capturing(weight.get_device())
+
+
+def recorded(
+    weights: Sequence[Tensor],
+    owners: Sequence[Tensor],
+    kept: Kept | None,
+    prepare: Callable[[Sequence[Tensor]], Tensor],
+) -> Tensor:
+    """What a graph that is being captured reads of weights: what is kept, or a part of the graph.
+
+    Args:
+        weights, prepare: of the preparation.
+        owners: their `owner_of`.
+        kept: what is kept of them; torch has waited for it before it captures.
+    """
+    assert said.recorder is not None
+    if kept is not None and said.recorder.add(weights, owners, kept.prepared, prepare):
+        return kept.prepared
+    return prepare([weight.detach() for weight in weights])
 
 
 def _key(weight: Tensor, form: str) -> _FormKey:
@@ -217,6 +243,7 @@ def forget(weight: Tensor) -> None:
         >>> prepared(weight, "double", lambda w: 2 * w) is first
         False
     """
+    _count_forgotten()
     if _by_weight:
         with _lock:
             place = id(weight if weight._base is None else weight._base)
@@ -227,6 +254,7 @@ def forget(weight: Tensor) -> None:
 @_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Forget what the step may have changed unseen, or what follows it may change so."""
+    _count_forgotten()
     with _lock:
         for place, forms in list(_by_weight.items()):
             for key in [key for key, kept in forms.kept.items() if not kept.lasting]:
@@ -242,6 +270,19 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
 def _watch_optimizers() -> None:
     # Only once something is kept: until then ksopt changes nothing of torch's.
     register_optimizer_step_post_hook(_after_step)
+
+
+_times_forgotten = 0
+
+
+def forgotten() -> int:
+    """A number that changes whenever weights may have been written unseen by their versions."""
+    return _times_forgotten
+
+
+def _count_forgotten() -> None:
+    global _times_forgotten
+    _times_forgotten += 1
 
 
 refreshes = 0
@@ -264,6 +305,7 @@ def refresh() -> None:
         _by_weight.clear()
         partners.clear()
         refreshes += 1
+    _count_forgotten()
 
 
 def kept_bytes(device: torch.device) -> int:
@@ -312,7 +354,7 @@ def is_keepable(weight: Tensor, owner: Tensor) -> bool:
         or not _is_plain(weight)
         or owner.is_inference()
         or weight.is_neg()  # its memory holds other values
-        or (weight.is_cuda and is_capturing(weight.get_device()))
+        or (said.recorder is None and weight.is_cuda and is_capturing(weight.get_device()))
     )
 
 

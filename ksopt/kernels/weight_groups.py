@@ -55,12 +55,15 @@ def prepared_together(
     places = [(part.address, part.strides, part.version) for part in parts]
     whole_form = f"{form} {kinds} {places}"
     kept = weight_cache.kept_of(first, owners[0], whole_form)
+    before: tuple[Part, ...] = () if kept is None else kept.prepared.parts  # type: ignore[attr-defined]
+    if not all(map(Part.is_of, before, others, owners[1:])):
+        kept = None
+    if weight_cache.is_recorded(first):
+        return weight_cache.recorded(weights, owners, kept, prepare)
     if kept is not None:
-        before: tuple[Part, ...] = kept.prepared.parts  # type: ignore[attr-defined]
-        if all(map(Part.is_of, before, others, owners[1:])):
-            result = kept.on_current_stream()
-            weight_table.note_prepared(first, whole_form, number, result, before)
-            return result
+        result = kept.on_current_stream()
+        weight_table.note_prepared(first, whole_form, number, result, before)
+        return result
     weight_cache.drop(first, f"{form} [")
     for owner in owners[1:]:
         weight_cache.partners.setdefault(id(owner), set()).add(id(owners[0]))

@@ -6,11 +6,25 @@ Deep inside a product, weight_cache.py has to know more of a weight than the ten
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
+
+
+class Recorder(Protocol):
+    """What keeps weights prepared that recorded CUDA graphs read: see recorded_weights.py."""
+
+    def add(
+        self,
+        weights: Sequence[Tensor],
+        owners: Sequence[Tensor],
+        prepared: Tensor,
+        prepare: Callable[[Sequence[Tensor]], Tensor],
+        /,
+    ) -> bool:
+        """Let the graph that is being recorded read a preparation; False if it must not."""
 
 
 class _Said(threading.local):
@@ -18,6 +32,7 @@ class _Said(threading.local):
     frozen = False
     owner: Tensor | None = None
     owners: tuple[Tensor, ...] = ()
+    recorder: Recorder | None = None
 
 
 said = _Said()
@@ -95,6 +110,17 @@ class owned_by_each(_Scope):
 
     def __init__(self, owners: Sequence[Tensor]) -> None:
         super().__init__(tuple(map(root_of, owners)))
+
+
+class recorded_by(_Scope):
+    """In this block CUDA graphs may be recorded, before whose replays weights are prepared again.
+
+    Args:
+        recorder: which does so.
+    """
+
+    __slots__ = ()
+    _what = "recorder"
 
 
 def root_of(tensor: Tensor) -> Tensor:

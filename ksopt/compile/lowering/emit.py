@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ksopt.compile.capture.index_map import Atoms
 from ksopt.compile.capture.nodes import fake_result
@@ -54,6 +55,16 @@ class Emitter:
         with graph.inserting_before(self._before):
             node = graph.call_function(function, args, kwargs)
         return self._described(node, args, kwargs, function)
+
+    def saved(self, function: Callable[..., Any], *args: Any) -> fx.Node:
+        """A call whose result is saved where the backward pass reads it, and not computed again.
+
+        AOTAutograd would read the args once more in the backward pass. The author's own call does
+        not: they may have been written by then.
+        """
+        node = self.call(function, *args)
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        return node
 
     def method(self, name: str, node: fx.Node, *args: Any) -> fx.Node:
         """A node that calls a tensor's method."""

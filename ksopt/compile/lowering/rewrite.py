@@ -177,7 +177,7 @@ class _Lowering:
             return self._product(root, x, at), whole
         if isinstance(origin, Biased):
             summand = self.moved(origin.product, origin.product.map.dims, at)
-            return at.emit.call(torch.add, summand, self._bias(origin.bias, at)), whole
+            return at.emit.saved(torch.add, summand, self._bias(origin.bias, at)), whole
         if isinstance(origin, Cast):
             node, whole = self.build(origin.source, at)
             return at.emit.method("to", node, root.dtype), whole

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ksopt.kernels import weight_groups
+from ksopt.kernels import weight_cache, weight_groups
 from ksopt.kernels.families import chain_tile as chains
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Shape
@@ -130,8 +130,16 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
 
 
-@lru_cache(maxsize=256)
 def _pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
+    if device.type == "cuda" and weight_cache.is_capturing(device.index):
+        # Nothing can be copied to the device now, and what is made belongs to the graph.
+        with device:
+            return chains.pack_index(shape, tile)
+    return _kept_pack_index(shape, tile, device)
+
+
+@lru_cache(maxsize=256)
+def _kept_pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
     return chains.pack_index(shape, tile).to(device)
 
 

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ksopt.compile import backend
 from ksopt.compile.lowering import benchmark, decide
 from ksopt.compile.lowering.benchmark import Question, Times, by_clock
 from ksopt.compile.lowering.decide import by_times, measured
-from ksopt.compile.options import read as options_read
 from ksopt.compile.sites import Place, Site, Verdict
 from ksopt.errors import InvalidInputError
 from ksopt.jit import cache
@@ -218,18 +216,6 @@ def test_a_training_step_that_is_timed_is_compiled_once(compiled_by_eager):
     for _ in range(3):
         compiled(torch.randn(5, 6, 4)).sum().backward()
     assert len(compiled_by_eager.graphs) == 1
-
-
-def test_recorded_graphs_prepare_their_weights_at_each_replay(monkeypatch):
-    asked = []
-    monkeypatch.setattr(backend, "decide", lambda site, *_: asked.append(site.computed))
-    inputs = [SimpleNamespace(device=torch.device("cuda"))]
-    monkeypatch.setattr(backend, "Tensor", SimpleNamespace)
-    for options in ({}, {"mode": "reduce-overhead"}, {"triton.cudagraphs": True}):
-        records = options_read(None, options).records_graphs
-        backend.judge(inputs, None, records)(site())
-        backend.judge([], None, records)(site())  # a CPU records none
-    assert asked == [False, False, True, False, True, False]
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(monkeypatch, caplog):

@@ -102,14 +102,15 @@ LAYERS = (
 )
 
 
-def step(model, function, x):
+def step(model, function, x, written=None):
     """The gradients of the input and of the weights, which are written before; None: refused."""
     x = x.clone().requires_grad_()
+    written = list(model.parameters()) if written is None else written
     for weight in model.parameters():
         weight.grad = None
     y = function(x * 1)
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in written:
             weight.mul_(2)
     is_refused = False
     try:
@@ -121,7 +122,7 @@ def step(model, function, x):
         if not is_refused:
             raise
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in written:
             weight.div_(2)
     return None if is_refused else [x.grad, *(weight.grad for weight in model.parameters())]
 
@@ -159,6 +160,31 @@ def test_a_weight_may_be_written_where_eager_mode_lets_it(build, dynamic, frozen
                 assert other is None
             else:
                 torch.testing.assert_close(other, one, rtol=tolerance, atol=tolerance)
+    assert counters["ksopt"]["lowered"] >= 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_bias_may_be_written(dynamic):
+    class Model(Layer):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.randn(32))
+            self.mask = torch.kron(torch.eye(4), torch.ones(8, 8))
+            self.matrix = nn.Parameter(torch.randn(32, 32))
+
+        def forward(self, x):
+            y = F.linear(x, self.matrix * self.mask, self.bias)
+            return F.gelu(y)  # its backward pass reads y
+
+    torch.manual_seed(0)
+    model = Model()
+    compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
+    x = torch.randn(64, 32)
+    written = [model.bias]
+    expected, actual = step(model, model, x, written), step(model, compiled, x, written)
+    for one, other in zip(expected, actual, strict=True):
+        if one is not None:
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
     assert counters["ksopt"]["lowered"] >= 1
 
 

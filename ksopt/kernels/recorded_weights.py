@@ -1,0 +1,159 @@
+"""Prepared weights that recorded CUDA graphs read, and that are kept up to date for replays.
+
+A graph holds the addresses of what it read when it was recorded, and a weight that the model stores
+may be written before the next replay. So what the graph reads is prepared again, in place, before
+the function that replays it is called. A graph that nothing precedes prepares its weights itself,
+at each replay: see weight_cache.py.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ksopt.kernels import weight_cache
+from ksopt.kernels.weight_scopes import recorded_by
+
+Prepare = Callable[[Sequence[Tensor]], Tensor]
+
+
+@dataclass
+class _Source:
+    """What weights are views of: an argument of the function, or another preparation.
+
+    Attributes:
+        index: of the argument; None for a preparation.
+        owner: the tensor, when the weights were prepared last.
+        storage: its memory, which the graph reads.
+        version: of the owner, when the weights were prepared last.
+    """
+
+    index: int | None
+    owner: weakref.ref[Tensor]
+    storage: StorageWeakRef
+    version: int
+
+    def present(self, arguments: Sequence[Any]) -> Tensor | None:
+        """The tensor as it is now; None if it has other memory: the graph is not replayed then."""
+        owner = self.owner() if self.index is None else arguments[self.index]
+        if owner is None or owner.untyped_storage()._cdata != self.storage.cdata:
+            return None
+        return owner
+
+    def is_written(self, owner: Tensor) -> bool:
+        return owner is not self.owner() or owner._version != self.version
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """What a graph reads, and how it is made: ``prepare`` of views (size, stride, offset)."""
+
+    sources: tuple[_Source, ...]
+    views: tuple[tuple[torch.Size, tuple[int, ...], int], ...]
+    prepared: Tensor
+    prepare: Prepare
+
+    def refresh(self, arguments: Sequence[Any], is_forced: bool) -> None:
+        owners = [owner for one in self.sources if (owner := one.present(arguments)) is not None]
+        if len(owners) < len(self.sources):
+            return
+        pairs = list(zip(self.sources, owners, strict=True))
+        if not is_forced and not any(source.is_written(owner) for source, owner in pairs):
+            return
+        weights = [
+            owner.detach().as_strided(*view) for owner, view in zip(owners, self.views, strict=True)
+        ]
+        self.prepared.copy_(self.prepare(weights))
+        for source, owner in pairs:
+            source.owner, source.version = weakref.ref(owner), owner._version
+
+
+class RecordedWeights:
+    """A function that replays CUDA graphs, and what these read of the weights among its arguments.
+
+    Args:
+        function: of parameters, buffers and inputs.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._preparations: list[_Preparation] = []
+        self._seen: list[tuple[int, weakref.ref[Tensor], int]] = []
+        self._forgotten = 0
+        self._arguments: Sequence[Any] = ()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function, after what was written since the last call is prepared again."""
+        if self._preparations:
+            self._refresh(arguments)
+        self._arguments = arguments
+        try:
+            with recorded_by(self):
+                return self._function(*arguments)
+        finally:
+            self._arguments = ()
+
+    def add(
+        self,
+        weights: Sequence[Tensor],
+        owners: Sequence[Tensor],
+        prepared: Tensor,
+        prepare: Prepare,
+    ) -> bool:
+        """Let the graph that is being recorded read a preparation.
+
+        Args:
+            weights: views of the owners' memory.
+            owners: arguments of the present call, or preparations that were added before.
+            prepared: of the weights, as they are now.
+            prepare: prepares them.
+
+        Returns:
+            False if a write to an owner would go unseen: the graph then prepares the weights.
+        """
+        if any(one.prepared is prepared for one in self._preparations):
+            return True
+        sources, views = [], []
+        for weight, owner in zip(weights, owners, strict=True):
+            index = next((at for at, one in enumerate(self._arguments) if one is owner), None)
+            is_known = any(one.prepared is owner for one in self._preparations)
+            if weight.dtype != owner.dtype or (index is None and not is_known):
+                return False
+            storage = StorageWeakRef(owner.untyped_storage())
+            sources.append(_Source(index, weakref.ref(owner), storage, owner._version))
+            views.append((weight.shape, weight.stride(), int(weight.storage_offset())))
+        self._preparations.append(_Preparation(tuple(sources), tuple(views), prepared, prepare))
+        if len(self._preparations) == 1:
+            self._forgotten = weight_cache.forgotten()
+        self._see(self._arguments)
+        return True
+
+    def _refresh(self, arguments: Sequence[Any]) -> None:
+        forgotten = weight_cache.forgotten()
+        is_forced = forgotten != self._forgotten
+        if not is_forced:
+            for index, owner, version in self._seen:
+                present = arguments[index]
+                if owner() is not present or present._version != version:
+                    break
+            else:
+                return
+        with torch.inference_mode(False), torch.no_grad():
+            for one in self._preparations:
+                one.refresh(arguments, is_forced)
+        self._forgotten = forgotten
+        self._see(arguments)
+
+    def _see(self, arguments: Sequence[Any]) -> None:
+        """Remember what the arguments are whose change leads to a new preparation."""
+        indices = {source.index for one in self._preparations for source in one.sources}
+        self._seen = [
+            (index, weakref.ref(arguments[index]), arguments[index]._version)
+            for index in sorted(index for index in indices if index is not None)
+        ]

@@ -1,0 +1,89 @@
+"""Graphs that torch.compile records read prepared weights, which are kept up to date."""
+
+import pytest
+import torch
+
+import ksopt
+from ksopt.kernels import planner, recorded_weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="warpgroup products need compute capability 9.0",
+    ),
+]
+
+
+def layer(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    linear = ksopt.KSLinear(768, 768, "(1,384,96,2)*(2,96,384,1)", activation="gelu")
+    return linear.to("cuda", dtype)
+
+
+@pytest.fixture
+def preparations(monkeypatch):
+    """How often weights are prepared between two replays."""
+    seen = []
+    usual = recorded_weights._Preparation.refresh
+
+    def counted(self, arguments, is_forced):
+        before = self.prepared._version
+        usual(self, arguments, is_forced)
+        seen.extend([1] * (self.prepared._version - before))
+
+    monkeypatch.setattr(recorded_weights._Preparation, "refresh", counted)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("inference", [True, False])
+def test_a_replay_reads_the_weights_as_they_are(dtype, inference, preparations):
+    model = layer(dtype)
+    compiled = torch.compile(model, backend="ksopt", mode="reduce-overhead")
+    x = torch.randn(4096, 768, device="cuda", dtype=dtype)
+    with torch.inference_mode() if inference else torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+        assert preparations == []
+        for weight in model.weights:
+            weight.mul_(-2)
+            torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+        weight.data.mul_(0.5)
+        ksopt.refresh()
+        torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+        model.weights[0] = torch.nn.Parameter(torch.randn_like(model.weights[0]))
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-1)
+
+
+def test_an_evaluation_after_training_steps():
+    model = layer()
+    compiled = torch.compile(model, backend="ksopt", mode="reduce-overhead")
+    x = torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2, fused=True)
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+        model(x).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_graph_of_ones_own_is_captured_with_what_is_on_disk():
+    model, x = layer(), torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = model(x)
+    planner.forget()
+    ksopt.refresh()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = model(x)
+    with torch.no_grad():
+        graph.replay()
+        torch.testing.assert_close(y, expected, rtol=2e-2, atol=2e-2)
+        for weight in model.weights:
+            weight.mul_(-2)
+        graph.replay()
+        torch.testing.assert_close(y, model(x), rtol=2e-2, atol=2e-2)

@@ -1,0 +1,151 @@
+"""What recorded CUDA graphs read of weights, with a graph played on a CPU.
+
+A played graph reads, at each replay, the tensors that it saw while it was recorded.
+"""
+
+import gc
+
+import pytest
+import torch
+
+import ksopt
+from ksopt.kernels import weight_cache, weight_groups
+from ksopt.kernels.recorded_weights import RecordedWeights
+
+
+class Played:
+    """A function of a weight and an input that records a graph at its second call."""
+
+    def __init__(self, monkeypatch, prepare):
+        self.prepare, self.calls, self.graph = prepare, 0, None
+        self.capturing = False
+        monkeypatch.setattr(
+            weight_cache,
+            "is_recorded",
+            lambda weight: self.capturing and weight_cache.said.recorder is not None,
+        )
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        if self.calls == 1:
+            return self.prepare(*arguments).clone()
+        if self.graph is None or self.graph[0] != [one.data_ptr() for one in arguments]:
+            self.capturing = True
+            read = self.prepare(*arguments)
+            self.capturing = False
+            self.graph = [one.data_ptr() for one in arguments], read
+        return self.graph[1].clone()
+
+
+def doubled(weight):
+    return weight_cache.prepared(weight.T, "double", lambda one: (2 * one).contiguous())
+
+
+def side_by_side(one, other):
+    return weight_groups.prepared_together(
+        [one, other.T], "together", lambda both: torch.cat([one.flatten() for one in both])
+    )
+
+
+def cast_and_doubled(weight):
+    half = weight_cache.cast(weight, torch.bfloat16)
+    return weight_cache.prepared(half, "double", lambda one: 2 * one)
+
+
+PREPARED = {
+    "one": (doubled, lambda one, other: 2 * one.T, 1),
+    "two": (side_by_side, lambda one, other: torch.cat([one.flatten(), other.T.flatten()]), 2),
+    "cast": (cast_and_doubled, lambda one, other: 2 * one.bfloat16(), 1),
+}
+
+
+@pytest.fixture(params=PREPARED)
+def played(request, monkeypatch):
+    """A recorded function, its weights, what it must return, and the function that plays."""
+    prepare, wanted, count = PREPARED[request.param]
+    weights = [torch.nn.Parameter(torch.randn(3, 3)) for _ in range(count)]
+    player = Played(monkeypatch, prepare)
+    function = RecordedWeights(player)
+    with torch.no_grad():
+        for _ in range(2):
+            function(*weights)
+        yield function, weights, lambda: wanted(weights[0], weights[-1]), player
+
+
+def test_a_graph_reads_what_was_prepared_before(played):
+    function, weights, wanted, player = played
+    read = player.graph[1]
+    assert torch.equal(function(*weights), wanted())
+    assert player.graph[1] is read
+
+
+def test_a_weight_that_was_written_is_prepared_again_in_place(played):
+    function, weights, wanted, player = played
+    place = player.graph[1].data_ptr()
+    for weight in weights:
+        weight.add_(1)
+        assert torch.equal(function(*weights), wanted())
+    assert player.graph[1].data_ptr() == place
+
+
+def test_nothing_is_prepared_while_weights_stay(played, monkeypatch):
+    function, weights, _, _ = played
+    function(*weights)
+    prepared = []
+    for one in function._preparations:
+        monkeypatch.setattr(type(one), "refresh", lambda *_: prepared.append(1))
+    function(*weights)
+    assert prepared == []
+
+
+def test_refresh_prepares_again_what_torch_does_not_count(played):
+    function, weights, wanted, _ = played
+    weights[0].data.add_(1)
+    ksopt.refresh()
+    assert torch.equal(function(*weights), wanted())
+
+
+def test_another_parameter_of_the_same_memory_is_prepared_anew(played):
+    function, weights, wanted, _ = played
+    weights[0] = torch.nn.Parameter(weights[0].data)
+    weights[0].data.add_(1)
+    gc.collect()
+    assert torch.equal(function(*weights), wanted())
+    weights[0].add_(1)
+    assert torch.equal(function(*weights), wanted())
+
+
+def test_other_memory_and_back(played):
+    function, weights, wanted, _ = played
+    first, second = weights[0].data, torch.randn(3, 3)
+    for data in (second, first, second):
+        weights[0].data = data
+        weights[0].add_(1)
+        assert torch.equal(function(*weights), wanted())
+
+
+def test_what_no_argument_owns_is_prepared_by_the_graph(monkeypatch):
+    weight = torch.randn(3, 3)
+    player = Played(monkeypatch, lambda _: doubled(weight))
+    function = RecordedWeights(player)
+    x = torch.randn(2)
+    for _ in range(2):
+        function(x)
+    assert function._preparations == []
+    assert not any(
+        player.graph[1].data_ptr() == kept.prepared.data_ptr()
+        for forms in weight_cache._by_weight.values()
+        for kept in forms.kept.values()
+    )
+
+
+def test_arguments_are_not_kept_alive(monkeypatch):
+    weight, x = torch.nn.Parameter(torch.randn(3, 3)), torch.randn(2)
+    function = RecordedWeights(Played(monkeypatch, lambda weight, x: doubled(weight)))
+    with torch.no_grad():
+        for _ in range(3):
+            function(weight, x)
+    alive = torch.multiprocessing.reductions.StorageWeakRef(weight.untyped_storage())
+    del weight
+    gc.collect()
+    assert alive.expired()
