@@ -11,10 +11,11 @@
 
 #include "bmm_plan.hpp"
 #include "kernel_table.hpp"
+#include "torch_ops.hpp"
 
 namespace {
 
-// What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device.
+// What a plan was chosen for: a, b, c, d, dtype, layout, precision, bits of the batch, device (`place_of`).
 using ProblemKey = std::array<int64_t, 9>;
 struct ProblemKeyHash {
   size_t operator()(const ProblemKey& key) const {
@@ -24,14 +25,15 @@ struct ProblemKeyHash {
   }
 };
 
-// What was chosen: a plan, or a batched product, and the form of the weight that it takes; 0: the weight
-// as it is, its elements in order. Anew: where there is no weight in that form, one is made and let go: for
-// a batched product its matrices, for a plan (which also takes a weight whose elements are in order as it
-// is) the elements in order.
+// What was chosen: a plan, a batched product, or a way of torch's on a CPU, and the form of the weight that it
+// takes; 0: the weight as it is, its elements in order (torch's ways: in any). Anew: where there is no weight
+// in that form, one is made and let go: for a batched product its matrices, for a plan (which also takes a
+// weight whose elements are in order as it is) the elements in order.
+enum Kind : int64_t { KERNEL, BATCHED, TORCH };
 struct Choice {
   int64_t plan;
   int64_t form;
-  bool batched;
+  int64_t kind;
   bool anew;
 };
 
@@ -59,6 +61,14 @@ bool is_aligned(const Tensor& x, bool batch_last) {
   const int64_t row = batch_last ? x.numel() / (features > 0 ? features : 1) : features;
   return x.is_contiguous() && aligned_16(x.const_data_ptr()) &&
          row * static_cast<int64_t>(x.element_size()) % 16 == 0;
+}
+
+// The device; of a CPU as many threads as torch has, which its choices depend on.
+int32_t place_of(const Tensor& x) {
+  const int32_t device = x.get_device_index();
+  uint32_t threads = 0;
+  if (device < 0) torch_get_num_threads(&threads);
+  return device < 0 ? -static_cast<int32_t>(threads) : device;
 }
 
 bool share_memory(const Tensor& one, const Tensor& other) {  // from the first element to the last
@@ -103,9 +113,6 @@ struct Prepared {
 std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, const Tensor& weight,
                                      const std::optional<Tensor>& prepared, const std::optional<Tensor>& out) {
   const Batched product = batched_at(choice.plan);
-  // One row is one column, which ksopt/batched.py multiplies without copies.
-  const bool copies = product.before == NONE && !(product.sees_x() && product.sees_y());
-  if (copies && x.numel() == product.groups() * product.c) return std::nullopt;
   std::optional<Tensor> made;  // which `matrices` may refer to
   std::optional<Matrices> matrices = matrices_in(weight);
   if (!matrices && prepared) matrices = matrices_of_prepared(product, *prepared);
@@ -116,48 +123,101 @@ std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, cons
   return matrices ? multiply_batched(product, x, *matrices, weight, out) : std::nullopt;
 }
 
+// What is known of x, which need not be there yet: it is contiguous.
+struct Rows {
+  int64_t features, batch;
+  int32_t dtype, device, place;
+  bool batch_last, aligned;
+};
+
+Rows rows_of(const Tensor& x, bool batch_last) {
+  const int64_t features = x.size(batch_last ? 0 : x.dim() - 1);
+  return {features, features > 0 ? x.numel() / features : 0, dtype_of(x), x.get_device_index(), place_of(x),
+          batch_last, is_aligned(x, batch_last)};
+}
+
+// A product whose choice can be carried out: nothing of it has to be compiled or prepared by Python.
+struct Step {
+  Choice choice;
+  const Tensor* weight;
+  std::optional<Tensor> prepared;
+
+  std::optional<Tensor> run(const Tensor& x, bool batch_last, const std::optional<Tensor>& out) const {
+    if (choice.kind == TORCH) {
+      const auto way = static_cast<ksopt::TorchWay>(choice.plan);
+      return Tensor(ksopt::multiply_by_torch(way, x.get(), weight->get(), batch_last, out ? out->get() : nullptr));
+    }
+    if (choice.kind == BATCHED) return multiply_known(choice, x, *weight, prepared, out);
+    const Plan plan = plan_at(choice.plan);
+    if (prepared) return launch_plan(plan, x, *prepared, out);
+    const bool in_order = weight->is_contiguous();
+    return launch_plan(plan, x, in_order ? *weight : torch::stable::contiguous(*weight), out);
+  }
+};
+
+// The step for such operands; none if it is not known, or not without Python. `prepared_in` gives the weight
+// in a form, if there is one that may be read now.
+template <typename PreparedIn>
+std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool changing,
+                            const PreparedIn& prepared_in) {
+  if (weight.dim() != 4) return std::nullopt;
+  const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
+  if (x.features != a * c * d || x.features == 0 || x.batch == 0 || x.dtype != dtype_of(weight) ||
+      x.device != weight.get_device_index()) {
+    return std::nullopt;
+  }
+  Choice choice{};
+  {
+    const std::shared_lock lock(known_mutex);
+    const auto& table = known[changing];
+    const auto found = table.find({a, b, c, d, x.dtype, x.batch_last, exact, bits_of(x.batch), x.place});
+    if (found == table.end()) return std::nullopt;
+    choice = found->second;
+  }
+  if (choice.kind == TORCH) return Step{choice, &weight, std::nullopt};
+  if (!x.aligned) return std::nullopt;
+  if (choice.kind == BATCHED) {
+    const Batched product = batched_at(choice.plan);
+    // One row is one column, which ksopt/batched.py multiplies without copies.
+    const bool copies = product.before == NONE && !(product.sees_x() && product.sees_y());
+    if (copies && x.batch * x.features == product.groups() * product.c) return std::nullopt;
+    std::optional<Tensor> prepared = prepared_in(choice.form);
+    if (!prepared && !choice.anew && !matrices_in(weight)) return std::nullopt;
+    return Step{choice, &weight, std::move(prepared)};
+  }
+  if ((choice.anew || choice.form == 0) && weight.is_contiguous()) return Step{choice, &weight, std::nullopt};
+  if (choice.form != 0) {
+    if (std::optional<Tensor> prepared = prepared_in(choice.form)) return Step{choice, &weight, std::move(prepared)};
+  }
+  // Of a weight that is kept one in order is kept, too: by Python, once.
+  if (choice.anew && changing) return Step{choice, &weight, std::nullopt};
+  return std::nullopt;
+}
+
 // y, if something is known for these operands and nothing about them is out of the ordinary; the caller
 // checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
                                    bool changing, const std::optional<Prepared>& prepared,
                                    const std::optional<Tensor>& out) {
-  const int64_t dims = x.dim();
-  if (dims == 0 || weight.dim() != 4 || !is_aligned(x, batch_last)) return std::nullopt;
-  const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
-  const int64_t features = x.size(batch_last ? 0 : dims - 1);
-  const int32_t dtype = dtype_of(x), device = x.get_device_index();
-  if (features != a * c * d || features == 0 || dtype != dtype_of(weight) || device != weight.get_device_index()) {
-    return std::nullopt;
-  }
-  const int64_t batch = x.numel() / features;
-  if (batch == 0 || (out && !takes_product(*out, x, weight, a * b * d, batch_last))) return std::nullopt;
-  Choice choice{};
-  {
-    const std::shared_lock lock(known_mutex);
-    const auto& table = known[changing];
-    const auto found = table.find({a, b, c, d, dtype, batch_last, exact, bits_of(batch), device});
-    if (found == table.end()) return std::nullopt;
-    choice = found->second;
-  }
-  const bool serves = prepared && prepared->serves(choice.form, device);
-  if (choice.batched) {
-    return multiply_known(choice, x, weight, serves ? std::optional(prepared->tensor) : std::nullopt, out);
-  }
-  const Plan plan = plan_at(choice.plan);
-  if ((choice.anew || choice.form == 0) && weight.is_contiguous()) return launch_plan(plan, x, weight, out);
-  if (choice.form != 0 && serves) return launch_plan(plan, x, prepared->tensor, out);
-  // Of a weight that is kept one in order is kept, too: by Python, once.
-  if (choice.anew && changing) return launch_plan(plan, x, torch::stable::contiguous(weight), out);
-  return std::nullopt;
+  if (x.dim() == 0 || weight.dim() != 4 || !x.is_contiguous()) return std::nullopt;
+  const Rows rows = rows_of(x, batch_last);
+  const int64_t out_features = weight.size(0) * weight.size(1) * weight.size(3);
+  if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
+  const auto step = step_of(rows, weight, exact, changing, [&](int64_t form) {
+    const bool serves = prepared && prepared->serves(form, rows.device);
+    return serves ? std::optional(prepared->tensor) : std::nullopt;
+  });
+  return step ? step->run(x, batch_last, out) : std::nullopt;
 }
 
 // Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.
 void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing,
           std::optional<Choice> choice) {
-  if (!is_aligned(x, batch_last) || x.numel() == 0) return;
+  const bool any_row = choice && choice->kind == TORCH;
+  if (!x.is_contiguous() || x.numel() == 0 || (!any_row && !is_aligned(x, batch_last))) return;
   const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
   const ProblemKey key = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
-                               batch_last, exact, bits_of(batch), x.get_device_index()};
+                          batch_last, exact, bits_of(batch), place_of(x)};
   const std::unique_lock lock(known_mutex);
   if (choice) {
     known[changing][key] = *choice;

@@ -118,21 +118,29 @@ bool is_capturing(void* stream) {
   return stream != nullptr && (ask(stream, &capturing) != 0 || capturing != 0);
 }
 
-void launch_on_current_stream(const Plan& plan, Arguments arguments, int32_t device, unsigned blocks) {
+// How a kernel is launched; `arguments` is what it takes by value.
+struct Launch {
+  void* kernel;
+  unsigned threads, shared_bytes;
+  bool early;
+  void* arguments;
+};
+
+void launch_on_current_stream(const Launch& launch, int32_t device, unsigned blocks) {
   static const auto launch_kernel =
       reinterpret_cast<LaunchKernel>(required("libcuda.so.1", "cuLaunchKernelEx"));
   static const auto error_string =
       reinterpret_cast<GetErrorString>(required("libcuda.so.1", "cuGetErrorString"));
   void* stream = current_stream(device);
-  void* parameters[] = {&arguments};
+  void* parameters[] = {launch.arguments};
   LaunchAttribute early{};
   early.id = PROGRAMMATIC_STREAM_SERIALIZATION;
   early.programmatic_stream_serialization = 1;
-  const LaunchConfig config{{blocks, 1, 1}, {plan.threads, 1, 1}, plan.shared_bytes, stream,
-                            &early,         plan.early ? 1u : 0u};
-  int status = launch_kernel(&config, plan.kernel, parameters, nullptr);
+  const LaunchConfig config{{blocks, 1, 1}, {launch.threads, 1, 1}, launch.shared_bytes, stream,
+                            &early,         launch.early ? 1u : 0u};
+  int status = launch_kernel(&config, launch.kernel, parameters, nullptr);
   if (status == INVALID_CONTEXT && (status = take_context(device)) == 0) {
-    status = launch_kernel(&config, plan.kernel, parameters, nullptr);
+    status = launch_kernel(&config, launch.kernel, parameters, nullptr);
   }
   if (status != 0) {
     const char* words = "unknown error";
@@ -232,7 +240,7 @@ std::optional<Tensor> launch_plan(Plan plan, const Tensor& x, const Tensor& weig
   }
   const int64_t tiles =
       (batch + plan.rows_per_tile - 1) / plan.rows_per_tile * plan.tiles_per_row_tile;
-  launch_on_current_stream(plan, arguments, device,
+  launch_on_current_stream({plan.kernel, plan.threads, plan.shared_bytes, plan.early, &arguments}, device,
                            static_cast<unsigned>(tiles < plan.max_blocks ? tiles : plan.max_blocks));
   return y;
 }

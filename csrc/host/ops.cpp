@@ -6,6 +6,7 @@
 #include "bmm_plan.hpp"
 #include "dispatch_table.hpp"
 #include "kernel_table.hpp"
+#include "plan_table.hpp"
 
 namespace {
 
@@ -30,10 +31,35 @@ std::optional<Tensor> launch_known_prepared(const Tensor& x, const Tensor& weigh
   return launch_known(x, weight, batch_last, exact, false, Prepared{prepared, form, stream}, out);
 }
 
-void know_plan(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
-               int64_t form, bool batched, bool anew) {
+void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
+               int64_t form, int64_t kind, bool anew) {
   know(x, weight, batch_last, exact, changing,
-       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, batched, anew}));
+       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, anew}));
+}
+
+std::optional<Tensor> run_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
+                               std::optional<Tensor> residual, std::string activation, bool batch_last,
+                               int64_t siblings, bool exact, bool changing, std::vector<Tensor> prepared,
+                               std::vector<int64_t> notes, std::optional<Tensor> out) {
+  const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings};
+  if (notes.size() != 3 * prepared.size()) throw std::invalid_argument("ksopt: a note for each prepared weight");
+  return run_known_plan(layer, exact, changing, {prepared, notes}, out);
+}
+
+void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
+               std::optional<Tensor> residual, std::string activation, bool batch_last, int64_t siblings, bool exact,
+               bool changing, int64_t kernel, int64_t form) {
+  const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings};
+  know_plan_of(layer, exact, changing, {kernel, form});
+}
+
+// Registers a chain's kernel and returns its index.
+int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes, int64_t rows_per_unit,
+                  int64_t most_blocks) {
+  const std::unique_lock lock(plans_mutex);
+  chain_kernels.push_back({reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
+                           static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks});
+  return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
 // Registers a product and returns its index; before, after: plans of transposes, or NONE.
@@ -73,8 +99,18 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int form, int stream, Tensor? out=None) -> Tensor?");
   m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
-      "bool batched=False, bool anew=False) -> ()");
+      "int kind=0, bool anew=False) -> ()");
   m.def("forget() -> ()");
+  m.def(
+      "run_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
+      "int siblings, bool exact, bool changing, Tensor[] prepared, int[] notes, Tensor? out=None) -> Tensor?");
+  m.def(
+      "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
+      "int siblings, bool exact, bool changing, int kernel, int form) -> ()");
+  m.def("forget_plans() -> ()");
+  m.def(
+      "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "
+      "int most_blocks) -> int");
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
@@ -83,16 +119,19 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) {
-  m.impl("launch", TORCH_BOX(&launch));
-  m.impl("launch_known", TORCH_BOX(&launch_known_as_it_is));
-  m.impl("launch_known_prepared", TORCH_BOX(&launch_known_prepared));
-  m.impl("know", TORCH_BOX(&know_plan));
-}
+STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
   m.impl("set_fallback", TORCH_BOX(&set_fallback));
   m.impl("add_batched", TORCH_BOX(&add_batched));
   m.impl("forget", TORCH_BOX(&forget_known));
+  m.impl("forget_plans", TORCH_BOX(&forget_plans));
+  m.impl("add_chain", TORCH_BOX(&add_chain));
+  // On CPU and CUDA: what is not known of a device is in no table.
+  m.impl("launch_known", TORCH_BOX(&launch_known_as_it_is));
+  m.impl("launch_known_prepared", TORCH_BOX(&launch_known_prepared));
+  m.impl("know", TORCH_BOX(&know_choice));
+  m.impl("run_plan", TORCH_BOX(&run_plan));
+  m.impl("know_plan", TORCH_BOX(&know_plan));
 }

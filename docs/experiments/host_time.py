@@ -1,16 +1,19 @@
-"""What an eager call costs the host, without waiting for the device, and what of it goes where.
+"""What a call costs the host, without waiting for the device, and what of it goes where.
 
-    python docs/experiments/host_time.py
+    python docs/experiments/host_time.py [cpu|cuda]
 
-Prints microseconds a call, the least of 10 rounds of 500, for each layout and dtype: of ksopt's
-operator and layer, of what they are made of, and of torch's own products of the same size. The
-device's work is small, so that it never holds the host up.
+Prints microseconds a call, the least of 10 rounds of 500. First of whole layers, of two factors
+with bias and GELU: eager and compiled, inference and a training step, beside `nn.Linear` with GELU.
+Then, on CUDA, for each layout and dtype: of ksopt's operator and layer, of what they are made of,
+and of torch's own products of the same size. The device's work is small, so that it never holds the
+host up; on a CPU the work is part of the time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,12 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ksopt import ops
+from ksopt.jit import host
 from ksopt.kernels import weight_table
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.launcher import HostLauncher, Launcher, _Arguments, _strides
 from ksopt.kernels.packing_launcher import PreparingLauncher
 from ksopt.nn import KSLinear
-from ksopt.patterns.chain import Pattern
+from ksopt.patterns.chain import Chain, Pattern
 
 ROUNDS, CALLS = 10, 500
 ROWS = 16
@@ -38,14 +42,21 @@ CASES = [
     (SMALL, torch.float16, True),
     (SMALL, torch.float32, False),
 ]
+LAYERS = [
+    ("(1,16,8,2)*(2,8,16,1)", torch.float32),
+    ("(1,192,48,2)*(2,48,192,1)", torch.float32),
+    ("(1,192,48,2)*(2,48,192,1)", torch.bfloat16),
+]
 Calls = Iterator[tuple[str, Callable[[], object]]]
 
 
 def host_us(call: Callable[[], object]) -> float:
-    call()
+    for _ in range(5):
+        call()
     best = math.inf
     for _ in range(ROUNDS):
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(CALLS):
             call()
@@ -153,8 +164,45 @@ def launch_of(
     return config, arguments
 
 
+def of_layers(text: str, dtype: torch.dtype, device: str) -> Calls:
+    """A layer of two factors with bias and GELU, and a dense one of its size."""
+    chain = Chain.parse(text)
+    sizes = (chain.in_features, chain.out_features)
+    ours = KSLinear(*sizes, chain, activation="gelu", device=device, dtype=dtype)
+    dense = torch.nn.Sequential(
+        torch.nn.Linear(*sizes, device=device, dtype=dtype), torch.nn.GELU()
+    )
+    x = torch.randn(ROWS, chain.in_features, device=device).to(dtype)
+    grad = torch.randn(ROWS, chain.out_features, device=device).to(dtype)
+    for name, layer, backend in (("KSLinear", ours, "ksopt"), ("nn.Linear", dense, "inductor")):
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend=backend)
+        for how, call in (("eager", layer), ("compiled", compiled)):
+
+            def infer(call: Callable[[Tensor], Tensor] = call) -> None:
+                with torch.no_grad():
+                    call(x)
+
+            def train(call: Callable[[Tensor], Tensor] = call) -> None:
+                call(x).backward(grad)
+
+            yield f"{name}, {how}", infer
+            yield f"{name}, {how}, forward and backward", train
+
+
+def print_layers(device: str) -> None:
+    if device == "cpu":
+        reason = host.load()
+        print(f"{torch.get_num_threads()} threads, host library: {reason or 'loaded'}")
+    for text, dtype in LAYERS:
+        name = str(dtype).removeprefix("torch.")
+        print(f"{name}, {text} with bias and GELU, {ROWS} rows, {device}")
+        for what, call in of_layers(text, dtype, device):
+            print(f"  {what}: {host_us(call):.1f} us", flush=True)
+
+
 @torch.no_grad()
-def main() -> None:
+def print_factors() -> None:
     for p, dtype, last in CASES:
         shape = (p.in_features, ROWS) if last else (ROWS, p.in_features)
         x = torch.randn(shape, device="cuda").to(dtype)
@@ -168,6 +216,13 @@ def main() -> None:
         for calls in (of_ksopt(p, x, weight, last), of_torch(p, x, last)):
             for what, call in calls:
                 print(f"  {what}: {host_us(call):.1f} us", flush=True)
+
+
+def main() -> None:
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    print_layers(device)
+    if device == "cuda":
+        print_factors()
 
 
 if __name__ == "__main__":

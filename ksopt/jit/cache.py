@@ -94,6 +94,15 @@ def get(key: ArtifactKey, build: Callable[[], bytes]) -> Artifact:
     return Artifact(build(), None)
 
 
+def find(key: ArtifactKey) -> Artifact | None:
+    """The cached artifact of ``key``, if there is one that may be trusted; nothing is built."""
+    try:
+        return _load(store_root() / key.arch / key.digest, key)
+    except CacheUnusable as reason:
+        warn_once(str(reason))
+        return None
+
+
 class CacheUnusable(Exception):
     """The cache cannot be read or written safely; the text says why."""
 

@@ -16,7 +16,7 @@ import torch
 
 from ksopt import settings
 from ksopt.errors import CompilationError, KsoptError, UnavailableError
-from ksopt.jit.cache import Artifact, ArtifactKey, get
+from ksopt.jit.cache import Artifact, ArtifactKey, find, get, store_root
 from ksopt.system import children, ownership
 
 # The oldest torch whose stable ABI the library may use: one binary then serves all later ones.
@@ -36,6 +36,30 @@ def load() -> str | None:
     """
     with _loading:
         return None if is_loaded() else _load()
+
+
+def load_built() -> bool:
+    """Load the library if it was built before, which takes milliseconds; nothing is compiled.
+
+    Returns:
+        Whether it is loaded.
+    """
+    with _loading:
+        return is_loaded() or _load_built()
+
+
+@functools.cache
+def _load_built() -> bool:
+    if not (store_root() / _ARCH).is_dir():
+        return False
+    try:
+        artifact = find(_key(settings.cxx_compiler(), _sources(), _flags()))
+        if artifact is None or artifact.path is None:
+            return False
+        torch.ops.load_library(str(artifact.path))
+    except (KsoptError, OSError):
+        return False
+    return True
 
 
 def is_loaded() -> bool:
@@ -71,16 +95,22 @@ def build() -> Artifact:
         CompilationError: the compiler failed; carries its output.
     """
     compiler = settings.cxx_compiler()
-    sources = _sources()
-    flags = _flags()
+    sources, flags = _sources(), _flags()
+    key = _key(compiler, sources, flags)
+    return get(key, lambda: _compile(compiler, sources, flags))
+
+
+_ARCH = f"host-{platform.machine()}"
+
+
+def _key(compiler: str, sources: Mapping[str, str], flags: list[str]) -> ArtifactKey:
     parts = {
         **sources,
-        "flags": " ".join(flags),
+        "flags": " ".join([*flags, *_libraries()]),
         "compiler": compiler_version(compiler),
         "torch": torch.__version__,
     }
-    key = ArtifactKey.of(f"host-{platform.machine()}", "ksopt_host.so", parts)
-    return get(key, lambda: _compile(compiler, sources, flags))
+    return ArtifactKey.of(_ARCH, "ksopt_host.so", parts)
 
 
 def compiler_version(compiler: str) -> str:
@@ -134,15 +164,16 @@ def _flags() -> list[str]:
     torch_folder = Path(torch.__file__).parent
     return [
         "-O2",
-        "-std=c++17",
+        "-std=c++20",
         "-fPIC",
-        "-shared",
         f"-DTORCH_TARGET_VERSION={_ABI_TARGET}",
         f"-isystem{torch_folder / 'include'}",
-        f"-L{torch_folder / 'lib'}",
-        "-ltorch_cpu",
-        "-ldl",
     ]
+
+
+def _libraries() -> list[str]:
+    torch_folder = Path(torch.__file__).parent
+    return [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
 
 
 def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> bytes:
@@ -150,13 +181,7 @@ def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> byt
         folder = Path(name)
         for file, text in sources.items():
             (folder / file).write_text(text, encoding="utf-8")
-        quoted = " ".join(_ninja_quote(word) for word in flags)
-        (folder / "build.ninja").write_text(
-            "rule library\n"
-            f"  command = {_ninja_quote(compiler)} $in -o $out {quoted}\n"
-            "build ksopt_host.so: library ops.cpp\n",
-            encoding="utf-8",
-        )
+        (folder / "build.ninja").write_text(_rules(compiler, sources, flags), encoding="utf-8")
         done = subprocess.run(
             children.program([ninja_program(), "-C", name]),
             capture_output=True,
@@ -168,6 +193,24 @@ def _compile(compiler: str, sources: Mapping[str, str], flags: list[str]) -> byt
                 f"the host library does not compile with {compiler}: {done.stdout[-2000:]}"
             )
         return (folder / "ksopt_host.so").read_bytes()
+
+
+def _rules(compiler: str, sources: Mapping[str, str], flags: list[str]) -> str:
+    """What ninja does: each file by itself, side by side, then one library."""
+
+    def quoted(words: list[str]) -> str:
+        return " ".join(map(_ninja_quote, words))
+
+    files = [name.removesuffix(".cpp") for name in sources if name.endswith(".cpp")]
+    return "\n".join(
+        [
+            *("rule object", f"  command = {quoted([compiler])} -c $in -o $out {quoted(flags)}"),
+            "rule library",
+            f"  command = {quoted([compiler])} -shared $in -o $out {quoted(_libraries())}",
+            *(f"build {name}.o: object {name}.cpp" for name in files),
+            f"build ksopt_host.so: library {' '.join(f'{name}.o' for name in files)}\n",
+        ]
+    )
 
 
 def _ninja_quote(word: str) -> str:

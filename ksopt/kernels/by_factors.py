@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,49 @@ from torch import Tensor
 from ksopt.epilogue import add_epilogue_
 from ksopt.kernels import dispatch
 from ksopt.kernels.problem import Problem
+
+Product = Callable[..., Tensor]
+"""(x, weight, batch_last, owner) -> y, or written into one more tensor that is last."""
+Behind = Callable[[Tensor, Tensor | None, str, Tensor | None, bool], Tensor]
+"""(y, bias, activation, residual, batch_last) -> act(y + bias) + residual."""
+
+
+def by_factors(
+    product: Product,
+    behind: Behind,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    owners: Sequence[Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A layer's result, made of products by one factor and what is done behind the last.
+
+    Args:
+        product: multiplies by one factor.
+        behind: does what follows; it is not called where nothing does.
+        x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
+        out: where the last product, or that of all siblings, is written; None for new memory.
+    """
+    length = len(weights) // siblings
+    parts = []
+    for first in range(0, len(weights), length):
+        part = x
+        for at in range(first + length - 1, first - 1, -1):
+            owner = None if owners is None else owners[at]
+            if out is not None and at == 0 and siblings == 1:
+                part = product(part, weights[at], batch_last, owner, out)
+            else:
+                part = product(part, weights[at], batch_last, owner)
+        parts.append(part)
+    y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1, out=out)
+    if bias is None and residual is None and activation == "none":
+        return y
+    return behind(y, bias, activation, residual, batch_last)
 
 
 @dataclass(frozen=True)
@@ -32,15 +75,12 @@ class ByFactors:
         out: Tensor | None = None,
         /,
     ) -> Tensor:
-        last, length = self.problem.batch_last, len(self.problem.chain)
-        siblings = [weights[at : at + length] for at in range(0, len(weights), length)]
-        direct = out if len(siblings) == 1 else None
-        parts = [_product(x, own, last, direct) for own in siblings]
-        y = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if last else -1, out=out)
-        return add_epilogue_(y, bias, self.problem.epilogue.activation, residual, last)
+        p = self.problem
+        around = (bias, residual, p.epilogue.activation, p.batch_last, p.siblings)
+        return by_factors(_multiply, add_epilogue_, x, weights, *around, out=out)
 
 
-def _product(x: Tensor, weights: Sequence[Tensor], batch_last: bool, out: Tensor | None) -> Tensor:
-    for weight in reversed(weights[1:]):
-        x = dispatch.multiply(x, weight, batch_last)
-    return dispatch.multiply(x, weights[0], batch_last, out)
+def _multiply(
+    x: Tensor, weight: Tensor, batch_last: bool, _owner: None, out: Tensor | None = None
+) -> Tensor:
+    return dispatch.multiply(x, weight, batch_last, out)

@@ -104,16 +104,22 @@ class Launcher(abc.ABC):
 MakeLauncher = Callable[[], Launcher]
 
 
+KERNEL, BATCHED, TORCH = range(3)
+"""Kinds of an entry: ``Kind`` of csrc/host/dispatch_table.hpp."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """What csrc/host/dispatch_table.hpp needs to do a call's work.
 
     Attributes:
-        plan: index of the kernel, from ``add_plan``, or of the product, from ``add_batched``.
+        plan: index of the kernel, from ``add_plan``, of the product, from ``add_batched``, or of
+            one of torch's ways (``TorchWay`` of csrc/host/torch_ops.hpp); of what computes a whole
+            chain, that from ``add_chain``.
         form: the number of the prepared weight that it takes (weight_table.py); 0 for a kernel that
             takes the weight as it is.
-        batched: whether it is a product by PyTorch, which also takes weights that it can read in
-            their own memory.
+        kind: a kernel of ours; a batched product by PyTorch, which also takes weights that it can
+            read in their own memory; or a way of PyTorch's on a CPU.
         anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing;
             of a kernel, that it takes any weight whose elements are in order, and prepares others
             so where weights change.
@@ -121,19 +127,20 @@ class Entry:
 
     plan: int
     form: int
-    batched: bool = False
+    kind: int = KERNEL
     anew: bool = False
 
 
 @runtime_checkable
 class Enterable(Protocol):
-    """(x, weight, out=None) -> y that the host library may be able to do by itself."""
+    """What computes a product, or a layer, that the host library may be able to do by itself."""
 
     def entry(self) -> Entry | None:
         """What the host library's table may hold for it; None where it cannot."""
 
 
 _NONE, _LATER = -1, -2  # of csrc/host/kernel_table.hpp
+_ROWS_OF_CHAIN_UNIT = 64
 
 
 def batched_entry(
@@ -162,7 +169,28 @@ def batched_entry(
             return None
         plans.append(_NONE if transpose is None else transpose.plan)
     plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans)
-    return Entry(plan, form, batched=True)
+    return Entry(plan, form, BATCHED)
+
+
+def chain_entry(
+    kernel: int, out_features: int, threads: int, shared_bytes: int, most_blocks: int, form: int
+) -> Entry | None:
+    """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
+
+    Args:
+        kernel: the driver's handle.
+        out_features: of all siblings.
+        threads, shared_bytes: of a block.
+        most_blocks: that run at a time. Blocks take whole units of 64 rows, as many each.
+        form: the number of the prepared weights.
+
+    Returns:
+        None where there is no host library.
+    """
+    if host.load() is not None:
+        return None
+    launch = (kernel, out_features, threads, shared_bytes, _ROWS_OF_CHAIN_UNIT, most_blocks)
+    return Entry(torch.ops.ksopt_host.add_chain(*launch), form)
 
 
 class HostLauncher(Launcher):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import registry, tuning_cache, weight_cache
+from ksopt.kernels import host_plans, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
@@ -116,7 +116,11 @@ def whole_call(
             asked once for operands of such shapes, dtypes and devices.
     """
     x, weights = operands.x, operands.weights
-    if not CHAIN_FAMILIES or x.numel() == 0 or not _runs_kernels(x.device):
+    if x.numel() == 0:
+        return None
+    layer = (operands, activation, batch_last, siblings)
+    if not CHAIN_FAMILIES or not _runs_kernels(x.device):
+        host_plans.know(*layer)
         return None
     place = (
         *(_kind(tensor) for tensor in (x, *weights, operands.bias, operands.residual)),
@@ -129,10 +133,13 @@ def whole_call(
             check()
         problem = problem_of(operands, activation, batch_last, siblings)
         if problem.is_factor:
+            host_plans.know(*layer)
             return None  # the factor's own choice
         decision, is_final = _decision(problem, operands)
         if is_final:
             _by_call[place] = decision
+    if _by_call.get(place) is decision and not torch.are_deterministic_algorithms_enabled():
+        host_plans.know(*layer, decision)
     changing = weight_cache.are_said_to_change() or (
         x.is_cuda and weight_cache.are_changing(x.get_device())
     )
@@ -211,6 +218,8 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
         assert record is not None
         tuning_cache.save(identity, record)
     _decisions[key, x.device] = decision
+    _by_call.clear()
+    host_plans.forget()
     return record
 
 
@@ -255,6 +264,7 @@ def forget() -> None:
     _by_call.clear()
     _has_spec.clear()
     _predicted.cache_clear()
+    host_plans.forget()
 
 
 def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:

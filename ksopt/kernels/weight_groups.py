@@ -1,7 +1,7 @@
 """Several weights prepared as one tensor, as a kernel of a whole chain reads them.
 
 What was prepared is kept with the first of them, by the rules of weight_cache.py, for as long as
-all of them are what they were: the same memory in the same version.
+all of them are what they were: the same tensors with the same memory in the same version.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ksopt.kernels import weight_cache
+from ksopt.kernels import weight_cache, weight_table
+from ksopt.kernels.weight_table import Part
 
 
 def prepared_together(
@@ -44,30 +45,48 @@ def prepared_together(
     if not all(map(weight_cache.is_keepable, weights, owners)):
         return prepare(detached)
     first, *others = weights
-    states = [_state(weight, owner) for weight, owner in zip(others, owners[1:], strict=True)]
-    whole_form = f"{form} {states}"
+    parts = tuple(map(Part.of, others, owners[1:]))
+    dtype = str(first.dtype).removeprefix("torch.")
+    number = number_of(form, [weight.shape for weight in weights], dtype)
+    kinds = [
+        (tuple(weight.shape), str(weight.dtype), part.storage)
+        for weight, part in zip(others, parts, strict=True)
+    ]
+    places = [(part.address, part.strides, part.version) for part in parts]
+    whole_form = f"{form} {kinds} {places}"
     kept = weight_cache.kept_of(first, owners[0], whole_form)
+    before: tuple[Part, ...] = () if kept is None else kept.prepared.parts  # type: ignore[attr-defined]
+    if not all(map(Part.is_of, before, others, owners[1:])):
+        kept = None
     if weight_cache.is_recorded(first):
         return weight_cache.recorded(weights, owners, kept, prepare)
     if kept is not None:
-        return kept.on_current_stream()
+        result = kept.on_current_stream()
+        weight_table.note_prepared(first, whole_form, number, result, before)
+        return result
     weight_cache.drop(first, f"{form} [")
     for owner in owners[1:]:
         weight_cache.partners.setdefault(id(owner), set()).add(id(owners[0]))
 
     def prepared(_: Tensor) -> Tensor:
         result = prepare(detached)
+        result.parts = parts  # type: ignore[attr-defined]
         # While these live, no other storage gets the address of one of theirs.
         result.storages_of_weights = [  # type: ignore[attr-defined]
             StorageWeakRef(weight.untyped_storage()) for weight in others
         ]
         return result
 
-    return weight_cache.prepared(first, whole_form, prepared)
+    result = weight_cache.prepared(first, whole_form, prepared)
+    weight_table.note_prepared(first, whole_form, number, result, parts)
+    return result
 
 
-def _state(weight: Tensor, owner: Tensor) -> tuple[object, ...]:
-    """What tells that a weight is what it was."""
-    storage = weight.untyped_storage()._cdata
-    place = (storage, weight.data_ptr(), tuple(weight.shape), weight.stride(), str(weight.dtype))
-    return (*place, owner._version)
+def number_of(form: str, shapes: Sequence[Sequence[int]], dtype: str) -> int:
+    """`weight_table.number_of` a form of several weights, of one dtype.
+
+    Example:
+        >>> number_of("packed", [(1, 2, 3, 4)], "float16") > 0
+        True
+    """
+    return weight_table.number_of(form, tuple(n for shape in shapes for n in shape), dtype)

@@ -8,6 +8,7 @@ step, `ksopt.refresh`, the memory limit, the weight's death), the note is void.
 What proves that a preparation is still that of a weight:
 
 - the weight's storage, its address, its strides, and the version of what it is a view of: `of`;
+- of several weights that were prepared together, the same of each: `of_each`;
 - its shape and dtype, that the current stream may read the preparation, and that no CUDA graph is
   captured: csrc/host/dispatch_table.hpp.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +25,41 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import weight_cache
+from ksopt.kernels.weight_scopes import root_of
 
 _MOST = 16  # of an owner: the parts of a fused weight, tiles for few and for many rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of several weights that were prepared together.
+
+    Attributes:
+        owner: the tensor that counts its versions, not that of another name of the same memory.
+        storage, address, strides, version: of the weight when it was prepared. Who holds this
+            keeps the storage's address from being given to another storage.
+    """
+
+    owner: weakref.ref[Tensor]
+    storage: int
+    address: int
+    strides: tuple[int, ...]
+    version: int
+
+    @classmethod
+    def of(cls, weight: Tensor, owner: Tensor) -> Part:
+        """As it is now; ``owner`` is its `weight_cache.owner_of`."""
+        return cls(weakref.ref(owner), *_state(weight, owner))
+
+    def is_of(self, weight: Tensor, owner: Tensor) -> bool:
+        """Whether the weight is what it was."""
+        state = (self.storage, self.address, self.strides, self.version)
+        return self.owner() is owner and not weight.is_neg() and state == _state(weight, owner)
+
+
+def _state(weight: Tensor, owner: Tensor) -> tuple[int, int, tuple[int, ...], int]:
+    storage = weight.untyped_storage()._cdata
+    return storage, weight.data_ptr(), weight.stride(), owner._version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +71,8 @@ class Note:
         form: `number_of` what the preparation does, to weights of which shape and dtype.
         stream: the CUDA stream that may read it, as the driver's handle.
         address, strides: of the weight.
+        others: the weights that were prepared together with this, the first one; None for a weight
+            alone.
     """
 
     kept: weakref.ref[weight_cache.Kept]
@@ -43,6 +80,7 @@ class Note:
     stream: int
     address: int
     strides: tuple[int, ...]
+    others: tuple[Part, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +119,11 @@ def of(weight: Tensor, owner: Tensor | None = None) -> list[tuple[Tensor, Note]]
         Empty where weights are said to change (`scopes.changing`), for weights without notes, and
         for lazily negated views, which share the memory of what they negate.
     """
+    return [one for one in _all_of(weight, owner) if one[1].others is None]
+
+
+def _all_of(weight: Tensor, owner: Tensor | None) -> list[tuple[Tensor, Note]]:
+    """`of`, and what was prepared of the weight as the first of several."""
     ready: list[tuple[Tensor, Note]] = []
     if not _by_owner:
         return ready
@@ -98,6 +141,51 @@ def of(weight: Tensor, owner: Tensor | None = None) -> list[tuple[Tensor, Note]]
     return ready
 
 
+def of_each(
+    weights: Sequence[Tensor], owners: Sequence[Tensor] | None
+) -> tuple[list[Tensor], list[int]]:
+    """What was prepared from these values of a layer's weights, of each alone and of all together.
+
+    Args:
+        weights: of a layer.
+        owners: what each is said to be a view of; None to find out.
+
+    Returns:
+        The prepared weights; and of each three numbers: of which weight, -1 for all of them, in
+        which form, and for which stream.
+    """
+    tensors: list[Tensor] = []
+    numbers: list[int] = []
+    if not _by_owner:
+        return tensors, numbers
+    for at, weight in enumerate(weights):
+        owner = None if owners is None else root_of(owners[at])
+        for tensor, note in _all_of(weight, owner):
+            if note.others is None:
+                numbers += (at, note.form, note.stream)
+            elif at == 0 and _are_of(note.others, weights, owners):
+                numbers += (-1, note.form, note.stream)
+            else:
+                continue
+            tensors.append(tensor)
+    return tensors, numbers
+
+
+def _are_of(
+    parts: tuple[Part, ...], weights: Sequence[Tensor], owners: Sequence[Tensor] | None
+) -> bool:
+    """Whether all but the first of a layer's weights are what they were."""
+    if len(parts) != len(weights) - 1:
+        return False
+    for at, part in enumerate(parts, 1):
+        weight = weights[at]
+        known = owners is not None and weight._base is None
+        owner = root_of(owners[at]) if known else weight_cache.owner_of(weight)  # type: ignore[index]
+        if owner.is_inference() or not part.is_of(weight, owner):
+            return False
+    return True
+
+
 def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepare) -> Tensor:
     """What `packed.prepared` returns, ready on the current stream; noted where it may serve again.
 
@@ -106,16 +194,32 @@ def prepared(weight: Tensor, form: str, number: int, prepare: weight_cache.Prepa
         number: `number_of` the form.
     """
     result = weight_cache.prepared(weight, form, prepare)
-    if not weight_cache.are_said_to_change():
-        owner = weight_cache.owner_of(weight)
-        kept = weight_cache.kept_of(weight, owner, form)
-        if kept is not None and kept.prepared is result:
-            stream = (
-                torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
-            )
-            place = (weight.data_ptr(), weight.stride())
-            _add(owner, Note(weakref.ref(kept), number, stream, *place))
+    note_prepared(weight, form, number, result)
     return result
+
+
+def note_prepared(
+    weight: Tensor,
+    form: str,
+    number: int,
+    result: Tensor,
+    others: tuple[Part, ...] | None = None,
+) -> None:
+    """Note what weight_cache.py keeps of a weight, where it may serve again.
+
+    Args:
+        weight, form, number: as for `prepared`.
+        result: what it has returned.
+        others: as in `Note`.
+    """
+    if weight_cache.are_said_to_change():
+        return
+    owner = weight_cache.owner_of(weight)
+    kept = weight_cache.kept_of(weight, owner, form)
+    if kept is not None and kept.prepared is result:
+        stream = torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
+        place = (weight.data_ptr(), weight.stride())
+        _add(owner, Note(weakref.ref(kept), number, stream, *place, others))
 
 
 def _add(owner: Tensor, new: Note) -> None:

@@ -9,6 +9,7 @@ products. Only where a kernel takes all of it, and no gradient is recorded, is i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 from ksopt.epilogue import with_epilogue
 from ksopt.kernels import planner
 from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.validation import check_chain, check_epilogue
 from ksopt.ops import implementation
@@ -77,17 +79,18 @@ def _composed(
                 x, list(weights), bias, residual, activation, batch_last, siblings, owners
             )
             return whole
-    length = len(weights) // siblings
-    parts = []
-    for first in range(0, len(weights), length):
-        part = x
-        for index in range(first + length - 1, first - 1, -1):
-            owner = None if owners is None else owners[index]
-            part = ks_mm(part, weights[index], batch_last, owner)
-        parts.append(part)
-    y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1)
-    if bias is None and residual is None and activation == "none":
-        return y
+    around = (bias, residual, activation, batch_last, siblings)
+    return by_factors(ks_mm, partial(_behind, op), x, weights, *around, owners)
+
+
+def _behind(
+    op: str,
+    y: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    batch_last: bool,
+) -> Tensor:
     bias, residual = _cast(bias, y), _cast(residual, y)
     check_epilogue(op, y, bias, residual, batch_last)
     return with_epilogue(y, bias, activation, residual, batch_last)

@@ -14,9 +14,9 @@ from torch import Tensor
 from ksopt.batched import bmm_weight_grad
 from ksopt.epilogue import add_epilogue_
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import dispatch, planner, weight_cache, weight_scopes
+from ksopt.kernels import dispatch, host_plans, planner, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Operands
-from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.validation import (
     check_chain,
     check_chain_out,
@@ -176,45 +176,33 @@ def chain(
         out: where it is written: contiguous, aligned to 16 bytes, and apart from the operands.
         op: what errors call the operator.
     """
-    check_chain(op, len(weights), siblings, activation)
-    if CHAIN_FAMILIES:
-        operands = Operands(x, tuple(weights), bias, residual)
-        check = partial(
-            chain_fake, x, weights, bias, residual, activation, batch_last, siblings, None, op
-        )
-        call = planner.whole_call(operands, activation, batch_last, siblings, check)
-        if call is not None:
-            with torch._C._AutoDispatchBelowADInplaceOrView():
-                if owners is None:
-                    return call(x, operands.weights, bias, residual, out)
-                with weight_scopes.owned_by_each(owners):
-                    return call(x, operands.weights, bias, residual, out)
-    length = len(weights) // siblings
-    own = [None] * len(weights) if owners is None else owners
-    if siblings == 1:
-        y = _multiplied_by_all(x, weights, own, batch_last, out)
-    else:
-        parts = [
-            _multiplied_by_all(x, weights[at : at + length], own[at : at + length], batch_last)
-            for at in range(0, len(weights), length)
-        ]
-        y = torch.cat(parts, 0 if batch_last else -1, out=out)
-    if bias is None and residual is None and activation == "none":
+    around = (bias, residual, activation, batch_last, siblings)
+    y = host_plans.run(x, weights, *around, owners, out)
+    if y is not None:
         return y
+    check_chain(op, len(weights), siblings, activation)
+    operands = Operands(x, tuple(weights), bias, residual)
+    check = partial(chain_fake, x, weights, *around, None, op)
+    call = planner.whole_call(operands, activation, batch_last, siblings, check)
+    if call is not None:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            if owners is None:
+                return call(x, operands.weights, bias, residual, out)
+            with weight_scopes.owned_by_each(owners):
+                return call(x, operands.weights, bias, residual, out)
+    return by_factors(product, partial(_behind, op), x, weights, *around, owners, out)
+
+
+def _behind(
+    op: str,
+    y: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    batch_last: bool,
+) -> Tensor:
     check_epilogue(op, y, bias, residual, batch_last)
     return add_epilogue_(y, bias, activation, residual, batch_last)
-
-
-def _multiplied_by_all(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    owners: Sequence[Tensor | None],
-    batch_last: bool,
-    out: Tensor | None = None,
-) -> Tensor:
-    for index in range(len(weights) - 1, 0, -1):
-        x = product(x, weights[index], batch_last, owners[index])
-    return product(x, weights[0], batch_last, owners[0], out)
 
 
 def chain_fake(

@@ -4,7 +4,7 @@ import played_driver
 import pytest
 import torch
 
-from ksopt.kernels import dispatch, weight_cache
+from ksopt.kernels import dispatch, host_plans, planner, weight_cache
 from ksopt.kernels.backends import cuda
 
 
@@ -23,9 +23,14 @@ def played(library, monkeypatch):
     monkeypatch.setattr(weight_cache, "is_capturing", lambda _: False)
     monkeypatch.setattr(cuda, "_launch_known", None)
     monkeypatch.setattr(cuda, "_launch_prepared", None)
-    cuda.forget()
-    weight_cache.refresh()
+    monkeypatch.setattr(host_plans, "_run_plan", None)
+
+    def forget():
+        cuda.forget()
+        planner.forget()
+        weight_cache.refresh()
+
+    forget()
     with torch.no_grad():
         yield library
-    cuda.forget()
-    weight_cache.refresh()
+    forget()

@@ -19,7 +19,7 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
 
-PACK, MULTIPLY, MULTIPLY_AS_IT_IS = 2, 3, 4
+PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN = 2, 3, 4, 5
 
 DRIVER = r"""
 struct Config {
@@ -32,10 +32,15 @@ struct Arguments {
   float* y;
   long batch, x_batch, x_feature, y_batch, y_feature, weight_strides[4];
 } arguments;
+struct ChainArguments {
+  const float *x, *weights, *bias, *residual;
+  float* y;
+  long batch, x_stride, y_stride, residual_stride, rows_per_block;
+} chain;
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
-int packs, pattern[4];
-enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4 };
+int packs, pattern[4], chain_features[2];
+enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5 };
 /* What is packed cannot be mistaken for a weight. */
 static void pack() {
   const long elements = (long)pattern[0] * pattern[1] * pattern[2] * pattern[3];
@@ -57,11 +62,32 @@ static void multiply(float packed) {
           arguments.y[row * arguments.y_batch + ((i * b + k) * d + j) * arguments.y_feature] = sum;
         }
 }
+/* y = relu(x W + bias) + residual by all blocks; the weights are packed as one matrix W. */
+static void multiply_chain() {
+  const int features = chain_features[0], outputs = chain_features[1];
+  for (long block = 0; block < blocks; ++block)
+    for (long at = 0; at < chain.rows_per_block; ++at) {
+      const long row = block * chain.rows_per_block + at;
+      for (int out = 0; row < chain.batch && out < outputs; ++out) {
+        float sum = chain.bias ? chain.bias[out] : 0;
+        for (int in = 0; in < features; ++in)
+          sum += chain.x[row * chain.x_stride + in] * chain.weights[in * outputs + out];
+        sum = sum > 0 ? sum : 0;
+        sum += chain.residual ? chain.residual[row * chain.residual_stride + out] : 0;
+        chain.y[row * chain.y_stride + out] = sum;
+      }
+    }
+}
 int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, void** extra) {
   if (!has_context) return 201;
-  arguments = *(struct Arguments*)given[0];
   blocks = config->blocks[0];
   ++launches;
+  if (kernel == (void*)CHAIN) {
+    chain = *(struct ChainArguments*)given[0];
+    multiply_chain();
+    return 0;
+  }
+  arguments = *(struct Arguments*)given[0];
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
   if (kernel == (void*)MULTIPLY_AS_IT_IS) multiply(1);
@@ -119,6 +145,12 @@ def multiplies_by(library, pattern):
     """The driver's kernels multiply by weights of this pattern from here on."""
     for at, value in enumerate(pattern.weight_shape):
         (ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
+
+
+def chain_of(library, chain):
+    """The driver's chain has these features from here on."""
+    features = (ctypes.c_int * 2).in_dll(library.driver, "chain_features")
+    features[:] = (chain.in_features, chain.out_features)
 
 
 def decide(x, weight, launcher):

@@ -55,6 +55,17 @@ def test_a_change_of_any_of_them_packs_anew_and_drops_what_was_kept(which):
 
 
 @pytest.mark.parametrize("which", [0, 1])
+def test_the_same_memory_by_another_name_packs_anew(which):
+    """It counts versions of its own, from 0."""
+    packing = Packing(weight(1), weight(2))
+    packing()
+    packing.weights[which].data.mul_(3)
+    packing.weights[which] = packing.weights[which].data
+    assert packing.weights[which]._version == 0
+    assert packing() == 2
+
+
+@pytest.mark.parametrize("which", [0, 1])
 def test_another_weight_in_ones_place_packs_anew(which):
     packing = Packing(weight(1), weight(2))
     packing()

@@ -8,6 +8,10 @@ are longer (one of those that are slow and far behind). Weights change while tra
 that depends on their values is kept, and every candidate is timed with the preparation of its
 weight.
 
+Where the host library was built before (`ksopt doctor` builds it), it takes what was chosen from
+there on: the same operations, with the same bits, and less of Python. Building takes some seconds,
+which no product here waits for.
+
 A choice that ``ksopt tune`` made, with more time, is taken from disk without timing; what a first
 product measures in a moment, on a machine that may be busy, is not written there.
 
@@ -29,20 +33,24 @@ import functools
 import math
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ksopt import settings
+from ksopt import precision, settings
 from ksopt.baselines import BASELINES, Baseline
+from ksopt.jit import host
 from ksopt.kernels import tuning_cache
 from ksopt.kernels.autotuner import Competitor, Source, raced
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.families import pytorch_ops
+from ksopt.kernels.launcher import TORCH
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Fingerprint, Record
+from ksopt.kernels.weight_scopes import said
 from ksopt.measure.interleaved import Rules, quickest, warm_up_calls
 from ksopt.patterns.chain import Pattern
 from ksopt.system.cpu import cpu_name
@@ -98,6 +106,48 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+_WAYS = ("bmm", "bmm_paper", "bmm_loop", "einsum", "expand", "dense")
+"""In the order of ``TorchWay`` of csrc/host/torch_ops.hpp."""
+
+# The host library's table, once it knows a choice: no more Python for such a product.
+_launch_known: Callable[..., Tensor | None] | None = None
+
+
+def run_known(
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool,
+    out: Tensor | None = None,
+    owner: Tensor | None = None,
+) -> Tensor | None:
+    """y, if the choice for such operands was made and the host library knows it; else None."""
+    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    exact = x.dtype is not torch.float32 or precision.is_exact()
+    try:
+        return _launch_known(x, weight, batch_last, exact, said.changing, out)
+    except RuntimeError:  # the way that checks and decides says what is wrong
+        return None
+
+
+def run_known_changing(
+    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
+) -> Tensor | None:
+    """`run_known`: what is multiplied here is the weight as it is."""
+    return run_known(x, weight, batch_last, out)
+
+
+def _tell_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> None:
+    global _launch_known
+    if not host.is_loaded() or not x.is_contiguous():
+        return
+    exact = x.dtype is not torch.float32 or precision.is_exact()
+    way = _WAYS.index(choice.baseline.name)
+    for changing in (False, True):
+        torch.ops.ksopt_host.know(x, weight, batch_last, exact, changing, way, 0, TORCH)
+    _launch_known = torch.ops.ksopt_host.launch_known.default._op
+
+
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
     """y = x Kᵀ.
 
@@ -117,6 +167,7 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
     deterministic = torch.are_deterministic_algorithms_enabled()
     choice = None if deterministic else _choices.get(key)
     if choice is not None:
+        _tell_host(choice, x, weight, batch_last)
         return choice.multiply(x, weight, batch_last, out)
     pattern = Pattern(*shape)
     choice = _Choice(pattern, BASELINES[rule(pattern)])
@@ -130,6 +181,8 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
                 choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
             finally:
                 _timing.release()
+    if _choices.get(key) is choice and host.load_built():
+        _tell_host(choice, x, weight, batch_last)
     # By the choice itself, so that the next product of the same tensors has the same bits.
     return choice.multiply(x, weight, batch_last, out)
 
@@ -166,6 +219,8 @@ def chosen() -> dict[str, str]:
 def forget() -> None:
     """Forget every choice, so that the next product of each problem is chosen anew."""
     _choices.clear()
+    if _launch_known is not None:
+        torch.ops.ksopt_host.forget()
 
 
 def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:
@@ -184,6 +239,7 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
         tuning_cache.save(ours, record)
     key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
     _choices[key] = _Choice(pattern, BASELINES[record.chosen(changing=True).way])
+    _tell_host(_choices[key], x, weight, batch_last)
     return record
 
 
@@ -250,6 +306,8 @@ class CpuBackend(DeviceBackend):
 
     device_type = "cpu"
 
+    run_known = staticmethod(run_known)
+    run_known_changing = staticmethod(run_known_changing)
     run = staticmethod(run)
     tune = staticmethod(tune)
     forget = staticmethod(forget)

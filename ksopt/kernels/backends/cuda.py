@@ -33,7 +33,7 @@ from ksopt.jit import driver
 from ksopt.kernels import registry, tuning_cache, weight_cache, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
-from ksopt.kernels.launcher import Enterable, Entry
+from ksopt.kernels.launcher import BATCHED, Enterable, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
@@ -104,7 +104,7 @@ def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) 
         if entry is not None and changing:
             # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
             # that wants more than its elements in order is launched from Python.
-            entry = replace(entry, anew=True) if entry.batched else entry
+            entry = replace(entry, anew=True) if entry.kind == BATCHED else entry
             entry = entry if entry.anew or entry.form == 0 else None
         if entry is None and _launch_known is None:
             continue

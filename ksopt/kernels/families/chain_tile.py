@@ -18,6 +18,7 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels import problem
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.launcher import Entry, chain_entry
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -481,6 +482,12 @@ class ChainLauncher:
         self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
         self._shared_bytes, self._device = shared_bytes, device_index
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
+
+    def entry(self, form: int) -> Entry | None:
+        """What the host library needs to launch it on weights of this form."""
+        most = self._multiprocessors * self.tile.blocks
+        block = (self.tile.threads, self._shared_bytes)
+        return chain_entry(self._kernel, self.out_features, *block, most, form)
 
     def __call__(
         self,

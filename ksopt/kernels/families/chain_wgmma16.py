@@ -13,6 +13,7 @@ from ksopt.kernels import weight_cache, weight_groups
 from ksopt.kernels.families import chain_tile as chains
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Shape
+from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -96,6 +97,12 @@ class LaunchChain:
             y.view(-1, features) if out is None else _rows_of(out),
         )
         return y
+
+    def entry(self) -> Entry | None:
+        """What the host library needs to do the same; None where there is none."""
+        p = self._problem
+        shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
+        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))
 
     def _packed(self, weights: Sequence[Tensor]) -> Tensor:
         index = _pack_index(self._shape, self._tile, weights[0].device)

@@ -1,0 +1,265 @@
+// The table of plans: all that a layer computes, by one launch, or by products that dispatch_table.hpp knows and
+// what torch does behind them. A call that is found here runs without Python.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "dispatch_table.hpp"
+
+namespace {
+
+// The same struct as in csrc/cuda/chain_wgmma16.cuh.
+struct ChainArguments {
+  const void* x;
+  const void* weights;
+  const void* bias;
+  const void* residual;
+  void* y;
+  int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
+};
+
+// A kernel that computes a layer, batch first, and how to launch it on any batch.
+struct ChainKernel {
+  void* kernel;
+  int64_t out_features;
+  unsigned threads, shared_bytes;
+  int64_t rows_per_unit;  // blocks take whole units of so many rows
+  int64_t most_blocks;
+};
+
+std::vector<ChainKernel> chain_kernels;  // under plans_mutex
+
+// All that a layer's operator is called with; weights are of its factors, left to right, sibling after
+// sibling.
+struct Layer {
+  const Tensor& x;
+  const std::vector<Tensor>& weights;
+  const std::optional<Tensor>& bias;
+  const std::optional<Tensor>& residual;
+  int64_t activation;  // of csrc/cuda/epilogue.cuh
+  bool batch_last;
+  int64_t siblings;
+
+  size_t length() const { return weights.size() / static_cast<size_t>(siblings); }
+};
+
+int64_t activation_of(const std::string& name) {
+  static const std::array<std::string, 5> names = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+  return std::find(names.begin(), names.end(), name) - names.begin();
+}
+
+// Features of y; none if the operands do not fit together.
+std::optional<int64_t> features_of_result(const Layer& layer, const Rows& x) {
+  const auto is_like_x = [&](const Tensor& t) { return dtype_of(t) == x.dtype && t.get_device_index() == x.device; };
+  const size_t length = layer.length();
+  int64_t features = x.features;
+  for (size_t at = layer.weights.size(); at-- > 0;) {
+    const Tensor& weight = layer.weights[at];
+    if (weight.dim() != 4 || !is_like_x(weight)) return std::nullopt;
+    if (at >= length) {  // a sibling's: of the first one's shape
+      const Tensor& first = layer.weights[at % length];
+      for (int64_t i = 0; i < 4; ++i) {
+        if (first.dim() != 4 || first.size(i) != weight.size(i)) return std::nullopt;
+      }
+      continue;
+    }
+    if (features != weight.size(0) * weight.size(2) * weight.size(3)) return std::nullopt;
+    features = weight.size(0) * weight.size(1) * weight.size(3);
+  }
+  features *= layer.siblings;
+  const std::optional<Tensor>&bias = layer.bias, &residual = layer.residual;
+  if (bias && (bias->dim() != 1 || bias->size(0) != features || !is_like_x(*bias))) return std::nullopt;
+  if (residual) {
+    const int64_t dims = layer.x.dim(), along = layer.batch_last ? 0 : dims - 1;
+    if (residual->dim() != dims || !is_like_x(*residual)) return std::nullopt;
+    for (int64_t i = 0; i < dims; ++i) {
+      if (residual->size(i) != (i == along ? features : layer.x.size(i))) return std::nullopt;
+    }
+  }
+  return features;
+}
+
+// dtype, layout, precision, bits of the batch, place, siblings, bias, activation, residual, alignment (of
+// kernels' choices; by factors each factor has its own), patterns.
+using PlanKey = std::vector<int64_t>;
+struct PlanKeyHash {
+  size_t operator()(const PlanKey& key) const {
+    size_t hash = key.size();
+    for (const int64_t value : key) hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 32;
+  }
+};
+
+PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
+  PlanKey key = {x.dtype, x.batch_last, exact, bits_of(x.batch), x.place, layer.siblings,
+                 layer.bias.has_value(), layer.activation, layer.residual.has_value(), x.aligned};
+  for (size_t at = 0; at < layer.length(); ++at) {
+    for (int64_t i = 0; i < 4; ++i) key.push_back(layer.weights[at].size(i));
+  }
+  return key;
+}
+
+// A chain's kernel and the form of the weights that it takes, or FACTORS: a product for each factor.
+constexpr int64_t FACTORS = -2;
+struct PlanChoice {
+  int64_t kernel;
+  int64_t form;
+};
+
+// For weights that are kept, and for those that change; under known_mutex.
+std::array<std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>, 2> known_plans;
+
+// Prepared weights, as ksopt/kernels/weight_table.py vouches for them: of each, which of the weights it was
+// made of (ALL: of all together), its form, and the stream that may read it.
+constexpr int64_t ALL = -1;
+struct AtHand {
+  const std::vector<Tensor>& tensors;
+  const std::vector<int64_t>& notes;
+
+  std::optional<Tensor> in(int64_t form, int64_t weight, int32_t device) const {
+    for (size_t at = 0; at < tensors.size(); ++at) {
+      const Prepared prepared{tensors[at], notes[3 * at + 1], notes[3 * at + 2]};
+      if (notes[3 * at] == weight && prepared.serves(form, device)) return tensors[at];
+    }
+    return std::nullopt;
+  }
+};
+
+std::vector<int64_t> sizes_of_result(const Layer& layer, int64_t features) {
+  std::vector<int64_t> sizes(static_cast<size_t>(layer.x.dim()));
+  for (size_t i = 0; i < sizes.size(); ++i) sizes[i] = layer.x.size(static_cast<int64_t>(i));
+  sizes[layer.batch_last ? 0 : sizes.size() - 1] = features;
+  return sizes;
+}
+
+std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x, const AtHand& at_hand,
+                                   const std::optional<Tensor>& out) {
+  ChainKernel chain{};
+  {
+    const std::shared_lock lock(plans_mutex);
+    chain = chain_kernels.at(static_cast<size_t>(choice.kernel));
+  }
+  const auto is_readable = [](const std::optional<Tensor>& tensor) {
+    return !tensor || (tensor->is_contiguous() && aligned_16(tensor->const_data_ptr()));
+  };
+  if (!x.aligned || layer.batch_last || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
+  const std::optional<Tensor> packed = at_hand.in(choice.form, ALL, x.device);
+  if (!packed) return std::nullopt;
+  const int32_t device = x.device;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+  Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
+  const int64_t units = (x.batch + chain.rows_per_unit - 1) / chain.rows_per_unit;
+  const int64_t most = std::min(units, chain.most_blocks);
+  const int64_t of_block = (units + most - 1) / most;
+  ChainArguments arguments{layer.x.const_data_ptr(),
+                           packed->const_data_ptr(),
+                           layer.bias ? layer.bias->const_data_ptr() : nullptr,
+                           layer.residual ? layer.residual->const_data_ptr() : nullptr,
+                           y.mutable_data_ptr(),
+                           x.batch,
+                           x.features,
+                           chain.out_features,
+                           layer.residual ? chain.out_features : 0,
+                           of_block * chain.rows_per_unit};
+  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device,
+                           static_cast<unsigned>((units + of_block - 1) / of_block));
+  return y;
+}
+
+// A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
+std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool changing, const AtHand& at_hand,
+                                  const std::optional<Tensor>& out) {
+  // Nothing is launched before all of it is known.
+  std::vector<Step> steps;
+  const size_t length = layer.length();
+  for (size_t first = 0; first < layer.weights.size(); first += length) {
+    Rows rows = x;
+    for (size_t at = first + length; at-- > first;) {
+      const Tensor& weight = layer.weights[at];
+      auto step = step_of(rows, weight, exact, changing, [&](int64_t form) {
+        return at_hand.in(form, static_cast<int64_t>(at), x.device);
+      });
+      if (!step) return std::nullopt;
+      steps.push_back(std::move(*step));
+      rows.features = weight.size(0) * weight.size(1) * weight.size(3);
+      const int64_t row = layer.batch_last ? rows.batch : rows.features;
+      rows.aligned = row * static_cast<int64_t>(layer.x.element_size()) % 16 == 0;
+    }
+  }
+  std::vector<Tensor> parts;
+  for (size_t first = 0; first < steps.size(); first += length) {
+    Tensor part = layer.x;
+    for (size_t at = first; at < first + length; ++at) {
+      const bool is_last = at + 1 == steps.size() && layer.siblings == 1;
+      const auto y = steps[at].run(part, layer.batch_last, is_last ? out : std::nullopt);
+      if (!y) return std::nullopt;
+      part = *y;
+    }
+    parts.push_back(part);
+  }
+  Tensor y = parts[0];
+  if (layer.siblings > 1) {
+    std::vector<AtenTensorHandle> handles;
+    for (const Tensor& part : parts) handles.push_back(part.get());
+    y = Tensor(ksopt::side_by_side(handles, layer.batch_last, out ? out->get() : nullptr));
+  }
+  ksopt::add_epilogue(y.get(), layer.bias ? layer.bias->get() : nullptr,
+                      static_cast<ksopt::Activation>(layer.activation),
+                      layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
+  return y;
+}
+
+bool is_ordinary(const Layer& layer) {
+  return layer.x.dim() > 0 && layer.x.is_contiguous() && layer.x.numel() > 0 && layer.siblings > 0 &&
+         !layer.weights.empty() && layer.weights.size() % static_cast<size_t>(layer.siblings) == 0 &&
+         layer.activation < 5;
+}
+
+// y, if the plan of such operands is known and can be run; as for `launch_known`, the caller does the rest.
+std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, bool changing, const AtHand& at_hand,
+                                     const std::optional<Tensor>& out) {
+  if (!is_ordinary(layer)) return std::nullopt;
+  const Rows x = rows_of(layer.x, layer.batch_last);
+  const std::optional<int64_t> features = features_of_result(layer, x);
+  if (!features) return std::nullopt;
+  if (out) {
+    for (const Tensor& weight : layer.weights) {
+      if (!takes_product(*out, layer.x, weight, *features, layer.batch_last)) return std::nullopt;
+    }
+    if (layer.bias && share_memory(*out, *layer.bias)) return std::nullopt;
+    if (layer.residual && share_memory(*out, *layer.residual)) return std::nullopt;
+  }
+  PlanChoice choice{};
+  {
+    const std::shared_lock lock(known_mutex);
+    const auto& table = known_plans[changing];
+    const auto found = table.find(plan_key(layer, x, exact));
+    if (found == table.end()) return std::nullopt;
+    choice = found->second;
+  }
+  if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, at_hand, out);
+  return launch_chain(choice, layer, x, at_hand, out);
+}
+
+// Tells `run_known_plan` the plan for operands like these; kernel = NONE: no longer any.
+void know_plan_of(const Layer& layer, bool exact, bool changing, const PlanChoice& choice) {
+  if (!is_ordinary(layer)) return;
+  const Rows x = rows_of(layer.x, layer.batch_last);
+  if (!features_of_result(layer, x)) return;
+  const std::unique_lock lock(known_mutex);
+  if (choice.kernel == NONE) {
+    known_plans[changing].erase(plan_key(layer, x, exact));
+  } else {
+    known_plans[changing][plan_key(layer, x, exact)] = choice;
+  }
+}
+
+void forget_plans() {
+  const std::unique_lock lock(known_mutex);
+  for (auto& table : known_plans) table.clear();
+}
+
+}  // namespace

@@ -1,0 +1,101 @@
+"""The host library's table of plans (csrc/host/plan_table.hpp): layers that it runs without Python.
+
+A plan is looked up there by what it was chosen for. It is run if nothing about the operands is out
+of the ordinary, and if all that it takes of the weights is prepared (weight_table.py): one launch,
+or a product for each factor and torch's operations behind them. All else goes the way that checks,
+chooses and prepares, which ends by telling the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ksopt import precision
+from ksopt.jit import host
+from ksopt.kernels import weight_table
+from ksopt.kernels.autotuner import Choice, Decision, Operands
+from ksopt.kernels.launcher import Enterable
+from ksopt.kernels.registry import FACTORS
+from ksopt.kernels.weight_scopes import said
+
+_FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
+
+# What the overload itself calls: it saves a call of Python. None until the table has a plan.
+_run_plan: Callable[..., Tensor | None] | None = None
+
+
+def run(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    owners: Sequence[Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """A layer's result, where its plan is in the table and can be run; else None.
+
+    Args:
+        x, weights, bias, residual, activation, batch_last, siblings, owners: see `ksopt.ops`.
+            Nothing is assumed of them: what does not fit together gives None.
+        out: as for `ksopt.ops.implementation.chain`; what cannot be written straight gives None.
+    """
+    if _run_plan is None or torch.are_deterministic_algorithms_enabled():
+        return None
+    changing = said.changing
+    several = weights if type(weights) is list else list(weights)
+    around = (bias, residual, activation, batch_last, siblings)
+    exact = x.dtype is not torch.float32 or precision.is_exact()
+    try:
+        ready = ((), ()) if changing else weight_table.of_each(several, owners)
+        return _run_plan(x, several, *around, exact, changing, *ready, out)
+    except RuntimeError:  # the way that checks and decides says what is wrong
+        return None
+
+
+def know(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    decision: Decision | None = None,
+) -> None:
+    """Tell the table the plan of such operands, as far as the host library can carry it out.
+
+    Args:
+        operands, activation, batch_last, siblings: of a layer.
+        decision: what was decided; None for a launch a factor, whatever the weights do.
+    """
+    global _run_plan
+    x = operands.x
+    if not host.is_loaded() or not x.is_contiguous():
+        return
+    layer = (x, operands.weights, operands.bias, operands.residual)
+    around = (activation, batch_last, siblings)
+    exact = x.dtype is not torch.float32 or precision.is_exact()
+    for changing in (False, True):
+        kernel, form = _FACTORS, 0
+        if decision is not None:
+            kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
+        torch.ops.ksopt_host.know_plan(*layer, *around, exact, changing, kernel, form)
+    _run_plan = torch.ops.ksopt_host.run_plan.default._op
+
+
+def _entry(choice: Choice, changing: bool) -> tuple[int, int]:
+    """A plan's kernel, and the form of its weights."""
+    if choice.name == FACTORS:
+        return _FACTORS, 0
+    # Of weights that change nothing is prepared: Python packs them.
+    entry = choice.call.entry() if isinstance(choice.call, Enterable) and not changing else None
+    return (_NONE, 0) if entry is None else (entry.plan, entry.form)
+
+
+def forget() -> None:
+    """Forget all plans."""
+    if _run_plan is not None:
+        torch.ops.ksopt_host.forget_plans()
