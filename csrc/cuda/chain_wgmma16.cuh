@@ -22,7 +22,7 @@
 // Strides count elements.
 struct ChainArguments {
   const void* x;
-  const void* weights;  // of all siblings, packed: ksopt/kernels/families/chain_tile.py
+  const void* weights;  // of all siblings, packed: ksopt/kernels/families/chain_packing.py
   const void* bias;      // of all siblings' outputs
   const void* residual;
   void* y;

@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksopt.jit import arch, nvrtc
+from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing, chain_tile
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
-from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Epilogue, Shape
+from ksopt.kernels.families.chain_launcher import ChainLauncher
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure
@@ -189,7 +190,7 @@ def tiles_of(
 ) -> list[Config]:
     """The best predicted, not more than three that differ in their slots alone."""
     chosen: list[Config] = []
-    for tile in chains.best(s, batch, spec, epilogue, 1000):
+    for tile in chain_cost.best(s, batch, spec, epilogue, 1000):
         shares = (tile.groups, tile.blocks, tile.nk)
         alike = [t for t in chosen if (t.groups, t.blocks, t.nk) == shares]
         if len(alike) < 3:
@@ -239,7 +240,7 @@ def time_case(
         for s in case.shapes
         for tile in tiles_of(s, given.rows, spec, given.tiles, case.epilogue)
     ]
-    sources = [chains.source(s, tile, case.epilogue, name) for s, tile in todo]
+    sources = [chain_launcher.source(s, tile, case.epilogue, name) for s, tile in todo]
     began = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
@@ -248,19 +249,19 @@ def time_case(
     of_call: dict[str, tuple[Shape, Config]] = {}
     for s, tile in todo:
         launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
-        index = chains.pack_index(s, tile).cuda()
+        index = chain_packing.pack_index(s, tile).cuda()
         wrong = None
         for rows in CHECKED_ROWS[: 3 if given.check else None]:
             o = Operands.random(s, rows, dtype)
-            wrong = wrong or fault_of(launcher, s, o, chains.pack(o.left, o.right, index))
-        label = f"{s} {chains.fields(tile)}"
+            wrong = wrong or fault_of(launcher, s, o, chain_packing.pack(o.left, o.right, index))
+        label = f"{s} {chain_tile.fields(tile)}"
         if wrong is not None:
             print(f"WRONG {case.name} {label}: {wrong}", flush=True)
             continue
         o = Operands.random(s, given.rows, dtype)
         o = Operands(o.x.contiguous(), o.left, o.right, o.bias, o.residual)
         y = torch.empty(given.rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
-        calls[label] = partial(call, launcher, o, chains.pack(o.left, o.right, index), y)
+        calls[label] = partial(call, launcher, o, chain_packing.pack(o.left, o.right, index), y)
         of_call[label] = (s, tile)
     if given.check:
         print(f"# {case.name}: {len(calls)} of {len(todo)} tiles are right")
@@ -277,8 +278,8 @@ def time_case(
     for label, (s, tile) in of_call.items():
         added = 2 * given.rows * features if case.epilogue.residual else 0
         floor = roofline.floor_us(s.bytes(given.rows) + added, s.flops(given.rows))
-        predicted = chains.predicted_us(s, tile, given.rows, spec, case.epilogue)
-        fields = " ".join(map(str, chains.fields(tile)))
+        predicted = chain_cost.predicted_us(s, tile, given.rows, spec, case.epilogue)
+        fields = " ".join(map(str, chain_tile.fields(tile)))
         us = results[label].median_us
         yield Row(case.name, name, str(s), fields, us, predicted, dense_us, floor)
 
@@ -324,7 +325,9 @@ def mlp_calls(
         for rows in (*CHECKED_ROWS, given.rows):
             o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
             o = Operands(o.x.contiguous(), o.left, o.right, o.bias, last.residual)
-            packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+            packed = chain_packing.pack(
+                [o.left[0], o.right[0]], [last.left[0], last.right[0]], index
+            )
             bias = torch.cat([o.bias, last.bias])
             y = torch.full(
                 (rows, second.left.out_features), float("nan"), device="cuda", dtype=dtype
@@ -340,7 +343,7 @@ def mlp_calls(
                 ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
                 if not ours <= _WORSE * their:
                     wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
-        fields = f"{chains.fields(tile.first)} {chains.fields(tile.second)}"
+        fields = f"{chain_tile.fields(tile.first)} {chain_tile.fields(tile.second)}"
         label = f"mlp {texts[0]} {texts[1]} | {fields} {tile.slot_steps} {tile.stages}"
         if wrong is not None:
             print(f"WRONG {label}: {wrong}", flush=True)
@@ -381,7 +384,7 @@ def profile(case: Case, tile: str, rows: int) -> None:
     s, config = case.shapes[index], Config(*fields)
     launcher = ChainLauncher(s, config, case.epilogue, "bfloat16", 0)
     o = Operands.random(s, rows, torch.bfloat16)
-    packed = chains.pack(o.left, o.right, chains.pack_index(s, config).cuda())
+    packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, config).cuda())
     y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         torch.empty(2**27, device="cuda").fill_(1.0)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain
@@ -64,16 +64,16 @@ def two_products(x, left, right, middle, dtype):
 def test_results(text, siblings, epilogue, dtype):
     s, spec = Shape.of(Chain.parse(text), siblings), DeviceSpec.of_device(0)
     name, features = str(dtype).removeprefix("torch."), siblings * s.left.out_features
-    for tile in chains.best(s, 25_088, spec, epilogue, 1000)[:: max(1, siblings * 8)]:
-        launcher = chains.ChainLauncher(s, tile, epilogue, name, 0)
-        index = chains.pack_index(s, tile).cuda()
+    for tile in chain_cost.best(s, 25_088, spec, epilogue, 1000)[:: max(1, siblings * 8)]:
+        launcher = chain_launcher.ChainLauncher(s, tile, epilogue, name, 0)
+        index = chain_packing.pack_index(s, tile).cuda()
         for rows in (0, 1, 63, 1000, 20_011):
             left, right = weights_of(s, dtype)
             x = draw(rows, s.right.in_features + 8, dtype=dtype)[:, :-8]
             bias, residual = draw(features, dtype=dtype), draw(rows, features, dtype=dtype)
             out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=dtype)
             y = launcher(
-                *(x, chains.pack(left, right, index)),
+                *(x, chain_packing.pack(left, right, index)),
                 bias if epilogue.bias else None,
                 residual if epilogue.residual else None,
                 out[:, :-8],
@@ -106,7 +106,7 @@ def test_two_chains_with_gelu_between():
             x, residual = draw(rows, 384), draw(rows, 384)
             (left, right), (left2, right2) = weights_of(first, dtype), weights_of(second, dtype)
             biases = draw(1536), draw(384)
-            packed = chains.pack([left[0], right[0]], [left2[0], right2[0]], index)
+            packed = chain_packing.pack([left[0], right[0]], [left2[0], right2[0]], index)
             out = torch.full_like(residual, float("nan"))
             y = launcher(x, packed, torch.cat(biases), residual, out)
             h = two_products(x, left, right, "none", dtype) + biases[0].double()

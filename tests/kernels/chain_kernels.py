@@ -13,9 +13,10 @@ from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
 
+from ksopt.kernels.families import chain_launcher, chain_packing
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
-from ksopt.kernels.families.chain_tile import Arguments, Config, Epilogue, Shape
+from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -123,7 +124,11 @@ def build(
     """A kernel for each case."""
     instances = [
         _instance(
-            s.left, tile, chains.source(s, tile, epilogue, dtype), dtype, tile.shared_bytes(s)
+            s.left,
+            tile,
+            chain_launcher.source(s, tile, epilogue, dtype),
+            dtype,
+            tile.shared_bytes(s),
         )
         for s, tile, epilogue, dtype in cases
     ]
@@ -161,8 +166,8 @@ def run(
         EmulationError: an access or a wait was wrong.
     """
     s, tile, epilogue, _ = case
-    packed = chains.pack(o.left, o.right, chains.pack_index(s, tile))
-    launch = chains.launch_of(tile, o.x.shape[0], sms)
+    packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, tile))
+    launch = chain_launcher.launch_of(tile, o.x.shape[0], sms)
     return _launch(kernel, launch, tile, tile.shared_bytes(s), epilogue, o, packed, o.bias)
 
 
@@ -180,8 +185,8 @@ def run_mlp(
     """
     first, second, tile, epilogue, _ = case
     index = mlps.pack_index(first, second, tile)
-    packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
-    launch = chains.launch_of(tile.first, o.x.shape[0], sms)
+    packed = chain_packing.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+    launch = chain_launcher.launch_of(tile.first, o.x.shape[0], sms)
     shared, bias = tile.shared_bytes(first, second), torch.cat([o.bias, last.bias])
     o = replace(o, residual=o.residual[:, : second.left.out_features])
     return _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import weight_cache, weight_groups
-from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing, chain_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
-from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Shape
+from ksopt.kernels.families.chain_launcher import ChainLauncher
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -34,10 +35,10 @@ class ChainWgmma16(KernelFamily[Config]):
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         if len(problem.chain) != 2:
             return f"it computes chains of 2 factors, and this has {len(problem.chain)}"
-        return chains.unsupported_reason(_shape(problem), problem.dtype, device)
+        return chain_tile.unsupported_reason(_shape(problem), problem.dtype, device)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
-        return chains.configs(_shape(problem), device, problem.epilogue.residual)
+        return chain_tile.configs(_shape(problem), device, problem.epilogue.residual)
 
     def shared_bytes(self, problem: Problem, config: Config) -> int:
         return config.shared_bytes(_shape(problem))
@@ -48,10 +49,10 @@ class ChainWgmma16(KernelFamily[Config]):
     def predicted_us(
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
-        return chains.predicted_us(_shape(problem), config, batch, device)
+        return chain_cost.predicted_us(_shape(problem), config, batch, device)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
-        return [chains.source(_shape(problem), config, _epilogue(problem), problem.dtype)]
+        return [chain_launcher.source(_shape(problem), config, _epilogue(problem), problem.dtype)]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
         return LaunchChain(problem, config, device_index)
@@ -99,7 +100,7 @@ class LaunchChain:
 
     def _packed(self, weights: Sequence[Tensor]) -> Tensor:
         index = _pack_index(self._shape, self._tile, weights[0].device)
-        return chains.pack(weights[0::2], weights[1::2], index)
+        return chain_packing.pack(weights[0::2], weights[1::2], index)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -127,19 +128,19 @@ def _pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
     if device.type == "cuda" and weight_cache.is_capturing(device.index):
         # Nothing can be copied to the device now, and what is made belongs to the graph.
         with device:
-            return chains.pack_index(shape, tile)
+            return chain_packing.pack_index(shape, tile)
     return _kept_pack_index(shape, tile, device)
 
 
 @lru_cache(maxsize=256)
 def _kept_pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
-    return chains.pack_index(shape, tile).to(device)
+    return chain_packing.pack_index(shape, tile).to(device)
 
 
 def _shape(problem: Problem) -> Shape:
     return Shape.of(problem.chain, problem.siblings)
 
 
-def _epilogue(problem: Problem) -> chains.Epilogue:
+def _epilogue(problem: Problem) -> Epilogue:
     after = problem.epilogue
-    return chains.Epilogue(activation=after.activation, bias=after.bias, residual=after.residual)
+    return Epilogue(activation=after.activation, bias=after.bias, residual=after.residual)

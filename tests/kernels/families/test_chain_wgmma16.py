@@ -10,8 +10,8 @@ from checks import H200
 
 from ksopt.errors import UnavailableError
 from ksopt.jit import nvrtc
+from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing, chain_tile
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 
@@ -41,30 +41,30 @@ def shape(text: str, siblings: int = 1) -> Shape:
     ],
 )
 def test_what_is_refused(text, siblings, words):
-    assert words in chains.unsupported_reason(shape(text, siblings), "bfloat16", H200)
+    assert words in chain_tile.unsupported_reason(shape(text, siblings), "bfloat16", H200)
 
 
 def test_other_types_and_devices_are_refused():
     s = shape("(1,256,128,4)*(4,128,256,1)")
-    assert chains.unsupported_reason(s, "float16", H200) is None
-    assert "float32" in chains.unsupported_reason(s, "float32", H200)
+    assert chain_tile.unsupported_reason(s, "float16", H200) is None
+    assert "float32" in chain_tile.unsupported_reason(s, "float32", H200)
     for capability in ((8, 0), (10, 0)):
         device = replace(H200, capability=capability)
-        assert "9.0" in chains.unsupported_reason(s, "float16", device)
+        assert "9.0" in chain_tile.unsupported_reason(s, "float16", device)
 
 
 def test_standard_monarch_layers_are_computed():
     for n in (384, 768, 1024):
         for p in (4, 8):
             chain = Chain.monarch(n, n, p)
-            assert chains.unsupported_reason(Shape.of(chain), "bfloat16", H200) is None, chain
+            assert chain_tile.unsupported_reason(Shape.of(chain), "bfloat16", H200) is None, chain
 
 
 def test_every_weight_is_packed_once_for_each_time_that_it_is_read():
     """Splits and chunks read other weights; what is filled up is zero."""
     s = shape("(1,96,96,8)*(8,96,96,1)", 2)
-    for tile in list(chains.configs(s, H200))[::5]:
-        index = chains.pack_index(s, tile)
+    for tile in list(chain_tile.configs(s, H200))[::5]:
+        index = chain_packing.pack_index(s, tile)
         assert index.numel() == tile.packed_elements(s)
         counts = torch.bincount(index[index >= 0], minlength=2 * (s.left.nnz + s.right.nnz))
         assert (counts == 1).all()
@@ -78,9 +78,9 @@ def test_it_compiles():
     s = shape("(1,48,32,4)*(2,64,96,1)", 3)
     for dtype in ("float16", "bfloat16"):
         epilogue = Epilogue(activation="gelu", middle="relu", bias=True, residual=True)
-        for tile in list(chains.configs(s, H200, residual=True))[::25]:
-            code = nvrtc.cubin(chains.source(s, tile, epilogue, dtype), "sm_90a").data
-            assert chains.kernel_name(s, dtype, epilogue).encode() in code
+        for tile in list(chain_tile.configs(s, H200, residual=True))[::25]:
+            code = nvrtc.cubin(chain_launcher.source(s, tile, epilogue, dtype), "sm_90a").data
+            assert chain_launcher.kernel_name(s, dtype, epilogue).encode() in code
     first, second = shape("(1,384,32,4)*(2,64,192,1)"), shape("(1,96,32,4)*(4,32,384,1)")
     tile = next(iter(mlps.configs(first, second, H200)))
     text = mlps.source(first, second, tile, Epilogue(middle="gelu", bias=True), "bfloat16")
@@ -101,7 +101,7 @@ def test_the_cost_model_ranks_what_was_timed():
     predicted, measured = [], []
     of_chain: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row, s, tile, epilogue in timed():
-        predicted.append(chains.predicted_us(s, tile, 25_088, H200, epilogue))
+        predicted.append(chain_cost.predicted_us(s, tile, 25_088, H200, epilogue))
         measured.append(float(row["us"]))
         pairs = of_chain.setdefault((row["case"], row["chain"]), [])
         pairs.append((predicted[-1], measured[-1]))
@@ -115,7 +115,7 @@ def test_the_cost_model_ranks_what_was_timed():
 def test_blocks_share_the_rows():
     tile = Config(2, 1, 64, 32, 1, 1, 8, 6)
     for batch in (1, 64, 65, 8_449, 25_088, 100_000):
-        blocks, rows = chains.launch_of(tile, batch, 132)
+        blocks, rows = chain_launcher.launch_of(tile, batch, 132)
         assert blocks <= 132
         assert rows % 64 == 0
         assert (blocks - 1) * rows < batch <= blocks * rows
