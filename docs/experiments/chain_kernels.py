@@ -24,6 +24,7 @@ from ksopt.jit import arch, nvrtc
 from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing, chain_tile
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families.chain_launcher import ChainLauncher
+from ksopt.kernels.families.chain_pack_launcher import ChainPacker
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline, measure_roofline
@@ -134,6 +135,10 @@ class Operands:
         right = [draw(*s.right.weight_shape, scale=s.right.c**-0.5) for _ in range(s.siblings)]
         x = draw(rows, s.right.in_features + 16)[:, : s.right.in_features]
         return cls(x, left, right, draw(features), draw(rows, features))
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [weight for pair in zip(self.left, self.right, strict=True) for weight in pair]
 
     def to(self, dtype: torch.dtype) -> Operands:
         return Operands(
@@ -249,11 +254,11 @@ def time_case(
     of_call: dict[str, tuple[Shape, Config]] = {}
     for s, tile in todo:
         launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
-        index = chain_packing.pack_index(s, tile).cuda()
+        pack = ChainPacker(s, tile, 0)
         wrong = None
         for rows in CHECKED_ROWS[: 3 if given.check else None]:
             o = Operands.random(s, rows, dtype)
-            wrong = wrong or fault_of(launcher, s, o, chain_packing.pack(o.left, o.right, index))
+            wrong = wrong or fault_of(launcher, s, o, pack(o.weights))
         label = f"{s} {chain_tile.fields(tile)}"
         if wrong is not None:
             print(f"WRONG {case.name} {label}: {wrong}", flush=True)
@@ -261,7 +266,7 @@ def time_case(
         o = Operands.random(s, given.rows, dtype)
         o = Operands(o.x.contiguous(), o.left, o.right, o.bias, o.residual)
         y = torch.empty(given.rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
-        calls[label] = partial(call, launcher, o, chain_packing.pack(o.left, o.right, index), y)
+        calls[label] = partial(call, launcher, o, pack(o.weights), y)
         of_call[label] = (s, tile)
     if given.check:
         print(f"# {case.name}: {len(calls)} of {len(todo)} tiles are right")
@@ -384,7 +389,7 @@ def profile(case: Case, tile: str, rows: int) -> None:
     s, config = case.shapes[index], Config(*fields)
     launcher = ChainLauncher(s, config, case.epilogue, "bfloat16", 0)
     o = Operands.random(s, rows, torch.bfloat16)
-    packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, config).cuda())
+    packed = ChainPacker(s, config, 0)(o.weights)
     y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         torch.empty(2**27, device="cuda").fill_(1.0)

@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing
+from ksopt.kernels.families import (
+    chain_cost,
+    chain_launcher,
+    chain_pack_launcher,
+    chain_packing,
+    chain_tile,
+)
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
@@ -90,6 +96,37 @@ def test_results(text, siblings, epilogue, dtype):
                 # there that is rounded the other way takes little.
                 unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
                 assert (y.double() - truth).norm() <= unit * truth.norm()
+
+
+def test_weights_are_packed_as_by_pytorch():
+    for text, siblings, _ in CASES:
+        s = Shape.of(Chain.parse(text), siblings)
+        tiles = {tile.packing: tile for tile in chain_tile.configs(s, DeviceSpec.of_device(0))}
+        left, right = weights_of(s, torch.float16)
+        others = [w.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0) for w in left]
+        for tile in tiles.values():
+            index = chain_packing.pack_index(s, tile).cuda()
+            packer = chain_pack_launcher.ChainPacker(s, tile, 0)
+            for lefts in (left, others):
+                weights = [w for pair in zip(lefts, right, strict=True) for w in pair]
+                assert torch.equal(packer(weights), chain_packing.pack(lefts, right, index))
+
+
+def test_a_graph_packs_what_the_weights_are_at_each_replay():
+    s = Shape.of(Chain.parse("(1,192,64,2)*(4,32,96,1)"), 3)
+    tile = chain_cost.best(s, 25_088, DeviceSpec.of_device(0))[0]
+    packer, index = chain_pack_launcher.ChainPacker(s, tile, 0), chain_packing.pack_index(s, tile)
+    left, right = weights_of(s, torch.bfloat16)
+    weights = [w for pair in zip(left, right, strict=True) for w in pair]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        packed = packer(weights)
+    for _ in range(2):
+        for weight in weights:
+            weight.normal_()
+        packed.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(packed, chain_packing.pack(left, right, index.cuda()))
 
 
 def test_two_chains_with_gelu_between():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families.base import HALF
-from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, fields
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, template_arguments
 from ksopt.kernels.problem import DeviceSpec
 
 
@@ -25,25 +24,21 @@ def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
 
 def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
     """The generated file: one instance of the template."""
-    left, right = s.left, s.right
-    pattern = (right.a, right.b, right.c, left.b, left.d, s.siblings)
+    pattern, fields = template_arguments(s, tile)
     extras = (  # in the order of csrc/cuda/epilogue.cuh
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
         *(int(epilogue.bias), int(epilogue.residual)),
     )
-
-    def arguments(values: Sequence[int]) -> str:
-        return ", ".join(map(str, values))
-
+    cluster = f"__cluster_dims__({tile.cluster}, 1, 1) " if tile.cluster > 1 else ""
     return (
         '#include "chain_wgmma16.cuh"\n'
-        f"using Support = ChainPattern<{arguments(pattern)}>;\n"
-        f"using Tile = ChainTile<Support, {arguments(fields(tile))}>;\n"
-        f"using After = ChainEpilogue<{arguments(extras)}>;\n"
+        f"using Support = ChainPattern<{pattern}>;\n"
+        f"using Tile = ChainTile<Support, {fields}>;\n"
+        f"using After = ChainEpilogue<{', '.join(map(str, extras))}>;\n"
         f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(s)} && "
         f"Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, "
         '"csrc and kernels/families/chain_tile.py disagree");\n'
-        'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f'extern "C" __global__ void {cluster}__launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
         f"{kernel_name(s, dtype, epilogue)}(const __grid_constant__ ChainArguments arguments) {{\n"
         f"  chain_wgmma16_kernel<{HALF[dtype]}, Support, Tile, After>(arguments);\n"
         "}\n"
@@ -78,9 +73,19 @@ class Launched(Protocol):
     def threads(self) -> int:
         """Threads of a block."""
 
+    @property
+    def rows(self) -> int:
+        """Rows of x that a block has at a time."""
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share the work on their rows."""
+
 
 def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, int]:
-    """Blocks of a launch, and the rows of each."""
+    """Blocks of a launch, and the rows of each; a cluster's blocks have the same ones, once."""
+    if tile.cluster > 1:
+        return -(-batch // tile.rows) * tile.cluster, tile.rows
     units = -(-batch // 64)
     of_block = -(-units // min(units, multiprocessors * tile.blocks))
     return -(-units // of_block), of_block * 64

@@ -44,6 +44,11 @@ class Config:
         return 1
 
     @property
+    def cluster(self) -> int:
+        """Blocks that share the work on their rows."""
+        return 1
+
+    @property
     def threads(self) -> int:
         """Threads of a block."""
         return self.first.threads
@@ -91,13 +96,15 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
     d = first.left.d
     for tile in chain_tile.configs(first, device):
         features = tile.nk * d
-        if tile.blocks != 1 or tile.splits != 1 or tile.nk % 16 != 0 or first.left.b % tile.nk != 0:
+        if (tile.blocks, tile.splits, tile.cluster) != (1, 1, 1):
+            continue
+        if tile.nk % 16 != 0 or first.left.b % tile.nk != 0:
             continue
         if second.right.c % features != 0 or tile.first_slot_bytes(first) > 56 * 1024:
             continue
         for other in chain_tile.configs(second, device, residual=True):
-            shared = (other.groups, other.blocks, other.splits, other.ks)
-            if shared != (tile.groups, 1, 1, 16):
+            shared = (other.groups, other.blocks, other.splits, other.ks, other.cluster)
+            if shared != (tile.groups, 1, 1, 16, 1):
                 continue
             columns = other.columns(second)
             at_once = tile.slot_p if tile.slot_p <= 6 else 4
@@ -185,9 +192,8 @@ def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype:
     packed = 2 * pack_index(first, second, tile).numel()
     lines = ['#include "chain_mlp_wgmma16.cuh"']
     for at, (s, of_chain) in enumerate(((first, tile.first), (second, tile.second)), 1):
-        shape = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, 1)
-        lines.append(f"using Chain{at} = ChainPattern<{', '.join(map(str, shape))}>;")
-        fields = ", ".join(map(str, chain_tile.fields(of_chain)))
+        pattern, fields = chain_tile.template_arguments(s, of_chain)
+        lines.append(f"using Chain{at} = ChainPattern<{pattern}>;")
         lines.append(f"using Tile{at} = ChainTile<Chain{at}, {fields}>;")
     extras = (
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),

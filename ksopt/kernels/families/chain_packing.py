@@ -1,4 +1,8 @@
-"""The weights of chains in the order that csrc/cuda/chain_wgmma16.cuh reads them in."""
+"""The weights of chains in the order that csrc/cuda/chain_wgmma16.cuh reads them in, by PyTorch.
+
+On a GPU csrc/cuda/chain_pack.cuh does the same in one launch (`chain_pack_launcher`), which tests
+compare with this.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from ksopt.epilogue import Activation
 from ksopt.kernels import problem
@@ -85,7 +85,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Config:
-    """Template arguments of ``ChainTile``, in its order."""
+    """Template arguments of ``ChainTile``, in its order.
+
+    Attributes:
+        cluster: blocks that share the work on their rows; several are for few rows.
+    """
 
     groups: int
     blocks: int
@@ -95,6 +99,7 @@ class Config:
     slot_j: int
     slot_p: int
     stages: int
+    cluster: int = 1
 
     @property
     def rows(self) -> int:
@@ -119,6 +124,11 @@ class Config:
         most = min(self.slot_p, 6)
         return max(n for n in range(1, most + 1) if self.slot_p % n == 0)
 
+    @property
+    def packing(self) -> Config:
+        """The plainest tile that reads the same packed weights."""
+        return replace(self, groups=1, blocks=1, slot_j=1, slot_p=1, stages=2, cluster=1)
+
     def columns(self, s: Shape) -> int:
         """Columns of z that a warpgroup computes at a time."""
         return s.classes * (s.tiles_of_block // self.splits) * 8
@@ -139,10 +149,12 @@ class Config:
     def ring_slots(self, s: Shape) -> tuple[int, int]:
         """Slots that pass through the ring for each of the two factors."""
         parts = -(-s.right.c // self.ks)
-        j = min(s.left.d, 8)
-        chunks = -(-s.left.b // self.nk) * (s.left.d // j)
-        second = s.siblings * chunks * (j // self.slot_j) * (s.steps // self.slot_p)
-        return s.right.a * self.splits * parts, second
+        of_chunk = min(s.left.d, 8) // self.slot_j * (s.steps // self.slot_p)
+        return s.right.a * self.splits * parts, self.chunks(s) * of_chunk
+
+    def chunks(self, s: Shape) -> int:
+        """Chunks of outputs of all siblings."""
+        return s.siblings * -(-s.left.b // self.nk) * (s.left.d // min(s.left.d, 8))
 
     def packed_elements(self, s: Shape) -> int:
         """Elements of the packed weights of all siblings."""
@@ -210,14 +222,28 @@ def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Co
                     tile = _with_slots(tile, s)
                     stages = _most_stages(tile, s, device)
                     if _fits_registers(tile, s, residual) and stages >= 2:
-                        yield replace(tile, stages=stages)
+                        for cluster in _clusters(tile, s):
+                            yield replace(tile, stages=stages, cluster=cluster)
+
+
+def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
+    """Of ``ChainPattern``, and of ``ChainTile`` behind the pattern."""
+    left, right = s.left, s.right
+    pattern = (right.a, right.b, right.c, left.b, left.d, s.siblings)
+    return ", ".join(map(str, pattern)), ", ".join(map(str, fields(tile)))
 
 
 def fields(tile: Config) -> tuple[int, ...]:
-    return (
-        *(tile.groups, tile.blocks, tile.nk, tile.ks),
-        *(tile.splits, tile.slot_j, tile.slot_p, tile.stages),
-    )
+    """A tile's numbers, in order."""
+    return astuple(tile)
+
+
+def _clusters(tile: Config, s: Shape) -> list[int]:
+    """How many blocks can share a tile's work evenly: blocks of z, and chunks of outputs."""
+    if tile.blocks > 1:
+        return [1]
+    z_blocks, chunks = s.right.a * tile.splits, tile.chunks(s)
+    return [n for n in (1, 2, 4, 8) if z_blocks % n == 0 and chunks % n == 0]
 
 
 def _with_slots(tile: Config, s: Shape) -> Config:

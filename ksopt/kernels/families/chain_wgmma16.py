@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ksopt.kernels import weight_cache, weight_groups
-from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing, chain_tile
+from ksopt.kernels import weight_groups
+from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launcher, chain_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_launcher import ChainLauncher
+from ksopt.kernels.families.chain_pack_launcher import ChainPacker
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
@@ -52,7 +52,9 @@ class ChainWgmma16(KernelFamily[Config]):
         return chain_cost.predicted_us(_shape(problem), config, batch, device)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
-        return [chain_launcher.source(_shape(problem), config, _epilogue(problem), problem.dtype)]
+        shape = _shape(problem)
+        multiply = chain_launcher.source(shape, config, _epilogue(problem), problem.dtype)
+        return [chain_pack_launcher.source(shape, config), multiply]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
         return LaunchChain(problem, config, device_index)
@@ -66,12 +68,11 @@ class LaunchChain:
     """
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
-        self._problem, self._tile = problem, config
-        self._shape = _shape(problem)
-        self._form = f"chain_wgmma16 {config}"
-        self._launch = ChainLauncher(
-            self._shape, config, _epilogue(problem), problem.dtype, device_index
-        )
+        shape = _shape(problem)
+        self._problem = problem
+        self._form = f"chain_wgmma16 {config.packing}"  # tiles of the same order share it
+        self._pack = ChainPacker(shape, config, device_index)
+        self._launch = ChainLauncher(shape, config, _epilogue(problem), problem.dtype, device_index)
 
     def __call__(
         self,
@@ -88,7 +89,7 @@ class LaunchChain:
         if out is not None and _rows_of(out) is None:
             return out.copy_(self(x, weights, bias, residual))
         y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-        packed = weight_groups.prepared_together(weights, self._form, self._packed)
+        packed = weight_groups.prepared_together(weights, self._form, self._pack)
         self._launch(
             rows,
             packed,
@@ -97,10 +98,6 @@ class LaunchChain:
             y.view(-1, features) if out is None else _rows_of(out),
         )
         return y
-
-    def _packed(self, weights: Sequence[Tensor]) -> Tensor:
-        index = _pack_index(self._shape, self._tile, weights[0].device)
-        return chain_packing.pack(weights[0::2], weights[1::2], index)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -122,19 +119,6 @@ def _rows_of(x: Tensor) -> Tensor | None:
 
 def _aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
-
-
-def _pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
-    if device.type == "cuda" and weight_cache.is_capturing(device.index):
-        # Nothing can be copied to the device now, and what is made belongs to the graph.
-        with device:
-            return chain_packing.pack_index(shape, tile)
-    return _kept_pack_index(shape, tile, device)
-
-
-@lru_cache(maxsize=256)
-def _kept_pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
-    return chain_packing.pack_index(shape, tile).to(device)
 
 
 def _shape(problem: Problem) -> Shape:
