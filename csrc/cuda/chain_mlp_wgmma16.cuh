@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
     prefetch_rows<P1::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
     for (int at = 0; at < First::CHUNKS; ++at) {
-      const int block = turned<First, P2::A2>(at / Tile::CHUNKS_OF_BLOCK);
+      const int block = Share<First, P2::A2>()(at / Tile::CHUNKS_OF_BLOCK);
       const unsigned char* const of_chunk =
           weights + First::RIGHT_BYTES +
           int64(block * Tile::CHUNKS_OF_BLOCK + at % Tile::CHUNKS_OF_BLOCK) * Tile::HIDDEN_CHUNK_BYTES;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
     }
 #pragma unroll 1
     for (int at = 0; at < Second::CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::LAST_AT + int64(turned<Second, Second::CHUNKS>(at)) * Second::CHUNK_BYTES,
+      load_weight_slots(ring, weights + Tile::LAST_AT + int64(Share<Second, Second::CHUNKS>()(at)) * Second::CHUNK_BYTES,
                         Second::SLOTS_OF_CHUNK, Second::WEIGHT_BYTES_2);
     }
   }
@@ -115,7 +115,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
     multiply_rows_of_x<T, P1, First, IDENTITY>(ring, stash, own);
 #pragma unroll 1
     for (int at = 0; at < P2::A2; ++at) {
-      const int block = turned<First, P2::A2>(at);
+      const int block = Share<First, P2::A2>()(at);
       float z[Tile::N / 2];
 #pragma unroll
       for (int e = 0; e < Tile::N / 2; ++e) z[e] = 0.0f;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
     const int64 row = row0 + own.row;
 #pragma unroll 1
     for (int at = 0; at < Second::CHUNKS; ++at) {
-      const int chunk = turned<Second, Second::CHUNKS>(at);
+      const int chunk = Share<Second, Second::CHUNKS>()(at);
       const OutputPlace<P2, Second> place(chunk, own.quarter);
       Residual<P2, Second, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);

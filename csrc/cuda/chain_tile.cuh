@@ -64,9 +64,6 @@ struct ChainTile {
   static constexpr int AT_ONCE = largest_divisor(SLOT_P, SLOT_P < 6 ? SLOT_P : 6);  // steps of a group of products
   static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of features
   static constexpr int RUNS = P::D1 >= 8 ? 2 : 1;               // of a thread, in those
-  // A block's shares.
-  static constexpr int OWN_Z_BLOCKS = Z_BLOCKS / CLUSTER, OWN_CHUNKS = CHUNKS / CLUSTER;
-  static constexpr int OWN_SLOTS = (SLOTS_1 + SLOTS_2) / CLUSTER;
   // Shared memory.
   static constexpr int SLOT_BYTES =
       X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
@@ -82,6 +79,6 @@ struct ChainTile {
   static_assert(TILES_OF_BLOCK % SPLITS == 0 && N1 <= 256 && KS % 16 == 0, "");
   static_assert(J * NK <= 256 && NK % (8 * RUN_TILES) == 0, "");
   static_assert(J % SLOT_J == 0 && STEPS % SLOT_P == 0 && (SLOT_J == 1 || SLOT_P == STEPS), "");
-  static_assert(Z_BLOCKS % CLUSTER == 0 && CHUNKS % CLUSTER == 0, "");
+  static_assert(CLUSTER <= Z_BLOCKS && CLUSTER <= CHUNKS, "");
   static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLOT_BYTES % 128 == 0, "");
 };

@@ -50,14 +50,21 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   }
 };
 
-// The at-th of a block's share of `COUNT` blocks of z, or chunks of outputs. Blocks with different rows begin
-// with different ones: what all ask for at a time would keep a few slices of the L2 cache busy, and leave the
-// others idle.
-template <typename Tile, int COUNT> __device__ __forceinline__ int turned(int at) {
-  constexpr int OWN = COUNT / Tile::CLUSTER;
-  const int block = static_cast<int>(blockIdx.x);
-  return block % Tile::CLUSTER * OWN + (at + block / Tile::CLUSTER) % OWN;
-}
+// A block's share of `COUNT` blocks of z, or chunks of outputs, of its cluster's rows. Blocks with different rows
+// begin with different ones: what all ask for at a time would keep a few slices of the L2 cache busy, and leave
+// the others idle.
+template <typename Tile, int COUNT> struct Share {
+  static constexpr bool EVEN = COUNT % Tile::CLUSTER == 0;
+  int rank = static_cast<int>(blockIdx.x) % Tile::CLUSTER, turn = static_cast<int>(blockIdx.x) / Tile::CLUSTER;
+  __device__ __forceinline__ int begin() const {
+    return EVEN ? rank * (COUNT / Tile::CLUSTER) : rank * COUNT / Tile::CLUSTER;
+  }
+  __device__ __forceinline__ int count() const {
+    return EVEN ? COUNT / Tile::CLUSTER : (rank + 1) * COUNT / Tile::CLUSTER - begin();
+  }
+  // The one whose turn is at-th.
+  __device__ __forceinline__ int operator()(int at) const { return begin() + (at + turn) % count(); }
+};
 
 struct ChainRows {
   int64 first, end;  // of a block
@@ -83,9 +90,10 @@ __device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, 
   constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
   const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
   const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
+  const Share<Tile, Tile::Z_BLOCKS> share;
 #pragma unroll 1
-  for (int at = 0; at < Tile::OWN_Z_BLOCKS; ++at) {
-    const int block = turned<Tile, Tile::Z_BLOCKS>(at);
+  for (int at = 0; at < share.count(); ++at) {
+    const int block = share(at);
     const unsigned char* weights = first_weights + int64(block) * Tile::PARTS * Tile::WEIGHT_BYTES_1;
 #pragma unroll 1
     for (int part = 0; part < Tile::PARTS; ++part) {
@@ -141,6 +149,7 @@ template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
+  const Share<Tile, Tile::CHUNKS> share;
   for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
     load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
     arrive_at_cluster<Tile>();
@@ -149,9 +158,9 @@ __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyR
     }
     prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
-    for (int at = 0; at < Tile::OWN_CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile, Tile::CHUNKS>(at)) * Tile::CHUNK_BYTES,
-                        Tile::SLOTS_OF_CHUNK, Tile::WEIGHT_BYTES_2);
+    for (int at = 0; at < share.count(); ++at) {
+      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(share(at)) * Tile::CHUNK_BYTES, Tile::SLOTS_OF_CHUNK,
+                        Tile::WEIGHT_BYTES_2);
     }
     wait_for_cluster<Tile>();
   }
@@ -374,8 +383,9 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
   };
   uint32 a[Tile::STEPS_OF_PART][4];
   load_rows(a);
+  const Share<Tile, Tile::Z_BLOCKS> share;
 #pragma unroll 1
-  for (int at = 0; at < Tile::OWN_Z_BLOCKS; ++at) {
+  for (int at = 0; at < share.count(); ++at) {
     float sums[Tile::N1 / 2];
 #pragma unroll
     for (int e = 0; e < Tile::N1 / 2; ++e) sums[e] = 0.0f;  // else they would live, unused, from pass to pass
@@ -391,7 +401,7 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
       const int used = ring.slot;
       ring.next();
       uint32 next[Tile::STEPS_OF_PART][4] = {};
-      if (part + 1 < Tile::PARTS || at + 1 < Tile::OWN_Z_BLOCKS) load_rows(next);
+      if (part + 1 < Tile::PARTS || at + 1 < share.count()) load_rows(next);
       wgmma_wait_group<0>();
       keep_operands(a);
       ring.release(used);
@@ -401,7 +411,7 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
         for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
     }
     wgmma_fence_operand(sums);
-    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile, Tile::Z_BLOCKS>(at), own.quarter);
+    stash_block<T, P, Tile, MIDDLE>(stash, sums, share(at), own.quarter);
   }
 }
 
@@ -496,10 +506,11 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   } else {
     bias = static_cast<const uint16*>(arguments.bias);
   }
+  const Share<Tile, Tile::CHUNKS> share;
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
       arrive_at_cluster<Tile>();
-      pass_slots_by(ring, Tile::OWN_SLOTS);
+      pass_slots_by(ring, Share<Tile, Tile::Z_BLOCKS>().count() * Tile::PARTS + share.count() * Tile::SLOTS_OF_CHUNK);
       wait_for_cluster<Tile>();
       continue;
     }
@@ -508,8 +519,8 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
     wait_for_cluster<Tile>();
     const int64 row = row0 + own.row;
 #pragma unroll 1
-    for (int at = 0; at < Tile::OWN_CHUNKS; ++at) {
-      const int chunk = turned<Tile, Tile::CHUNKS>(at);
+    for (int at = 0; at < share.count(); ++at) {
+      const int chunk = share(at);
       const OutputPlace<P, Tile> place(chunk, own.quarter);
       Residual<P, Tile, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);

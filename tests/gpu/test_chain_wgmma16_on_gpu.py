@@ -65,37 +65,63 @@ def two_products(x, left, right, middle, dtype):
     return torch.cat(outs, -1)
 
 
+def check(s, tile, epilogue, dtype, batches):
+    """Results of a tile for batches of rows, outputs poisoned with NaN first."""
+    name = str(dtype).removeprefix("torch.")
+    features = s.siblings * s.left.out_features
+    launcher = chain_launcher.ChainLauncher(s, tile, epilogue, name, 0)
+    index = chain_packing.pack_index(s, tile).cuda()
+    for rows in batches:
+        left, right = weights_of(s, dtype)
+        x = draw(rows, s.right.in_features + 8, dtype=dtype)[:, :-8]
+        bias, residual = draw(features, dtype=dtype), draw(rows, features, dtype=dtype)
+        out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=dtype)
+        y = launcher(
+            *(x, chain_packing.pack(left, right, index)),
+            bias if epilogue.bias else None,
+            residual if epilogue.residual else None,
+            out[:, :-8],
+        )
+        truth = two_products(x, left, right, epilogue.middle, dtype)
+        truth = ACTIVATIONS[epilogue.activation](truth + (bias.double() if epilogue.bias else 0))
+        truth = truth + (residual.double() if epilogue.residual else 0)
+        assert out[:, -8:].isnan().all()
+        assert y.shape == truth.shape
+        if rows:
+            # One rounding of y, at most half a unit in the last place, of which a z here and
+            # there that is rounded the other way takes little.
+            unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
+            assert (y.double() - truth).norm() <= unit * truth.norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("text", "siblings", "epilogue"), CASES)
 def test_results(text, siblings, epilogue, dtype):
     s, spec = Shape.of(Chain.parse(text), siblings), DeviceSpec.of_device(0)
-    name, features = str(dtype).removeprefix("torch."), siblings * s.left.out_features
-    for tile in chain_cost.best(s, 25_088, spec, epilogue, 1000)[:: max(1, siblings * 8)]:
-        launcher = chain_launcher.ChainLauncher(s, tile, epilogue, name, 0)
-        index = chain_packing.pack_index(s, tile).cuda()
-        for rows in (0, 1, 63, 1000, 20_011):
-            left, right = weights_of(s, dtype)
-            x = draw(rows, s.right.in_features + 8, dtype=dtype)[:, :-8]
-            bias, residual = draw(features, dtype=dtype), draw(rows, features, dtype=dtype)
-            out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=dtype)
-            y = launcher(
-                *(x, chain_packing.pack(left, right, index)),
-                bias if epilogue.bias else None,
-                residual if epilogue.residual else None,
-                out[:, :-8],
-            )
-            truth = two_products(x, left, right, epilogue.middle, dtype)
-            truth = ACTIVATIONS[epilogue.activation](
-                truth + (bias.double() if epilogue.bias else 0)
-            )
-            truth = truth + (residual.double() if epilogue.residual else 0)
-            assert out[:, -8:].isnan().all()
-            assert y.shape == truth.shape
-            if rows:
-                # One rounding of y, at most half a unit in the last place, of which a z here and
-                # there that is rounded the other way takes little.
-                unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
-                assert (y.double() - truth).norm() <= unit * truth.norm()
+    tiles = [t for t in chain_cost.best(s, 25_088, spec, epilogue, 10_000) if t.cluster == 1]
+    for tile in tiles[:: max(1, siblings * 8)]:
+        check(s, tile, epilogue, dtype, (0, 1, 63, 1000, 20_011))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("text", "siblings", "epilogue"),
+    [
+        *CASES,
+        ("(1,512,128,2)*(2,128,512,1)", 1, Epilogue(activation="gelu", bias=True, residual=True)),
+        ("(1,2048,512,2)*(2,512,2048,1)", 1, Epilogue(bias=True)),
+        ("(1,128,128,8)*(8,128,128,1)", 1, Epilogue()),
+    ],
+)
+def test_few_rows_by_clusters_of_blocks(text, siblings, epilogue, dtype):
+    s, spec = Shape.of(Chain.parse(text), siblings), DeviceSpec.of_device(0)
+    tiles = chain_cost.best(s, 256, spec, epilogue, 10_000)
+    sizes = {tile.cluster for tile in tiles}
+    assert len(sizes) > 1
+    for size in sizes:
+        alike = [tile for tile in tiles if tile.cluster == size]
+        for tile in alike[:: max(1, len(alike) // 4)]:
+            check(s, tile, epilogue, dtype, (1, 63, 65, 256, 1000, 4_096, 20_011))
 
 
 def test_weights_are_packed_as_by_pytorch():

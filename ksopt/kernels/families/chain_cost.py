@@ -31,15 +31,17 @@ def predicted_us(
     """Predicted time of a tile, in microseconds: one phase after the other."""
     e = epilogue or Epilogue()
     work = _Work.of(tile, batch, device)
-    passes, of_block, share = work.passes, work.units, tile.cluster
+    passes, of_block = work.passes, work.units
     left, right = s.left, s.right
     first, second = tile.ring_slots(s)
-    right_bytes = first * tile.columns(s) * tile.ks * 2 / share
-    left_bytes = second * tile.second_slot_bytes / share
-    chunks = -(-left.b // tile.nk) / share
-    features = s.siblings * left.out_features / share
+    # The largest parts of z and of the outputs that a block of a cluster has.
+    of_z, of_y = (-(-n // tile.cluster) / n for n in (tile.z_blocks(s), tile.chunks(s)))
+    right_bytes = first * tile.columns(s) * tile.ks * 2 * of_z
+    left_bytes = second * tile.second_slot_bytes * of_y
+    chunks = -(-left.b // tile.nk) * of_y
+    features = s.siblings * left.out_features * of_y
     # Of 64 rows. z goes into shared memory once, and out of it for each chunk of outputs.
-    x_bytes = 128 * right.a * -(-right.c // tile.ks) * tile.ks * tile.splits / share
+    x_bytes = 128 * right.a * -(-right.c // tile.ks) * tile.ks * tile.splits * of_z
     z_bytes = s.classes * s.steps * 2048
     y_bytes = 128 * features * (2 if e.residual else 1)
     groups = s.siblings * chunks * left.d * s.steps / tile.at_once
@@ -48,7 +50,7 @@ def predicted_us(
     phases = (
         overlapped(
             (
-                of_block * 128 * right.in_features / share / work.rate(_READ_BYTES_US),
+                of_block * 128 * right.in_features * of_z / work.rate(_READ_BYTES_US),
                 (passes * right_bytes + of_block * (2 * x_bytes + right_bytes)) / _SHARED_BYTES_US,
                 (passes * right_bytes + of_block * x_bytes) / ring * _LATENCY_US,
             ),
@@ -65,9 +67,12 @@ def predicted_us(
             ),
             _OVERLAP,
         ),
-        _CLUSTER_US + of_block * z_bytes / _CLUSTER_BYTES_US * (1 - 1 / share) if share > 1 else 0,
     )
-    return _LAUNCH_US + work.waves * sum(phases)
+    exchange = 0.0
+    if tile.cluster > 1:
+        sent = of_block * z_bytes * of_z * (tile.cluster - 1)
+        exchange = _CLUSTER_US + sent / _CLUSTER_BYTES_US
+    return _LAUNCH_US + work.waves * (sum(phases) + exchange)
 
 
 @dataclass(frozen=True)

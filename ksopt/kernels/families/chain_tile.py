@@ -150,7 +150,11 @@ class Config:
         """Slots that pass through the ring for each of the two factors."""
         parts = -(-s.right.c // self.ks)
         of_chunk = min(s.left.d, 8) // self.slot_j * (s.steps // self.slot_p)
-        return s.right.a * self.splits * parts, self.chunks(s) * of_chunk
+        return self.z_blocks(s) * parts, self.chunks(s) * of_chunk
+
+    def z_blocks(self, s: Shape) -> int:
+        """Parts of z that are computed at a time."""
+        return s.right.a * self.splits
 
     def chunks(self, s: Shape) -> int:
         """Chunks of outputs of all siblings."""
@@ -239,11 +243,9 @@ def fields(tile: Config) -> tuple[int, ...]:
 
 
 def _clusters(tile: Config, s: Shape) -> list[int]:
-    """How many blocks can share a tile's work evenly: blocks of z, and chunks of outputs."""
-    if tile.blocks > 1:
-        return [1]
-    z_blocks, chunks = s.right.a * tile.splits, tile.chunks(s)
-    return [n for n in (1, 2, 4, 8) if z_blocks % n == 0 and chunks % n == 0]
+    """How many blocks can share a tile's work: each has blocks of z, and chunks of outputs."""
+    most = 1 if tile.blocks > 1 else min(tile.z_blocks(s), tile.chunks(s))
+    return [n for n in (1, 2, 4, 8) if n <= most]
 
 
 def _with_slots(tile: Config, s: Shape) -> Config:

@@ -63,6 +63,14 @@ CASES = [
         ("silu", "none", 1, 0),
         "bfloat16",
     ),
+    # Shares that are not equal: of three blocks of z, of three chunks.
+    (
+        "(1,48,48,4)*(3,64,32,1)",
+        1,
+        (1, 1, 16, 32, 1, 2, 3, 2, 2),
+        ("none", "none", 1, 0),
+        "float16",
+    ),
     (
         "(1,64,32,4)*(8,16,24,1)",
         2,
