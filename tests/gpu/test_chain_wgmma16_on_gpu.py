@@ -37,7 +37,7 @@ CASES = [
     ("(1,48,48,8)*(8,48,48,1)", 1, Epilogue(activation="silu", bias=True, residual=True)),
     ("(1,192,64,2)*(4,32,96,1)", 3, Epilogue(bias=True)),
     ("(1,384,48,1)*(1,48,384,1)", 1, Epilogue(activation="gelu_tanh", middle="relu")),
-    ("(1,40,24,16)*(3,128,40,1)", 2, Epilogue(activation="relu", bias=True, residual=True)),
+    ("(1,32,24,16)*(3,128,40,1)", 2, Epilogue(activation="relu", bias=True, residual=True)),
 ]
 
 
@@ -99,6 +99,7 @@ def check(s, tile, epilogue, dtype, batches):
 def test_results(text, siblings, epilogue, dtype):
     s, spec = Shape.of(Chain.parse(text), siblings), DeviceSpec.of_device(0)
     tiles = [t for t in chain_cost.best(s, 25_088, spec, epilogue, 10_000) if t.cluster == 1]
+    assert tiles
     for tile in tiles[:: max(1, siblings * 8)]:
         check(s, tile, epilogue, dtype, (0, 1, 63, 1000, 20_011))
 
@@ -120,7 +121,7 @@ def test_few_rows_by_clusters_of_blocks(text, siblings, epilogue, dtype):
     assert len(sizes) > 1
     for size in sizes:
         alike = [tile for tile in tiles if tile.cluster == size]
-        for tile in alike[:: max(1, len(alike) // 4)]:
+        for tile in {alike[0], alike[len(alike) // 2]}:
             check(s, tile, epilogue, dtype, (1, 63, 65, 256, 1000, 4_096, 20_011))
 
 
