@@ -75,11 +75,12 @@ struct ChainRows {
 };
 
 // Where blocks of a cluster meet, every thread of each: what it wrote before, all know behind. Alone, no wait.
+// (Not "aligned": lanes of the warps that load may be on their own.)
 template <typename Tile> __device__ __forceinline__ void arrive_at_cluster() {
-  if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+  if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
 }
 template <typename Tile> __device__ __forceinline__ void wait_for_cluster() {
-  if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+  if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
 }
 
 // Loads rows of x and the right factor's weights for them, block by block. `weights`: of the first block.

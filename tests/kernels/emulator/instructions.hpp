@@ -150,6 +150,8 @@ INSTRUCTION void griddepcontrol_launch_dependents() {}
 
 INSTRUCTION void barrier_cluster_arrive_release_aligned() { arrive_at_cluster_barrier(); }
 INSTRUCTION void barrier_cluster_wait_acquire_aligned() { wait_at_cluster_barrier(); }
+INSTRUCTION void barrier_cluster_arrive_release() { arrive_at_cluster_barrier(); }
+INSTRUCTION void barrier_cluster_wait_acquire() { wait_at_cluster_barrier(); }
 INSTRUCTION void mapa_shared_cluster_u32(uint32_t& result, uint32_t address, int rank) {
   result = shared_offset_in(address, unsigned(rank));
 }
