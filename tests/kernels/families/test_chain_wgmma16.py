@@ -3,16 +3,25 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from checks import H200
 
 from ksopt.errors import UnavailableError
-from ksopt.jit import nvrtc
-from ksopt.kernels.families import chain_cost, chain_launcher, chain_packing, chain_tile
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels.families import (
+    chain_cost,
+    chain_launcher,
+    chain_pack_launcher,
+    chain_packing,
+    chain_tile,
+)
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain
 
 TIMED = Path(__file__).parents[3] / "docs" / "data" / "chain-kernels-bfloat16.csv"
@@ -81,6 +90,8 @@ def test_it_compiles():
         for tile in list(chain_tile.configs(s, H200, residual=True))[::25]:
             code = nvrtc.cubin(chain_launcher.source(s, tile, epilogue, dtype), "sm_90a").data
             assert chain_launcher.kernel_name(s, dtype, epilogue).encode() in code
+    code = nvrtc.cubin(chain_pack_launcher.source(s, tile), "sm_90a").data
+    assert chain_pack_launcher.kernel_name(s).encode() in code
     first, second = shape("(1,384,32,4)*(2,64,192,1)"), shape("(1,96,32,4)*(4,32,384,1)")
     tile = next(iter(mlps.configs(first, second, H200)))
     text = mlps.source(first, second, tile, Epilogue(middle="gelu", bias=True), "bfloat16")
@@ -119,6 +130,57 @@ def test_blocks_share_the_rows():
         assert blocks <= 132
         assert rows % 64 == 0
         assert (blocks - 1) * rows < batch <= blocks * rows
+
+
+def test_a_cluster_s_blocks_have_the_same_rows():
+    tile = Config(2, 1, 64, 32, 4, 1, 8, 6, cluster=4)
+    assert chain_launcher.launch_of(tile, 1, 132) == (4, 128)
+    assert chain_launcher.launch_of(tile, 129, 132) == (8, 128)
+
+
+def test_clusters_are_predicted_to_help_where_multiprocessors_are_idle():
+    for text in ("(1,512,128,2)*(2,128,512,1)", "(1,2048,512,2)*(2,512,2048,1)"):
+        s = shape(text)
+        sizes = [chain_cost.best(s, rows, H200)[0].cluster for rows in (256, 1024, 4096, 25_088)]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] == 8
+        assert sizes[-1] == 1
+
+
+def test_weights_are_packed_by_one_launch_a_version(monkeypatch):
+    launched = []
+
+    def launch(kernel, blocks, threads, shared_bytes, arguments, device):
+        launched.append((kernel, blocks, arguments))
+
+    monkeypatch.setattr(nvrtc, "cubin", lambda source, arch: SimpleNamespace(data=b""))
+    monkeypatch.setattr(arch, "of_device", lambda device: "sm_90a")
+    monkeypatch.setattr(driver, "load_kernel", lambda code, name, shared_bytes, device: name)
+    monkeypatch.setattr(driver, "launch", launch)
+    monkeypatch.setattr(DeviceSpec, "of_device", lambda device: H200)
+    problem = Problem(Chain.parse("(1,192,64,2)*(4,32,96,1)"), "bfloat16", False, siblings=2)
+    family = family_of("chain_wgmma16")
+    config = next(family.configs(problem, H200))
+    launch_chain = family.launcher(problem, config, 0)
+    weights = [torch.zeros(p.weight_shape).bfloat16() for p in 2 * tuple(problem.chain)]
+    weights[2] = weights[2].permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+    x = torch.zeros(70, 384).bfloat16()
+    for _ in range(2):
+        launch_chain(x, weights)
+    kernels = [kernel for kernel, *_ in launched]
+    assert [kernel.startswith("ksopt_chain_pack") for kernel in kernels] == [True, False, False]
+    _, blocks, arguments = launched[0]
+    packed = blocks * chain_pack_launcher.THREADS * 8
+    assert config.packed_elements(Shape.of(problem.chain, 2)) <= packed
+    siblings = list(arguments.siblings)[:2]
+    assert [s.left for s in siblings] == [w.data_ptr() for w in weights[0::2]]
+    assert [s.right for s in siblings] == [w.data_ptr() for w in weights[1::2]]
+    assert [tuple(s.left_strides) for s in siblings] == [w.stride()[1:] for w in weights[0::2]]
+    assert [tuple(s.right_strides) for s in siblings] == [w.stride()[:3] for w in weights[1::2]]
+    assert launched[0][2].packed == launched[1][2].weights == launched[2][2].weights
+    weights[3].add_(1)
+    launch_chain(x, weights)
+    assert [kernel.startswith("ksopt_chain_pack") for kernel, *_ in launched[3:]] == [True, False]
 
 
 def test_an_mlp_s_tiles_agree_with_their_shape():
