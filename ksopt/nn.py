@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
+from ksopt import ops
 from ksopt.epilogue import check_activation
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
@@ -227,6 +229,8 @@ class KSLinear(nn.Module):
 class KSStacked(nn.Module):
     """Layers that share their input, outputs side by side: a fused q, k, v as one chain for each.
 
+    Parts of one chain are one operator's work: one launch, where that is the fastest.
+
     Args:
         parts: one layer or more, of equal in_features, batch_first.
 
@@ -262,7 +266,30 @@ class KSStacked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[*batch, in_features] -> [*batch, out_features]."""
-        return torch.cat([part(x) for part in self.parts], dim=-1)
+        # In a graph the backend decides which layers of one input share a launch.
+        if torch.compiler.is_compiling() or not self._are_siblings():
+            return torch.cat([part(x) for part in self.parts], dim=-1)
+        first, *others = parts = [cast(KSLinear, part) for part in self.parts]
+        biases = [part.bias for part in parts if part.bias is not None]
+        bias = torch.cat(biases) if biases and others else first.bias
+        return ops.chain(
+            x, [weight for part in parts for weight in part._factors()], bias,
+            activation=first.activation or "none", siblings=len(parts), op="KSStacked",
+        )  # fmt: skip
+
+    def _are_siblings(self) -> bool:
+        """Whether the parts are layers of one chain, called as they are: one operator's work."""
+        first = self.parts[0]
+        return not _has_any_global_hook() and all(
+            type(part) is KSLinear
+            and not (part._forward_hooks or part._forward_pre_hooks)
+            and not (part._backward_hooks or part._backward_pre_hooks)
+            and "forward" not in part.__dict__
+            and part.chain == first.chain
+            and part.activation == first.activation
+            and (part.bias is None) == (first.bias is None)
+            for part in self.parts
+        )
 
     def to_dense(self) -> Tensor:
         """The matrix of all parts: [out_features, in_features]."""

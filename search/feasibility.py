@@ -41,10 +41,13 @@ def least_bytes(request: LayerRequest, rows: int) -> int:
         (1056, 96512)
     """
     size = limits.ELEMENT_BYTES[request.dtype]
-    x, y = rows * request.size.in_features, rows * request.size.out_features
-    weights = request.size.dense_parameters
+    siblings = request.siblings
+    x, y = rows * request.size.in_features, siblings * rows * request.size.out_features
+    weights = siblings * request.size.dense_parameters
     cast = 0 if size == 4 else size  # float32 is what is drawn
     stages = [(4 + cast) * x, size * x + 8 * weights, size * (x + weights + y)]
+    if "residual" in request.epilogue:
+        stages.append(size * (x + weights + 2 * y))
     if request.train:
         stages.append(size * (2 * x + 2 * weights + 2 * y))
     return max(stages)

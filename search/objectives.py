@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ksopt import settings
 from ksopt.functional import ks_linear
 from ksopt.kernels import dispatch, planner
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.problem import Problem, is_exact
 from ksopt.kernels.registry import FACTORS
 from ksopt.kernels.tuning_cache import Record
 from ksopt.measure import energy, timing
@@ -25,8 +22,10 @@ from ksopt.operators.base import StructuredOperator
 from ksopt.operators.registry import Replacement, operator_of
 from ksopt.patterns.chain import Chain
 from ksopt.search import timed_call
+from ksopt.search.layer_pass import LayerPass
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import METRICS, TimedChain
+from ksopt.search.problems import problem_of
 from ksopt.search.product_check import ProductCheck
 from ksopt.search.trained_weights import TrainedWeights
 
@@ -66,9 +65,10 @@ class Outcome:
 class Objective:
     """Measures chains for one layer size, batch, dtype, layout and device.
 
-    The layers have no bias. Inputs and weights are random and new for every chain; the dense layer
-    is `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last. What
-    is timed of both is the product, or with ``train`` a step of training.
+    Inputs and weights are random and new for every chain; the dense layer is
+    `torch.nn.functional.linear`, or a product with the matrix on the left when batch_last. What is
+    timed of both is the product and what the request surrounds it with, or with ``train`` a step of
+    training.
 
     Args:
         request: What to measure, with ``batch`` set.
@@ -96,6 +96,7 @@ class Objective:
         self._generator = torch.Generator(device=device).manual_seed(
             request.seed if seed is None else seed
         )
+        self._layer = LayerPass(request, lambda *shape: self._random(*shape).to(self._dtype))
 
     def measure(self, chain: Replacement, limit: float | None = None) -> Outcome:
         """Check a chain, time it in turns with the dense layer, then measure its other metrics.
@@ -112,10 +113,10 @@ class Objective:
         operator = operator_of(chain)
         x, weights = self._input(), self._weights(operator)
         if isinstance(chain, Chain):
-            self._look(x, weights)
-        check = ProductCheck(operator, x, weights, self._request)
+            self._look(x, weights[: len(chain)])
+        check = ProductCheck(operator, x, weights, self._request, self._layer)
         errors = check.errors()
-        call = self._pass(self._bind(operator), x, weights)
+        call = self._pass(self._layer.bind(operator), x, weights)
         times = self._time({str(chain): call}, x, _TRIAL_SECONDS, 10, limit, _TRIAL_PRECISION)
         latency, dense = times[str(chain)], times[DENSE]
         values = self._values(chain, latency, dense, call)
@@ -205,22 +206,17 @@ class Objective:
         passes = {}
         for chain in chains:
             operator = operator_of(chain)
-            passes[str(chain)] = self._pass(self._bind(operator), x, self._weights(operator))
+            weights = self._weights(operator)
+            passes[str(chain)] = self._pass(self._layer.bind(operator), x, weights)
         return passes
 
     def _dense(self, x: Tensor) -> Callable[[], object]:
         """The dense layer's pass."""
         # W: [out_features, in_features], scaled as nn.Linear's so that outputs stay finite.
         dims = self._request.size
-        w = self._random(dims.out_features, dims.in_features) * dims.in_features**-0.5
-        return self._pass(self._dense_product, x, [w.to(self._dtype)])
-
-    def _dense_product(self, weights: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-        (w,) = weights
-        return (lambda x: torch.mm(w, x)) if self._is_batch_last() else (lambda x: F.linear(x, w))
-
-    def _bind(self, operator: StructuredOperator) -> timed_call.Bind:
-        return partial(operator.bind, layout=self._request.layout)
+        features = self._request.siblings * dims.out_features
+        w = self._random(features, dims.in_features) * dims.in_features**-0.5
+        return self._pass(self._layer.bind_dense, x, [w.to(self._dtype)])
 
     def _pass(
         self, bind: timed_call.Bind, x: Tensor, weights: Sequence[Tensor]
@@ -241,8 +237,7 @@ class Objective:
         """
         if not isinstance(chain, Chain) or not self._has_cost_models:
             return ()
-        dtype, batch = self._request.dtype, self._batch
-        problem = Problem(chain, dtype, self._is_batch_last(), is_exact(dtype))
+        problem, batch = problem_of(chain, self._request), self._batch
         whole = planner.whole_choice(problem, batch, self._device)
         if whole is not None and whole.way != FACTORS:
             return ()
@@ -278,10 +273,11 @@ class Objective:
         return self._random(*shape).to(self._dtype)
 
     def _weights(self, operator: StructuredOperator) -> list[Tensor]:
-        """Weights that keep the variance of what passes through."""
+        """Weights of all siblings, which keep the variance of what passes through."""
+        shapes = list(zip(operator.parameter_shapes(), operator.terms(), strict=True))
         return [
             (self._random(*shape) * terms**-0.5).to(self._dtype)
-            for shape, terms in zip(operator.parameter_shapes(), operator.terms(), strict=True)
+            for shape, terms in shapes * self._request.siblings
         ]
 
     def _random(self, *shape: int) -> Tensor:

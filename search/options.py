@@ -25,6 +25,9 @@ DTYPES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
+"""What an epilogue may have one of: `ksopt.epilogue.ACTIVATIONS`, which this must not import."""
+MOST_SIBLINGS = 4
 OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
 MOST_FACTORS = 3
@@ -64,6 +67,23 @@ class SearchOptions:
         _LAYER,
         is_always_shown=True,
     )
+    epilogue: tuple[str, ...] | str = option(
+        (),
+        f"what follows it, timed with it: bias, one of {', '.join(ACTIVATIONS)}, residual",
+        _LAYER,
+        nargs="+",
+        metavar="STEP",
+    )
+    """In the order in which it is done. The dense layer is followed by the same."""
+    siblings: int = option(
+        1,
+        "layers of this size that read one input, as an attention's q, k and v do; their results "
+        "stand side by side (%(default)s)",
+        _LAYER,
+        parse=whole_number,
+        metavar="COUNT",
+    )
+    """Weights, budgets and errors are those of one of them; times are of all."""
 
     budgets: tuple[str, ...] = option(
         LADDER,
@@ -260,6 +280,11 @@ class SearchOptions:
             object.__setattr__(self, "block_sizes", str(BlockSizes.parse(self.block_sizes)))
         object.__setattr__(self, "families", names_of(self.families))
         object.__setattr__(self, "structures", _structures(self.structures))
+        object.__setattr__(self, "epilogue", _epilogue(self.epilogue))
+        if self.train and (self.epilogue or self.siblings > 1):
+            raise InvalidInputError(
+                "train times a step of the layer alone: leave out epilogue and siblings, or train"
+            )
         object.__setattr__(self, "plugins", tuple(self.plugins))
         object.__setattr__(self, "dtype", DTYPES[self.dtype])
         object.__setattr__(self, "out", None if self.out is None else Path(self.out))
@@ -292,6 +317,10 @@ class SearchOptions:
         if checked_int(self.seed, "seed", "search", minimum=0) >= SEEDS:
             raise InvalidInputError(
                 f"seed {self.seed}: give a whole number from 0 to {SEEDS - 1} (2**32 - 1)"
+            )
+        if checked_int(self.siblings, "siblings", "search", minimum=1) > MOST_SIBLINGS:
+            raise InvalidInputError(
+                f"siblings {self.siblings}: at most {MOST_SIBLINGS} layers share an input"
             )
         if self.max_factors > MOST_FACTORS:
             raise InvalidInputError(
@@ -327,6 +356,22 @@ class SearchOptions:
             for name, value in self.options.items()
         }
         return options | {"out": None if self.out is None else str(self.out)}
+
+
+def _epilogue(given: str | Sequence[str]) -> tuple[str, ...]:
+    """What follows a layer, in its order."""
+    words = (given,) if isinstance(given, str) else tuple(given)
+    order = ("bias", *ACTIVATIONS, "residual")
+    unknown = [word for word in words if word not in order]
+    if unknown:
+        raise InvalidInputError(
+            f"epilogue {unknown[0]!r} is unknown: it can be {', '.join(order[:-1])} or residual"
+        )
+    if len([word for word in words if word in ACTIVATIONS]) > 1 or len(set(words)) < len(words):
+        raise InvalidInputError(
+            f"epilogue {' '.join(words)}: name each step once, and at most one activation"
+        )
+    return tuple(sorted(words, key=order.index))
 
 
 def _structures(given: str | Sequence[str]) -> tuple[str, ...]:

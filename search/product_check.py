@@ -11,6 +11,7 @@ from ksopt.errors import KsoptError
 from ksopt.measure.accuracy import AccuracyCheck, Errors, PlainProduct
 from ksopt.operators.base import StructuredOperator
 from ksopt.search import timed_call
+from ksopt.search.layer_pass import LayerPass
 from ksopt.search.layer_request import LayerRequest
 
 
@@ -26,8 +27,9 @@ class ProductCheck:
     Args:
         operator: The operator.
         x: Its input.
-        weights: Its weights.
+        weights: Its weights, of all siblings.
         request: With the layout, and whether a step of training is timed.
+        layer: What surrounds its product.
     """
 
     def __init__(
@@ -36,9 +38,11 @@ class ProductCheck:
         x: Tensor,
         weights: Sequence[Tensor],
         request: LayerRequest,
+        layer: LayerPass,
     ) -> None:
         self._operator, self._x, self._weights = operator, x, weights
         self._layout, self._train = request.layout, request.train
+        self._around, self._bind = layer.around, layer.bind(operator)
         self.pytorch_error = 0.0
         """PyTorch's relative error, of the operator's plain product in the same dtype."""
 
@@ -53,7 +57,9 @@ class ProductCheck:
             if not bool(torch.isfinite(y).all()):
                 raise WrongResultError("its product is not finite")
             plain = PlainProduct(self._operator.reference, self._operator.terms())
-            check = AccuracyCheck(self._x, self._weights, self._layout, product=plain)
+            check = AccuracyCheck(
+                self._x, self._weights, self._layout, product=plain, around=self._around
+            )
             errors = check.errors(y)
         self.pytorch_error = check.pytorch.relative
         _refuse("its", check, errors)
@@ -72,9 +78,6 @@ class ProductCheck:
         plain = PlainProduct(self._input_gradient, terms)
         check = AccuracyCheck(gradient, self._weights, self._layout, product=plain)
         _refuse("its input gradient's", check, check.errors(gradients[0]))
-
-    def _bind(self, weights: Sequence[Tensor]) -> timed_call.Product:
-        return self._operator.bind(weights, self._layout)
 
     def _input_gradient(self, gradient: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Of [rows, out_features]; the product is linear, so that of any input is the same."""

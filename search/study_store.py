@@ -185,6 +185,8 @@ def _identity(request: SearchOptions, dims: str, device: DeviceRecord) -> dict[s
         "layout": request.layout,
         "objective": request.objective,
         "train": request.train,
+        "epilogue": " ".join(request.epilogue) or "none",
+        "siblings": request.siblings,
         "score": request.score,
         "energy": request.energy,
         "metrics": ", ".join(metric.name for metric in metrics.objectives(request)),

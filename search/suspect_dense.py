@@ -96,7 +96,7 @@ def dense_layer(result: LayerResult) -> DenseLayer | None:
     request = result.request
     assert request.batch is not None
     dense = Chain.dense(request.size.in_features, request.size.out_features)
-    floor_us = result.roofline.chain_floor_us(dense, request.batch)
+    floor_us = result.roofline.chain_floor_us(dense, request.batch) * request.siblings
     if request.train:  # as for a chain: see `ksopt.search.samplers.priors.facts`
         floor_us *= 3
     return DenseLayer(measured, floor_us, result.device.type)

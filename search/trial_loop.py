@@ -234,10 +234,14 @@ class Campaign:
     def _note_facts(self, trial: Trial, chain: Replacement) -> ChainFacts:
         assert self.request.batch is not None
         predicted = None if self.model is None else self.model.predicted_us(chain)
-        train = self.request.train
+        train, siblings = self.request.train, self.request.siblings
         if train:
             trial.set_user_attr("train", True)
-        known = prior_facts.facts(chain, self.roofline, self.request.batch, predicted, train)
+        if siblings > 1:
+            trial.set_user_attr("siblings", siblings)
+        known = prior_facts.facts(
+            chain, self.roofline, self.request.batch, predicted, train, siblings
+        )
         for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
             trial.set_user_attr(name, getattr(known, name))
         return known

@@ -96,7 +96,12 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
         number=trial.number,
         state=state,
         facts=facts(
-            chain, roofline, batch, attrs.get("predicted_us"), train=attrs.get("train", False)
+            chain,
+            roofline,
+            batch,
+            attrs.get("predicted_us"),
+            train=attrs.get("train", False),
+            siblings=attrs.get("siblings", 1),
         ),
         origin=attrs["origin"],
         latency=_measurement(attrs.get("latency")) if measured else None,

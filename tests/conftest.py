@@ -1,12 +1,15 @@
 """What every test shares: private caches, and which tests are slow or need a GPU."""
 
+import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -29,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # a process of pytest-xdist shares those of the process that began it
     # What is computed here is small, and more threads than cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Inductor's processes that compile would start anew for each process of a test.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")
@@ -38,6 +43,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the caches."""
     if _caches is not None:
         shutil.rmtree(_caches, ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests live as long as the process: the collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_what_was_compiled() -> Iterator[None]:
+    """What the tests of a file leave: compiled code is forgotten, modules stay for good."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"]._dynamo.reset()
+    pytest_collection_finish()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker
@@ -84,3 +104,17 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     timing._timer.cache_clear()
     yield
     timing._timer.cache_clear()
+
+
+@pytest.fixture
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements are short, and finals need no process, which takes seconds to begin."""
+    from ksopt.search import finals
+    from ksopt.search.objectives import Objective
+
+    def final_in_this_process(
+        request: Any, device: Any, chains: Sequence[Any], spare: Any
+    ) -> dict[str, Any]:
+        return Objective(request, device).final(chains, seconds=0.1)
+
+    monkeypatch.setattr(finals, "final", final_in_this_process)

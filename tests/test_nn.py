@@ -2,15 +2,17 @@
 
 import copy
 import io
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from ksopt import ops
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
-from ksopt.nn import KSLinear
+from ksopt.nn import KSLinear, KSStacked
 from ksopt.ops import implementation
 from ksopt.patterns.chain import Chain
 from ksopt.projection import project
@@ -296,3 +298,55 @@ def test_a_bias_of_each_sample_is_added_under_vmap():
     with torch.no_grad():
         y = torch.vmap(lambda each: ks_linear(x, weights, each))(bias)
         torch.testing.assert_close(y, ks_linear(x, weights) + bias[:, None])
+
+
+def stacked(count=3, chain="(1,4,2,2)*(2,2,4,1)", **how):
+    torch.manual_seed(0)
+    return KSStacked([KSLinear(8, 8, chain, **how) for _ in range(count)])
+
+
+def side_by_side(layer, x):
+    return torch.cat([part(x) for part in layer.parts], dim=-1)
+
+
+@pytest.fixture
+def operators(monkeypatch):
+    """How many chains each operator that a layer calls computes."""
+    seen = []
+
+    def seen_chain(*args, siblings=1, **kwargs):
+        seen.append(siblings)
+        return ops.chain(*args, siblings=siblings, **kwargs)
+
+    monkeypatch.setattr("ksopt.nn.ops", SimpleNamespace(chain=seen_chain))
+    return seen
+
+
+@pytest.mark.parametrize("how", [{}, {"bias": False}, {"activation": "gelu"}], ids=str)
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_parts_of_one_chain_are_one_operators_work(operators, count, how):
+    layer, x = stacked(count, **how), torch.randn(5, 8, requires_grad=True)
+    expected, y = side_by_side(layer, x), layer(x)
+    assert operators == [count]
+    torch.testing.assert_close(y, expected)
+    inputs = [x, *layer.parameters()]
+    gradient = torch.randn_like(y)
+    for one, other in zip(
+        torch.autograd.grad(y, inputs, gradient),
+        torch.autograd.grad(expected, inputs, gradient),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_parts_that_are_more_than_a_chain_are_called(operators):
+    x = torch.randn(5, 8)
+    other_chain = KSStacked([KSLinear(8, 8, "(1,8,8,1)"), KSLinear(8, 8, "(2,4,4,1)")])
+    hooked = stacked()
+    hooked.parts[1].register_forward_hook(lambda module, args, y: 2 * y)
+    half_biased = KSStacked([KSLinear(8, 8, "(1,8,8,1)"), KSLinear(8, 8, "(1,8,8,1)", bias=False)])
+    parametrized = stacked()
+    parametrize.register_parametrization(parametrized.parts[0], "bias", torch.nn.Tanh())
+    for layer in (other_chain, hooked, half_biased, parametrized):
+        torch.testing.assert_close(layer(x), side_by_side(layer, x))
+    assert operators == []

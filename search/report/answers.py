@@ -15,8 +15,7 @@ def lead(result: SearchResult) -> list[str]:
         sentences += [answer.sentence for one in result.layers for answer in one.recommendations]
     elif result.request.model is None:
         sentences.append(_sizes_sentence(result))
-    if result.request.train:
-        sentences.append(phrases.TRAINING)
+    sentences += phrases.what_is_timed(result.request)
     sentences += [
         f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()
     ]
@@ -35,8 +34,7 @@ def layer_lead(layer: LayerResult) -> list[str]:
     if layer.replayed:
         sentences.append(phrases.replayed(layer.device))
     sentences += [*stopped(layer), *_layer_warnings(layer)]
-    if layer.request.train:
-        sentences.append(phrases.TRAINING)
+    sentences += phrases.what_is_timed(layer.request)
     return sentences
 
 

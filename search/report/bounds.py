@@ -46,7 +46,8 @@ class Work:
             part: The factor's pattern, or the operator.
             batch: Rows of the input.
             roofline: Of the device and dtype.
-            passes: 3 for a step of training: the product, and the gradients of input and weights.
+            passes: 3 for a step of training (the product, and the gradients of input and weights),
+                or as many as there are siblings.
 
         Example:
             >>> roofline = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "")
@@ -109,7 +110,8 @@ def _parts(chain: Replacement) -> Sequence[Pattern | StructuredOperator]:
 def _work(part: Pattern | StructuredOperator, result: LayerResult) -> Work:
     batch = result.request.batch
     assert batch is not None
-    return Work.of(part, batch, result.roofline, passes=3 if result.request.train else 1)
+    passes = 3 if result.request.train else result.request.siblings
+    return Work.of(part, batch, result.roofline, passes)
 
 
 def _dense(result: LayerResult) -> Work:

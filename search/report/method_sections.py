@@ -58,11 +58,15 @@ def method(result: LayerResult) -> Section:
     kept = "all that use a budget" if space.complete else "a seeded sample of those that use it"
     used = phrases.percent(request.min_use)
     what = "A training step of each chain" if request.train else "Each chain"
+    if request.siblings > 1:
+        what = f"Each chain, {request.siblings} times on one input,"
+    surroundings = phrases.surroundings(request)
+    after = f"followed by {surroundings}" if surroundings else "without bias"
     paragraphs = [
         f"{what} was timed on random input of {request.batch} rows, {request.dtype}, "
-        f"{request.layout}, without bias, in turns with the dense layer: caches overwritten before "
-        "each repeat, median of all repeats. Its product was first checked against float64; a "
-        "wrong one gets no time.",
+        f"{request.layout}, {after}, in turns with the dense layer: caches overwritten before each "
+        "repeat, median of all repeats. Its result was first checked against float64; a wrong one "
+        "gets no time.",
         f"{count} of at most {request.max_factors} factors {are} within the largest budget, "
         "with every output depending on every input and a rank bound of at least "
         f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
@@ -79,8 +83,9 @@ def method(result: LayerResult) -> Section:
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {phrases.rate(roof.rate)} ({roof.rate_from}, side "
         f"{roof.gemm_side}), measured in the run that reports. It counts every factor's input, "
-        "output and weights as moved once; on a CPU, whose caches keep what passes from factor to "
-        "factor, efficiency can exceed 1.",
+        "output and weights as moved once, and nothing of what follows the product; efficiency can "
+        "exceed 1 where one launch computes a whole chain, and on a CPU, whose caches keep what "
+        "passes from factor to factor.",
     ]
     limits = request.constraints.words
     if limits:

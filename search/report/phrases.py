@@ -7,11 +7,40 @@ import math
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.size import Dims
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.request import SearchRequest
 from ksopt.search.results import ChainFacts
 
-TRAINING = (
+_TRAINING = (
     "All times are of a training step: the product, and the gradients of its input and weights."
 )
+_STEPS = {
+    "bias": "a bias", "relu": "a ReLU", "gelu": "a GELU", "gelu_tanh": "a GELU (tanh)",
+    "silu": "a SiLU", "residual": "a residual",
+}  # fmt: skip
+
+
+def what_is_timed(request: LayerRequest | SearchRequest) -> list[str]:
+    """What all times are of, where that is more than a layer's product.
+
+    Example:
+        >>> from ksopt.search.layer_request import LayerRequest
+        >>> what_is_timed(LayerRequest("8x8", epilogue=("bias", "gelu"), siblings=3))
+        ['All times are of 3 layers on one input, followed by a bias and a GELU.']
+    """
+    if request.train:
+        return [_TRAINING]
+    layers = f"{request.siblings} layers on one input" if request.siblings > 1 else "a layer"
+    after = surroundings(request)
+    if request.siblings == 1 and not after:
+        return []
+    return [f"All times are of {layers}{f', followed by {after}' if after else ''}."]
+
+
+def surroundings(request: LayerRequest | SearchRequest) -> str:
+    """What follows a layer, in words; empty for nothing."""
+    *first, last = [_STEPS[step] for step in request.epilogue] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def microseconds(value: float) -> str:

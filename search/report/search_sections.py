@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ksopt.patterns.chain import Chain
 from ksopt.report import tables
 from ksopt.report.document import Figure, Section
+from ksopt.search.options import ACTIVATIONS
 from ksopt.search.plan import effect_of, plan_of
 from ksopt.search.report import answers, plan_tables, result_tables
 from ksopt.search.report.bars import bars
@@ -84,20 +85,28 @@ def use_in_layer(result: SearchResult) -> Section:
         options.append(f"dtype=torch.{request.dtype}")
     if layer.device.type != "cpu":
         options.append(f'device="{layer.device.type}"')
+    around = ["bias=False"] if request.epilogue and "bias" not in request.epilogue else []
+    around += [f'activation="{step}"' for step in request.epilogue if step in ACTIVATIONS]
     tail = "".join(f", {option}" for option in options)
     size = request.size
     others = [a for a in used if a.chosen and not isinstance(a.chosen.facts.chain, Chain)]
     lines = ["import torch", "", *(f"import {name}" for name in request.plugins if others)]
-    lines += ["from ksopt.nn import KSLinear"] if len(others) < len(used) else []
+    stacked = request.siblings > 1 and request.layout == "batch_first"
+    several = "KSStacked" if stacked else "torch.nn.ModuleList"
+    names = "KSLinear, KSStacked" if stacked else "KSLinear"
+    lines += [f"from ksopt.nn import {names}"] if len(others) < len(used) else []
     lines += ["from ksopt.operators.linear import StructuredLinear"] if others else []
     lines.append("")
     lines.append(f"# in place of torch.nn.Linear({size.in_features}, {size.out_features})")
     for answer in used:
         assert answer.chosen is not None
         chain = answer.chosen.facts.chain
-        made = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{tail})'
+        own = "".join(f", {option}" for option in [*around, *options])
+        made = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{own})'
         if not isinstance(chain, Chain):
             made = f'StructuredLinear("{chain}"{tail})'
+        elif request.siblings > 1:
+            made = f"{several}([{made} for _ in range({request.siblings})])"
         lines.append(f"layer = {made}  # {answer.budget.text}")
     lines += [
         "",

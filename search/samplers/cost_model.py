@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.explain import choice_report
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.families.pytorch_cost import elementwise_us
+from ksopt.kernels.problem import EMPTY, DeviceSpec, Epilogue, Problem, is_exact
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.layer_request import LayerRequest
+from ksopt.search.problems import epilogue_of
 
 
 @dataclass
@@ -25,6 +28,8 @@ class CostModel:
         dtype: Such as "float16".
         batch: Rows of the input.
         batch_last: The layout.
+        after: What follows each layer.
+        siblings: Layers on one input.
     """
 
     machine: DeviceSpec
@@ -32,6 +37,9 @@ class CostModel:
     batch: int
     batch_last: bool
     _known: dict[Pattern, float | None] = field(default_factory=dict)
+    after: Epilogue = EMPTY
+    siblings: int = 1
+    _whole: dict[Chain, float | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: LayerRequest, device: torch.device) -> CostModel | None:
@@ -40,7 +48,14 @@ class CostModel:
         machine = backend_of(device.type).spec(device)
         if machine is None:
             return None
-        return cls(machine, request.dtype, request.batch, request.layout == "batch_last")
+        return cls(
+            machine,
+            request.dtype,
+            request.batch,
+            request.layout == "batch_last",
+            after=epilogue_of(request),
+            siblings=request.siblings,
+        )
 
     @property
     def known(self) -> Mapping[Pattern, float | None]:
@@ -48,7 +63,10 @@ class CostModel:
         return self._known
 
     def predicted_us(self, chain: Replacement) -> float | None:
-        """Sum of the factors' predicted times; None if one has none, or it is no chain.
+        """Of the plan that is predicted to be fastest; None if there is none, or it is no chain.
+
+        A plan is one launch for the whole chain with what surrounds it, where a kernel takes it, or
+        a launch a factor with one operation behind them.
 
         Example:
             >>> h200 = DeviceSpec((9, 0), 132, 228 * 1024)
@@ -58,8 +76,38 @@ class CostModel:
         """
         if not isinstance(chain, Chain):
             return None
+        plans = [self.whole_us(chain), self.apart_us(chain)]
+        return min((us for us in plans if us is not None), default=None)
+
+    def apart_us(self, chain: Chain) -> float | None:
+        """Of a launch a factor, of all siblings, and what follows; None if a factor has none."""
         times = [self._factor(pattern) for pattern in chain]
-        return None if None in times else sum(time for time in times if time is not None)
+        if None in times:
+            return None
+        us = self.siblings * sum(time for time in times if time is not None)
+        return us + self.behind_us(chain.out_features)
+
+    def behind_us(self, out_features: int) -> float:
+        """Of what follows separate launches: one kernel for the epilogue, one to put siblings side
+        by side."""
+        size = getattr(torch, self.dtype).itemsize * self.batch * self.siblings * out_features
+        sms, us = self.machine.multiprocessors, 0.0
+        if not self.after.is_empty:
+            us += elementwise_us(size * (2 + self.after.residual), sms)
+        return us + (elementwise_us(2 * size, sms) if self.siblings > 1 else 0.0)
+
+    def whole_us(self, chain: Chain) -> float | None:
+        """Of one launch for a chain and what surrounds it; None where no kernel takes it."""
+        if chain not in self._whole:
+            exact = is_exact(self.dtype)
+            problem = Problem(chain, self.dtype, self.batch_last, exact, self.after, self.siblings)
+            kernels = (
+                []
+                if problem.is_factor
+                else registry.best_kernels(problem, self.batch, self.machine, most=1)
+            )
+            self._whole[chain] = kernels[0].predicted_us if kernels else None
+        return self._whole[chain]
 
     def fastest(
         self, chains: Sequence[Replacement], count: int, seconds: float

@@ -1,10 +1,12 @@
-"""A chain's time as the sum of its factors': how a search on a GPU looks for the fastest.
+"""How a search on a GPU looks for the fastest: a chain's time as the sum of its factors', or whole.
 
 A factor is a kernel of its own, and its time in one chain says much of its time in another. What a
 trial measured of each factor, and what the cost model predicts of the rest, corrected by how
 measurements stand to predictions, gives an estimate for chains that were never run. A chain takes
 less than that sum by nearly the same time for each factor after the first, whose launch and first
 loads overlap with the factor before it; trials tell how much.
+
+Some chains are computed in one launch, and then the cost model predicts that, corrected likewise.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ ORIGIN = "estimate"
 _TURNS, _FEWER_TURNS = 8, 1
 # Predictions of one turn: processes that share a study wait for each other's turns.
 _PREDICTING_S = 0.1
+# Of chains in one launch, once in a process: nine thousand take three seconds on one core.
+_PREDICTING_WHOLES_S = 10.0
 # A factor that was not predicted yet is hoped to come as near its floor as one in fifty that was.
 _HOPE = 0.02
 
@@ -185,6 +189,7 @@ class Estimator:
             for trial, of_one in zip(ended, factors_us, strict=True)
             if trial.state == TrialState.COMPLETE and "latency" in trial.user_attrs
         )
+        correction = self._correction_of_wholes(ended)
         counts = Counter(
             place
             for chain in chains
@@ -197,15 +202,37 @@ class Estimator:
             step = self.steps[place]
             inside = (step.least <= self._nnz) & (self._nnz <= step.budget.parameters)
             rows = np.flatnonzero(open_ & inside)
-            fastest = self._fastest(rows, times, overlap_us) if len(rows) else None
-            if fastest is not None:
-                return fastest
+            if len(rows) == 0:
+                continue
+            apart_us, apart = self._fastest(rows, times, overlap_us)
+            whole_us = correction * self._wholes_us[rows]
+            if whole_us.min() < apart_us:
+                return self.candidates[int(rows[whole_us.argmin()])]
+            if apart is not None:
+                return apart
         return None
+
+    def _correction_of_wholes(self, ended: Sequence[FrozenTrial]) -> float:
+        """How chains of one launch were measured to stand to their predictions, in the middle."""
+        ratios = []
+        for trial in ended:
+            chain = registry.parse(trial.user_attrs["chain"])
+            row = self._rows.get(chain)
+            attrs = trial.user_attrs
+            # Of one launch no factor's time is known.
+            if row is None or attrs.get("factors_us") or "latency" not in attrs:
+                continue
+            if np.isfinite(self._wholes_us[row]):
+                ratios.append(attrs["latency"]["median_us"] / self._wholes_us[row])
+        return median(ratios) if ratios else 1.0
 
     def _fastest(
         self, rows: IntArray, times: Mapping[Pattern, float], overlap_us: float
-    ) -> Chain | None:
-        """The fastest of some candidates of which all is known, or that no other could beat."""
+    ) -> tuple[float, Chain | None]:
+        """The fastest of some candidates of which all is known, or that no other could beat.
+
+        By launches a factor, and its time; infinite, and None, where nothing is known.
+        """
         factors = self._factors[rows]
         correction = _correction(times, self.model.known)
         # NaN: not asked for yet; infinite: the model has no prediction.
@@ -223,19 +250,26 @@ class Estimator:
             total = np.where(np.isnan(known), hopeful, known)[factors].sum(axis=1) - saved
             best = int(total.argmin())
             if not np.isfinite(total[best]):
-                return None
+                return math.inf, None
             chain = self.candidates[int(rows[best])]
             unknown = [place for place in factors[best] if np.isnan(known[place])]
             if not unknown:
-                return chain
+                return self._with_the_rest(float(total[best]), chain), chain
             if time.monotonic() >= until:
                 break
-            self.model.predicted_us(chain)
+            self.model.apart_us(chain)
             for place in unknown:
                 known[place] = self._known_us(self._patterns[place], times, correction)
         total = np.where(np.isnan(known), np.inf, known)[factors].sum(axis=1) - saved
         best = int(total.argmin())
-        return self.candidates[int(rows[best])] if np.isfinite(total[best]) else None
+        if not np.isfinite(total[best]):
+            return math.inf, None
+        chain = self.candidates[int(rows[best])]
+        return self._with_the_rest(float(total[best]), chain), chain
+
+    def _with_the_rest(self, one_us: float, chain: Chain) -> float:
+        """What all siblings take, and what follows them."""
+        return self.model.siblings * one_us + self.model.behind_us(chain.out_features)
 
     def _known_us(
         self, pattern: Pattern, times: Mapping[Pattern, float], correction: float
@@ -269,6 +303,21 @@ class Estimator:
         for row, chain in enumerate(self.candidates):
             factors[row, : len(chain)] = [places[pattern] for pattern in chain]
         return factors
+
+    @functools.cached_property
+    def _wholes_us(self) -> npt.NDArray[np.float64]:
+        """What each candidate is predicted to take in one launch; infinite where none computes it.
+
+        Of as many as there is time for, those of the fewest weights first.
+        """
+        times = np.full(len(self.candidates), math.inf)
+        until = time.monotonic() + _PREDICTING_WHOLES_S
+        for row in np.argsort(self._nnz):
+            if time.monotonic() >= until:
+                break
+            us = self.model.whole_us(self.candidates[int(row)])
+            times[row] = math.inf if us is None else us
+        return times
 
     @functools.cached_property
     def _floors_us(self) -> npt.NDArray[np.float64]:

@@ -30,11 +30,13 @@ def facts(
     batch: int,
     predicted_us: float | None = None,
     train: bool = False,
+    siblings: int = 1,
 ) -> ChainFacts:
     """What is known of a chain without measuring it.
 
     A step of training moves and multiplies three times what the product does: the gradients of the
-    input and of the weights each move two of input, weights and output in, and one out.
+    input and of the weights each move two of input, weights and output in, and one out. The floor
+    of siblings is that of as many products.
     """
     nnz = chain.nnz
     rho, d_rho = rhos(chain)
@@ -44,7 +46,7 @@ def facts(
         share=nnz / (chain.in_features * chain.out_features),
         rho=rho,
         d_rho=d_rho,
-        floor_us=floor_us(chain, roofline, batch) * (3 if train else 1),
+        floor_us=floor_us(chain, roofline, batch) * (3 if train else 1) * siblings,
         predicted_us=predicted_us,
     )
 

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -375,3 +377,16 @@ def test_on_a_gpu_memory_is_counted_and_graphs_are_replayed(mode, tmp_path):
             assert way["us"] > 0
             # bfloat16 parameters, and at least the logits of 3 x 24 tokens
             assert way["peak_bytes"] >= 2 * (way["parameters"] + 3 * 24 * 61)
+
+
+def test_a_refused_run_leaves_no_folder_of_torchs_caches(tmp_path):
+    command = [sys.executable, "-m", "ksopt", "bench", "models", "--models", "vit", "--small"]
+    too_deep = ["--device", "cpu", "--layers", "99999999999999", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    done = subprocess.run(
+        [*command, *too_deep], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "GiB of memory" in done.stderr
+    assert list(tmp_path.iterdir()) == []

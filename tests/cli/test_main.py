@@ -165,13 +165,13 @@ def test_search_prints_a_table_and_where_the_report_is(
 
 
 @pytest.mark.usefixtures("brief")
-def test_search_json_is_one_document_and_nothing_else(tmp_path: Path) -> None:
+def test_search_json_is_one_document_and_nothing_else(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nor does a process that it starts print anything there."""
     words = [*SMALL, "--budget", "50%", "--out", str(tmp_path / "report"), "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ksopt", *words], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+    assert main(words) == 0
+    printed = json.loads(capfd.readouterr().out)
     assert printed == json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))
 
 

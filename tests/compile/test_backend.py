@@ -35,7 +35,9 @@ def test_is_registered():
     assert torch._dynamo.lookup_backend("ksopt") is backend.ksopt
 
 
-@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+@pytest.mark.parametrize(
+    "layout", ["batch_first", pytest.param("batch_last", marks=pytest.mark.slow)]
+)
 def test_trains_like_eager_with_one_compile_for_all_batches(layout):
     model = nn.Sequential(
         KSLinear(16, 24, CHAIN, layout=layout),

@@ -54,6 +54,10 @@ class Outcome:
     faults: tuple[str, ...]
 
 
+_OF_THE_DRIVER = ".nv"
+"""The folder in a home that CUDA's driver makes as soon as it is asked for devices."""
+
+
 class Sandbox:
     """A folder where cases run, put back as it was after each."""
 
@@ -91,6 +95,7 @@ class Sandbox:
         """What is there, each file with a digest."""
         found = {}
         for folder, folders, files in os.walk(self.place):
+            folders[:] = [name for name in folders if name != _OF_THE_DRIVER]
             for name in (*folders, *files):
                 path = Path(folder) / name
                 what = "folder" if name in folders else "other"

@@ -74,7 +74,11 @@ def faults_of(body: str) -> tuple[tuple[str, ...], bool]:
         ("open('new', 'w'); raise ValueError('x')", "left behind: new"),
         ("open('full/precious', 'w'); raise ValueError('x')", "a file that was there is changed"),
         ("os.mkdir('new'); os.remove('file')", "left behind: file, new"),
-        ("x = bytearray(2**30 + 2**28); raise ValueError('x')", "GiB of memory"),
+        pytest.param(
+            "x = bytearray(2**30 + 2**28); raise ValueError('x')",
+            "GiB of memory",
+            marks=pytest.mark.slow,
+        ),
         ("os.kill(os.getpid(), 9)", "exit code -9"),
         ("raise ValueError('x')", None),
     ],

@@ -11,10 +11,12 @@ the PTX instructions that it uses, and that are not there yet, into emulator/ins
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import re
 import subprocess
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,6 +40,7 @@ _RUNTIME_COMMAND = [
     "-fPIC",
     "-fvisibility=hidden",
     "-U_FORTIFY_SOURCE",  # its checks take a jump to another stack for an error
+    "-fno-gnu-unique",  # libraries with such a symbol stay loaded
 ]
 _DEVICE_COMMAND = [
     settings.cxx_compiler(),
@@ -46,6 +49,7 @@ _DEVICE_COMMAND = [
     "-g1",
     "-fPIC",
     "-fvisibility=hidden",
+    "-fno-gnu-unique",
     "-fsanitize=thread,alignment,bounds",
     "-fno-tree-loop-distribute-patterns",  # no memcpy instead of the loads and stores to be checked
     "-Wno-unknown-pragmas",
@@ -244,6 +248,8 @@ class Emulator:
             [settings.cxx_compiler(), "-shared", str(made), str(self._runtime), "-o", str(library)]
         )
         loaded = ctypes.CDLL(str(library))
+        # Threads and shared memory are the library's own, and are as large as a GPU's.
+        weakref.finalize(loaded, _ctypes.dlclose, loaded._handle)
         return [EmulatedKernel(library, loaded, at, one) for at, one in enumerate(instances)]
 
 

@@ -50,6 +50,7 @@ def searched(here: Path, *options: str) -> dict[str, Any]:
     return layer
 
 
+@pytest.mark.usefixtures("quick")
 def test_it_is_searched_beside_chains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layer = searched(here, "--structures", "ks,diagonal-plus", "--trials", "12")
     origins = {trial["chain"]: trial["origin"] for trial in layer["trials"]}
@@ -105,6 +106,7 @@ def test_workers_import_the_users_module(here: Path) -> None:
     assert [trial["weight_tensors"] for trial in layer["trials"]] == [3.0] * 3
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
 def test_it_is_trained_and_fitted(here: Path, layout: str) -> None:
     torch.manual_seed(1)
@@ -214,6 +216,7 @@ def python_search(here: Path, **options: Any) -> SearchResult:
     )
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_study_knows_its_structures(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     searched(here, "--structures", "diagonal-plus")
     assert main([*SEARCH, "--trials", "2"]) == 2

@@ -69,6 +69,21 @@ def sizes(quick: None, tmp_path: Path) -> Sizes:
     return run
 
 
+@pytest.fixture(scope="module")
+def kept() -> list[SearchResult]:
+    return []
+
+
+@pytest.fixture
+def two(
+    sizes: Sizes, kept: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
+) -> SearchResult:
+    """One search for all tests that only read what it left."""
+    if not kept:
+        kept.append(sizes(out=tmp_path_factory.mktemp("kept") / "report"))
+    return kept[0]
+
+
 def start(out: Path, trials: int, workers: int = 1, storage: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(out), str(trials), str(workers), storage],
@@ -124,10 +139,9 @@ def test_sizes_share_the_trials_and_a_report(sizes: Sizes) -> None:
     assert "ksopt search --dims 32x64 64x32 --budget 50%" in page
 
 
-def test_the_json_has_each_size_as_its_own_search_does(sizes: Sizes) -> None:
-    result = sizes()
-    found = json.loads((result.folder / "results.json").read_text("utf-8"))
-    assert found == json.loads(results_json.to_json(result))
+def test_the_json_has_each_size_as_its_own_search_does(two: SearchResult) -> None:
+    found = json.loads((two.folder / "results.json").read_text("utf-8"))
+    assert found == json.loads(results_json.to_json(two))
     assert found["schema"] == "ksopt.search/4"
     assert [one["request"]["dims"] for one in found["layers"]] == list(SIZES)
     assert found["request"]["dims"] == list(SIZES)
@@ -250,11 +264,10 @@ def test_a_timeout_ends_all(sizes: Sizes) -> None:
     assert all(rule.chains == () for rule in plan_of(result).rules)
 
 
-def test_it_is_reported_again_without_measuring(sizes: Sizes, tmp_path: Path) -> None:
-    result = sizes()
-    before = json.loads((result.folder / "results.json").read_text("utf-8"))
-    plan = (result.folder / "plan.json").read_text("utf-8")
-    again = replay(str(result.folder), out=tmp_path / "again")
+def test_it_is_reported_again_without_measuring(two: SearchResult, tmp_path: Path) -> None:
+    before = json.loads((two.folder / "results.json").read_text("utf-8"))
+    plan = (two.folder / "plan.json").read_text("utf-8")
+    again = replay(str(two.folder), out=tmp_path / "again")
     assert again.replayed
     after = json.loads((tmp_path / "again" / "results.json").read_text("utf-8"))
     assert [one["trials"] for one in after["layers"]] == [one["trials"] for one in before["layers"]]
@@ -265,12 +278,11 @@ def test_it_is_reported_again_without_measuring(sizes: Sizes, tmp_path: Path) ->
     assert "Nothing was measured for this report" in (tmp_path / "again" / "report.md").read_text()
 
 
-def test_one_of_its_layers_is_reported_alone(sizes: Sizes, tmp_path: Path) -> None:
-    result = sizes()
-    alone = replay(str(result.folder), f"{STUDY} 64x32", tmp_path / "alone")
+def test_one_of_its_layers_is_reported_alone(two: SearchResult, tmp_path: Path) -> None:
+    alone = replay(str(two.folder), f"{STUDY} 64x32", tmp_path / "alone")
     (layer,) = alone.layers
-    assert layer.trials == result.layers[1].trials
-    assert layer.recommendations == result.layers[1].recommendations
+    assert layer.trials == two.layers[1].trials
+    assert layer.recommendations == two.layers[1].recommendations
     page = (tmp_path / "alone" / "report.md").read_text("utf-8")
     assert page.startswith("# Chains for a 64x32 linear layer")
     assert "--study 'ksopt-search 64x32'" in alone.request.command

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.search import SearchRequest, SearchResult, objectives, replay
@@ -96,8 +96,8 @@ def test_a_wrong_gradient_gets_no_time(search: Search, monkeypatch: pytest.Monke
         def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
             return 1.01 * gradients[0]
 
-    right = functional.ks_linear
-    monkeypatch.setattr(functional, "ks_linear", lambda *a, **o: Wrong.apply(right(*a, **o)))
+    right = ops.chain
+    monkeypatch.setattr(ops, "chain", lambda *a, **o: Wrong.apply(right(*a, **o)))
     assert [trial.state for trial in search(trials=2).layers[0].trials] == ["complete"] * 2
     result = search(trials=2, train=True, out=search(trials=1).folder.parent / "train")
     for trial in result.layers[0].trials:

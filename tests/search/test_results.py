@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError
 from ksopt.search import (
@@ -116,7 +116,7 @@ def test_a_result_of_failures_and_one_that_was_stopped_fit(
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(functional, "ks_linear", broken)
+    monkeypatch.setattr(ops, "chain", broken)
     failed = check(search(trials=2))
     assert [trial["state"] for trial in failed["layers"][0]["trials"]] == ["failed"] * 2
 

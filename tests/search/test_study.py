@@ -198,6 +198,7 @@ def _exit(*given: object) -> None:
     raise SystemExit
 
 
+@pytest.mark.slow  # the same in this process: the next one
 def test_ctrl_c_leaves_a_report(tmp_path: Path) -> None:
     out = tmp_path / "interrupted"
     process = start(out, trials=500)

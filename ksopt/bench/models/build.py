@@ -245,7 +245,24 @@ def _vit(size: Size) -> nn.Module:
         num_attention_heads=size.heads, image_size=size.length, patch_size=16,
         num_labels=size.classes,
     )  # fmt: skip
-    return _made(library.ViTForImageClassification, config)
+    library.AttentionInterface.register(_UNMASKED, _unmasked_attention)
+    return _made(library.ViTForImageClassification, config, _UNMASKED)
+
+
+_UNMASKED = "unmasked_sdpa"
+
+
+def _unmasked_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None,
+    scaling: float | None = None, **_: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention of all tokens to all, [B, heads, T, d] each -> [B, T, heads, d].
+
+    The library's own hands over a mask of ones when it is compiled, with which PyTorch computes the
+    attention of 197 tokens by products in float32.
+    """
+    y = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return y.transpose(1, 2).contiguous(), None
 
 
 def _gpt2(size: Size) -> nn.Module:
@@ -282,6 +299,6 @@ def _transformers() -> Any:
     return transformers
 
 
-def _made(model: type[nn.Module], config: Any) -> nn.Module:
-    config._attn_implementation = "sdpa"
+def _made(model: type[nn.Module], config: Any, attention: str = "sdpa") -> nn.Module:
+    config._attn_implementation = attention
     return model(config)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch._inductor.utils
 from torch import Tensor, nn
 
 from ksopt.bench.models.build import Built, gradients_of, loss
@@ -401,9 +400,11 @@ def _alone(device: torch.device) -> Iterator[None]:
 @contextmanager
 def _fresh_caches() -> Iterator[None]:
     """Compilation from nothing: what is found in torch's caches would take no time."""
+    from torch._inductor.utils import fresh_cache  # which makes a folder as soon as it is imported
+
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        torch._inductor.utils.fresh_cache(dir=folder),
+        fresh_cache(dir=folder),
     ):
         yield
 

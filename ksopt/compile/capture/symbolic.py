@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Size: TypeAlias = Any
@@ -81,6 +82,16 @@ def same(left: Size, right: Size) -> bool:
 def same_shape(left: Sequence[Size], right: Sequence[Size]) -> bool:
     """Whether two shapes are known to be equal."""
     return len(left) == len(right) and all(map(same, left, right))
+
+
+def is_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor's elements are known to lie in memory in their order."""
+    stride: Size = 1
+    for size, own in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not same(size, 1) and not same(own, stride):
+            return False
+        stride = stride * size
+    return True
 
 
 def divides(divisor: Size, size: Size) -> bool:

@@ -17,6 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ksopt.compile.capture.interpreter import holds_all
 from ksopt.compile.capture.nodes import fake_result, memory_of
+from ksopt.compile.capture.symbolic import is_contiguous, same_shape
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
     Applied,
@@ -232,9 +233,10 @@ def _is_returned_with_a_copy(nodes: Collection[fx.Node], returned: Collection[fx
             return True
         for user in node.users:
             made = fake_result(user)
-            if user in seen or not isinstance(made, torch.Tensor) or made.shape != own.shape:
+            if user in seen or not isinstance(made, torch.Tensor):
                 continue
-            if not own.is_contiguous() and made.stride() == own.stride():
+            is_alike = same_shape(made.shape, own.shape) and same_shape(made.stride(), own.stride())
+            if is_alike and not is_contiguous(own):
                 seen.add(user)
                 left.append(user)
     return False

@@ -15,6 +15,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.symbolic import same_shape
 
 ACTIVATIONS: dict[Any, str] = {
     F.relu: "relu",
@@ -71,4 +72,4 @@ def _step(node: fx.Node, user: fx.Node) -> str | None:
     own, added = fake_result(node), fake_result(other)
     if not isinstance(added, torch.Tensor) or not isinstance(own, torch.Tensor):
         return None
-    return "residual" if added.dim() == own.dim() and added.shape == own.shape else "bias"
+    return "residual" if same_shape(added.shape, own.shape) else "bias"

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.capture.symbolic import hint, same
+from ksopt.compile.capture.symbolic import hint, is_contiguous, same
 from ksopt.compile.lowering.epilogue import ACTIVATIONS
 from ksopt.epilogue import Activation
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
@@ -156,7 +156,7 @@ def _with_summand(
     own, other = fake_result(value), fake_result(added)
     features = layer.problem.chain.out_features
     if own.dim() == other.dim() and all(map(same, own.shape, other.shape)):
-        if layer.residual is None and other.is_contiguous():
+        if layer.residual is None and is_contiguous(other):
             return replace(layer, residual=added, inner=inner)
         return None
     trailing = list(other.shape)
@@ -165,8 +165,10 @@ def _with_summand(
     count = 1
     for size in trailing:
         count = count * size
-    is_bias = count == features and all(map(same, trailing, own.shape[own.dim() - len(trailing) :]))
-    if is_bias and other.is_contiguous() and _is_bare(layer):
+    is_bias = same(count, features) and all(
+        map(same, trailing, own.shape[own.dim() - len(trailing) :])
+    )
+    if is_bias and is_contiguous(other) and _is_bare(layer):
         return replace(layer, bias=added, inner=inner)
     return None
 

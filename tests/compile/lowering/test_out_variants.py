@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
+from written_code import result_and_code
 
 import ksopt
 from ksopt import ops
@@ -20,9 +20,8 @@ WRITTEN = "torch.ops.ksopt.ks_mm_inner.out("
 def compiled(model, x, backend="ksopt", **how):
     """The compiled model, what it makes of x, and its code."""
     run = torch.compile(model, backend=backend, fullgraph=True, **how)
-    with fresh_inductor_cache():
-        y, code = run_and_get_code(run, x)
-    return run, y, "\n".join(code)
+    y, code = result_and_code(lambda: run(x))
+    return run, y, code
 
 
 class Blocks(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor.utils import fresh_inductor_cache, run_and_get_code
+from written_code import result_and_code
 
 from ksopt import ops
 from ksopt.nn import KSLinear
@@ -33,9 +33,8 @@ def check(compiled, model, x):
 def compiled_step(model, x, backend="ksopt"):
     """The model, compiled, once it has made a step; and the code of that."""
     run = torch.compile(model, backend=backend, fullgraph=True)
-    with fresh_inductor_cache():
-        _, code = run_and_get_code(lambda: step(run, x))
-    return run, "\n".join(code)
+    _, code = result_and_code(lambda: step(run, x))
+    return run, code
 
 
 def rows(layout):
@@ -89,6 +88,7 @@ def test_batches_of_any_size_and_rank_are_compiled_once():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("batch", [(), (1,), (0,), (2, 0)])
 def test_batches_of_one_row_and_of_none(batch):
     model = Model()
@@ -96,6 +96,7 @@ def test_batches_of_one_row_and_of_none(batch):
     check(compiled, model, torch.randn(*batch, 24, requires_grad=True))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 4, 5, 1)])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_users_own_call_is_compiled_and_has_gradients(last, shape):

@@ -144,6 +144,7 @@ def check(compiled, model, x):
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_weight_is_prepared_once(name, mode, kernels):
@@ -337,6 +338,7 @@ def test_an_evaluation_after_training_steps_prepares_anew_whatever_the_steps_did
     assert kernels.prepared == before
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["canonical", "[d, a, b, c]", "as a linear layer's", "KSLinear"])
 def test_autocast_casts_and_prepares_a_weight_once(name, mode, kernels):

@@ -81,6 +81,7 @@ def test_against_float64(kernels, at):
         assert_close_to_float64(y, x, weight, problem)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(

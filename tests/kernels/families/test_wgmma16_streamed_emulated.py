@@ -62,6 +62,7 @@ def test_results(kernels, at):
         assert torch.equal(y, kernels[at](x, weight, seed=1))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=name)
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=37, seed=at)

@@ -4,8 +4,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
@@ -129,3 +131,17 @@ def test_the_code_of_a_report_runs(result: SearchResult) -> None:
         [sys.executable, "-c", f"{use.code}\n{check}"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_code_of_a_report_has_what_surrounds_the_layer(result: SearchResult) -> None:
+    (layer,) = result.layers
+    request = replace(layer.request, epilogue=("bias", "gelu"), siblings=3)
+    (use,) = [
+        section
+        for section in written(with_layer(result, request=request))
+        if section.title == "Use it"
+    ]
+    namespace: dict[str, Any] = {}
+    exec(use.code.rpartition("# compiled")[0], namespace)
+    assert namespace["layer"](torch.randn(3, 32)).shape == (3, 192)
+    assert {part.activation for part in namespace["layer"].parts} == {"gelu"}

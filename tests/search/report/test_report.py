@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.errors import InvalidInputError
 from ksopt.report.svg import linear_ticks, log_ticks
 from ksopt.search import SearchRequest, SearchResult, progress
@@ -23,9 +23,20 @@ Search = Callable[..., SearchResult]
 FILES = ("report.html", "report.md", "results.json", "plan.json", "trials.csv")
 
 
+@pytest.fixture(scope="module")
+def kept() -> list[SearchResult]:
+    return []
+
+
 @pytest.fixture
-def result(search: Search) -> SearchResult:
-    return search(trials=6, budgets=("30%", "50%"), dims="48x64")
+def result(
+    search: Search, kept: list[SearchResult], tmp_path_factory: pytest.TempPathFactory
+) -> SearchResult:
+    """One search for all tests here, which read what it left."""
+    if not kept:
+        out = tmp_path_factory.mktemp("kept") / "report"
+        kept.append(search(trials=6, budgets=("30%", "50%"), dims="48x64", out=out))
+    return kept[0]
 
 
 def read(result: SearchResult, name: str) -> str:
@@ -211,7 +222,7 @@ def test_failures_are_shown(search: Search, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*given: object, **options: object) -> None:
         raise RuntimeError("no memory | at all")
 
-    monkeypatch.setattr(functional, "ks_linear", broken)
+    monkeypatch.setattr(ops, "chain", broken)
     result = search(trials=2)
     rows = list(csv.DictReader(io.StringIO(read(result, "trials.csv"))))
     assert [row["state"] for row in rows] == ["failed"] * 2

@@ -7,7 +7,7 @@ import pytest
 
 from ksopt.kernels import registry
 from ksopt.kernels.families.base import families
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import DeviceSpec, Epilogue
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.samplers.cost_model import CostModel
 from regret.tables import spearman
@@ -53,3 +53,21 @@ def test_chains_drawn_uniformly_are_ranked_as_they_were_measured(
         found = spearman([(us, ratio) for budget, us, ratio in pairs if chosen in (None, budget)])
         assert found is not None
         assert found >= 0.8, (chosen, found)
+
+
+def test_a_plan_of_one_launch_is_predicted_with_what_surrounds_it() -> None:
+    chain = Chain.parse("(1,192,48,2)*(2,48,192,1)")
+    surrounded = CostModel(
+        H200, "bfloat16", 25_088, False, after=Epilogue(bias=True, activation="gelu"), siblings=3
+    )
+    whole, apart = surrounded.whole_us(chain), surrounded.apart_us(chain)
+    assert whole is not None
+    assert apart is not None
+    assert surrounded.predicted_us(chain) == whole < apart
+    alone = CostModel(H200, "bfloat16", 25_088, False).apart_us(chain)
+    assert alone is not None
+    assert apart > 3 * alone
+    # No kernel takes a whole chain in float32.
+    exact = CostModel(H200, "float32", 25_088, False)
+    assert exact.whole_us(chain) is None
+    assert exact.predicted_us(chain) == exact.apart_us(chain)

@@ -7,7 +7,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import DeviceSpec, Epilogue
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.search.claims import Claims
 from ksopt.search.device_locks import Presence
@@ -22,8 +22,15 @@ from ksopt.search.storage import Storage
 SPACE = build(LayerRequest("32x64", budgets=("30%", "60%"), max_factors=2))
 
 
+class Apart(CostModel):
+    """A cost model for which no kernel takes a whole chain."""
+
+    def whole_us(self, chain: Chain) -> float | None:
+        return None
+
+
 def model(times: dict) -> CostModel:
-    return CostModel(DeviceSpec((9, 0), 132, 228 * 1024), "float16", 64, False, dict(times))
+    return Apart(DeviceSpec((9, 0), 132, 228 * 1024), "float16", 64, False, dict(times))
 
 
 def test_a_chain_is_the_sum_of_its_factors() -> None:
@@ -117,7 +124,7 @@ def test_what_was_measured_of_factors_counts_more_than_predictions(claims: Claim
     assert not set(following) & set(best)
 
 
-class Asked(CostModel):
+class Asked(Apart):
     """A cost model that knows some times, and remembers what it is asked for."""
 
     def __init__(self, times: dict, known: Iterable[Pattern] = ()) -> None:
@@ -186,3 +193,43 @@ def test_factors_overlap() -> None:
         },
     )
     assert estimator.next([seen], set()) == three
+
+
+class Whole(Asked):
+    """A cost model that knows what some chains take in one launch, and nothing of factors but 9."""
+
+    def __init__(self, wholes: dict[Chain, float]) -> None:
+        super().__init__(dict.fromkeys(PATTERNS, 9.0))
+        self.wholes = wholes
+
+    def whole_us(self, chain: Chain) -> float | None:
+        return self.wholes.get(chain)
+
+
+def test_a_chain_that_is_faster_in_one_launch_comes_first() -> None:
+    first, second, *_ = IN_STEP
+    estimator = Estimator(CHAINS, STEP, Whole({second: 7.0, first: 8.0}), lambda _: 1.0, seconds=60)
+    assert estimator.next([], set()) == second
+    assert estimator.next([], {second}) == first
+    # By launches a factor it takes 18, as all others do.
+    assert estimator.next([], {first, second}) not in {None, first, second}
+
+
+def test_predictions_of_one_launch_are_corrected_by_what_was_measured() -> None:
+    first, second, *_ = IN_STEP
+    played = Whole({second: 7.0, first: 8.0})
+    played.times = played.times | dict.fromkeys(first, 90.0)
+    estimator = Estimator(CHAINS, STEP, played, lambda _: 1.0, seconds=60)
+    attrs = {"chain": str(second), "factors_us": [], "latency": {"median_us": 70.0}}
+    seen = optuna.trial.create_trial(value=1.0, user_attrs=attrs)
+    assert estimator.next([], {second}) == first
+    assert estimator.next([seen], {second}) not in {None, first}
+
+
+def test_what_follows_separate_launches_counts() -> None:
+    alone = Whole({IN_STEP[1]: 20.0})
+    assert Estimator(CHAINS, STEP, alone, lambda _: 1.0, seconds=60).next([], set()) != IN_STEP[1]
+    surrounded = Whole({IN_STEP[1]: 20.0})
+    surrounded.after, surrounded.siblings = Epilogue(bias=True, activation="gelu"), 3
+    estimator = Estimator(CHAINS, STEP, surrounded, lambda _: 1.0, seconds=60)
+    assert estimator.next([], set()) == IN_STEP[1]

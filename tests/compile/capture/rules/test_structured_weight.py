@@ -107,7 +107,7 @@ def test_a_masked_weight_has_no_gradient():
 
 @pytest.mark.sweep
 @ways
-def test_autocast_finds_what_float32_does_and_float64_is_left_alone(way):
+def test_autocast_finds_what_float32_does_and_float64_is_left_alone(way, compiled_by_eager):
     layer, x = Layer(way, WAYS[way]), torch.randn(5, 16)
     with torch.autocast("cpu", torch.bfloat16):
         found = ksopt.explain(layer, x)

@@ -1,0 +1,31 @@
+"""What a request times of a chain, as the kernels know it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ksopt.epilogue import Activation
+from ksopt.kernels.problem import Epilogue, Problem, is_exact
+from ksopt.patterns.chain import Chain
+from ksopt.search.layer_request import LayerRequest
+
+
+def epilogue_of(request: LayerRequest) -> Epilogue:
+    """What follows each layer."""
+    steps = [step for step in request.epilogue if step not in ("bias", "residual")]
+    activation = cast(Activation, steps[0] if steps else "none")
+    return Epilogue("bias" in request.epilogue, activation, "residual" in request.epilogue)
+
+
+def problem_of(chain: Chain, request: LayerRequest) -> Problem:
+    """A forward pass of a chain, with what surrounds it.
+
+    Example:
+        >>> request = LayerRequest("4x4", epilogue=("bias", "gelu"), siblings=3)
+        >>> problem = problem_of(Chain.parse("(1,4,4,1)"), request)
+        >>> problem.epilogue.names, problem.out_features
+        (('bias', 'gelu'), 12)
+    """
+    batch_last, exact = request.layout == "batch_last", is_exact(request.dtype)
+    around = epilogue_of(request)
+    return Problem(chain, request.dtype, batch_last, exact, around, request.siblings)
