@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, _Range
+from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, OnDemand, _Range
 from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
@@ -192,13 +192,14 @@ def run_mlp(
     return _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
 
 
-def build_packers(emulator: Emulator, cases: list[tuple[Shape, Config]]) -> list[EmulatedKernel]:
+def build_packers(emulator: Emulator, cases: list[tuple[Shape, Config]]) -> OnDemand:
     """A kernel that packs weights for each case."""
-    instances = [
-        _instance(s.left, tile, chain_pack_launcher.source(s, tile), "bfloat16", 0)
-        for s, tile in cases
-    ]
-    return emulator.build(instances)
+    return emulator.on_demand(
+        [
+            _instance(s.left, tile, chain_pack_launcher.source(s, tile), "bfloat16", 0)
+            for s, tile in cases
+        ]
+    )
 
 
 def run_packer(

@@ -45,6 +45,7 @@ def with_strides(memory: Tensor, shape: tuple[int, ...], order: tuple[int, ...],
     return memory.as_strided(shape, strides, at)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=lambda at: f"{CASES[at][0]}-{at}")
 def test_it_packs_as_pytorch_does(kernels, at):
     s, tile = CASES[at]
