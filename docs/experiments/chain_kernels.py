@@ -321,9 +321,10 @@ def time_case(
         o = Operands.random(s, rows, dtype)
         x, packed = o.x.contiguous(), pack(o.weights)
         y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
-        e = case.epilogue
-        added = {"bias": o.bias if e.bias else None, "residual": o.residual if e.residual else None}
-        calls[label] = Way(partial(launcher, **added, out=y), x, packed)
+        bias = o.bias if case.epilogue.bias else None
+        residual = o.residual if case.epilogue.residual else None
+        layer = partial(launcher, bias=bias, residual=residual, out=y)
+        calls[label] = Way(layer, x, packed)
         of_call[label] = (s, tile)
     if given.check:
         print(f"# {case.name}: {len(calls)} of {len(todo)} tiles are right")
