@@ -14,7 +14,7 @@ template <typename P1, typename P2, typename First_, typename Second_, int SLOT_
   using First = First_;
   using Second = Second_;
   static constexpr int GROUPS = First::GROUPS, ROWS = First::ROWS, STAGES = STAGES_, SLOT_STEPS = SLOT_STEPS_;
-  static constexpr int LOADERS = First::LOADERS, THREADS = First::THREADS, BLOCKS = 1;
+  static constexpr int LOADERS = First::LOADERS, THREADS = First::THREADS, BLOCKS = 1, CLUSTER = 1;
   static constexpr int CHUNK_FEATURES = First::NK * P1::D1, STEPS_OF_CHUNK = CHUNK_FEATURES / 16;
   static constexpr int CHUNKS_OF_BLOCK = P2::C2 / CHUNK_FEATURES;  // of the second chain's right factor
   static constexpr int N = Second::N1;
@@ -30,6 +30,7 @@ template <typename P1, typename P2, typename First_, typename Second_, int SLOT_
   static constexpr int STASH_BYTES = First::STASH_BYTES + Second::STASH_BYTES;
   static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
   static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
+  static_assert(First::CLUSTER == 1 && Second::CLUSTER == 1, "");
   static_assert(P1::SIBLINGS == 1 && P2::SIBLINGS == 1 && P1::OUT == P2::IN && First::J_GROUPS == 1, "");
   static_assert(P1::B1 % First::NK == 0 && P2::C2 % CHUNK_FEATURES == 0 && First::NK % 16 == 0, "");
   static_assert(STEPS_OF_CHUNK % SLOT_STEPS == 0 && STAGES * 16 <= First::BARRIER_BYTES, "");
@@ -49,7 +50,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
     prefetch_rows<P1::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
     for (int at = 0; at < First::CHUNKS; ++at) {
-      const int block = turned<P2::A2>(at / Tile::CHUNKS_OF_BLOCK);
+      const int block = Share<First, P2::A2>()(at / Tile::CHUNKS_OF_BLOCK);
       const unsigned char* const of_chunk =
           weights + First::RIGHT_BYTES +
           int64(block * Tile::CHUNKS_OF_BLOCK + at % Tile::CHUNKS_OF_BLOCK) * Tile::HIDDEN_CHUNK_BYTES;
@@ -58,7 +59,7 @@ __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRin
     }
 #pragma unroll 1
     for (int at = 0; at < Second::CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::LAST_AT + int64(turned<Second::CHUNKS>(at)) * Second::CHUNK_BYTES,
+      load_weight_slots(ring, weights + Tile::LAST_AT + int64(Share<Second, Second::CHUNKS>()(at)) * Second::CHUNK_BYTES,
                         Second::SLOTS_OF_CHUNK, Second::WEIGHT_BYTES_2);
     }
   }
@@ -114,7 +115,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
     multiply_rows_of_x<T, P1, First, IDENTITY>(ring, stash, own);
 #pragma unroll 1
     for (int at = 0; at < P2::A2; ++at) {
-      const int block = turned<P2::A2>(at);
+      const int block = Share<First, P2::A2>()(at);
       float z[Tile::N / 2];
 #pragma unroll
       for (int e = 0; e < Tile::N / 2; ++e) z[e] = 0.0f;
@@ -155,7 +156,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
     const int64 row = row0 + own.row;
 #pragma unroll 1
     for (int at = 0; at < Second::CHUNKS; ++at) {
-      const int chunk = turned<Second::CHUNKS>(at);
+      const int chunk = Share<Second, Second::CHUNKS>()(at);
       const OutputPlace<P2, Second> place(chunk, own.quarter);
       Residual<P2, Second, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);

@@ -13,88 +13,11 @@
 // Rows of x and packed weights pass through one ring of slots, filled by the first warpgroup.
 #pragma once
 
+#include "chain_tile.cuh"
 #include "epilogue.cuh"
 #include "mbarrier.cuh"
 #include "pdl.cuh"
-#include "smem_layout.cuh"
 #include "wgmma_16bit.cuh"
-
-// Strides count elements.
-struct ChainArguments {
-  const void* x;
-  const void* weights;  // of all siblings, packed: ksopt/kernels/families/chain_tile.py
-  const void* bias;      // of all siblings' outputs
-  const void* residual;
-  void* y;
-  int64 batch;
-  int64 x_stride, y_stride, residual_stride;  // from a row to the next
-  int64 rows_per_block;                       // a multiple of 64
-};
-
-template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct ChainPattern {
-  static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_, SIBLINGS = SIBLINGS_;
-  static constexpr int C1 = A2 * B2 / D1;
-  static constexpr int IN = A2 * C2, OUT = B1 * D1;  // features, of a sibling
-  static_assert(B2 % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
-  static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 % 8 == 0, "");
-};
-
-template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct ChainEpilogue {
-  static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
-  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
-};
-
-// GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of
-// a block of z. SLOT_J, SLOT_P: classes and steps of 16 l whose weights a slot holds for phase 2.
-template <typename P, int GROUPS_, int BLOCKS_, int NK_, int KS_, int SPLITS_, int SLOT_J_, int SLOT_P_, int STAGES_>
-struct ChainTile {
-  static constexpr int GROUPS = GROUPS_, BLOCKS = BLOCKS_, NK = NK_, KS = KS_, SPLITS = SPLITS_;
-  static constexpr int SLOT_J = SLOT_J_, SLOT_P = SLOT_P_, STAGES = STAGES_;
-  static constexpr int LOADERS = 128, MULTIPLIERS = 128 * GROUPS, THREADS = LOADERS + MULTIPLIERS;
-  static constexpr int ROWS = 64 * GROUPS;
-  static constexpr int AT_START = 65536 / (THREADS * BLOCKS) / 8 * 8;
-  static constexpr int LOADER_REGISTERS = 40;
-  static constexpr int TAKEN = (AT_START * (GROUPS + 1) - LOADER_REGISTERS) / GROUPS / 8 * 8;
-  static constexpr int MULTIPLIER_REGISTERS = TAKEN < 240 ? TAKEN : 240;
-  // Phase 1.
-  static constexpr int L_OF_BLOCK = P::B2 / P::D1;                // of a class
-  static constexpr int TILES_OF_BLOCK = (L_OF_BLOCK + 7) / 8;    // of a class
-  static constexpr int SPLIT_TILES = TILES_OF_BLOCK / SPLITS;
-  static constexpr int CLASSES = P::SIBLINGS * P::D1;
-  static constexpr int N1 = CLASSES * SPLIT_TILES * 8;
-  static constexpr int PARTS = (P::C2 + KS - 1) / KS, STEPS_OF_PART = KS / 16;
-  static constexpr int CHUNKS_OF_ROW = KS / 8, ROW_BYTES = KS * 2, X_BYTES = ROWS * ROW_BYTES;
-  static constexpr int Z_BLOCKS = P::A2 * SPLITS;  // of columns that are computed at a time
-  static constexpr int WEIGHT_BYTES_1 = N1 * KS * 2, SLOTS_1 = Z_BLOCKS * PARTS;
-  static constexpr int64 RIGHT_BYTES = int64(SLOTS_1) * WEIGHT_BYTES_1;
-  // Phase 2.
-  static constexpr int J = P::D1 < 8 ? P::D1 : 8, J_GROUPS = P::D1 / J;  // classes at a time
-  static constexpr int TILES_OF_CLASS = P::A2 * TILES_OF_BLOCK, STEPS = (TILES_OF_CLASS + 1) / 2;
-  static constexpr int STEP_BYTES = NK * 32, WEIGHT_BYTES_2 = SLOT_J * SLOT_P * STEP_BYTES;
-  static constexpr int OUTPUT_CHUNKS = (P::B1 + NK - 1) / NK;
-  static constexpr int CHUNKS = P::SIBLINGS * OUTPUT_CHUNKS * J_GROUPS;  // of NK outputs and J classes
-  static constexpr int SLOTS_OF_CHUNK = J / SLOT_J * (STEPS / SLOT_P), SLOTS_2 = CHUNKS * SLOTS_OF_CHUNK;
-  static constexpr int CHUNK_BYTES = SLOTS_OF_CHUNK * WEIGHT_BYTES_2;
-  static constexpr int AT_ONCE = largest_divisor(SLOT_P, SLOT_P < 6 ? SLOT_P : 6);  // steps of a group of products
-  static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of features
-  static constexpr int RUNS = P::D1 >= 8 ? 2 : 1;               // of a thread, in those
-  // Shared memory.
-  static constexpr int SLOT_BYTES =
-      X_BYTES + WEIGHT_BYTES_1 > WEIGHT_BYTES_2 ? X_BYTES + WEIGHT_BYTES_1 : WEIGHT_BYTES_2;
-  static constexpr int BARRIER_BYTES = 128;
-  static constexpr int STASH_BYTES = CLASSES * STEPS * 2048;  // of a warpgroup
-  // A short bias lies in shared memory; of a long one threads read their parts as they need them.
-  static constexpr int FEATURES = P::SIBLINGS * P::OUT;
-  static constexpr bool SHARED_BIAS = FEATURES <= 1536;
-  static constexpr int STASHES_AT = BARRIER_BYTES + (SHARED_BIAS ? (FEATURES * 2 + 127) / 128 * 128 : 0);
-  static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
-  static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
-  static constexpr int64 PACKED_BYTES = RIGHT_BYTES + int64(CHUNKS) * CHUNK_BYTES;
-  static_assert(TILES_OF_BLOCK % SPLITS == 0 && N1 <= 256 && KS % 16 == 0, "");
-  static_assert(J * NK <= 256 && NK % (8 * RUN_TILES) == 0, "");
-  static_assert(J % SLOT_J == 0 && STEPS % SLOT_P == 0 && (SLOT_J == 1 || SLOT_P == STEPS), "");
-  static_assert(STAGES >= 2 && STAGES * 16 <= BARRIER_BYTES && SLOT_BYTES % 128 == 0, "");
-};
 
 // Which place of a row's chunk of 16 bytes keeps eight rows, read at a time, in different banks.
 template <int CHUNKS> __device__ __forceinline__ int swap_of_row(int row) {
@@ -127,19 +50,38 @@ template <int SLOT_BYTES_, int STAGES> struct Ring {
   }
 };
 
-// Blocks begin with different ones of `COUNT` blocks of z, or chunks of outputs: what all ask for at a
-// time would keep a few slices of the L2 cache busy, and leave the others idle.
-template <int COUNT> __device__ __forceinline__ int turned(int at) {
-  return (at + static_cast<int>(blockIdx.x)) % COUNT;
-}
+// A block's share of `COUNT` blocks of z, or chunks of outputs, of its cluster's rows. Blocks with different rows
+// begin with different ones: what all ask for at a time would keep a few slices of the L2 cache busy, and leave
+// the others idle.
+template <typename Tile, int COUNT> struct Share {
+  static constexpr bool EVEN = COUNT % Tile::CLUSTER == 0;
+  int rank = static_cast<int>(blockIdx.x) % Tile::CLUSTER, turn = static_cast<int>(blockIdx.x) / Tile::CLUSTER;
+  __device__ __forceinline__ int begin() const {
+    return EVEN ? rank * (COUNT / Tile::CLUSTER) : rank * COUNT / Tile::CLUSTER;
+  }
+  __device__ __forceinline__ int count() const {
+    return EVEN ? COUNT / Tile::CLUSTER : (rank + 1) * COUNT / Tile::CLUSTER - begin();
+  }
+  // The one whose turn is at-th.
+  __device__ __forceinline__ int operator()(int at) const { return begin() + (at + turn) % count(); }
+};
 
 struct ChainRows {
   int64 first, end;  // of a block
   template <typename Tile> __device__ static __forceinline__ ChainRows of_block(const ChainArguments& arguments) {
-    const int64 first = blockIdx.x * arguments.rows_per_block, last = first + arguments.rows_per_block;
+    const int64 first = blockIdx.x / Tile::CLUSTER * arguments.rows_per_block, last = first + arguments.rows_per_block;
     return {first, last < arguments.batch ? last : arguments.batch};
   }
 };
+
+// Where blocks of a cluster meet, every thread of each: what it wrote before, all know behind. Alone, no wait.
+// (Not "aligned": lanes of the warps that load may be on their own.)
+template <typename Tile> __device__ __forceinline__ void arrive_at_cluster() {
+  if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.arrive.release;\n" ::: "memory");
+}
+template <typename Tile> __device__ __forceinline__ void wait_for_cluster() {
+  if constexpr (Tile::CLUSTER > 1) asm volatile("barrier.cluster.wait.acquire;\n" ::: "memory");
+}
 
 // Loads rows of x and the right factor's weights for them, block by block. `weights`: of the first block.
 template <typename P, typename Tile, typename AnyRing>
@@ -149,9 +91,10 @@ __device__ __forceinline__ void load_rows_of_x(const ChainArguments& arguments, 
   constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
   const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
   const uint16* const x = static_cast<const uint16*>(arguments.x) + (row0 + m0) * arguments.x_stride;
+  const Share<Tile, Tile::Z_BLOCKS> share;
 #pragma unroll 1
-  for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
-    const int block = turned<Tile::Z_BLOCKS>(at);
+  for (int at = 0; at < share.count(); ++at) {
+    const int block = share(at);
     const unsigned char* weights = first_weights + int64(block) * Tile::PARTS * Tile::WEIGHT_BYTES_1;
 #pragma unroll 1
     for (int part = 0; part < Tile::PARTS; ++part) {
@@ -207,17 +150,20 @@ template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
+  const Share<Tile, Tile::CHUNKS> share;
   for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
     load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
-    if (Epilogue::RESIDUAL) {
+    arrive_at_cluster<Tile>();
+    if (Epilogue::RESIDUAL && blockIdx.x % Tile::CLUSTER == 0) {
       prefetch_rows<P::SIBLINGS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
     }
     prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
-    for (int at = 0; at < Tile::CHUNKS; ++at) {
-      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(turned<Tile::CHUNKS>(at)) * Tile::CHUNK_BYTES,
-                        Tile::SLOTS_OF_CHUNK, Tile::WEIGHT_BYTES_2);
+    for (int at = 0; at < share.count(); ++at) {
+      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(share(at)) * Tile::CHUNK_BYTES, Tile::SLOTS_OF_CHUNK,
+                        Tile::WEIGHT_BYTES_2);
     }
+    wait_for_cluster<Tile>();
   }
 }
 
@@ -267,6 +213,39 @@ template <typename Tile> struct ChainThread {
         row(group * 64 + warp * 16 + lane / 4) {}
 };
 
+// The same place in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ uint32 address_in_block(const void* mine, int rank) {
+  uint32 address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
+  return address;
+}
+
+// Keeps a thread's words of z, in the same place of all blocks that have its rows.
+template <typename Tile> __device__ __forceinline__ void stash_words(unsigned char* place, const uint2& words) {
+  if constexpr (Tile::CLUSTER == 1) {
+    *reinterpret_cast<uint2*>(place) = words;
+  } else {
+#pragma unroll
+    for (int rank = 0; rank < Tile::CLUSTER; ++rank) {
+      asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};\n" ::"r"(address_in_block(place, rank)), "r"(words.x),
+                   "r"(words.y)
+                   : "memory");
+    }
+  }
+}
+template <typename Tile> __device__ __forceinline__ void stash_words(unsigned char* place, const uint4& words) {
+  if constexpr (Tile::CLUSTER == 1) {
+    *reinterpret_cast<uint4*>(place) = words;
+  } else {
+#pragma unroll
+    for (int rank = 0; rank < Tile::CLUSTER; ++rank) {
+      asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address_in_block(place, rank)),
+                   "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+                   : "memory");
+    }
+  }
+}
+
 // Rounds a block's part of z, and keeps it by class.
 template <typename T, typename P, typename Tile, int MIDDLE>
 __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&sums)[Tile::N1 / 2], int block,
@@ -291,14 +270,14 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
 #pragma unroll
       for (int u = 0; u < TILES; u += 2) {
         const int n = c * TILES + u;
-        *reinterpret_cast<uint4*>(of_class + (block * TILES + u) / 2 * 2048) =
-            make_uint4(word(n, 0, u), word(n, 1, u), word(n + 1, 0, u + 1), word(n + 1, 1, u + 1));
+        stash_words<Tile>(of_class + (block * TILES + u) / 2 * 2048,
+                          make_uint4(word(n, 0, u), word(n, 1, u), word(n + 1, 0, u + 1), word(n + 1, 1, u + 1)));
       }
     } else {
 #pragma unroll
       for (int u = 0; u < TILES; ++u) {
         const int n = c * TILES + u, tile = block * TILES + u;
-        *reinterpret_cast<uint2*>(of_class + tile / 2 * 2048 + tile % 2 * 8) = make_uint2(word(n, 0, u), word(n, 1, u));
+        stash_words<Tile>(of_class + tile / 2 * 2048 + tile % 2 * 8, make_uint2(word(n, 0, u), word(n, 1, u)));
       }
     }
   }
@@ -405,8 +384,9 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
   };
   uint32 a[Tile::STEPS_OF_PART][4];
   load_rows(a);
+  const Share<Tile, Tile::Z_BLOCKS> share;
 #pragma unroll 1
-  for (int at = 0; at < Tile::Z_BLOCKS; ++at) {
+  for (int at = 0; at < share.count(); ++at) {
     float sums[Tile::N1 / 2];
 #pragma unroll
     for (int e = 0; e < Tile::N1 / 2; ++e) sums[e] = 0.0f;  // else they would live, unused, from pass to pass
@@ -422,7 +402,7 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
       const int used = ring.slot;
       ring.next();
       uint32 next[Tile::STEPS_OF_PART][4] = {};
-      if (part + 1 < Tile::PARTS || at + 1 < Tile::Z_BLOCKS) load_rows(next);
+      if (part + 1 < Tile::PARTS || at + 1 < share.count()) load_rows(next);
       wgmma_wait_group<0>();
       keep_operands(a);
       ring.release(used);
@@ -432,7 +412,7 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
         for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
     }
     wgmma_fence_operand(sums);
-    stash_block<T, P, Tile, MIDDLE>(stash, sums, turned<Tile::Z_BLOCKS>(at), own.quarter);
+    stash_block<T, P, Tile, MIDDLE>(stash, sums, share(at), own.quarter);
   }
 }
 
@@ -527,16 +507,21 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   } else {
     bias = static_cast<const uint16*>(arguments.bias);
   }
+  const Share<Tile, Tile::CHUNKS> share;
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
-      pass_slots_by(ring, Tile::SLOTS_1 + Tile::SLOTS_2);
+      arrive_at_cluster<Tile>();
+      pass_slots_by(ring, Share<Tile, Tile::Z_BLOCKS>().count() * Tile::PARTS + share.count() * Tile::SLOTS_OF_CHUNK);
+      wait_for_cluster<Tile>();
       continue;
     }
     multiply_rows_of_x<T, P, Tile, Epilogue::MIDDLE>(ring, stash, own);
+    arrive_at_cluster<Tile>();
+    wait_for_cluster<Tile>();
     const int64 row = row0 + own.row;
 #pragma unroll 1
-    for (int at = 0; at < Tile::CHUNKS; ++at) {
-      const int chunk = turned<Tile::CHUNKS>(at);
+    for (int at = 0; at < share.count(); ++at) {
+      const int chunk = share(at);
       const OutputPlace<P, Tile> place(chunk, own.quarter);
       Residual<P, Tile, Epilogue::RESIDUAL> residual;
       residual.load(arguments, place, row, rows.end);
@@ -563,6 +548,8 @@ __device__ __forceinline__ void chain_wgmma16_kernel(const ChainArguments& argum
     fence_for_tensor_cores();  // and for the copy engine
   }
   __syncthreads();
+  arrive_at_cluster<Tile>();  // before blocks write into each other's shared memory
+  wait_for_cluster<Tile>();
   griddepcontrol_wait();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();

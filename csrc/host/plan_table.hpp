@@ -25,8 +25,9 @@ struct ChainKernel {
   void* kernel;
   int64_t out_features;
   unsigned threads, shared_bytes;
-  int64_t rows_per_unit;  // blocks take whole units of so many rows
+  int64_t rows_per_unit;  // blocks, or clusters of them, take whole units of so many rows
   int64_t most_blocks;
+  int64_t cluster;  // blocks that share the work on their rows
 };
 
 std::vector<ChainKernel> chain_kernels;  // under plans_mutex
@@ -165,7 +166,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            layer.residual ? chain.out_features : 0,
                            of_block * chain.rows_per_unit};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device,
-                           static_cast<unsigned>((units + of_block - 1) / of_block));
+                           static_cast<unsigned>((units + of_block - 1) / of_block * chain.cluster));
   return y;
 }
 

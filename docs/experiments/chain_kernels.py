@@ -1,7 +1,9 @@
 """Chains of two 16-bit factors in one launch, checked and timed against the dense layer.
 
 For each case and chain the tiles that are predicted best are checked against float64 (fresh random
-operands, outputs poisoned with NaN, odd numbers of rows), and timed in turns with the dense layer.
+operands, outputs poisoned with NaN, odd numbers of rows), and timed in turns with the dense layer:
+call by call, the cache emptied before each, or, with few rows, in CUDA graphs of calls that find
+their weights cold and x warm.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,16 +23,26 @@ from torch import Tensor
 from torch.nn import functional
 
 from ksopt.jit import arch, nvrtc
+from ksopt.kernels.families import (
+    chain_cost,
+    chain_launcher,
+    chain_pack_launcher,
+    chain_packing,
+    chain_tile,
+)
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
-from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Epilogue, Shape
+from ksopt.kernels.families.chain_launcher import ChainLauncher
+from ksopt.kernels.families.chain_pack_launcher import ChainPacker
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
+from ksopt.measure import cuda_graphs
 from ksopt.measure.roofline import Roofline, measure_roofline
 from ksopt.measure.timing import measure
 from ksopt.patterns.chain import Chain
 
 ROWS = 25_088
 CHECKED_ROWS = (1, 63, 1000, 8_200)
+FEW_ROWS = 8_192  # up to which the host takes longer to launch than some kernels take
 _WORSE = 1.05  # times PyTorch's own error: the same roundings, in another order
 
 
@@ -134,6 +146,10 @@ class Operands:
         x = draw(rows, s.right.in_features + 16)[:, : s.right.in_features]
         return cls(x, left, right, draw(features), draw(rows, features))
 
+    @property
+    def weights(self) -> list[Tensor]:
+        return [weight for pair in zip(self.left, self.right, strict=True) for weight in pair]
+
     def to(self, dtype: torch.dtype) -> Operands:
         return Operands(
             *(
@@ -187,21 +203,27 @@ def fault_of(launcher: ChainLauncher, s: Shape, o: Operands, packed: Tensor) -> 
 def tiles_of(
     s: Shape, batch: int, spec: DeviceSpec, count: int, epilogue: Epilogue
 ) -> list[Config]:
-    """The best predicted, not more than three that differ in their slots alone."""
-    chosen: list[Config] = []
-    for tile in chains.best(s, batch, spec, epilogue, 1000):
-        shares = (tile.groups, tile.blocks, tile.nk)
-        alike = [t for t in chosen if (t.groups, t.blocks, t.nk) == shares]
-        if len(alike) < 3:
-            chosen.append(tile)
-        if len(chosen) == count:
+    """The best predicted, not more than three that differ in their slots alone.
+
+    Of few rows the best of each size of a cluster is among them.
+    """
+    ranked = chain_cost.best(s, batch, spec, epilogue, 10_000)
+    of_size = {tile.cluster: tile for tile in reversed(ranked)}
+    chosen = list(of_size.values()) if batch <= FEW_ROWS else []
+    for tile in ranked:
+        shares = (tile.groups, tile.blocks, tile.nk, tile.cluster)
+        alike = [t for t in chosen if (t.groups, t.blocks, t.nk, t.cluster) == shares]
+        if len(chosen) >= count:
             break
+        if len(alike) < 3 and tile not in chosen:
+            chosen.append(tile)
     return chosen
 
 
 @dataclass(frozen=True)
 class Row:
     case: str
+    rows: int
     dtype: str
     chain: str
     tile: str
@@ -211,76 +233,118 @@ class Row:
     floor_us: float
 
 
-def dense_ways(
-    x: Tensor, features: int, e: Epilogue, compiled: Sequence[str]
-) -> dict[str, Callable[[], Tensor]]:
+def dense_ways(x: Tensor, features: int, e: Epilogue, compiled: Sequence[str]) -> dict[str, Way]:
     """The dense layer, eager and compiled."""
     weight = torch.randn(features, x.shape[1], device="cuda").to(x.dtype)
     bias = torch.randn(features, device="cuda").to(x.dtype)
     residual = torch.randn(x.shape[0], features, device="cuda").to(x.dtype)
 
-    def layer(x: Tensor) -> Tensor:
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
         y = _ACTIVATIONS[e.activation](functional.linear(x, weight, bias))
         return y + residual if e.residual else y
 
-    ways: dict[str, Callable[[], Tensor]] = {"dense eager": partial(layer, x)}
+    ways = {"dense eager": Way(layer, x, weight)}
     for mode in compiled:
-        ways[f"dense {mode}"] = partial(torch.compile(layer, mode=mode, dynamic=False), x)
+        ways[f"dense {mode}"] = Way(torch.compile(layer, mode=mode, dynamic=False), x, weight)
     return ways
 
 
+@dataclass(frozen=True)
+class Way:
+    """One to be timed: ``function`` of x and a weight."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    x: Tensor
+    weight: Tensor
+
+    def __call__(self) -> Tensor:
+        return self.function(self.x, self.weight)
+
+    def in_graph(self) -> tuple[Callable[[], object], int]:
+        """A graph of calls with copies of the weight, and how many they are."""
+        size = self.weight.numel() * self.weight.element_size()
+        count = cuda_graphs.copies(size, self.weight.device)
+
+        def call(x: Tensor, weight: Tensor) -> Tensor:
+            return self.function(x, weight)
+
+        weights = [self.weight.clone() for _ in range(count)]
+        calls = [partial(call, weight=weight) for weight in weights]
+        return cuda_graphs.Replay(calls, self.x), count
+
+
+def times_us(ways: Mapping[str, Way], rows: int, seconds: float) -> dict[str, float]:
+    """Median times of a call."""
+    if rows > FEW_ROWS:
+        results = measure(ways, "cuda", max_seconds=seconds, warmup_calls=2)
+        return {name: result.median_us for name, result in results.items()}
+    graphs = {name: way.in_graph() for name, way in ways.items()}
+    replays = {name: replay for name, (replay, _) in graphs.items()}
+    results = measure(replays, "cuda", max_seconds=40 * seconds, warmup_calls=2)
+    return {name: result.median_us / graphs[name][1] for name, result in results.items()}
+
+
 def time_case(
-    case: Case, dtype: torch.dtype, roofline: Roofline, spec: DeviceSpec, given: argparse.Namespace
+    case: Case,
+    rows: int,
+    dtype: torch.dtype,
+    roofline: Roofline,
+    spec: DeviceSpec,
+    given: argparse.Namespace,
 ) -> Iterator[Row]:
     """Check and time one case."""
     name = str(dtype).removeprefix("torch.")
     todo = [
         (s, tile)
         for s in case.shapes
-        for tile in tiles_of(s, given.rows, spec, given.tiles, case.epilogue)
+        for tile in tiles_of(s, rows, spec, given.tiles, case.epilogue)
     ]
-    sources = [chains.source(s, tile, case.epilogue, name) for s, tile in todo]
+    sources = [chain_launcher.source(s, tile, case.epilogue, name) for s, tile in todo]
+    sources += {chain_pack_launcher.source(s, tile) for s, tile in todo}
     began = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
     print(f"# {case.name}: compiled {len(todo)} in {time.perf_counter() - began:.1f} s", flush=True)
-    calls: dict[str, Callable[[], Tensor]] = {}
+    calls: dict[str, Way] = {}
     of_call: dict[str, tuple[Shape, Config]] = {}
     for s, tile in todo:
         launcher = ChainLauncher(s, tile, case.epilogue, name, 0)
-        index = chains.pack_index(s, tile).cuda()
+        pack = ChainPacker(s, tile, 0)
         wrong = None
-        for rows in CHECKED_ROWS[: 3 if given.check else None]:
-            o = Operands.random(s, rows, dtype)
-            wrong = wrong or fault_of(launcher, s, o, chains.pack(o.left, o.right, index))
-        label = f"{s} {chains.fields(tile)}"
+        for checked in CHECKED_ROWS[: 3 if given.check else None]:
+            o = Operands.random(s, checked, dtype)
+            wrong = wrong or fault_of(launcher, s, o, pack(o.weights))
+        label = f"{s} {chain_tile.fields(tile)}"
         if wrong is not None:
             print(f"WRONG {case.name} {label}: {wrong}", flush=True)
             continue
-        o = Operands.random(s, given.rows, dtype)
-        o = Operands(o.x.contiguous(), o.left, o.right, o.bias, o.residual)
-        y = torch.empty(given.rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
-        calls[label] = partial(call, launcher, o, chains.pack(o.left, o.right, index), y)
+        o = Operands.random(s, rows, dtype)
+        x, packed = o.x.contiguous(), pack(o.weights)
+        y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=dtype)
+        bias = o.bias if case.epilogue.bias else None
+        residual = o.residual if case.epilogue.residual else None
+        layer = partial(launcher, bias=bias, residual=residual, out=y)
+        calls[label] = Way(layer, x, packed)
         of_call[label] = (s, tile)
     if given.check:
         print(f"# {case.name}: {len(calls)} of {len(todo)} tiles are right")
         return
     s = case.shapes[0]
-    x = torch.randn(given.rows, s.right.in_features, device="cuda").to(dtype)
+    x = torch.randn(rows, s.right.in_features, device="cuda").to(dtype)
     features = s.siblings * s.left.out_features
     ways = dense_ways(x, features, case.epilogue, given.compiled)
     seconds = 0.012 * (len(calls) + len(ways)) * max(1.0, s.right.in_features / 1024)
-    results = measure({**ways, **calls}, "cuda", max_seconds=seconds, warmup_calls=2)
-    dense_us = min(results[way].median_us for way in ways)
+    results = times_us({**ways, **calls}, rows, seconds)
+    dense_us = min(results[way] for way in ways)
     for way in ways:
-        print(f"# {case.name} {way}: {results[way].median_us:.1f} us", flush=True)
+        print(f"# {case.name}, {rows} rows, {way}: {results[way]:.1f} us", flush=True)
     for label, (s, tile) in of_call.items():
-        added = 2 * given.rows * features if case.epilogue.residual else 0
-        floor = roofline.floor_us(s.bytes(given.rows) + added, s.flops(given.rows))
-        predicted = chains.predicted_us(s, tile, given.rows, spec, case.epilogue)
-        fields = " ".join(map(str, chains.fields(tile)))
-        us = results[label].median_us
-        yield Row(case.name, name, str(s), fields, us, predicted, dense_us, floor)
+        residual_bytes = 2 * rows * features if case.epilogue.residual else 0
+        floor = roofline.floor_us(s.bytes(rows) + residual_bytes, s.flops(rows))
+        predicted = chain_cost.predicted_us(s, tile, rows, spec, case.epilogue)
+        fields = " ".join(map(str, chain_tile.fields(tile)))
+        us = results[label]
+        yield Row(case.name, rows, name, str(s), fields, us, predicted, dense_us, floor)
 
 
 MLPS = (
@@ -321,16 +385,18 @@ def mlp_calls(
         launcher = mlps.MlpLauncher(first, second, tile, epilogue, name, 0)
         index = mlps.pack_index(first, second, tile).cuda()
         wrong = None
-        for rows in (*CHECKED_ROWS, given.rows):
+        for rows in (*CHECKED_ROWS, given.rows[0]):
             o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
             o = Operands(o.x.contiguous(), o.left, o.right, o.bias, last.residual)
-            packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+            packed = chain_packing.pack(
+                [o.left[0], o.right[0]], [last.left[0], last.right[0]], index
+            )
             bias = torch.cat([o.bias, last.bias])
             y = torch.full(
                 (rows, second.left.out_features), float("nan"), device="cuda", dtype=dtype
             )
             call = partial(launcher, o.x, packed, bias, last.residual, y)
-            if rows != given.rows:
+            if rows != given.rows[0]:
                 call()
                 results = []
                 for kind in (torch.float64, dtype):
@@ -340,7 +406,7 @@ def mlp_calls(
                 ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
                 if not ours <= _WORSE * their:
                     wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
-        fields = f"{chains.fields(tile.first)} {chains.fields(tile.second)}"
+        fields = f"{chain_tile.fields(tile.first)} {chain_tile.fields(tile.second)}"
         label = f"mlp {texts[0]} {texts[1]} | {fields} {tile.slot_steps} {tile.stages}"
         if wrong is not None:
             print(f"WRONG {label}: {wrong}", flush=True)
@@ -354,7 +420,7 @@ def time_mlps(dtype: torch.dtype, spec: DeviceSpec, given: argparse.Namespace) -
     calls: dict[str, Callable[[], Tensor]] = {}
     for texts in MLPS:
         calls |= mlp_calls(texts, dtype, spec, given)
-    x = torch.randn(given.rows, 384, device="cuda").to(dtype)
+    x = torch.randn(given.rows[0], 384, device="cuda").to(dtype)
     weights = [torch.randn(n, m, device="cuda").to(dtype) for n, m in ((1536, 384), (384, 1536))]
     biases = [torch.randn(n, device="cuda").to(dtype) for n in (1536, 384)]
     residual = torch.randn_like(x)
@@ -381,7 +447,7 @@ def profile(case: Case, tile: str, rows: int) -> None:
     s, config = case.shapes[index], Config(*fields)
     launcher = ChainLauncher(s, config, case.epilogue, "bfloat16", 0)
     o = Operands.random(s, rows, torch.bfloat16)
-    packed = chains.pack(o.left, o.right, chains.pack_index(s, config).cuda())
+    packed = ChainPacker(s, config, 0)(o.weights)
     y = torch.empty(rows, s.siblings * s.left.out_features, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         torch.empty(2**27, device="cuda").fill_(1.0)
@@ -393,7 +459,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python docs/experiments/chain_kernels.py")
     parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES])
     parser.add_argument("--tiles", type=int, default=6, help="of each chain (6)")
-    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--rows", type=int, nargs="+", default=[ROWS])
     parser.add_argument("--dtypes", nargs="*", default=["bfloat16"])
     parser.add_argument("--compiled", nargs="*", default=[], help="modes of torch.compile")
     parser.add_argument("--best", type=int, default=3, help="tiles of each chain that are printed")
@@ -403,7 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile", nargs=2, metavar=("CASE", "TILE"), action="append", default=[])
     given = parser.parse_args(arguments)
     for name, tile in given.profile:
-        profile(next(case for case in CASES if case.name == name), tile, given.rows)
+        profile(next(case for case in CASES if case.name == name), tile, given.rows[0])
     if given.profile:
         return 0
     spec, device = DeviceSpec.of_device(0), torch.device("cuda")
@@ -417,7 +483,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"# {roofline.bandwidth / 1e12:.2f} TB/s, {roofline.rate / 1e12:.0f} TFLOP/s")
         for case in CASES:
             if case.name in given.cases:
-                rows += time_case(case, getattr(torch, dtype), roofline, spec, given)
+                for count in given.rows:
+                    kind = getattr(torch, dtype)
+                    rows += time_case(case, count, kind, roofline, spec, given)
         if given.mlp:
             time_mlps(getattr(torch, dtype), spec, given)
     with given.out.open("w", newline="", encoding="utf-8") as file:
@@ -425,18 +493,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         writer.writerow(Row.__dataclass_fields__)
         for row in rows:
             writer.writerow(row.__dict__.values())
-    print("case dtype chain | tile | us predicted | of dense | efficiency")
-    for case in CASES:
-        for dtype in given.dtypes:
-            for s in case.shapes:
-                mine = [r for r in rows if (r.case, r.dtype, r.chain) == (case.name, dtype, str(s))]
-                for r in sorted(mine, key=lambda r: r.us)[: given.best]:
-                    times = f"{r.us:.1f} {r.predicted_us:.1f}"
-                    share = f"{r.us / r.dense_us:.2f} of {r.dense_us:.1f}"
-                    print(
-                        f"{r.case} {r.dtype} {r.chain} | {r.tile} | {times} | {share} | "
-                        f"{r.floor_us / r.us:.2f}"
-                    )
+    print("case rows dtype chain | tile | us predicted | of dense | efficiency")
+    groups: dict[tuple[str, int, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.case, row.rows, row.dtype, row.chain), []).append(row)
+    for mine in groups.values():
+        for r in sorted(mine, key=lambda r: r.us)[: given.best]:
+            times = f"{r.us:.1f} {r.predicted_us:.1f} | {r.us / r.dense_us:.2f} of {r.dense_us:.1f}"
+            print(
+                f"{r.case} {r.rows} {r.dtype} {r.chain} | {r.tile} | {times} | "
+                f"{r.floor_us / r.us:.2f}"
+            )
     return 0
 
 

@@ -140,7 +140,6 @@ class Enterable(Protocol):
 
 
 _NONE, _LATER = -1, -2  # of csrc/host/kernel_table.hpp
-_ROWS_OF_CHAIN_UNIT = 64
 
 
 def batched_entry(
@@ -173,15 +172,18 @@ def batched_entry(
 
 
 def chain_entry(
-    kernel: int, out_features: int, threads: int, shared_bytes: int, most_blocks: int, form: int
-) -> Entry | None:
+    *, kernel: int, out_features: int, threads: int, shared_bytes: int, rows_per_unit: int,
+    most_blocks: int, cluster: int, form: int,
+) -> Entry | None:  # fmt: skip
     """The entry of a kernel that computes a layer, and takes ``ChainArguments``.
 
     Args:
         kernel: the driver's handle.
         out_features: of all siblings.
         threads, shared_bytes: of a block.
-        most_blocks: that run at a time. Blocks take whole units of 64 rows, as many each.
+        rows_per_unit: blocks, or clusters of them, take whole units of so many rows, as many each.
+        most_blocks: that run at a time.
+        cluster: blocks that share the work on their rows; 1 for none.
         form: the number of the prepared weights.
 
     Returns:
@@ -189,7 +191,7 @@ def chain_entry(
     """
     if host.load() is not None:
         return None
-    launch = (kernel, out_features, threads, shared_bytes, _ROWS_OF_CHAIN_UNIT, most_blocks)
+    launch = (kernel, out_features, threads, shared_bytes, rows_per_unit, most_blocks, cluster)
     return Entry(torch.ops.ksopt_host.add_chain(*launch), form)
 
 

@@ -54,7 +54,10 @@ class Launched:
         p = self.problem
         shapes = [one.weight_shape for one in p.chain]
         form = weight_groups.number_of(self.FORM, shapes, p.dtype)
-        return chain_entry(CHAIN, p.out_features, 128, 0, 2, form)
+        return chain_entry(
+            kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0,
+            rows_per_unit=64, most_blocks=2, cluster=1, form=form,
+        )  # fmt: skip
 
 
 class Device:

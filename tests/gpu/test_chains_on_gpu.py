@@ -85,7 +85,9 @@ def test_every_tile_and_batch(text, dtype):
             continue
         tiles = list(family.configs(problem, device))
         tiles = [tile for tile in tiles if family.fits(problem, tile, device)]
-        for tile in random.Random(text).sample(tiles, min(TILES_EACH, len(tiles))):
+        drawn = random.Random(text).sample(tiles, min(TILES_EACH, len(tiles)))
+        drawn += {tile.cluster: tile for tile in tiles}.values()  # one of each size of clusters
+        for tile in drawn:
             launch = family.launcher(problem, tile, 0)
             for batch in BATCHES:
                 case = operands(chain, batch, dtype, siblings, bias, residual)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, _Range
+from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, OnDemand, _Range
 from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
 
+from ksopt.kernels.families import chain_launcher, chain_pack_launcher, chain_packing
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
-from ksopt.kernels.families.chain_tile import Arguments, Config, Epilogue, Shape
+from ksopt.kernels.families.chain_launcher import Arguments
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import Geometry, Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -123,7 +124,11 @@ def build(
     """A kernel for each case."""
     instances = [
         _instance(
-            s.left, tile, chains.source(s, tile, epilogue, dtype), dtype, tile.shared_bytes(s)
+            s.left,
+            tile,
+            chain_launcher.source(s, tile, epilogue, dtype),
+            dtype,
+            tile.shared_bytes(s),
         )
         for s, tile, epilogue, dtype in cases
     ]
@@ -161,8 +166,8 @@ def run(
         EmulationError: an access or a wait was wrong.
     """
     s, tile, epilogue, _ = case
-    packed = chains.pack(o.left, o.right, chains.pack_index(s, tile))
-    launch = chains.launch_of(tile, o.x.shape[0], sms)
+    packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, tile))
+    launch = chain_launcher.launch_of(tile, o.x.shape[0], sms)
     return _launch(kernel, launch, tile, tile.shared_bytes(s), epilogue, o, packed, o.bias)
 
 
@@ -180,11 +185,36 @@ def run_mlp(
     """
     first, second, tile, epilogue, _ = case
     index = mlps.pack_index(first, second, tile)
-    packed = chains.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
-    launch = chains.launch_of(tile.first, o.x.shape[0], sms)
+    packed = chain_packing.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
+    launch = chain_launcher.launch_of(tile.first, o.x.shape[0], sms)
     shared, bias = tile.shared_bytes(first, second), torch.cat([o.bias, last.bias])
     o = replace(o, residual=o.residual[:, : second.left.out_features])
     return _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
+
+
+def build_packers(emulator: Emulator, cases: list[tuple[Shape, Config]]) -> OnDemand:
+    """A kernel that packs weights for each case."""
+    return emulator.on_demand(
+        [
+            _instance(s.left, tile, chain_pack_launcher.source(s, tile), "bfloat16", 0)
+            for s, tile in cases
+        ]
+    )
+
+
+def run_packer(
+    kernel: EmulatedKernel, s: Shape, tile: Config, memory: Tensor, weights: Sequence[Tensor]
+) -> Tensor:
+    """Weights that are views of ``memory``, packed.
+
+    Raises:
+        EmulationError: an access was wrong.
+    """
+    packed = _aligned(torch.empty(tile.packed_elements(s), dtype=memory.dtype))
+    arguments = chain_pack_launcher.arguments_of(weights, packed)
+    threads, blocks = chain_pack_launcher.THREADS, chain_pack_launcher.blocks_of(s, tile)
+    _emulate(kernel, arguments, (blocks, threads, 0), (memory, torch.empty(0), packed))
+    return packed
 
 
 def _launch(
@@ -211,19 +241,30 @@ def _launch(
         y.data_ptr(),
         *(rows, stride, features, stride, of_block),
     )
+    _emulate(kernel, arguments, (blocks, tile.threads, shared), (apart, weights, y))
+    return y.view(rows, features)
+
+
+def _emulate(
+    kernel: EmulatedKernel,
+    arguments: ctypes.Structure,
+    launch: tuple[int, int, int],
+    memory: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Launch (blocks, threads, shared bytes); of the memory only the last may be written."""
+    blocks, threads, shared = launch
     message = ctypes.create_string_buffer(2048)
-    ranges = [_Range(t.data_ptr(), t.data_ptr() + t.numel() * size) for t in (apart, weights, y)]
+    ranges = [_Range(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in memory]
     status = kernel._loaded.emulate_launch(
         kernel._index,
         ctypes.byref(arguments),
         ctypes.c_size_t(ctypes.sizeof(arguments)),
-        *(blocks, tile.threads, ctypes.c_size_t(shared), 0),
+        *(blocks, threads, ctypes.c_size_t(shared), 0),
         *(ctypes.byref(r) for r in ranges),
         *(message, ctypes.c_size_t(len(message))),
     )
     if status != 0:
         raise EmulationError(kernel._with_places(message.value.decode()))
-    return y.view(rows, features)
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ksopt.epilogue import ACTIVATIONS
-from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families import chain_launcher, chain_packing, chain_tile
 from ksopt.kernels.families.base import HALF
-from ksopt.kernels.families.chain_tile import Epilogue, Shape, span
+from ksopt.kernels.families.chain_packing import span
+from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 
 _BARRIER_BYTES = 128
@@ -27,8 +28,8 @@ class Config:
         stages: slots of the ring.
     """
 
-    first: chains.Config
-    second: chains.Config
+    first: chain_tile.Config
+    second: chain_tile.Config
     slot_steps: int
     stages: int
 
@@ -40,6 +41,11 @@ class Config:
     @property
     def blocks(self) -> int:
         """Blocks that run on a multiprocessor at a time."""
+        return 1
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share the work on their rows."""
         return 1
 
     @property
@@ -71,7 +77,7 @@ class Config:
 def unsupported_reason(first: Shape, second: Shape, dtype: str, device: DeviceSpec) -> str | None:
     """Why no kernel of this family computes the two chains, or None if one does."""
     for s in (first, second):
-        reason = chains.unsupported_reason(s, dtype, device)
+        reason = chain_tile.unsupported_reason(s, dtype, device)
         if reason is not None:
             return reason
         if s.siblings != 1:
@@ -88,15 +94,17 @@ def unsupported_reason(first: Shape, second: Shape, dtype: str, device: DeviceSp
 def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]:
     """All tiles worth considering, without order."""
     d = first.left.d
-    for tile in chains.configs(first, device):
+    for tile in chain_tile.configs(first, device):
         features = tile.nk * d
-        if tile.blocks != 1 or tile.splits != 1 or tile.nk % 16 != 0 or first.left.b % tile.nk != 0:
+        if (tile.blocks, tile.splits, tile.cluster) != (1, 1, 1):
+            continue
+        if tile.nk % 16 != 0 or first.left.b % tile.nk != 0:
             continue
         if second.right.c % features != 0 or tile.first_slot_bytes(first) > 56 * 1024:
             continue
-        for other in chains.configs(second, device, residual=True):
-            shared = (other.groups, other.blocks, other.splits, other.ks)
-            if shared != (tile.groups, 1, 1, 16):
+        for other in chain_tile.configs(second, device, residual=True):
+            shared = (other.groups, other.blocks, other.splits, other.ks, other.cluster)
+            if shared != (tile.groups, 1, 1, 16, 1):
                 continue
             columns = other.columns(second)
             at_once = tile.slot_p if tile.slot_p <= 6 else 4
@@ -123,14 +131,14 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
                 yield Config(found.first, found.second, steps, stages)
 
 
-def _filled(tile: chains.Config, s: Shape, limit: int) -> chains.Config:
+def _filled(tile: chain_tile.Config, s: Shape, limit: int) -> chain_tile.Config:
     """The second chain's tile, with as much of its left factor in a slot as fits."""
     j = min(s.left.d, 8)
     choices = [(1, n) for n in range(1, s.steps + 1) if s.steps % n == 0]
     choices += [(n, s.steps) for n in range(1, j + 1) if j % n == 0]
     sizes = sorted((m * n, m, n) for m, n in choices if m * n * tile.nk * 32 <= limit)
     _, slot_j, slot_p = sizes[-1] if sizes else (1, 1, 1)
-    return chains.Config(
+    return chain_tile.Config(
         *(tile.groups, tile.blocks, tile.nk, tile.ks, tile.splits, slot_j, slot_p, 2)
     )
 
@@ -153,20 +161,20 @@ def pack_index(first: Shape, second: Shape, tile: Config) -> Tensor:
     j, u, column, e = (span(n, at + 4, 8) for at, n in enumerate(sizes))
     of_class = u * 8 + column
     n = (step % (nk // 16) * 2 + half) * 8 + e
-    k = part * nk + chains.output_of_column(n, d)
+    k = part * nk + chain_packing.output_of_column(n, d)
     feature = k * d + step // (nk // 16)  # of the block
     source = (i * second.right.b + of_class * second.left.d + j) * second.right.c + feature
     hidden = torch.where(of_class < second.l_of_block, source, -1)
 
     chunks = second.right.a * of_block
     middle = [
-        chains.left_index(first, tile.first).reshape(chunks, -1),
+        chain_packing.left_index(first, tile.first).reshape(chunks, -1),
         moved(hidden, starts[3]).reshape(chunks, -1),
     ]
     parts = [
-        moved(chains.right_index(first, tile.first), starts[1]),
+        moved(chain_packing.right_index(first, tile.first), starts[1]),
         torch.cat(middle, 1),
-        moved(chains.left_index(second, tile.second), starts[2]),
+        moved(chain_packing.left_index(second, tile.second), starts[2]),
     ]
     return torch.cat([part.reshape(-1) for part in parts])
 
@@ -184,9 +192,8 @@ def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype:
     packed = 2 * pack_index(first, second, tile).numel()
     lines = ['#include "chain_mlp_wgmma16.cuh"']
     for at, (s, of_chain) in enumerate(((first, tile.first), (second, tile.second)), 1):
-        shape = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d, 1)
-        lines.append(f"using Chain{at} = ChainPattern<{', '.join(map(str, shape))}>;")
-        fields = ", ".join(map(str, chains.fields(of_chain)))
+        pattern, fields = chain_tile.template_arguments(s, of_chain)
+        lines.append(f"using Chain{at} = ChainPattern<{pattern}>;")
         lines.append(f"using Tile{at} = ChainTile<Chain{at}, {fields}>;")
     extras = (
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
@@ -206,7 +213,7 @@ def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype:
     return "\n".join(lines) + "\n"
 
 
-class MlpLauncher(chains.ChainLauncher):
+class MlpLauncher(chain_launcher.ChainLauncher):
     """A loaded kernel, called as `ChainLauncher`; the bias is both chains', one after the other."""
 
     def __init__(

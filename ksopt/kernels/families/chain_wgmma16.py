@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ksopt.kernels import weight_cache, weight_groups
-from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels import weight_groups
+from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launcher, chain_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
-from ksopt.kernels.families.chain_tile import ChainLauncher, Config, Shape
+from ksopt.kernels.families.chain_launcher import ChainLauncher
+from ksopt.kernels.families.chain_pack_launcher import ChainPacker
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
@@ -35,10 +36,10 @@ class ChainWgmma16(KernelFamily[Config]):
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         if len(problem.chain) != 2:
             return f"it computes chains of 2 factors, and this has {len(problem.chain)}"
-        return chains.unsupported_reason(_shape(problem), problem.dtype, device)
+        return chain_tile.unsupported_reason(_shape(problem), problem.dtype, device)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
-        return chains.configs(_shape(problem), device, problem.epilogue.residual)
+        return chain_tile.configs(_shape(problem), device, problem.epilogue.residual)
 
     def shared_bytes(self, problem: Problem, config: Config) -> int:
         return config.shared_bytes(_shape(problem))
@@ -49,10 +50,12 @@ class ChainWgmma16(KernelFamily[Config]):
     def predicted_us(
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
-        return chains.predicted_us(_shape(problem), config, batch, device)
+        return chain_cost.predicted_us(_shape(problem), config, batch, device)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
-        return [chains.source(_shape(problem), config, _epilogue(problem), problem.dtype)]
+        shape = _shape(problem)
+        multiply = chain_launcher.source(shape, config, _epilogue(problem), problem.dtype)
+        return [chain_pack_launcher.source(shape, config), multiply]
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
         return LaunchChain(problem, config, device_index)
@@ -66,12 +69,11 @@ class LaunchChain:
     """
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
-        self._problem, self._tile = problem, config
-        self._shape = _shape(problem)
-        self._form = f"chain_wgmma16 {config}"
-        self._launch = ChainLauncher(
-            self._shape, config, _epilogue(problem), problem.dtype, device_index
-        )
+        shape = _shape(problem)
+        self._problem = problem
+        self._form = f"chain_wgmma16 {config.packing}"  # tiles of the same order share it
+        self._pack = ChainPacker(shape, config, device_index)
+        self._launch = ChainLauncher(shape, config, _epilogue(problem), problem.dtype, device_index)
 
     def __call__(
         self,
@@ -88,7 +90,7 @@ class LaunchChain:
         if out is not None and _rows_of(out) is None:
             return out.copy_(self(x, weights, bias, residual))
         y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
-        packed = weight_groups.prepared_together(weights, self._form, self._packed)
+        packed = weight_groups.prepared_together(weights, self._form, self._pack)
         self._launch(
             rows,
             packed,
@@ -103,10 +105,6 @@ class LaunchChain:
         p = self._problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
         return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))
-
-    def _packed(self, weights: Sequence[Tensor]) -> Tensor:
-        index = _pack_index(self._shape, self._tile, weights[0].device)
-        return chains.pack(weights[0::2], weights[1::2], index)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -130,23 +128,10 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
 
 
-def _pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
-    if device.type == "cuda" and weight_cache.is_capturing(device.index):
-        # Nothing can be copied to the device now, and what is made belongs to the graph.
-        with device:
-            return chains.pack_index(shape, tile)
-    return _kept_pack_index(shape, tile, device)
-
-
-@lru_cache(maxsize=256)
-def _kept_pack_index(shape: Shape, tile: Config, device: torch.device) -> Tensor:
-    return chains.pack_index(shape, tile).to(device)
-
-
 def _shape(problem: Problem) -> Shape:
     return Shape.of(problem.chain, problem.siblings)
 
 
-def _epilogue(problem: Problem) -> chains.Epilogue:
+def _epilogue(problem: Problem) -> Epilogue:
     after = problem.epilogue
-    return chains.Epilogue(activation=after.activation, bias=after.bias, residual=after.residual)
+    return Epilogue(activation=after.activation, bias=after.bias, residual=after.residual)

@@ -146,16 +146,26 @@ INSTRUCTION void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
 INSTRUCTION void griddepcontrol_wait() {}
 INSTRUCTION void griddepcontrol_launch_dependents() {}
 
-// Clusters: what lies between arriving and waiting counts as before the barrier -----------------
+// Clusters ------------------------------------------------------------------------------------
 
 INSTRUCTION void barrier_cluster_arrive_release_aligned() { arrive_at_cluster_barrier(); }
 INSTRUCTION void barrier_cluster_wait_acquire_aligned() { wait_at_cluster_barrier(); }
+INSTRUCTION void barrier_cluster_arrive_release() { arrive_at_cluster_barrier(); }
+INSTRUCTION void barrier_cluster_wait_acquire() { wait_at_cluster_barrier(); }
 INSTRUCTION void mapa_shared_cluster_u32(uint32_t& result, uint32_t address, int rank) {
   result = shared_offset_in(address, unsigned(rank));
 }
 INSTRUCTION void ld_shared_cluster_v4_f32(float& x, float& y, float& z, float& w, uint32_t address) {
   const float* const from = static_cast<const float*>(read_shared_of_cluster(address, 16, __builtin_return_address(0)));
   x = from[0], y = from[1], z = from[2], w = from[3];
+}
+INSTRUCTION void st_shared_cluster_v2_u32(uint32_t address, uint32_t x, uint32_t y) {
+  uint32_t* const to = static_cast<uint32_t*>(write_shared_of_cluster(address, 8, __builtin_return_address(0)));
+  to[0] = x, to[1] = y;
+}
+INSTRUCTION void st_shared_cluster_v4_u32(uint32_t address, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  uint32_t* const to = static_cast<uint32_t*>(write_shared_of_cluster(address, 16, __builtin_return_address(0)));
+  to[0] = x, to[1] = y, to[2] = z, to[3] = w;
 }
 
 // Barriers ------------------------------------------------------------------------------------
@@ -305,7 +315,7 @@ template <int N> INSTRUCTION void multiply_rows_tf32(void* const (&lanes)[32]) {
   }
   const WarpgroupOperands& first = *static_cast<const WarpgroupOperands*>(lanes[0]);
   // 8 columns x 4 of the summation are 128 bytes in one run.
-  const uint32_t address = uint32_t(first.b & 0x3fff) << 4, next_sum = uint32_t(first.b >> 16 & 0x3fff) << 4,
+  const uint32_t address = described_address(uint32_t(first.b & 0x3fff) << 4), next_sum = uint32_t(first.b >> 16 & 0x3fff) << 4,
                  next_column = uint32_t(first.b >> 32 & 0x3fff) << 4;
   if (first.b >> 62) fail("only operands that are not swizzled are emulated");
   for (int n = 0; n < N; ++n) {
@@ -348,7 +358,7 @@ template <int N, void (*WIDEN)(float&, uint16_t)> INSTRUCTION void multiply_rows
   }
   const WarpgroupOperands& first = *static_cast<const WarpgroupOperands*>(lanes[0]);
   // 8 columns x 8 of the summation are 128 bytes in one run.
-  const uint32_t address = uint32_t(first.b & 0x3fff) << 4, next_sum = uint32_t(first.b >> 16 & 0x3fff) << 4,
+  const uint32_t address = described_address(uint32_t(first.b & 0x3fff) << 4), next_sum = uint32_t(first.b >> 16 & 0x3fff) << 4,
                  next_column = uint32_t(first.b >> 32 & 0x3fff) << 4;
   if (first.b >> 62) fail("only operands that are not swizzled are emulated");
   for (int n = 0; n < N; ++n) {

@@ -44,7 +44,7 @@ namespace emulate {
 namespace {
 
 constexpr std::size_t STACK_BYTES = 128 * 1024;
-constexpr std::size_t SHARED_LIMIT = 512 * 1024;  // room for red zones too
+constexpr std::size_t SHARED_LIMIT = 1024 * 1024;  // of all blocks of a cluster, with red zones
 constexpr std::size_t RED_ZONE = 256;
 constexpr unsigned MOST_BLOCKS_OF_CLUSTER = 8, BARRIERS = 16;
 constexpr std::size_t GRANULE = 2;  // bytes that share a record: the smallest element's
@@ -95,6 +95,7 @@ struct Fiber {
   std::vector<Copy> uncommitted;
   std::deque<std::vector<Copy>> groups;
   bool arrived_at_cluster;
+  unsigned cluster_phase;  // of its barrier, when the thread arrived
 };
 
 struct Warp {
@@ -107,6 +108,8 @@ struct Barrier {
   unsigned count, arrived;  // threads that it takes, and those that have come
   std::vector<int> waiting;
   std::vector<std::uint32_t> known;  // what the arrived know of all clocks
+  unsigned phase;                    // how often all have come
+  std::vector<std::uint32_t> before;  // what they knew the last time
 };
 
 struct PhaseBarrier {
@@ -446,6 +449,7 @@ bool come(Barrier& barrier, unsigned count) {
     wake(t);
   }
   barrier.arrived = 0, barrier.waiting.clear();
+  ++barrier.phase, barrier.before = barrier.known;
   return true;
 }
 
@@ -467,14 +471,25 @@ void named_barrier(unsigned name, unsigned count) { meet_at(barrier_of_block(nam
 void arrive_at_named_barrier(unsigned name, unsigned count) { come(barrier_of_block(name), count); }
 
 void arrive_at_cluster_barrier() {
-  if (fibers[current].arrived_at_cluster) fail("a thread arrives twice at the cluster's barrier");
-  fibers[current].arrived_at_cluster = true;
+  Fiber& fiber = fibers[current];
+  if (fiber.arrived_at_cluster) fail("a thread arrives twice at the cluster's barrier");
+  Barrier& barrier = barriers[MOST_BLOCKS_OF_CLUSTER * BARRIERS];
+  fiber.arrived_at_cluster = true, fiber.cluster_phase = barrier.phase;
+  come(barrier, launch.threads);
 }
 
 void wait_at_cluster_barrier() {
-  if (!fibers[current].arrived_at_cluster) fail("a thread waits at the cluster's barrier and has not arrived");
-  fibers[current].arrived_at_cluster = false;
-  meet_at(barriers[MOST_BLOCKS_OF_CLUSTER * BARRIERS], launch.threads);
+  Fiber& fiber = fibers[current];
+  if (!fiber.arrived_at_cluster) fail("a thread waits at the cluster's barrier and has not arrived");
+  fiber.arrived_at_cluster = false;
+  Barrier& barrier = barriers[MOST_BLOCKS_OF_CLUSTER * BARRIERS];
+  if (barrier.phase == fiber.cluster_phase) {
+    barrier.waiting.push_back(current);
+    return leave(State::AT_BARRIER);
+  }
+  std::vector<std::uint32_t> known(clocks_of(current), clocks_of(current) + launch.threads);
+  learn(known, barrier.before.data());
+  std::copy(known.begin(), known.end(), clocks_of(current));
 }
 
 std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank) {
@@ -482,14 +497,32 @@ std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank) {
   return static_cast<std::uint32_t>(offset % window() + rank * window());
 }
 
-const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
-  if (from % bytes != 0) stop("a shared address is not a multiple of the size that is read there");
-  const unsigned rank = static_cast<unsigned>(from / window());
+namespace {
+
+char* shared_of_cluster(bool write, std::uint32_t at, std::size_t bytes, const void* caller) {
+  if (at % bytes != 0) {
+    fail("a shared address is not a multiple of the size that is %s there", write ? "written" : "read");
+  }
+  const unsigned rank = static_cast<unsigned>(at / window());
   for (unsigned t = rank * launch.block_threads; t < (rank + 1) * launch.block_threads; ++t) {
     if (fibers[t].state == State::DONE) fail("threads of block %u have ended: its shared memory may be gone", rank);
   }
-  check(false, shared + from, bytes, reinterpret_cast<Address>(caller), true);
-  return shared + from;
+  check(write, shared + at, bytes, reinterpret_cast<Address>(caller), true);
+  return shared + at;
+}
+
+}  // namespace
+
+const void* read_shared_of_cluster(std::uint32_t from, std::size_t bytes, const void* caller) {
+  return shared_of_cluster(false, from, bytes, caller);
+}
+
+void* write_shared_of_cluster(std::uint32_t to, std::size_t bytes, const void* caller) {
+  return shared_of_cluster(true, to, bytes, caller);
+}
+
+std::uint32_t described_address(std::uint32_t low) {
+  return static_cast<std::uint32_t>(low % window() + rank_of(current) * window());
 }
 
 namespace {

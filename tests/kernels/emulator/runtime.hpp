@@ -51,9 +51,13 @@ void wait_for_copies(unsigned pending);
 // Where `bytes` bytes of shared memory lie, checked as a read by this thread.
 const void* read_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
 
-// The same place in the shared memory of another block of the cluster, and a read there.
+// The same place in the shared memory of another block of the cluster, and accesses there.
 std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank);
 const void* read_shared_of_cluster(std::uint32_t shared, std::size_t bytes, const void* caller);
+void* write_shared_of_cluster(std::uint32_t shared, std::size_t bytes, const void* caller);
+
+// The address in this block's shared memory of which a descriptor has only the low 18 bits.
+std::uint32_t described_address(std::uint32_t low);
 
 // Ends the launch with a sentence. Emulated instructions call it for operands they do not take.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);

@@ -3,16 +3,25 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from checks import H200
 
 from ksopt.errors import UnavailableError
-from ksopt.jit import nvrtc
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels.families import (
+    chain_cost,
+    chain_launcher,
+    chain_pack_launcher,
+    chain_packing,
+    chain_tile,
+)
 from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
-from ksopt.kernels.families import chain_tile as chains
+from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
+from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Chain
 
 TIMED = Path(__file__).parents[3] / "docs" / "data" / "chain-kernels-bfloat16.csv"
@@ -41,30 +50,30 @@ def shape(text: str, siblings: int = 1) -> Shape:
     ],
 )
 def test_what_is_refused(text, siblings, words):
-    assert words in chains.unsupported_reason(shape(text, siblings), "bfloat16", H200)
+    assert words in chain_tile.unsupported_reason(shape(text, siblings), "bfloat16", H200)
 
 
 def test_other_types_and_devices_are_refused():
     s = shape("(1,256,128,4)*(4,128,256,1)")
-    assert chains.unsupported_reason(s, "float16", H200) is None
-    assert "float32" in chains.unsupported_reason(s, "float32", H200)
+    assert chain_tile.unsupported_reason(s, "float16", H200) is None
+    assert "float32" in chain_tile.unsupported_reason(s, "float32", H200)
     for capability in ((8, 0), (10, 0)):
         device = replace(H200, capability=capability)
-        assert "9.0" in chains.unsupported_reason(s, "float16", device)
+        assert "9.0" in chain_tile.unsupported_reason(s, "float16", device)
 
 
 def test_standard_monarch_layers_are_computed():
     for n in (384, 768, 1024):
         for p in (4, 8):
             chain = Chain.monarch(n, n, p)
-            assert chains.unsupported_reason(Shape.of(chain), "bfloat16", H200) is None, chain
+            assert chain_tile.unsupported_reason(Shape.of(chain), "bfloat16", H200) is None, chain
 
 
 def test_every_weight_is_packed_once_for_each_time_that_it_is_read():
     """Splits and chunks read other weights; what is filled up is zero."""
     s = shape("(1,96,96,8)*(8,96,96,1)", 2)
-    for tile in list(chains.configs(s, H200))[::5]:
-        index = chains.pack_index(s, tile)
+    for tile in list(chain_tile.configs(s, H200))[::5]:
+        index = chain_packing.pack_index(s, tile)
         assert index.numel() == tile.packed_elements(s)
         counts = torch.bincount(index[index >= 0], minlength=2 * (s.left.nnz + s.right.nnz))
         assert (counts == 1).all()
@@ -78,9 +87,11 @@ def test_it_compiles():
     s = shape("(1,48,32,4)*(2,64,96,1)", 3)
     for dtype in ("float16", "bfloat16"):
         epilogue = Epilogue(activation="gelu", middle="relu", bias=True, residual=True)
-        for tile in list(chains.configs(s, H200, residual=True))[::25]:
-            code = nvrtc.cubin(chains.source(s, tile, epilogue, dtype), "sm_90a").data
-            assert chains.kernel_name(s, dtype, epilogue).encode() in code
+        for tile in list(chain_tile.configs(s, H200, residual=True))[::25]:
+            code = nvrtc.cubin(chain_launcher.source(s, tile, epilogue, dtype), "sm_90a").data
+            assert chain_launcher.kernel_name(s, dtype, epilogue).encode() in code
+    code = nvrtc.cubin(chain_pack_launcher.source(s, tile), "sm_90a").data
+    assert chain_pack_launcher.kernel_name(s).encode() in code
     first, second = shape("(1,384,32,4)*(2,64,192,1)"), shape("(1,96,32,4)*(4,32,384,1)")
     tile = next(iter(mlps.configs(first, second, H200)))
     text = mlps.source(first, second, tile, Epilogue(middle="gelu", bias=True), "bfloat16")
@@ -101,7 +112,7 @@ def test_the_cost_model_ranks_what_was_timed():
     predicted, measured = [], []
     of_chain: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row, s, tile, epilogue in timed():
-        predicted.append(chains.predicted_us(s, tile, 25_088, H200, epilogue))
+        predicted.append(chain_cost.predicted_us(s, tile, 25_088, H200, epilogue))
         measured.append(float(row["us"]))
         pairs = of_chain.setdefault((row["case"], row["chain"]), [])
         pairs.append((predicted[-1], measured[-1]))
@@ -115,10 +126,61 @@ def test_the_cost_model_ranks_what_was_timed():
 def test_blocks_share_the_rows():
     tile = Config(2, 1, 64, 32, 1, 1, 8, 6)
     for batch in (1, 64, 65, 8_449, 25_088, 100_000):
-        blocks, rows = chains.launch_of(tile, batch, 132)
+        blocks, rows = chain_launcher.launch_of(tile, batch, 132)
         assert blocks <= 132
         assert rows % 64 == 0
         assert (blocks - 1) * rows < batch <= blocks * rows
+
+
+def test_a_cluster_s_blocks_have_the_same_rows():
+    tile = Config(2, 1, 64, 32, 4, 1, 8, 6, cluster=4)
+    assert chain_launcher.launch_of(tile, 1, 132) == (4, 128)
+    assert chain_launcher.launch_of(tile, 129, 132) == (8, 128)
+
+
+def test_clusters_are_predicted_to_help_where_multiprocessors_are_idle():
+    for text in ("(1,512,128,2)*(2,128,512,1)", "(1,2048,512,2)*(2,512,2048,1)"):
+        s = shape(text)
+        sizes = [chain_cost.best(s, rows, H200)[0].cluster for rows in (256, 1024, 4096, 25_088)]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] == 8
+        assert sizes[-1] == 1
+
+
+def test_weights_are_packed_by_one_launch_a_version(monkeypatch):
+    launched = []
+
+    def launch(kernel, blocks, threads, shared_bytes, arguments, device):
+        launched.append((kernel, blocks, arguments))
+
+    monkeypatch.setattr(nvrtc, "cubin", lambda source, arch: SimpleNamespace(data=b""))
+    monkeypatch.setattr(arch, "of_device", lambda device: "sm_90a")
+    monkeypatch.setattr(driver, "load_kernel", lambda code, name, shared_bytes, device: name)
+    monkeypatch.setattr(driver, "launch", launch)
+    monkeypatch.setattr(DeviceSpec, "of_device", lambda device: H200)
+    problem = Problem(Chain.parse("(1,192,64,2)*(4,32,96,1)"), "bfloat16", False, siblings=2)
+    family = family_of("chain_wgmma16")
+    config = next(family.configs(problem, H200))
+    launch_chain = family.launcher(problem, config, 0)
+    weights = [torch.zeros(p.weight_shape).bfloat16() for p in 2 * tuple(problem.chain)]
+    weights[2] = weights[2].permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+    x = torch.zeros(70, 384).bfloat16()
+    for _ in range(2):
+        launch_chain(x, weights)
+    kernels = [kernel for kernel, *_ in launched]
+    assert [kernel.startswith("ksopt_chain_pack") for kernel in kernels] == [True, False, False]
+    _, blocks, arguments = launched[0]
+    packed = blocks * chain_pack_launcher.THREADS * 8
+    assert config.packed_elements(Shape.of(problem.chain, 2)) <= packed
+    siblings = list(arguments.siblings)[:2]
+    assert [s.left for s in siblings] == [w.data_ptr() for w in weights[0::2]]
+    assert [s.right for s in siblings] == [w.data_ptr() for w in weights[1::2]]
+    assert [tuple(s.left_strides) for s in siblings] == [w.stride()[1:] for w in weights[0::2]]
+    assert [tuple(s.right_strides) for s in siblings] == [w.stride()[:3] for w in weights[1::2]]
+    assert launched[0][2].packed == launched[1][2].weights == launched[2][2].weights
+    weights[3].add_(1)
+    launch_chain(x, weights)
+    assert [kernel.startswith("ksopt_chain_pack") for kernel, *_ in launched[3:]] == [True, False]
 
 
 def test_an_mlp_s_tiles_agree_with_their_shape():

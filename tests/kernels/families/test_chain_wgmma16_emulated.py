@@ -41,6 +41,43 @@ CASES = [
         "bfloat16",
     ),
     ("(1,400,16,4)*(1,64,32,1)", 1, (2, 1, 16, 32, 1, 4, 1, 2), ("none", "none", 1, 0), "float16"),
+    # Clusters of blocks: by blocks of z, by parts of one, of an odd number of tiles; siblings.
+    (
+        "(1,32,16,4)*(2,32,32,1)",
+        1,
+        (1, 1, 16, 16, 1, 1, 1, 2, 2),
+        ("gelu", "none", 1, 0),
+        "bfloat16",
+    ),
+    (
+        "(1,32,48,2)*(2,48,48,1)",
+        1,
+        (2, 1, 16, 48, 1, 2, 3, 2, 2),
+        ("none", "relu", 1, 1),
+        "float16",
+    ),
+    (
+        "(1,32,24,8)*(2,96,32,1)",
+        1,
+        (1, 1, 8, 16, 2, 2, 2, 3, 4),
+        ("silu", "none", 1, 0),
+        "bfloat16",
+    ),
+    # Shares that are not equal: of three blocks of z, of three chunks.
+    (
+        "(1,48,48,4)*(3,64,32,1)",
+        1,
+        (1, 1, 16, 32, 1, 2, 3, 2, 2),
+        ("none", "none", 1, 0),
+        "float16",
+    ),
+    (
+        "(1,64,32,4)*(8,16,24,1)",
+        2,
+        (1, 1, 16, 16, 1, 4, 4, 2, 8),
+        ("none", "none", 0, 1),
+        "float16",
+    ),
 ]
 
 
@@ -90,22 +127,27 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
 
 
 @pytest.mark.parametrize(
-    "cut",
+    ("at", "cut", "left"),
     [
-        "  __device__ __forceinline__ void wait_until_full() { full[slot].wait(parity); }",
-        "  __device__ __forceinline__ void wait_until_empty() { empty[slot].wait(parity); }",
+        (0, "wait_until_full() { full[slot].wait(parity); }", "wait_until_full() {}"),
+        (0, "wait_until_empty() { empty[slot].wait(parity); }", "wait_until_empty() {}"),
+        (
+            10,
+            "    arrive_at_cluster<Tile>();\n    wait_for_cluster<Tile>();\n    const int64 row",
+            "    const int64 row",
+        ),
     ],
 )
-def test_a_missing_wait_is_found(emulator, cut):
-    """So the hand-over of slots is really checked."""
+def test_a_missing_wait_is_found(emulator, at, cut, left):
+    """So the hand-over of slots, and of z in a cluster, is really checked."""
 
     def edit(header: str, text: str) -> str:
         if header == "chain_wgmma16.cuh":
-            assert cut in text
-            text = text.replace(cut, cut[: cut.index("{")] + "{}")
+            assert text.count(cut) == 1
+            text = text.replace(cut, left)
         return without_predicates(header, text)
 
-    (kernel,) = build(emulator, ALL[:1], edit)
-    o = Operands.random(ALL[0][0], ALL[0][3], 200, seed=0)
+    (kernel,) = build(emulator, ALL[at : at + 1], edit)
+    o = Operands.random(ALL[at][0], ALL[at][3], 200, seed=0)
     with pytest.raises(EmulationError):
-        run(kernel, ALL[0], o)
+        run(kernel, ALL[at], o)

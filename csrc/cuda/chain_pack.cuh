@@ -1,0 +1,91 @@
+// The weights of chains of two 16-bit factors, in the order that chain_wgmma16.cuh reads them in.
+//
+// ksopt/kernels/families/chain_packing.py has the same arithmetic, which tests compare with this one.
+#pragma once
+
+#include "chain_tile.cuh"
+#include "ptx.cuh"
+
+// A sibling's factors: left (1, b, c, d), strides of b, c and d; right (a, b, c, 1), strides of a, b and c.
+struct ChainWeights {
+  const void *left, *right;
+  int64 left_strides[3], right_strides[3];  // in elements
+};
+
+struct ChainPackArguments {
+  ChainWeights siblings[4];
+  void* packed;
+};
+
+// Stores elements `stride` apart, side by side; zeros follow the first `count` of 8.
+__device__ __forceinline__ void store_eight(void* to, const uint16* from, int64 stride, int count) {
+  uint32 words[4] = {};
+  if (count == 8 && stride == 1 && reinterpret_cast<unsigned long long>(from) % 16 == 0) {
+    load_16_bytes(words, from);
+  } else {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if (e < count) words[e / 2] |= static_cast<uint32>(from[e * stride]) << e % 2 * 16;
+    }
+  }
+  store_16_bytes(to, words[0], words[1], words[2], words[3]);
+}
+
+// Which output of its chunk a column of phase 2's operand holds: four threads share the columns of 8, and
+// each has two of them, whose outputs must make runs of 8 neighbouring features.
+template <typename P, typename Tile> __device__ __forceinline__ int output_of_chunk(int column) {
+  const int tile = column / 8, quarter = column % 8 / 2, odd = column % 2;
+  if constexpr (P::D1 >= 8) return tile * 8 + quarter + 4 * odd;
+  return tile / Tile::RUN_TILES * Tile::RUN_TILES * 8 + quarter * (8 / Tile::J) + tile % Tile::RUN_TILES * 2 + odd;
+}
+
+// The right factors: [block, split, part, step, half, sibling, class, tile, column] of 8 features of x.
+template <typename P, typename Tile>
+__device__ __forceinline__ void pack_right(const ChainPackArguments& arguments, int chunk) {
+  int at = chunk;
+  const auto next = [&at](int size) {
+    const int digit = at % size;
+    at /= size;
+    return digit;
+  };
+  const int column = next(8), tile = next(Tile::SPLIT_TILES), j = next(P::D1), sibling = next(P::SIBLINGS);
+  const int half = next(2), step = next(Tile::STEPS_OF_PART), part = next(Tile::PARTS), split = next(Tile::SPLITS);
+  const int l = (split * Tile::SPLIT_TILES + tile) * 8 + column, feature = part * Tile::KS + step * 16 + half * 8;
+  const ChainWeights& from = arguments.siblings[sibling];
+  const int64* const stride = from.right_strides;
+  const int64 first = at * stride[0] + (l * P::D1 + j) * stride[1] + feature * stride[2];
+  store_eight(static_cast<uint16*>(arguments.packed) + int64(chunk) * 8, static_cast<const uint16*>(from.right) + first,
+              stride[2], l < Tile::L_OF_BLOCK && feature < P::C2 ? 8 : 0);
+}
+
+// The left factors: [sibling, chunk of outputs, group of classes, class, step, half, column] of 8 l.
+template <typename P, typename Tile>
+__device__ __forceinline__ void pack_left(const ChainPackArguments& arguments, int chunk) {
+  int at = chunk;
+  const auto next = [&at](int size) {
+    const int digit = at % size;
+    at /= size;
+    return digit;
+  };
+  const int column = next(Tile::NK), half = next(2), step = next(Tile::STEPS), j = next(Tile::J);
+  const int j_group = next(Tile::J_GROUPS), k0 = next(Tile::OUTPUT_CHUNKS) * Tile::NK;
+  const int k = k0 + output_of_chunk<P, Tile>(column), tile = 2 * step + half;
+  const int block = tile / Tile::TILES_OF_BLOCK, l = tile % Tile::TILES_OF_BLOCK * 8;
+  const ChainWeights& from = arguments.siblings[at];
+  const int64* const stride = from.left_strides;
+  const int64 first =
+      k * stride[0] + (block * Tile::L_OF_BLOCK + l) * stride[1] + (j_group * Tile::J + j) * stride[2];
+  store_eight(static_cast<uint16*>(arguments.packed) + Tile::RIGHT_BYTES / 2 + int64(chunk) * 8,
+              static_cast<const uint16*>(from.left) + first, stride[1],
+              k < P::B1 && block < P::A2 ? between(0, Tile::L_OF_BLOCK - l, 8) : 0);
+}
+
+template <typename P, typename Tile> __device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
+  constexpr int RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
+  const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (chunk < RIGHT) {
+    pack_right<P, Tile>(arguments, chunk);
+  } else if (chunk < ALL) {
+    pack_left<P, Tile>(arguments, chunk - RIGHT);
+  }
+}

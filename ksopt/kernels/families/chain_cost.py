@@ -1,0 +1,120 @@
+"""Predicted times of the tiles of csrc/cuda/chain_wgmma16.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, configs
+from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.problem import DeviceSpec
+
+# The cost model's constants, of one multiprocessor: fitted to 144 tiles of 24 chains (bf16, 25,088
+# rows, one H200; docs/performance/chains.md).
+_READ_BYTES_US = 24_000.0
+_WRITTEN_BYTES_US = 37_800.0
+_SHARED_BYTES_US = 138_000.0
+_LATENCY_US = 0.99  # in which what a block's ring holds arrives
+_BETWEEN_US = 0.086  # from a group of a warpgroup's products to its next
+_ACTIVATION_US = 1.43e-4  # of an output
+_LAUNCH_US = 5.8
+_OVERLAP = 1.97
+# Not fitted: what one multiprocessor can take in (decode_mma16), what it sends to others of its
+# cluster (published times of an H100), and the start of a cluster with its barrier.
+_MOST_BYTES_US = 106_000.0
+_CLUSTER_BYTES_US = 25_000.0
+_CLUSTER_US = 0.7
+
+
+def predicted_us(
+    s: Shape, tile: Config, batch: int, device: DeviceSpec, epilogue: Epilogue | None = None
+) -> float:
+    """Predicted time of a tile, in microseconds: one phase after the other."""
+    e = epilogue or Epilogue()
+    work = _Work.of(tile, batch, device)
+    passes, of_block = work.passes, work.units
+    left, right = s.left, s.right
+    first, second = tile.ring_slots(s)
+    # The largest parts of z and of the outputs that a block of a cluster has.
+    of_z, of_y = (-(-n // tile.cluster) / n for n in (tile.z_blocks(s), tile.chunks(s)))
+    right_bytes = first * tile.columns(s) * tile.ks * 2 * of_z
+    left_bytes = second * tile.second_slot_bytes * of_y
+    chunks = -(-left.b // tile.nk) * of_y
+    features = s.siblings * left.out_features * of_y
+    # Of 64 rows. z goes into shared memory once, and out of it for each chunk of outputs.
+    x_bytes = 128 * right.a * -(-right.c // tile.ks) * tile.ks * tile.splits * of_z
+    z_bytes = s.classes * s.steps * 2048
+    y_bytes = 128 * features * (2 if e.residual else 1)
+    groups = s.siblings * chunks * left.d * s.steps / tile.at_once
+    ring = tile.stages * max(tile.first_slot_bytes(s), tile.second_slot_bytes)
+    activated = 64 * features if e.activation != "none" else 0
+    phases = (
+        overlapped(
+            (
+                of_block * 128 * right.in_features * of_z / work.rate(_READ_BYTES_US),
+                (passes * right_bytes + of_block * (2 * x_bytes + right_bytes)) / _SHARED_BYTES_US,
+                (passes * right_bytes + of_block * x_bytes) / ring * _LATENCY_US,
+            ),
+            _OVERLAP,
+        ),
+        overlapped(
+            (
+                of_block * y_bytes / work.rate(_WRITTEN_BYTES_US),
+                (passes * left_bytes + of_block * (left_bytes + z_bytes * chunks))
+                / _SHARED_BYTES_US,
+                passes * left_bytes / ring * _LATENCY_US,
+                of_block / work.at_a_time * groups * _BETWEEN_US,
+                of_block * activated * _ACTIVATION_US,
+            ),
+            _OVERLAP,
+        ),
+    )
+    exchange = 0.0
+    if tile.cluster > 1:
+        sent = of_block * z_bytes * of_z * (tile.cluster - 1)
+        exchange = _CLUSTER_US + sent / _CLUSTER_BYTES_US
+    return _LAUNCH_US + work.waves * (sum(phases) + exchange)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What the busiest multiprocessor does.
+
+    Attributes:
+        passes: over the weights.
+        units: of 64 rows.
+        at_a_time: units.
+        waves: how often it does all that.
+        busy: share of the multiprocessors that are.
+    """
+
+    passes: int
+    units: int
+    at_a_time: int
+    waves: int
+    busy: float
+
+    @classmethod
+    def of(cls, tile: Config, batch: int, device: DeviceSpec) -> _Work:
+        units = -(-batch // 64)
+        if tile.cluster > 1:
+            clusters, units = -(-units // tile.groups), min(tile.groups, units)
+            waves = -(-clusters // (device.multiprocessors // tile.cluster))
+            busy = min(1.0, clusters * tile.cluster / device.multiprocessors)
+            return cls(1, units, units, waves, busy)
+        busy = min(1.0, units / device.multiprocessors)
+        units = -(-units // (device.multiprocessors * tile.blocks))
+        passes = -(-units // tile.groups) * tile.blocks
+        return cls(passes, units * tile.blocks, min(tile.groups, units) * tile.blocks, 1, busy)
+
+    def rate(self, of_all: float) -> float:
+        """Bytes a microsecond of one multiprocessor, if it has ``of_all`` when all are busy."""
+        return min(of_all / self.busy, _MOST_BYTES_US)
+
+
+def best(
+    s: Shape, batch: int, device: DeviceSpec, epilogue: Epilogue | None = None, count: int = 1
+) -> list[Config]:
+    """The tiles with the least predicted times, the best first."""
+    candidates = configs(s, device, epilogue is not None and epilogue.residual)
+    ranked = sorted(candidates, key=lambda t: predicted_us(s, t, batch, device, epilogue))
+    return ranked[:count]

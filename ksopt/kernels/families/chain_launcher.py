@@ -1,0 +1,171 @@
+"""Kernels of csrc/cuda/chain_wgmma16.cuh: how they are generated, loaded and launched."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+from torch import Tensor
+
+from ksopt.epilogue import ACTIVATIONS
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, template_arguments
+from ksopt.kernels.launcher import Entry, chain_entry
+from ksopt.kernels.problem import DeviceSpec
+
+ROWS_OF_UNIT = 64
+"""Blocks take whole units of so many rows, but for those of a cluster, which have a tile's."""
+_ANY = 2**31
+
+
+def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
+    """The kernel's name, as profilers show it."""
+    shape = "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3])))
+    words = [f"x{s.siblings}"] if s.siblings > 1 else []
+    words += [epilogue.activation] if epilogue.activation != "none" else []
+    return "_".join(["ksopt_chain_wgmma16", dtype, shape, *words])
+
+
+def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
+    """The generated file: one instance of the template."""
+    pattern, fields = template_arguments(s, tile)
+    extras = (  # in the order of csrc/cuda/epilogue.cuh
+        *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
+        *(int(epilogue.bias), int(epilogue.residual)),
+    )
+    cluster = f"__cluster_dims__({tile.cluster}, 1, 1) " if tile.cluster > 1 else ""
+    return (
+        '#include "chain_wgmma16.cuh"\n'
+        f"using Support = ChainPattern<{pattern}>;\n"
+        f"using Tile = ChainTile<Support, {fields}>;\n"
+        f"using After = ChainEpilogue<{', '.join(map(str, extras))}>;\n"
+        f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(s)} && "
+        f"Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, "
+        '"csrc and kernels/families/chain_tile.py disagree");\n'
+        f'extern "C" __global__ void {cluster}__launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
+        f"{kernel_name(s, dtype, epilogue)}(const __grid_constant__ ChainArguments arguments) {{\n"
+        f"  chain_wgmma16_kernel<{HALF[dtype]}, Support, Tile, After>(arguments);\n"
+        "}\n"
+    )
+
+
+class Arguments(ctypes.Structure):
+    """``ChainArguments`` of csrc/cuda/chain_wgmma16.cuh."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("y_stride", ctypes.c_int64),
+        ("residual_stride", ctypes.c_int64),
+        ("rows_per_block", ctypes.c_int64),
+    ]
+
+
+class Launched(Protocol):
+    """What a launch needs to know of a tile."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that run on a multiprocessor at a time."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of x that a block has at a time."""
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that share the work on their rows."""
+
+
+def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks of a launch, and the rows of each; a cluster's blocks have the same ones, once."""
+    if tile.cluster > 1:
+        return -(-batch // tile.rows) * tile.cluster, tile.rows
+    units = -(-batch // ROWS_OF_UNIT)
+    of_block = -(-units // min(units, multiprocessors * tile.blocks))
+    return -(-units // of_block), of_block * ROWS_OF_UNIT
+
+
+class ChainLauncher:
+    """A loaded kernel: called with (x, packed weights), gives y, on x's current stream."""
+
+    def __init__(
+        self, s: Shape, tile: Config, epilogue: Epilogue, dtype: str, device_index: int
+    ) -> None:
+        self.out_features = s.siblings * s.left.out_features
+        self.tile: Launched = tile
+        self.epilogue = epilogue
+        text = source(s, tile, epilogue, dtype)
+        self._load(kernel_name(s, dtype, epilogue), text, tile.shared_bytes(s), device_index)
+
+    def _load(self, name: str, text: str, shared_bytes: int, device_index: int) -> None:
+        code = nvrtc.cubin(text, arch.of_device(device_index)).data
+        self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
+        self._shared_bytes, self._device = shared_bytes, device_index
+        self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
+
+    def entry(self, form: int) -> Entry | None:
+        """What the host library needs to launch it on weights of this form."""
+        tile = self.tile
+        is_cluster = tile.cluster > 1
+        return chain_entry(
+            kernel=self._kernel,
+            out_features=self.out_features,
+            threads=tile.threads,
+            shared_bytes=self._shared_bytes,
+            rows_per_unit=tile.rows if is_cluster else ROWS_OF_UNIT,
+            most_blocks=_ANY if is_cluster else self._multiprocessors * tile.blocks,
+            cluster=tile.cluster,
+            form=form,
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """y of (rows, siblings * out_features).
+
+        Args:
+            x: (rows, in_features); the elements of a row side by side, rows at multiples of 16
+                bytes. So are bias, residual and out.
+            packed: by `pack`.
+            bias: (siblings * out_features,), where the epilogue has one.
+            residual: as y, where the epilogue has one.
+            out: where y goes; None makes it.
+        """
+        rows = x.shape[0]
+        y = x.new_empty(rows, self.out_features) if out is None else out
+        if rows == 0:
+            return y
+        blocks, of_block = launch_of(self.tile, rows, self._multiprocessors)
+        arguments = Arguments(
+            x.data_ptr(),
+            packed.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            y.data_ptr(),
+            rows,
+            x.stride(0),
+            y.stride(0),
+            0 if residual is None else residual.stride(0),
+            of_block,
+        )
+        driver.launch(
+            *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
+            *(arguments, self._device),
+        )
+        return y
