@@ -6,7 +6,7 @@ multiplies by a chain, whose weights a function of the test packs as a matrix.
 
 import gc
 import threading
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ class Launched:
     """(x, weights, ...) -> y as a family's launcher of chains: the kernel that the driver plays."""
 
     FORM = "as a matrix"
+    grid = MappingProxyType({"rows_per_unit": 64, "most_blocks": 2, "cluster": 1})
 
     def __init__(self, problem):
         self.problem, self.packs, self.calls = problem, 0, 0
@@ -55,8 +56,8 @@ class Launched:
         shapes = [one.weight_shape for one in p.chain]
         form = weight_groups.number_of(self.FORM, shapes, p.dtype)
         return chain_entry(
-            kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0,
-            rows_per_unit=64, most_blocks=2, cluster=1, form=form,
+            kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0, form=form,
+            **self.grid,
         )  # fmt: skip
 
 
@@ -327,6 +328,16 @@ def test_rows_and_blocks_of_any_batch(whole):
         whole.check(y)
         units = -(-rows // 64)
         assert variable(whole.library, "blocks").value == min(units, 2)
+
+
+def test_clusters_share_their_rows(whole, monkeypatch):
+    clusters = {"rows_per_unit": 16, "most_blocks": 2**31, "cluster": 4}
+    monkeypatch.setattr(Launched, "grid", clusters)
+    for rows in (1, 16, 17, 1000):
+        whole.x = torch.randn(rows, PLAIN.in_features)
+        warm(whole)
+        whole.check(whole.known())
+        assert variable(whole.library, "blocks").value == 4 * -(-rows // 16)
 
 
 def test_a_result_is_written_where_it_may_be(device):
