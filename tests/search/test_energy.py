@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.cli.main import main
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.measure import energy
@@ -87,15 +87,16 @@ class Played:
 def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Every meter is one of a played device, and measurements are short."""
     found = Played()
-    product = functional.ks_linear
 
-    def ks_linear(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+    def chain(
+        x: torch.Tensor, weights: Sequence[torch.Tensor], *around: Any, **options: Any
+    ) -> torch.Tensor:
         found.counter.used += 1000.0 / sum(weight.numel() for weight in weights)
-        return product(x, weights, **options)
+        return ops.chain(x, weights, *around, **options)
 
-    def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         found.counter.used += DENSE_MJ
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     def after_the_final(
         request: LayerRequest, device: torch.device, chains: Sequence[Chain]
@@ -103,8 +104,8 @@ def played(quick: None, monkeypatch: pytest.MonkeyPatch) -> Played:
         meter: Any = found.counter
         return Objective(request, device, meter=meter).energy(chains)
 
-    monkeypatch.setattr(functional, "ks_linear", ks_linear)
-    monkeypatch.setattr(objectives, "F", types.SimpleNamespace(linear=linear))
+    monkeypatch.setattr(layer_pass, "ops", types.SimpleNamespace(chain=chain))
+    monkeypatch.setattr(layer_pass, "F", types.SimpleNamespace(linear=linear))
     monkeypatch.setattr(energy, "Meter", found.meter)
     monkeypatch.setattr(worker, "Meter", found.meter)
     monkeypatch.setattr(energy, "TRIAL_SECONDS", 0.005)
