@@ -8,6 +8,16 @@ from ksopt.jit import host
 from ksopt.kernels import dispatch, host_plans, weight_scopes
 
 
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave every product and every layer to Python, whatever the host library knows by now."""
+    for module, name in (
+        (dispatch, "run_known"),
+        (dispatch, "run_known_changing"),
+        (host_plans, "run"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: None)
+
+
 class SeenProducts:
     """What each product took its weight for, whichever way computed it.
 
@@ -37,11 +47,7 @@ class SeenProducts:
             assert host.load() is None
             self._see_the_library(monkeypatch)
             return
-        for module, name in (
-            *((dispatch, "run_known"), (dispatch, "run_known_changing")),
-            (host_plans, "run"),
-        ):
-            monkeypatch.setattr(module, name, lambda *_: None)
+        without_library(monkeypatch)
 
     def _see_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run_known, run_known_changing = dispatch.run_known, dispatch.run_known_changing

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from seen_products import without_library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ksopt
@@ -74,9 +75,7 @@ def by_python(monkeypatch):
 
     def result(function, *args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(host_plans, "run", lambda *_: None)
-            patch.setattr(CpuBackend, "run_known", staticmethod(lambda *_: None))
-            patch.setattr(CpuBackend, "run_known_changing", staticmethod(lambda *_: None))
+            without_library(patch)
             return function(*args, **kwargs)
 
     return result
