@@ -42,7 +42,7 @@ def is_watched() -> bool:
 
 
 def is_intercepted() -> bool:
-    """Whether something beside autograd may have to do with a call: a mode, a transform, autocast."""
+    """Whether a mode, a transform or autocast may have something to do with a call."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from .program import Call, Program
 from .sketch import Sketch
+
+
+# Dynamo of torch 2.11 does not notice that a parameter requires gradients now, or no longer:
+# torch.compile itself gives none then.
+_ANEW = "; torch._dynamo.reset()" if torch.__version__.startswith("2.11") else ""
 
 
 def calls(g: Sketch, made: Program) -> tuple[Call, ...]:
@@ -67,8 +74,8 @@ def _change(g: Sketch, made: Program) -> str:
         "m.load_state_dict({k: v * 0.5 for k, v in m.state_dict().items()})",
         "m.eval()",
         "m.train()",
-        "m.requires_grad_(False)",
-        "m.requires_grad_(True)",
+        f"m.requires_grad_(False){_ANEW}",
+        f"m.requires_grad_(True){_ANEW}",
         "for p in m.parameters(): p.data.add_(0.1)\nksopt.refresh()",  # torch does not count it
         "with torch.no_grad():\n    for p in m.parameters(): p.mul_(0.9)",
     ]

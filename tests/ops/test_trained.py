@@ -1,0 +1,187 @@
+"""Layers whose weights are trained, by the host library: as the operators that they are made of."""
+
+import shutil
+
+import pytest
+import torch
+
+from ksopt import KSLinear, ks_linear, ops
+from ksopt.errors import InvalidInputError
+from ksopt.jit import host
+from ksopt.kernels import weight_cache
+from ksopt.kernels.backends import cpu
+from ksopt.ops import trained
+from ksopt.patterns.chain import Chain
+
+CHAINS = ["(1,6,4,3)*(3,4,5,1)", "(2,3,7,1)", "(1,5,3,2)*(2,3,7,1)*(14,1,1,1)"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library():
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler on this machine")
+    assert host.load() is None
+
+
+@pytest.fixture(autouse=True)
+def no_old_choices(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    cpu.forget()
+    yield
+    cpu.forget()
+
+
+class Layer:
+    """Operands of a layer, all of which require gradients."""
+
+    def __init__(self, text, last=False, siblings=1, around=True, dtype=torch.float64):
+        chain = Chain.parse(text)
+        generator = torch.Generator().manual_seed(0)
+
+        def leaf(*shape):
+            made = torch.randn(shape, generator=generator, dtype=torch.float64)
+            return made.to(dtype).requires_grad_()
+
+        def rows(features):
+            return leaf(features, 2, 3) if last else leaf(2, 3, features)
+
+        features = siblings * chain.out_features
+        self.around = (last, siblings)
+        self.x = rows(chain.in_features)
+        self.weights = [leaf(*one.weight_shape) for _ in range(siblings) for one in chain]
+        self.summands = [leaf(features), rows(features)] if around else [None, None]
+
+    @property
+    def leaves(self):
+        return [one for one in (self.x, *self.weights, *self.summands) if one is not None]
+
+    def of(self, function, activation, leaves=None):
+        x, *others = self.leaves if leaves is None else leaves
+        weights, summands = others[: len(self.weights)], others[len(self.weights) :]
+        return function(x, weights, *(summands or (None, None)), activation, *self.around)
+
+
+def composed(*arguments):
+    return torch.ops.ksopt.ks_chain(*arguments)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("around", [False, True], ids=["plain", "summands"])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("siblings", [1, 3])
+@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+@pytest.mark.parametrize("text", CHAINS)
+def test_results_and_gradients_are_those_of_its_operators(
+    text, last, siblings, activation, around, dtype
+):
+    layer = Layer(text, last, siblings, around, dtype)
+    for _ in range(2):  # the second time the library knows the products
+        y, expected = layer.of(trained.run, activation), layer.of(composed, activation)
+        torch.testing.assert_close(y, expected)
+        grad = torch.randn(y.shape).to(dtype)
+        found = torch.autograd.grad(y, layer.leaves, grad)
+        for one, other in zip(
+            found, torch.autograd.grad(expected, layer.leaves, grad), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "siblings"),
+    [(CHAINS[0], False, 2), (CHAINS[1], True, 1), pytest.param(CHAINS[2], False, 1)],
+)
+def test_gradients_have_gradients(text, last, siblings):
+    layer = Layer(text, last, siblings)
+
+    def function(*leaves):
+        return layer.of(trained.run, "gelu", leaves)
+
+    assert torch.autograd.gradcheck(function, layer.leaves)
+    assert torch.autograd.gradgradcheck(function, layer.leaves)
+
+
+def test_a_module_that_is_trained_takes_it():
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)", activation="gelu")
+    y = layer(torch.randn(5, 24))
+    assert "TrainedLayer" in type(y.grad_fn).__name__ or "TrainedLayer" in y.grad_fn.name()
+
+
+@pytest.mark.parametrize("frozen", ["weights", "x", "bias"])
+def test_what_needs_no_gradient_gets_none(frozen):
+    layer = Layer(CHAINS[0])
+    for one in {"weights": layer.weights[:1], "x": [layer.x], "bias": layer.summands[:1]}[frozen]:
+        one.requires_grad_(False)
+    around = (layer.weights, *layer.summands, "gelu", *layer.around)
+    y = ops.chain(layer.x, *around)
+    y.sum().backward()
+    expected = composed(layer.x, *around)
+    wanted = [one for one in layer.leaves if one.requires_grad]
+    for leaf, grad in zip(wanted, torch.autograd.grad(expected.sum(), wanted), strict=True):
+        torch.testing.assert_close(leaf.grad, grad)
+    assert all(one.grad is None for one in layer.leaves if not one.requires_grad)
+
+
+def test_a_gradient_in_any_strides_is_read():
+    layer = Layer(CHAINS[0], around=False)
+    y, expected = layer.of(trained.run, "none"), layer.of(composed, "none")
+    grad = torch.randn(y.shape[::-1], dtype=torch.float64).permute(2, 1, 0)
+    for one, other in zip(
+        torch.autograd.grad(y, layer.leaves, grad, retain_graph=True),
+        torch.autograd.grad(expected, layer.leaves, grad, retain_graph=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(
+        torch.autograd.grad(y.sum(), layer.leaves),
+        torch.autograd.grad(expected.sum(), layer.leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_weight_that_is_written_before_the_backward_pass_is_refused():
+    layer = Layer(CHAINS[0])
+    y = layer.of(trained.run, "gelu")
+    with torch.no_grad():
+        layer.weights[0].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_saved_tensors_pass_their_hooks():
+    layer = Layer(CHAINS[0])
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda one: saved.append(one) or one, lambda one: one
+    ):
+        layer.of(trained.run, "gelu").sum().backward()
+    # x, what is between the factors, what the activation reads; both weights and the bias.
+    assert sum(one is not None for one in saved) == 6
+
+
+def test_nothing_that_was_prepared_outlives_a_training_call():
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)")
+    for weight in layer.weights:
+        weight_cache.prepared(weight.detach(), "double", lambda one: 2 * one)
+    layer(torch.randn(5, 24))
+    assert not any(
+        weight_cache.kept_of(weight, weight_cache.owner_of(weight), "double")
+        for weight in layer.weights
+    )
+
+
+def test_what_does_not_fit_is_refused_in_words():
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)")
+    with pytest.raises(InvalidInputError, match="23"):
+        layer(torch.randn(5, 23))
+    with pytest.raises(InvalidInputError, match="bias"):
+        ks_linear(torch.randn(5, 24), list(layer.weights), torch.randn(3))
+    with pytest.raises(InvalidInputError, match="float64"):
+        layer(torch.randn(5, 24, dtype=torch.float64))
+
+
+def test_an_empty_batch_is_trained():
+    layer = KSLinear(24, 24, "(1,6,4,4)*(4,4,6,1)")
+    layer(torch.randn(0, 24)).sum().backward()
+    assert all(not weight.grad.any() for weight in layer.weights)
