@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from ksopt.functional import ks_linear
     from ksopt.kernels.weight_cache import refresh
     from ksopt.nn import KSLinear, KSStacked
+    from ksopt.optimization.result import Optimized
+    from ksopt.optimization.run import optimize
     from ksopt.projection import Projection, project
+    from ksopt.search.one_call import search
 
 __version__ = "0.1.0"
 
@@ -34,6 +37,7 @@ __all__ = [
     "KSLinear",
     "KSStacked",
     "KsoptError",
+    "Optimized",
     "Pattern",
     "Plan",
     "Projection",
@@ -44,10 +48,12 @@ __all__ = [
     "export_pass",
     "ks_linear",
     "load_converted",
+    "optimize",
     "patch",
     "project",
     "refresh",
     "save_converted",
+    "search",
 ]
 
 # Where the names that need torch are; a module's own name gives the module.
@@ -64,11 +70,14 @@ _LAZY = {
     "Plan": "conversion.plan",
     "load_converted": "conversion.folder",
     "save_converted": "conversion.folder",
+    "Optimized": "optimization.result",
+    "optimize": "optimization.run",
     "Projection": "projection",
     "project": "projection",
     "functional": "",
     "nn": "",
     "ops": "",
+    "search": "",
 }
 
 
