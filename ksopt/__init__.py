@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ksopt.conversion.folder import load_converted, save_converted
     from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
+    from ksopt.integrations.transformers import KSConfig as KSConfig
     from ksopt.kernels.weight_cache import refresh
     from ksopt.nn import KSLinear, KSStacked
     from ksopt.optimization.result import Optimized
@@ -70,6 +71,7 @@ _LAZY = {
     "Plan": "conversion.plan",
     "load_converted": "conversion.folder",
     "save_converted": "conversion.folder",
+    "KSConfig": "integrations.transformers",  # which need not be there: it is not in __all__
     "Optimized": "optimization.result",
     "optimize": "optimization.run",
     "Projection": "projection",
