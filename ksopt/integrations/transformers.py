@@ -78,7 +78,7 @@ class KSConfig(QuantizationConfigMixin):
                 f"KSConfig has no {unknown[0]!r}: it takes plan, max_error and refine"
             )
         # transformers writes what the attributes hold as JSON.
-        self.quant_method = METHOD
+        self.quant_method: Any = METHOD
         is_json = isinstance(plan, Mapping) and "schema" in plan
         read = Plan.from_json(json.dumps(plan)) if is_json else Plan.of(plan)
         self.plan = json.loads(read.to_json())
@@ -128,7 +128,10 @@ class KSQuantizer(HfQuantizer):
         if self.pre_quantized:
             plan = _plan_in(model, self.quantization_config.to_plan())
             if plan is not None:
-                put_chains(model, resolve(model, plan, (), ())[0])
+                choices, _ = resolve(model, plan, (), ())
+                put_chains(model, choices)
+                for choice in choices:
+                    _leave_initialized(model, choice.place.name)
         return model
 
     def _process_model_after_weight_loading(
@@ -162,6 +165,21 @@ class KSQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Chains have gradients."""
         return True
+
+
+def _leave_initialized(model: PreTrainedModel, name: str) -> None:
+    """Keep transformers from drawing the weights of a layer anew, which became a chain.
+
+    It initializes what a checkpoint lacks, and some models do so from the module around a layer, by
+    the layer's ``weight``, whether it is lacking or not. Modules inside are looked at all the same.
+    """
+    path, _, _ = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    module._is_hf_initialized = True
+    while path and not isinstance(module, PreTrainedModel):
+        module._is_hf_initialized = True
+        path, _, _ = path.rpartition(".")
+        module = model.get_submodule(path)
 
 
 def _plan_in(model: PreTrainedModel, plan: Plan) -> Plan | None:

@@ -1,4 +1,4 @@
-"""`KSConfig`: dense checkpoints loaded as chains, saved and loaded again, by transformers itself."""
+"""`KSConfig`: transformers loads dense checkpoints as chains, saves them and loads them again."""
 
 import json
 import subprocess
@@ -13,6 +13,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BertConfig,
+    CLIPTextConfig,
     GPT2Config,
     LlamaConfig,
     PreTrainedModel,
@@ -37,6 +38,7 @@ CONFIGS = {
     ),
     "llama": LlamaConfig(hidden_size=32, intermediate_size=128, **SMALL),
     "bert": BertConfig(hidden_size=32, intermediate_size=128, **SMALL),
+    "clip": CLIPTextConfig(hidden_size=32, intermediate_size=128, **SMALL),
     "vit": ViTConfig(hidden_size=32, intermediate_size=128, image_size=8, patch_size=4, **SMALL),
 }
 UP = "(1,32,8,4)*(4,8,8,1)"  # 32 inputs, 128 outputs
