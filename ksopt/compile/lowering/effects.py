@@ -335,6 +335,9 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 raise CannotLowerError(
                     product, "its result is written in place and read elsewhere too"
                 )
+            if trace.regions[there].grad and not trace.is_intact(root.storage):
+                # The author's operator may save a copy, where the new one saves the result.
+                raise CannotLowerError(found.products[reader], _WRITTEN_BEHIND)
 
 
 _WRITTEN_BEHIND = "an operand is written in place behind it, and gradients are on"

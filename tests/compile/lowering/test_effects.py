@@ -275,6 +275,19 @@ class ResultReadThroughACopy(Written):
         return self.second(kept) + middle.flatten(1)
 
 
+class ResultWrittenBehindItsReader(Case):
+    """The author's second product saves a copy of the first one's result."""
+
+    reasons = ("", "an operand is written in place behind it, and gradients are on")
+
+    def forward(self, x):
+        y = x @ torch.block_diag(*self.w)
+        blocks = y.view(-1, 2, 8, 2).permute(1, 3, 0, 2).reshape(4, -1, 8)
+        z = torch.bmm(blocks, self.w)
+        y.detach().add_(1)
+        return z
+
+
 class NamesOfOneResult(Case):
     def forward(self, x):
         y = torch.bmm(x.view(-1, 4, 8).transpose(0, 1), self.w)
@@ -489,15 +502,24 @@ class ViewBeforeGradients(Case):
 
 
 class CopyOfAnInferenceTensor(Case):
-    """The copy is an ordinary tensor, the view of it that the product could read is not."""
-
-    reasons = ("an operand is made in a torch.inference_mode",)
+    """The copy is an ordinary tensor."""
 
     def forward(self, x):
         with torch.inference_mode():
             x = torch.sin(x)
         blocks = x.view(-1, 4, 8).transpose(0, 1).contiguous()
         return torch.bmm(blocks, self.w)
+
+
+class CopyThatTheProductMakes(Case):
+    """Autograd saves the copy, and could not save what the operator would read."""
+
+    reasons = ("an operand is made in a torch.inference_mode",)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            x = torch.sin(x)
+        return torch.einsum("bgdi,goi->bgdo", x.view(-1, 4, 2, 4), self.w[:, :, :4])
 
 
 class TheSameTensorWithoutGradients(Case):
