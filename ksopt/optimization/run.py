@@ -31,7 +31,12 @@ from ksopt.search.progress import Progress, for_terminal
 from ksopt.search.results import SearchResult
 
 MODES = ("inference", "training")
-_FASTER_MODEL = {
+_FIXED = {
+    "train": "mode='training' says it",
+    "device": "it is the model's; move the model",
+    "dtype": "it is the model's; convert the model",
+}
+_NOT_FASTER = {
     Comparison.SLOWER: "the whole model, compiled, was slower with chains than dense.",
     Comparison.WITHIN_NOISE: "the whole model, compiled, was not measurably faster with chains.",
 }
@@ -122,7 +127,7 @@ def optimize(
             _check_runs(conversion.model, call)
             progress.note("compiling the model, dense and with chains, and timing it")
             speed, compiled = _timed(model, conversion.model, call, device, mode, loss)
-            reason = _FASTER_MODEL.get(speed.comparison, "")
+            reason = _NOT_FASTER.get(speed.comparison, "")
     finally:
         progress.close()
     return done(
@@ -148,8 +153,14 @@ def _check(model: object, mode: str, options: Mapping[str, Any]) -> None:
         raise InvalidInputError(
             "optimize: the model is compiled already: pass it as it was before torch.compile"
         )
-    if "train" in options:
-        raise InvalidInputError("optimize: mode='training' says what train does: leave train out")
+    for name, hint in _FIXED.items():
+        if name in options:
+            raise InvalidInputError(f"optimize: leave {name} out: {hint}")
+    if mode == "training" and not any(one.requires_grad for one in model.parameters()):
+        raise InvalidInputError(
+            "optimize: no parameter of the model requires a gradient, so there is no training step "
+            "to time"
+        )
     empty = next((name for name, one in model.named_parameters() if one.is_meta), None)
     if empty is not None:
         raise InvalidInputError(

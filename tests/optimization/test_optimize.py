@@ -230,13 +230,14 @@ def frozen() -> nn.Module:
         (model, "tokens", {}, "must be a tensor, a tuple of arguments or a mapping"),
         (model, None, {}, "and are NoneType"),
         (model, inputs(), {"mode": "train"}, "must be 'inference' or 'training'"),
-        (model, inputs(), {"mode": "training", "train": True}, "leave train out"),
+        (model, inputs(), {"mode": "training", "train": True}, "leave train out: mode='training'"),
         (model, inputs(), {"budget": "much"}, "budget 'much': write a share"),
         (model, inputs(), {"budget": "300%"}, "budget '300%' is more than"),
         (model, inputs(), {"trails": 3}, "no option 'trails': did you mean 'trials'"),
         (model, inputs(), {"exclude": "2"}, "exclude '2' matches no linear layer"),
         (model, inputs(), {"exclude": "*"}, "no linear layer is left to search"),
-        (frozen, inputs(), {"mode": "training"}, "no parameter of the model requires one"),
+        (frozen, inputs(), {"mode": "training"}, "no parameter of the model requires a gradient"),
+        (model, inputs(), {"device": "cpu"}, "leave device out: it is the model's"),
     ],
 )
 def test_misuse_is_one_sentence(
@@ -246,6 +247,11 @@ def test_misuse_is_one_sentence(
         optimize(build(), given, **{"budget": "60%", **options})
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_loss_without_a_gradient_is_refused(optimize: Optimize) -> None:
+    with pytest.raises(InvalidInputError, match="the loss has no gradient"):
+        optimize(model(), inputs(), "60%", "training", loss=lambda y: y.detach().mean())
 
 
 def test_a_loss_is_found_in_what_a_model_returns() -> None:
