@@ -6,6 +6,7 @@ import pytest
 
 from ksopt.jit import host
 from ksopt.kernels import dispatch, host_plans, weight_scopes
+from ksopt.ops import trained
 
 
 def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,6 +15,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (dispatch, "run_known"),
         (dispatch, "run_known_changing"),
         (host_plans, "run"),
+        (trained, "run"),
     ):
         monkeypatch.setattr(module, name, lambda *_: None)
 

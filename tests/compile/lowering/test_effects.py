@@ -617,20 +617,29 @@ def test_an_inference_region_keeps_its_own_factor(compiled_by_eager, monkeypatch
     assert second.verdict is Verdict.LOWERED
 
 
+RETURNED = {
+    "itself": lambda y: (y, y.contiguous()),
+    "a view of it": lambda y: (y.mT, y.contiguous()),
+    "a view of the copy": lambda y: (y, y.contiguous().view(-1)),
+    "two copies": lambda y: (y.contiguous(), y.contiguous()),
+}
+
+
 class BesideItsCopy(nn.Module):
-    def __init__(self):
+    def __init__(self, returned):
         super().__init__()
+        self.returned = returned
         self.register_buffer("weight", torch.randn(2, 3, 32))
         self.register_buffer("scale", torch.randn(2, 32))
 
     def forward(self, x):
         parts = x.unflatten(-1, (2, 32)), self.weight, self.scale
-        y = torch.einsum("iuj,uwj,uj->iuw", *parts) * 2
-        return y, y.contiguous()
+        return self.returned(torch.einsum("iuj,uwj,uj->iuw", *parts) * 2)
 
 
-def test_a_result_that_is_returned_beside_its_copy_shares_no_memory_with_it():
-    model, x = BesideItsCopy(), torch.randn(3, 64)
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+def test_a_result_that_is_returned_beside_its_copy_shares_no_memory_with_it(returned):
+    model, x = BesideItsCopy(returned), torch.randn(3, 64)
 
     def by_eager(gm, example_inputs):
         report = rewrite(gm, example_inputs)
