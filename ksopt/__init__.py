@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from ksopt.conversion.folder import load_converted, save_converted
     from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
+    from ksopt.integrations.transformers import KSConfig as KSConfig
     from ksopt.kernels.weight_cache import refresh
     from ksopt.nn import KSLinear, KSStacked
+    from ksopt.optimization.result import Optimized
+    from ksopt.optimization.run import optimize
     from ksopt.projection import Projection, project
+    from ksopt.search.one_call import search
 
 __version__ = "0.1.0"
 
@@ -34,6 +38,7 @@ __all__ = [
     "KSLinear",
     "KSStacked",
     "KsoptError",
+    "Optimized",
     "Pattern",
     "Plan",
     "Projection",
@@ -44,10 +49,12 @@ __all__ = [
     "export_pass",
     "ks_linear",
     "load_converted",
+    "optimize",
     "patch",
     "project",
     "refresh",
     "save_converted",
+    "search",
 ]
 
 # Where the names that need torch are; a module's own name gives the module.
@@ -64,11 +71,15 @@ _LAZY = {
     "Plan": "conversion.plan",
     "load_converted": "conversion.folder",
     "save_converted": "conversion.folder",
+    "KSConfig": "integrations.transformers",  # which need not be there: it is not in __all__
+    "Optimized": "optimization.result",
+    "optimize": "optimization.run",
     "Projection": "projection",
     "project": "projection",
     "functional": "",
     "nn": "",
     "ops": "",
+    "search": "",
 }
 
 

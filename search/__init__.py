@@ -1,11 +1,15 @@
 """The pattern search: which chains to use for layers, measured on this device.
 
-Importing this package is light; torch and Optuna are imported when a search runs.
+The package is also a function: ``ksopt.search("768x3072")`` is `ksopt.search.one_call.search`.
+Importing it is light; torch and Optuna are imported when a search runs.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ksopt.patterns.size import Budget, Dims
@@ -78,3 +82,23 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"ksopt.search.{_LAZY[name]}"), name)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """The class of this package's module, which makes it a function, too."""
+
+    def __call__(self, *args: Any, **options: Any) -> SearchResult:
+        """See `ksopt.search.one_call.search`."""
+        from ksopt.search.one_call import search
+
+        return search(*args, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        from ksopt.search.one_call import search
+
+        return inspect.signature(search)
+
+
+# Python's own way to give a module such behaviour: "Customizing module attribute access".
+sys.modules[__name__].__class__ = _Package

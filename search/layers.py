@@ -210,6 +210,11 @@ def role(pattern: str, patterns: Iterable[str]) -> str:
     return pattern
 
 
+def words(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Names that a person gave, one or several."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def chosen(
     layers: Sequence[Layer],
     include: Sequence[str],

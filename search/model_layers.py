@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from ksopt.conversion.layers import Place, find
@@ -77,3 +79,39 @@ def layers_of_model(
 def _layer(place: Place) -> Layer:
     dims = Dims(place.in_features, place.out_features)
     return Layer(place.name, dims, str(id(place.parameter)), place.kind)
+
+
+def placement(model: nn.Module) -> dict[str, str]:
+    """Device and dtype of the linear layers' weights, as a search has them; of most, if several.
+
+    Without a device where they are on the meta device: they are nowhere.
+
+    Example:
+        >>> placement(nn.Sequential(nn.Linear(8, 16, dtype=torch.bfloat16)))
+        {'dtype': 'bfloat16', 'device': 'cpu'}
+    """
+    devices, dtypes = Counter[torch.device](), Counter[torch.dtype]()
+    for place in find(model)[0]:
+        weight = place.parameter
+        devices[weight.device] += weight.numel()
+        dtypes[weight.dtype] += weight.numel()
+    if not dtypes:
+        return {}
+    ((device, _),), ((dtype, _),) = devices.most_common(1), dtypes.most_common(1)
+    named = {"dtype": str(dtype).removeprefix("torch.")}
+    return named if device.type == "meta" else named | {"device": str(device)}
+
+
+def batch_of(model: nn.Module, rows: Mapping[str, int]) -> dict[str, int]:
+    """The rows that a search of a model's layers is of: those with which most is computed.
+
+    Args:
+        model: The model.
+        rows: Rows that its layers see, by name.
+    """
+    work = Counter[int]()
+    for place in find(model)[0]:
+        seen = rows.get(place.name, 0)
+        work[seen] += seen * place.in_features * place.out_features
+    ((most, _),) = work.most_common(1)
+    return {"batch": most} if most else {}

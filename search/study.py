@@ -257,7 +257,9 @@ def _default_folder(request: SearchRequest) -> Path:
     """Of a request with its device and batch resolved; the same for the same words."""
     what = "-".join(map(str, request.sizes))
     if request.model is not None:
-        source = request.asked_by.get("model") or request.asked_by.get("hf-config") or ""
+        source = request.asked_by.get("model") or request.asked_by.get("hf-config")
+        # Several models in memory may be of one class.
+        source = source or f"{request.model.source}-{what}"
         what = re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-") or "model"
     if len(what) > _LONGEST_NAME:
         what = f"{what[:_LONGEST_NAME]}-{crc32(what.encode()):08x}"

@@ -154,8 +154,9 @@ import importlib, json, pkgutil
 from importlib import resources
 import ksopt
 modules = [m.name for m in pkgutil.walk_packages(ksopt.__path__, "ksopt.")]
+apart = ("ksopt.__main__", "ksopt.integrations.")  # these need what need not be installed
 files = {
-    name: importlib.import_module(name).__file__ for name in modules if "__main__" not in name
+    name: importlib.import_module(name).__file__ for name in modules if not name.startswith(apart)
 }
 sources = [p.name for p in (resources.files("ksopt.csrc") / "cuda").iterdir()]
 print(json.dumps({"files": files, "sources": sources, "version": ksopt.__version__}))

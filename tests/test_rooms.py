@@ -22,8 +22,9 @@ nn operators
 compile.capture conversion
 compile.lowering
 compile
-bench
+bench integrations
 search
+optimization
 cli
 """
 RANKS = {room: at for at, line in enumerate(ORDER.split("\n")) for room in line.split()}

@@ -1,0 +1,32 @@
+"""Chains in the place of a model's layers, before there are weights for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from ksopt.conversion.apply import share_weights, swap
+from ksopt.conversion.layers import New, Place, replacement
+from ksopt.conversion.resolve import Choice
+
+
+def put_chains(model: nn.Module, choices: Iterable[Choice]) -> list[New]:
+    """Replace layers by chains whose weights are for the caller to fill.
+
+    Bias, dtype, device, mode and hooks are those of the layers, as with `ksopt.convert`. Layers
+    that share a weight go on sharing the chain's.
+
+    Returns:
+        The layers whose weights are their own: of those that share, the first.
+    """
+    own: dict[int, New] = {}
+    swaps: list[tuple[Place, New]] = []
+    for choice in choices:
+        new = replacement(choice.place, choice.chains)
+        first = own.setdefault(id(choice.place.parameter), new)
+        if first is not new:
+            share_weights(first, new)
+        swaps.append((choice.place, new))
+    swap(model, swaps)
+    return list(own.values())

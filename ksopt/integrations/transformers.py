@@ -1,0 +1,199 @@
+"""Chains in models of transformers, by its own interface for quantization.
+
+Importing this module registers the method "ksopt": do so before a folder with chains is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ksopt.conversion.apply import Conversion, convert
+from ksopt.conversion.empty_chains import put_chains
+from ksopt.conversion.layers import find
+from ksopt.conversion.plan import Plan, Rule
+from ksopt.conversion.resolve import resolve
+from ksopt.errors import InvalidInputError, UnavailableError
+
+try:
+    from transformers import PreTrainedModel
+    from transformers.quantizers import HfQuantizer
+    from transformers.quantizers.auto import register_quantization_config, register_quantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError as error:
+    raise UnavailableError(
+        f"KSConfig needs transformers, which cannot be imported ({error}): pip install "
+        "'ksopt[transformers]'"
+    ) from error
+
+METHOD = "ksopt"
+"""The ``quant_method`` of a config.json."""
+
+
+@register_quantization_config(METHOD)
+class KSConfig(QuantizationConfigMixin):
+    """Which layers of a model become chains, as a ``quantization_config`` of transformers.
+
+    A dense checkpoint is loaded, and converted as by `ksopt.convert`. ``save_pretrained`` then
+    writes the chains and this config, and ``from_pretrained`` of that folder loads them, with no
+    config to pass. Nothing is quantized: chains are of the dtype that the model is loaded in.
+
+    Args:
+        plan: A `ksopt.Plan`, a mapping from layers to chains, or the path of a plan.json, such as a
+            search writes.
+        max_error: Layers whose relative error would be larger stay dense.
+        refine: Steps of gradient refinement of chains of three factors or more.
+
+    Raises:
+        InvalidInputError: It is not a plan.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import AutoModel, GPT2Config, GPT2Model
+        >>> sizes = GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=8)
+        >>> dense, folder = tempfile.mkdtemp(), tempfile.mkdtemp()
+        >>> GPT2Model(sizes).save_pretrained(dense)
+        >>> config = KSConfig({"h.*.mlp.c_fc": "(1,32,8,4)*(4,8,8,1)"})
+        >>> model = AutoModel.from_pretrained(dense, quantization_config=config)
+        >>> print(model.h[0].mlp.c_fc.chain)
+        (1,32,8,4)*(4,8,8,1)
+        >>> model.save_pretrained(folder)
+        >>> print(AutoModel.from_pretrained(folder).h[0].mlp.c_fc.chain)
+        (1,32,8,4)*(4,8,8,1)
+    """
+
+    def __init__(
+        self,
+        plan: Plan | Mapping[str, Any] | str | Path,
+        max_error: float | None = None,
+        refine: int = 0,
+        **others: Any,
+    ) -> None:
+        unknown = sorted(set(others) - {"quant_method"})
+        if unknown:
+            raise InvalidInputError(
+                f"KSConfig has no {unknown[0]!r}: it takes plan, max_error and refine"
+            )
+        # transformers writes what the attributes hold as JSON.
+        self.quant_method: Any = METHOD
+        is_json = isinstance(plan, Mapping) and "schema" in plan
+        read = Plan.from_json(json.dumps(plan)) if is_json else Plan.of(plan)
+        self.plan = json.loads(read.to_json())
+        self.max_error = max_error
+        self.refine = refine
+
+    @classmethod
+    def of(cls, conversion: Conversion) -> KSConfig:
+        """The config of a model that `ksopt.convert` or `ksopt.optimize` has converted.
+
+        Given to the model, it lets ``from_pretrained`` read what ``save_pretrained`` writes.
+
+        Raises:
+            InvalidInputError: No layer was converted.
+
+        Example:
+            >>> from transformers import GPT2Config, GPT2Model
+            >>> model = GPT2Model(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50))
+            >>> done = convert(model, {"h.*.mlp.c_fc": "(1,32,8,4)*(4,8,8,1)"})
+            >>> model.config.quantization_config = KSConfig.of(done)
+            >>> model.config.quantization_config.to_plan().rules[0].match
+            'h.0.mlp.c_fc'
+        """
+        if not conversion.layers:
+            raise InvalidInputError("KSConfig: no layer was converted, so the model is dense")
+        rules = [
+            Rule(layer.chains, layer.name, layer.in_features, layer.out_features)
+            for layer in conversion.layers
+        ]
+        return cls(Plan(tuple(rules), made_by="ksopt.convert"))
+
+    def to_plan(self) -> Plan:
+        """The plan."""
+        return Plan.from_json(json.dumps(self.plan))
+
+
+@register_quantizer(METHOD)
+class KSQuantizer(HfQuantizer):
+    """Puts chains into a model that transformers loads."""
+
+    quantization_config: KSConfig
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, **_: Any
+    ) -> PreTrainedModel:
+        """Where the checkpoint holds chains, make place for them; the model has no values yet."""
+        if self.pre_quantized:
+            plan = _plan_in(model, self.quantization_config.to_plan())
+            if plan is not None:
+                choices, _ = resolve(model, plan, (), ())
+                put_chains(model, choices)
+                for choice in choices:
+                    _leave_initialized(model, choice.place.name)
+        return model
+
+    def _process_model_after_weight_loading(
+        self, model: PreTrainedModel, **_: Any
+    ) -> PreTrainedModel:
+        """Convert a dense checkpoint, and have the model's config say what it became.
+
+        The model is not marked as quantized: its weights are floating-point numbers, and what
+        transformers refuses for quantized models (training, when compiled) works.
+        """
+        config: KSConfig | None = self.quantization_config
+        assert config is not None
+        if not self.pre_quantized:
+            done = convert(
+                model, config.to_plan(), max_error=config.max_error, refine=config.refine
+            )
+            config = KSConfig.of(done) if done.layers else None
+        self.remove_quantization_config(model)
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                module.config._is_quantized = False
+        if config is not None:
+            model.config.quantization_config = config
+        return model
+
+    def is_serializable(self) -> bool:
+        """Chains are tensors as any others."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Chains have gradients."""
+        return True
+
+
+def _leave_initialized(model: PreTrainedModel, name: str) -> None:
+    """Keep transformers from drawing the weights of a layer anew, which became a chain.
+
+    It initializes what a checkpoint lacks, and some models do so from the module around a layer, by
+    the layer's ``weight``, whether it is lacking or not. Modules inside are looked at all the same.
+    """
+    path, _, _ = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    module._is_hf_initialized = True
+    while path and not isinstance(module, PreTrainedModel):
+        module._is_hf_initialized = True
+        path, _, _ = path.rpartition(".")
+        module = model.get_submodule(path)
+
+
+def _plan_in(model: PreTrainedModel, plan: Plan) -> Plan | None:
+    """A checkpoint's plan in a model's own names; None if it has none of the layers.
+
+    A model with a head calls a layer ``transformer.h.0.mlp``, the model without it ``h.0.mlp``.
+    """
+    layers = [(place.name, place.in_features, place.out_features) for place in find(model)[0]]
+    prefix = f"{model.base_model_prefix}."
+    rules = []
+    for rule in plan.rules:
+        for match in (rule.match, prefix + rule.match, rule.match.removeprefix(prefix)):
+            own = replace(rule, match=match)
+            if any(own.matches(*layer) for layer in layers):
+                rules.append(own)
+                break
+    return replace(plan, rules=tuple(rules)) if rules else None

@@ -1,0 +1,109 @@
+"""What `ksopt.optimize` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from ksopt.conversion.apply import Conversion, ConvertedLayer
+from ksopt.conversion.plan import Plan
+from ksopt.optimization.speed import Speed
+from ksopt.search.report import phrases
+from ksopt.search.results import SearchResult
+
+# Layers that a printed result lists as left dense.
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """A model with chains where they win, and what that gains and costs.
+
+    Args:
+        model: The model with chains, compiled; or the very model that was passed, where nothing
+            is gained.
+        plan: Which layers become which chains by the search; `ksopt.convert` takes it.
+        report: The page of the search, to be opened in a browser.
+        mode: "inference" or "training": what was timed.
+        reason: Why the model is unchanged; empty where it is not.
+        speed: The whole model timed, dense beside chains; None where no layer became a chain.
+        conversion: The model with chains before it was compiled, for `ksopt.save_converted`; None
+            where the model is unchanged. It cannot be reverted: the model that was passed is dense.
+        dense: Why other linear layers stayed dense, by name.
+        search: What was measured of the layers.
+        seconds: How long all of it took.
+    """
+
+    model: nn.Module
+    plan: Plan
+    report: Path
+    mode: str
+    reason: str
+    speed: Speed | None
+    conversion: Conversion | None = field(repr=False)
+    dense: Mapping[str, str] = field(repr=False)
+    search: SearchResult = field(repr=False)
+    seconds: float
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether layers became chains."""
+        return self.conversion is not None
+
+    @property
+    def layers(self) -> tuple[ConvertedLayer, ...]:
+        """The layers that became chains, with weights and error of each."""
+        return () if self.conversion is None else self.conversion.layers
+
+    @property
+    def sentence(self) -> str:
+        """What came of it, in a sentence or two."""
+        if self.conversion is None or self.speed is None:
+            return f"The model is unchanged: {self.reason}"
+        return f"{self._speed_sentence} {self.conversion.sentence}"
+
+    @property
+    def next_steps(self) -> tuple[str, ...]:
+        """What to do next, a sentence each."""
+        if self.conversion is None:
+            return (
+                f"Read why, layer by layer: {self.report}",
+                "Try a smaller budget, larger inputs or lower precision: chains win where layers "
+                "are large.",
+            )
+        worst = max(self.layers, key=lambda layer: layer.relative_error)
+        return (
+            "Check what the model still can do: its weights are changed. The largest error is "
+            f"{worst.relative_error:.2f}, of {worst.name}.",
+            "Distil it from the model that you passed, which is still dense: docs/convert.md has "
+            "the recipe. In the example, 300 steps took ten minutes on two CPU cores.",
+            "Make the optimizer after this call: the parameters are new.",
+            'Keep it: ksopt.save_converted(optimized.conversion, "FOLDER").',
+        )
+
+    @property
+    def _speed_sentence(self) -> str:
+        assert self.speed is not None
+        what = "A training step" if self.mode == "training" else "A call"
+        return (
+            f"{what} of the model took {phrases.timed(self.speed.chains)} with chains and "
+            f"{phrases.timed(self.speed.dense)} dense, compiled by Inductor: "
+            f"{phrases.times(1 / self.speed.times)} dense."
+        )
+
+    def __str__(self) -> str:
+        parts = [self.sentence]
+        if self.conversion is None and self.speed is not None:
+            parts.append(self._speed_sentence)
+        if self.conversion is not None:
+            parts.append(self.conversion.table().plain())
+        if self.dense:
+            lines = [f"{name} stays dense: {why}" for name, why in self.dense.items()]
+            more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+            parts.append("\n".join([*lines[:_SHOWN], *more]))
+        steps = [f"{at}. {step}" for at, step in enumerate(self.next_steps, start=1)]
+        parts += ["\n".join(["Next:", *steps]), f"report: {self.report}"]
+        return "\n\n".join(parts)

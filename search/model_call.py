@@ -1,0 +1,126 @@
+"""How a model is called on the inputs that a person gave for it, and what its layers see then."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ksopt.conversion.layers import find
+from ksopt.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """Inputs of a model, on its device.
+
+    Args:
+        args: By position.
+        named: By name.
+        source: What a refusal begins with, such as an option's name.
+    """
+
+    args: tuple[Any, ...]
+    named: Mapping[str, Any]
+    source: str
+
+    @classmethod
+    def of(
+        cls, inputs: object, device: torch.device, dtype: torch.dtype | None, source: str
+    ) -> ModelCall:
+        """The call that inputs stand for, its tensors moved.
+
+        Args:
+            inputs: A tensor, a list or tuple of arguments, or a mapping of keyword arguments.
+            device: Where the model is.
+            dtype: Of floating-point tensors; None leaves them as they are.
+            source: As in the class.
+
+        Raises:
+            InvalidInputError: The inputs are something else.
+        """
+
+        def moved(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        if isinstance(inputs, Tensor):
+            return cls((moved(inputs),), {}, source)
+        if isinstance(inputs, Mapping):
+            named = {str(name): moved(value) for name, value in inputs.items()}
+            return cls((), named, source)
+        if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+            return cls(tuple(map(moved, inputs)), {}, source)
+        raise InvalidInputError(
+            f"{source}: the inputs must be a tensor, a tuple of arguments or a mapping of keyword "
+            f"arguments, and are {type(inputs).__name__}"
+        )
+
+    def caller(self, model: Callable[..., object]) -> Callable[[], object]:
+        """A function that calls a model with the inputs."""
+        return lambda: model(*self.args, **self.named)
+
+    def run(self, model: nn.Module) -> object:
+        """What the model returns.
+
+        Raises:
+            InvalidInputError: The model raised something.
+        """
+        try:
+            return self.caller(model)()
+        except Exception as error:
+            raise InvalidInputError(
+                f"{self.source}: the model does not take these inputs: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def rows(self, model: nn.Module) -> dict[str, int]:
+        """Rows that each linear layer sees in a pass, by name.
+
+        The last call's where a layer is applied twice. A layer that is missing is not called:
+        another branch is taken, or its weight is read by something else.
+        """
+        seen: dict[str, int] = {}
+        handles = []
+        for place in find(model)[0]:
+
+            def hook(
+                module: nn.Module,
+                args: tuple[Any, ...],
+                named: dict[str, Any],
+                name: str = place.name,
+                width: int = place.in_features,
+            ) -> None:
+                (x, *_) = (*args, *named.values(), None)
+                if isinstance(x, Tensor):
+                    seen[name] = x.numel() // width
+
+            handles.append(place.layer.register_forward_pre_hook(hook, with_kwargs=True))
+        try:
+            self.run(model)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and without gradients, each module as it was afterwards.
+
+    What the model prints must not come between the lines of a result: it goes to stderr.
+    """
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.inference_mode(), redirect_stdout(sys.stderr):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
