@@ -1,4 +1,4 @@
-"""The product y = x Kᵀ, and its weight's gradient, by PyTorch's batched matrix products.
+"""The product y = x Kᵀ by PyTorch's batched matrix products.
 
 The cores of most of what baselines.py lists: x and y are matrices, the weight is prepared.
 """
@@ -168,36 +168,3 @@ def einsum(
         return merged(y, out, a * b * d, x.shape[1]).contiguous()
     y = torch.einsum("nicj,ibcj->nibj", x.view(-1, a, c, d), weight)
     return merged(y, out, x.shape[0], a * b * d).contiguous()
-
-
-def bmm_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """The gradient with respect to the weight, by one batched GEMM with the fewest copies.
-
-    Args:
-        grad: [*batch, a*b*d] when batch_first, [a*b*d, *batch] when batch_last.
-        x: [*batch, a*c*d] or [a*c*d, *batch].
-        a, d: the outer sizes of the pattern; b and c follow from the features.
-        batch_last: the layout of both.
-
-    Returns:
-        [a, b, c, d], contiguous: the sum over the batch of grad[..., i, k, j] * x[..., i, l, j].
-    """
-    at = 0 if batch_last else -1
-    b, c = grad.shape[at] // (a * d), x.shape[at] // (a * d)
-    weight = x.new_empty(a, d, b, c) if d > 1 else x.new_empty(a, b, c, 1)
-    out = weight.view(a * d, b, c)
-    if x.numel() == 0:
-        return weight.zero_() if d == 1 else x.new_zeros(a, b, c, d)
-    if d == 1 and not batch_last:  # half of most chains' factors: the fewest calls
-        rows_of_grad, rows_of_x = grad.reshape(-1, a, b), x.reshape(-1, a, c)
-        torch.bmm(rows_of_grad.permute(1, 2, 0), rows_of_x.transpose(0, 1), out=out)
-    elif batch_last:
-        rows_of_grad = grad.reshape(a, b, d, -1).transpose(1, 2).reshape(a * d, b, -1)
-        rows_of_x = x.reshape(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1)
-        torch.bmm(rows_of_grad, rows_of_x.mT, out=out)
-    else:
-        # Contiguous, because for a = 1 the reshape alone would be a view that no GEMM can read.
-        rows_of_grad = grad.reshape(-1, a, b, d).transpose(2, 3).reshape(-1, a * d, b).contiguous()
-        rows_of_x = x.reshape(-1, a, c, d).transpose(2, 3).reshape(-1, a * d, c).contiguous()
-        torch.bmm(rows_of_grad.permute(1, 2, 0), rows_of_x.transpose(0, 1), out=out)
-    return weight if d == 1 else weight.permute(0, 2, 3, 1).contiguous()

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt.baselines import BASELINES, Product
-from ksopt.batched import bmm_weight_grad
+from ksopt.ops import ks_mm_weight_grad
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
@@ -189,6 +189,6 @@ def test_weight_gradient_is_that_of_the_reference(pattern, layout):
         y = ks_reference(x, weight, layout)
         grad = torch.randn_like(y)
         (expected,) = torch.autograd.grad(y, weight, grad)
-        found = bmm_weight_grad(grad, x, pattern.a, pattern.d, layout == "batch_last")
+        found = ks_mm_weight_grad(grad, x, pattern.a, pattern.d, layout == "batch_last")
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         assert found.is_contiguous()

@@ -70,7 +70,7 @@ struct Known {
     return op.call(x, weight, form.batch_last, std::nullopt);
   }
 
-  // As ksopt/batched.py, bmm_weight_grad.
+  // As ksopt/ops/implementation.py, weight_grad_decomposed, with fewer calls.
   Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
     const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
     Tensor made = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());

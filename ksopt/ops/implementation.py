@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ksopt.batched import bmm_weight_grad
 from ksopt.epilogue import add_epilogue_
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import dispatch, host_plans, planner, weight_cache, weight_scopes
@@ -291,9 +290,9 @@ def chain_writing_fake(
 
 def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
     """The gradient of a `product` with respect to its weight."""
-    check_weight_grad(grad, x, a, d, batch_last)
-    with torch._C._AutoDispatchBelowADInplaceOrView():  # as for `product`
-        return bmm_weight_grad(grad, x, a, d, batch_last)
+    # As for `product`; and autocast would cast for the operators that this is made of.
+    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+        return weight_grad_decomposed(grad, x, a, d, batch_last)
 
 
 def weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from .program import Call, Program
 from .sketch import Sketch
 
-
 # Dynamo of torch 2.11 does not notice that a parameter requires gradients now, or no longer:
 # torch.compile itself gives none then.
 _ANEW = "; torch._dynamo.reset()" if torch.__version__.startswith("2.11") else ""
