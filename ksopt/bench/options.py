@@ -15,7 +15,8 @@ class BenchOptions:
 
     patterns: tuple[str, ...] = option(
         (),
-        "paper (its 627), sample:N of them, a file with a pattern a line, or patterns",
+        "paper (its 627), sample:N of them, random:N (patterns, chains and rows of any size), a "
+        "file with a pattern a line, or patterns",
         _WHAT,
         nargs="+",
         is_replaced=True,
@@ -43,7 +44,7 @@ class BenchOptions:
     )
     batch: str | None = option(
         None,
-        "rows, several between commas (25088 as in the paper, on a CPU 256)",
+        "rows, several between commas (25088 as in the paper, on a CPU 256; random:N has its own)",
         _WHAT,
         metavar="ROWS",
         is_always_shown=True,
@@ -75,5 +76,9 @@ class BenchOptions:
     )
     """Spread over all."""
     seed: int = option(
-        0, "of the inputs and of sample:N (%(default)s)", _WHAT, parse=int, is_always_shown=True
+        0,
+        "of the inputs, sample:N and random:N (%(default)s)",
+        _WHAT,
+        parse=int,
+        is_always_shown=True,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ksopt.baselines import BASELINES
-from ksopt.bench import paper
+from ksopt.bench import paper, random_subjects
 from ksopt.bench.options import BenchOptions
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
@@ -26,6 +26,7 @@ PAPER = ("bmm_paper", "einsum", "bsr", "dense", "sparse")
 
 INDUCTOR = ("inductor_bmm", "inductor_einsum")
 CPU_BATCH = 256
+_MOST_RANDOM = 100_000
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class BenchRequest:
         device: torch's name of the device, with its index where it is a GPU.
         graph: Whether to time replays of CUDA graphs.
         inductor_sample: How many of the subjects are compiled by Inductor.
-        seed: Of the inputs, and of a sample of the patterns.
+        seed: Of the inputs, of a sample of the patterns, and of random subjects.
         options: What it was made of, with dtype and batch as they are in force.
     """
 
@@ -97,16 +98,21 @@ class BenchRequest:
         patterns, chains = tuple(options.patterns), tuple(options.chains)
         if not patterns and not chains:
             raise InvalidInputError(
-                "nothing to measure: give --patterns (paper, sample:N, a file, or patterns such as "
+                "nothing to measure: give --patterns (paper, sample:N, random:N, a file, or "
+                "patterns such as "
                 '"(4,64,64,16)") or --chain'
             )
-        measured = [chain for word in patterns for chain in _chains_of(word, options.seed)]
-        measured += [Chain.parse(text) for text in chains]
-        rows = ",".join(map(str, batches))
+        own = batches if options.batch is not None else None
+        subjects = [
+            subject
+            for word in patterns
+            for subject in _subjects_of(word, options.seed, batches, own)
+        ]
+        subjects += [Subject(Chain.parse(text), rows) for text in chains for rows in batches]
+        is_random = all(word.startswith("random:") for word in patterns) and not chains
+        rows = None if is_random and own is None else ",".join(map(str, batches))
         return cls(
-            subjects=tuple(
-                dict.fromkeys(Subject(chain, rows) for chain in measured for rows in batches)
-            ),
+            subjects=tuple(dict.fromkeys(subjects)),
             dtype=dtype,
             layout=options.layout,
             against=_ways(options.against),
@@ -159,6 +165,21 @@ def _batches(text: str) -> tuple[int, ...]:
     return found
 
 
+def _subjects_of(
+    word: str, seed: int, batches: tuple[int, ...], own: tuple[int, ...] | None
+) -> list[Subject]:
+    """What a word of --patterns stands for; random ones bring rows, if ``own`` is None."""
+    if not word.startswith("random:"):
+        return [Subject(chain, rows) for chain in _chains_of(word, seed) for rows in batches]
+    count = word.removeprefix("random:")
+    if not count.isdigit() or not 1 <= int(count) <= _MOST_RANDOM:
+        raise InvalidInputError(
+            f"patterns {word!r}: N of random:N must be a whole number from 1 to {_MOST_RANDOM:,}"
+        )
+    drawn = random_subjects.draw(int(count), seed)
+    return [Subject(chain, rows) for chain, one in drawn for rows in own or (one,)]
+
+
 def _chains_of(word: str, seed: int) -> list[Chain]:
     """The patterns that a word of --patterns stands for, as chains of one factor."""
     if word == "paper":
@@ -175,8 +196,8 @@ def _chains_of(word: str, seed: int) -> list[Chain]:
         lines = untrusted.text(path, "the file").splitlines()
     except InvalidInputError:
         raise InvalidInputError(
-            f"patterns {word!r}: it must be paper, sample:N, a readable file with a pattern a "
-            'line, or a pattern such as "(4,64,64,16)"'
+            f"patterns {word!r}: it must be paper, sample:N, random:N, a readable file with a "
+            'pattern a line, or a pattern such as "(4,64,64,16)"'
         ) from None
     numbered = ((n, line.partition("#")[0].strip()) for n, line in enumerate(lines, 1))
     found = [_pattern(line, f"{path}, line {n}: ") for n, line in numbered if line]

@@ -426,6 +426,8 @@ MISUSE = {
     "no file": ["--patterns", "nowhere.txt"],
     "a sample": ["--patterns", "sample:many"],
     "too large a sample": ["--patterns", "sample:628"],
+    "none at random": ["--patterns", "random:0"],
+    "too many at random": ["--patterns", "random:1000000"],
     "a way": ["--patterns", "paper", "--against", "bmm,magic"],
     "rows": ["--patterns", "paper", "--batch", "0"],
     "no rows": ["--patterns", "paper", "--batch", "1,"],
@@ -470,6 +472,20 @@ def test_a_worker_makes_the_same_request() -> None:
     asked = request(chains=["(1,8,4,4)*(4,4,8,1)"], batch="1,2", inductor_sample=3, seed=5)
     sent = json.loads(json.dumps(dataclasses.asdict(asked.options)))
     assert BenchRequest.of(BenchOptions(**sent)) == asked
+
+
+def test_random_subjects_have_rows_of_their_own() -> None:
+    asked = request(patterns=["random:20"], seed=4, batch=None)
+    assert len({subject.batch for subject in asked.subjects}) > 5
+    assert any(not subject.is_pattern for subject in asked.subjects)
+    assert "--batch" not in asked.command
+    again = BenchRequest.of(asked.options)
+    assert again == asked
+    assert request(patterns=["random:20"], seed=5, batch=None).subjects != asked.subjects
+    given = request(patterns=["random:20"], seed=4, batch="1,2").subjects
+    assert {subject.batch for subject in given} == {1, 2}
+    both = request(patterns=["random:1", "(1,2,3,4)"], seed=4, batch=None)
+    assert both.subjects[0].batch != both.subjects[1].batch == 256
 
 
 def test_inductor_compiles_a_sample_spread_over_all() -> None:

@@ -24,7 +24,7 @@ _MOST_NODES = 100
 
 
 def is_saved(trace: Trace, product: Root, owner: fx.Node, known: dict[Hashable, bool]) -> bool:
-    """Whether the author's product saves memory of a weight for the gradient of its input.
+    """Whether the author's product saves memory of a weight for the gradients of its operands.
 
     The nodes between the weight and the product run on fake tensors with gradients on.
 
@@ -56,7 +56,9 @@ def _layer(trace: Trace, nodes: list[fx.Node], owner: fx.Node) -> Hashable:
     places = {node: at for at, node in enumerate([owner, *nodes])}
 
     def argument(one: fx.Node) -> Any:
-        return ("place", places[one]) if one in places else fake_result(one)
+        if one in places:
+            return ("place", places[one])
+        return (fake_result(one), needs_grad(one))
 
     calls = tuple(
         (
@@ -68,7 +70,7 @@ def _layer(trace: Trace, nodes: list[fx.Node], owner: fx.Node) -> Hashable:
         )
         for node in nodes
     )
-    return (*calls, signature(fake_result(owner)))
+    return (*calls, signature(fake_result(owner)), needs_grad(owner))
 
 
 def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTensorMode) -> bool:
@@ -86,7 +88,7 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
         with mode, guards, hooks:
             # All of them first: a vmap lets none be made inside it.
             read = [one for node in nodes for one in node.all_input_nodes]
-            values.update((one, _leaf(fake_result(one))) for one in {owner, *read} - {*nodes})
+            values.update((one, _leaf(one)) for one in {owner, *read} - {*nodes})
             for node in nodes:
                 with _in_region(trace, node, values[owner].device.type):
                     values[node] = _value(node, values)
@@ -154,12 +156,13 @@ def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     raise NotImplementedError(node.op)
 
 
-def _leaf(value: Any) -> Any:
-    """A fake tensor like another one, of memory of its own, that gradients are recorded for."""
+def _leaf(node: fx.Node) -> Any:
+    """A fake tensor like a node's value, of memory of its own."""
+    value = fake_result(node)
     if not isinstance(value, Tensor):
         return value
     new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return new.requires_grad_(value.is_floating_point())
+    return new.requires_grad_(value.is_floating_point() and needs_grad(node))
 
 
 @contextlib.contextmanager
@@ -172,3 +175,18 @@ def _in_region(trace: Trace, node: fx.Node, device_type: str) -> Iterator[None]:
         torch.autocast(device_type, dtype, enabled=dtype is not None, cache_enabled=False),
     ):
         yield
+
+
+def needs_grad(node: fx.Node) -> bool:
+    """Whether a gradient of a node's value is recorded, as far as the graph tells."""
+    # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
+    left, seen = [node], {node}
+    while left:
+        one = left.pop()
+        known = fake_result(one)
+        if isinstance(known, Tensor) and known.requires_grad:
+            return True
+        before = () if one.op == "placeholder" else one.all_input_nodes
+        left += [other for other in before if other not in seen]
+        seen.update(before)
+    return False

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from ksopt.compile.capture.index_map import NotNestedError
 from ksopt.compile.capture.nodes import fake_result, memory_of
@@ -29,7 +29,7 @@ from ksopt.compile.capture.values import (
     Stacked,
     Trace,
 )
-from ksopt.compile.lowering.saved_weight import is_saved
+from ksopt.compile.lowering.saved_weight import is_saved, needs_grad
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Weights:
         """Whether gradients of a product's weight are recorded."""
         assert isinstance(product.origin, Contraction)
         held = _held(product.origin.weight)
-        return self._records(product) and any(map(_needs_grad, held))
+        return self._records(product) and any(map(needs_grad, held))
 
     def passes_gradients(self, product: Root) -> bool:
         """Whether gradients of a product's input are recorded."""
@@ -124,7 +124,7 @@ class Weights:
             return False
         for node in product.made_at.all_input_nodes:
             view = self._trace.views.get(node)
-            if (view is None or view.root.kind is Kind.ACTIVATION) and _needs_grad(node):
+            if (view is None or view.root.kind is Kind.ACTIVATION) and needs_grad(node):
                 return True
         return False
 
@@ -138,7 +138,7 @@ class Weights:
             x = x.origin.product.root
         if isinstance(x.origin, Contraction):
             return self.is_trained(x) or self._flows_into(x)
-        return x.holder is not None and _needs_grad(x.holder.node)
+        return x.holder is not None and needs_grad(x.holder.node)
 
     def _records(self, product: Root) -> bool:
         made_at = product.made_at
@@ -179,17 +179,3 @@ def _held(root: Root) -> Iterator[fx.Node]:
     elif isinstance(root.origin, Stacked | Combined | Applied):
         for piece in root.origin.pieces:
             yield from _held(piece.root)
-
-
-def _needs_grad(node: fx.Node) -> bool:
-    # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
-    left, seen = [node], {node}
-    while left:
-        one = left.pop()
-        known = fake_result(one)
-        if isinstance(known, Tensor) and known.requires_grad:
-            return True
-        before = () if one.op == "placeholder" else one.all_input_nodes
-        left += [other for other in before if other not in seen]
-        seen.update(before)
-    return False

@@ -220,6 +220,30 @@ def test_a_weight_that_is_computed_of_two_is_computed_of_copies(frozen):
             torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_weight_of_two_may_be_written_where_the_input_needs_no_gradient(dynamic):
+    class Model(Layer):
+        def forward(self, x):
+            return torch.einsum("nacd,abcd,acd->nabd", x.view(-1, 2, 4, 4), self.weight, self.scale)
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(2, 4, 4))
+
+    model, x = Model(), torch.randn(5, 32)
+    compiled = torch.compile(model, backend=by_eager, dynamic=dynamic)
+    gradients = []
+    for function in (model, compiled):
+        y = function(x)
+        with torch.no_grad():
+            model.weight.mul_(2)
+        gradients.append(torch.autograd.grad(y.sum(), [model.weight, model.scale]))
+        with torch.no_grad():
+            model.weight.div_(2)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
 def test_what_the_author_saved_and_writes_is_left_alone():
     class Model(Layer):
         def forward(self, x):
