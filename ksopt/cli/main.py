@@ -17,7 +17,9 @@ from ksopt.cli import bench_models, tune
 from ksopt.cli import convert as convert_command
 from ksopt.cli import doctor as doctor_command
 from ksopt.cli import explain as explain_command
+from ksopt.cli import report as report_command
 from ksopt.cli import search as search_command
+from ksopt.cli import show as show_command
 from ksopt.cli import space as space_command
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.search.storage_url import without_password
@@ -95,9 +97,17 @@ def _parser() -> argparse.ArgumentParser:
         commands, "search", search_command.run, search_command.SUMMARY, search_command.EPILOG
     )
     search_command.add_arguments(command)
+    command = _add_command(
+        commands, "report", report_command.run, report_command.SUMMARY, report_command.EPILOG
+    )
+    report_command.add_arguments(command)
     text = "Count and list the chains that a search of a layer chooses from."
     command = _add_command(commands, "space", space_command.run, text, space_command.EPILOG)
     space_command.add_arguments(command)
+    command = _add_command(
+        commands, "show", show_command.run, show_command.SUMMARY, show_command.EPILOG
+    )
+    show_command.add_arguments(command)
     command = _add_command(
         commands, "explain", explain_command.run, explain_command.SUMMARY, explain_command.EPILOG
     )

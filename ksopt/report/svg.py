@@ -1,8 +1,9 @@
-"""Pieces of inline SVG drawings; their colours are in the style sheet of report/document.py."""
+"""Pieces of inline SVG drawings; what they look like is in report/look.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from math import ceil, log10
 
@@ -24,6 +25,60 @@ def text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
     """A text; ``anchor`` is start, middle or end, ``kind`` a class of the style sheet."""
     named = f' class="{kind}"' if kind else ""
     return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def width_of(words: str) -> float:
+    """About the width of a text, in the drawing's pixels."""
+    return 0.62 * FONT * len(words)
+
+
+@dataclass(frozen=True)
+class Tip:
+    """What a drawing shows of a place when a pointer is there.
+
+    Args:
+        x, y: The place.
+        lines: Texts under each other; a chain in the first may be cut between its factors.
+    """
+
+    x: float
+    y: float
+    lines: tuple[str, ...]
+
+
+def hover(tips: Sequence[Tip], width: int, height: int) -> list[str]:
+    """The tips of a drawing; they go last, so that no mark is drawn over them."""
+    if not tips:
+        return []
+    parts = ['<g class="hover">']
+    for tip in tips:
+        parts.append(f'<circle class="hit" cx="{tip.x:.1f}" cy="{tip.y:.1f}" r="9"/>')
+        parts.append(_tip_box(tip, width, height))
+    return [*parts, "</g>"]
+
+
+def _tip_box(tip: Tip, width: int, height: int) -> str:
+    lines = [line for text in tip.lines for line in _cut(text, width - 30)]
+    wide, high = 16 + max(map(width_of, lines)), 10 + 16 * len(lines)
+    left = min(max(tip.x + 12, 2.0), width - wide - 2)
+    top = tip.y - high - 12 if tip.y - high - 12 > 0 else min(tip.y + 12, height - high - 2)
+    texts = "".join(
+        text(left + 8, top + 17 + 16 * i, line, "start", "tip-text") for i, line in enumerate(lines)
+    )
+    return (
+        f'<g class="tip"><rect class="tip-box" x="{left:.1f}" y="{top:.1f}" rx="4" '
+        f'width="{wide:.1f}" height="{high:.1f}"/>{texts}</g>'
+    )
+
+
+def _cut(words: str, width: float) -> list[str]:
+    """A text in lines of at most a width, cut between the factors of a chain."""
+    lines = [""]
+    for piece in words.replace(")*(", ")*\n(").split("\n"):
+        if lines[-1] and width_of(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return lines
 
 
 def log_ticks(low: float, high: float) -> list[float]:
