@@ -15,6 +15,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.pattern import Pattern
 from ksopt.report import svg
+from ksopt.report.document import Figure
 
 MOST_FEATURES = 2**16
 """Of a layer that is drawn: its rows and columns are counted one by one."""
@@ -74,6 +75,16 @@ def _share(row: Counter[int], column: Counter[int]) -> float:
     return sum(n * many[key] for key, n in few.items() if key in many) / (
         row.total() * column.total()
     )
+
+
+def can_draw(chain: Chain) -> bool:
+    """Whether no factor has too many rows or columns."""
+    return max(max(pattern.shape) for pattern in chain) <= MOST_FEATURES
+
+
+def figure_of(chain: Chain, name: str = "") -> Figure:
+    """A chain as the figure of a report; ``name`` is that of its file."""
+    return Figure(*(to_svg(chain, width, most=32) for width in (800, 360)), name)
 
 
 def grids(chain: Chain, most: int) -> list[Grid]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ksopt import drawing
 from ksopt.patterns.chain import Chain
-from ksopt.report.document import Figure, Section
+from ksopt.report.document import Section
 from ksopt.search import diagnostics, metrics, recommend
 from ksopt.search.metrics import LATENCY, Metric
 from ksopt.search.plan import choice_of_layer
@@ -29,10 +29,7 @@ def _drawn(result: LayerResult) -> Chain | None:
     """The chain that is used, if it is one and not too large to be drawn."""
     answer = choice_of_layer(result)
     chain = None if answer is None or answer.chosen is None else answer.chosen.facts.chain
-    if not isinstance(chain, Chain):
-        return None
-    most = max(max(pattern.shape) for pattern in chain)
-    return chain if most <= drawing.MOST_FEATURES else None
+    return chain if isinstance(chain, Chain) and drawing.can_draw(chain) else None
 
 
 @section(order=22, when=lambda result: _drawn(result) is not None)
@@ -44,8 +41,7 @@ def picture(result: LayerResult) -> Section:
         "Coloured is what may be nonzero, paler where a cell is partly so. The last factor meets "
         "the input first."
     )
-    wide, narrow = (drawing.to_svg(chain, width, most=32) for width in (800, 360))
-    shown = Figure(wide, narrow, f"chain-{result.size}")
+    shown = drawing.figure_of(chain, f"chain-{result.size}")
     return Section(f"{chain}, drawn", (), (text,), figure=shown)
 
 

@@ -16,6 +16,12 @@ def html(result: SearchResult) -> str:
     return document.html(title(result), where(result), sections.written(result))
 
 
+def fragment(result: SearchResult) -> str:
+    """What the page shows before a reader opens anything, for a notebook's cell."""
+    every = sections.written(result)
+    return document.fragment([one for one in every if not one.is_folded and not one.part])
+
+
 def markdown(result: SearchResult) -> str:
     """The report as markdown; what report.md holds."""
     return document.markdown(title(result), sections.written(result), where(result))
