@@ -113,7 +113,7 @@ def run(given: argparse.Namespace) -> int:
             given.again,
             tuple(_chains(given)),
         )
-        reports = _tuned(request, sys.stderr, quiet=given.json)
+        reports = _tuned(request, sys.stderr, quiet=given.json or given.quiet)
     if given.json:
         _print_json(device, reports)
     else:
