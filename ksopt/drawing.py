@@ -84,7 +84,7 @@ def can_draw(chain: Chain) -> bool:
 
 def figure_of(chain: Chain, name: str = "") -> Figure:
     """A chain as the figure of a report; ``name`` is that of its file."""
-    return Figure(*(to_svg(chain, width, most=32) for width in (800, 360)), name)
+    return Figure(to_svg(chain, 800, most=32), to_svg(chain, 360, most=32), name)
 
 
 def grids(chain: Chain, most: int) -> list[Grid]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,13 +11,24 @@ from math import ceil, log10
 FONT = 12
 """Size of the letters, in the drawing's pixels."""
 
+_NOT_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 _LEAST_APART = 0.05  # of a logarithmic axis's length, between two ticks
+
+
+def escaped(words: str) -> str:
+    """A text as XML holds it; what no XML can hold becomes a question mark.
+
+    Example:
+        >>> escaped("a < b" + chr(1))
+        'a &lt; b?'
+    """
+    return escape(_NOT_XML.sub("?", words))
 
 
 def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
     """The element that holds the parts; ``label`` is what a screen reader says."""
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escaped(label)}" '
         f'font-size="{FONT}">\n' + "\n".join(parts) + "\n</svg>"
     )
 
@@ -24,7 +36,7 @@ def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
 def text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
     """A text; ``anchor`` is start, middle or end, ``kind`` a class of the style sheet."""
     named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(words)}</text>'
 
 
 def width_of(words: str) -> float:

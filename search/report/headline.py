@@ -157,7 +157,7 @@ def _of_model(result: SearchResult, effect: Effect, used: Sequence[Finalist]) ->
     detail = f"{effect.parameters:,} of {effect.dense_parameters:,}"
     facts.append(Fact(phrases.percent(share), "of their weights", detail))
     facts.append(Fact(f"{effect.converted} of {layers.count}", "layers become chains"))
-    return [*facts, _errors(used)]
+    return [*facts, *_errors(used)]
 
 
 def _of_sizes(result: SearchResult, used: Sequence[Finalist]) -> list[Fact]:
@@ -168,15 +168,18 @@ def _of_sizes(result: SearchResult, used: Sequence[Finalist]) -> list[Fact]:
         facts.append(Fact(_span([f"{speed:.2f}x" for speed in sorted(speeds)]), "as fast as dense"))
         shown = _span([phrases.percent(share) for share in sorted(shares)])
         facts.append(Fact(shown, "of the weights"))
-    return [*facts, _errors(used)]
+    return [*facts, *_errors(used)]
 
 
-def _errors(used: Sequence[Finalist]) -> Fact:
+def _errors(used: Sequence[Finalist]) -> list[Fact]:
+    """The weight errors of the chains that are used; nothing where none is."""
+    if not used:
+        return []
     errors = sorted(WEIGHT_ERROR.cell(one.values) for one in used)
     known = _span([error for error in errors if error])
     if not known:
-        return Fact("unknown", WEIGHT_ERROR.title, "--weights FILE measures it")
-    return Fact(known, WEIGHT_ERROR.title)
+        return [Fact("unknown", WEIGHT_ERROR.title, "--weights FILE measures it")]
+    return [Fact(known, WEIGHT_ERROR.title)]
 
 
 def _span(values: Sequence[str]) -> str:

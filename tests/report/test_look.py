@@ -33,6 +33,12 @@ def test_a_file_of_its_own_needs_no_style_sheet() -> None:
     assert root[0].get("fill") == "#ffffff"  # slides may be dark
 
 
+def test_a_name_may_hold_anything() -> None:
+    """Names of a model's layers come from files of others."""
+    text = drawn("a\x01 <b> & \ud800 é")
+    assert "a? <b> & ? é" in "".join(ElementTree.fromstring(text).itertext())
+
+
 def test_what_is_shown_on_hover_is_left_out() -> None:
     assert "tip" not in drawn()
     assert "words" in drawn()
