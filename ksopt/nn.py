@@ -270,7 +270,7 @@ class KSStacked(nn.Module):
         if torch.compiler.is_compiling() or not self._are_siblings():
             return torch.cat([part(x) for part in self.parts], dim=-1)
         first, *others = parts = [cast(KSLinear, part) for part in self.parts]
-        biases = [part.bias for part in parts if part.bias is not None]
+        biases: list[Tensor] = [part.bias for part in parts if part.bias is not None]
         bias = torch.cat(biases) if biases and others else first.bias
         return ops.chain(
             x, [weight for part in parts for weight in part._factors()], bias,

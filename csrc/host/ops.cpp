@@ -6,6 +6,7 @@
 #include "bmm_plan.hpp"
 #include "dispatch_table.hpp"
 #include "kernel_table.hpp"
+#include "known_product.hpp"
 #include "plan_table.hpp"
 
 namespace {
@@ -87,7 +88,21 @@ void set_fallback(int64_t plan, int64_t fallback) {
   plans.at(static_cast<size_t>(plan)).fallback = fallback;
 }
 
+// A tensor of its own for a handle that stays the caller's.
+Tensor borrowed(AtenTensorHandle handle) {
+  AtenTensorHandle own = nullptr;
+  aoti_torch_new_tensor_handle(handle, &own);
+  return Tensor(own);
+}
+
 }  // namespace
+
+AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, bool batch_last, bool exact) {
+  const auto y = launch_known(borrowed(x), borrowed(weight), batch_last, exact, true, std::nullopt, std::nullopt);
+  AtenTensorHandle own = nullptr;
+  if (y) aoti_torch_new_tensor_handle(y->get(), &own);
+  return own;
+}
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");

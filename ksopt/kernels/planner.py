@@ -115,15 +115,44 @@ def whole_call(
         check: raises where the operands do not fit together; None where they are known to. It is
             asked once for operands of such shapes, dtypes and devices.
     """
-    x, weights = operands.x, operands.weights
-    if x.numel() == 0:
-        return None
     layer = (operands, activation, batch_last, siblings)
+    decision, is_final = _decision_of_call(*layer, check)
+    if is_final:
+        host_plans.know(*layer, decision)
+    return None if decision is None else _call_of(decision, operands.x)
+
+
+def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
+    x = operands.x
+    if _is_real(x):
+        decision, _ = _decision_of_call(operands, activation, batch_last, siblings)
+        return decision is not None and _call_of(decision, x) is not None
+    if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
+        return False
+    problem = problem_of(operands, activation, batch_last, siblings)
+    batch = _hint(x.numel()) // problem.chain.in_features
+    if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
+        return False
+    return plan_of(problem, batch, device=x.device).is_whole
+
+
+def _decision_of_call(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+) -> tuple[Decision | None, bool]:
+    """What is decided of a layer, None for a launch a factor; whether later calls may take it."""
+    x = operands.x
+    tensors = (x, *operands.weights, operands.bias, operands.residual)
+    if x.numel() == 0 or not all(map(_is_array, tensors)):  # what multiplies refuses the latter
+        return None, False
     if not CHAIN_FAMILIES or not _runs_kernels(x.device):
-        host_plans.know(*layer)
-        return None
+        return None, True
     place = (
-        *(_kind(tensor) for tensor in (x, *weights, operands.bias, operands.residual)),
+        *map(_kind, tensors),
         *(x.stride(), x.data_ptr() % 16, batch_last, activation, siblings),
         *(precision.is_exact(), torch.are_deterministic_algorithms_enabled()),
     )
@@ -133,13 +162,16 @@ def whole_call(
             check()
         problem = problem_of(operands, activation, batch_last, siblings)
         if problem.is_factor:
-            host_plans.know(*layer)
-            return None  # the factor's own choice
+            return None, True  # the factor's own choice
         decision, is_final = _decision(problem, operands)
         if is_final:
             _by_call[place] = decision
-    if _by_call.get(place) is decision and not torch.are_deterministic_algorithms_enabled():
-        host_plans.know(*layer, decision)
+    is_known = _by_call.get(place) is decision
+    return decision, is_known and not torch.are_deterministic_algorithms_enabled()
+
+
+def _call_of(decision: Decision, x: Tensor) -> ChainCall | None:
+    """What is launched for a layer's weights as they are now; None for a launch a factor."""
     changing = weight_cache.are_said_to_change() or (
         x.is_cuda and weight_cache.are_changing(x.get_device())
     )
@@ -148,18 +180,9 @@ def whole_call(
     return call
 
 
-def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
-    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
-    x = operands.x
-    if _is_real(x):
-        return whole_call(operands, activation, batch_last, siblings) is not None
-    if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
-        return False
-    problem = problem_of(operands, activation, batch_last, siblings)
-    batch = _hint(x.numel()) // problem.chain.in_features
-    if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
-        return False
-    return plan_of(problem, batch, device=x.device).is_whole
+def _is_array(tensor: Tensor | None) -> bool:
+    """Whether a tensor's numbers lie in memory at strides: not of sparse or nested ones."""
+    return tensor is None or (tensor.layout is torch.strided and not tensor.is_nested)
 
 
 def _runs_kernels(device: torch.device) -> bool:

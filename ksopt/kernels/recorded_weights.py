@@ -139,8 +139,8 @@ class RecordedWeights:
         is_forced = forgotten != self._forgotten
         if not is_forced:
             for index, owner, version in self._seen:
-                present = arguments[index]
-                if owner() is not present or present._version != version:
+                known = owner()
+                if known is None or known is not arguments[index] or known._version != version:
                     break
             else:
                 return

@@ -21,7 +21,7 @@ from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.validation import check_chain, check_epilogue
-from ksopt.ops import implementation
+from ksopt.ops import implementation, trained
 from ksopt.ops.eager import are_ordinary
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
 
@@ -57,6 +57,10 @@ def chain(
             x, list(weights), bias, residual, activation, batch_last, siblings
         )
         return node
+    if not torch.compiler.is_compiling():
+        y = trained.run(x, weights, bias, residual, activation, batch_last, siblings)
+        if y is not None:
+            return y
     return _composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
 
 

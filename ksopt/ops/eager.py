@@ -38,9 +38,13 @@ def are_ordinary(x: Tensor, *others: Tensor | None) -> bool:
 
 def is_watched() -> bool:
     """Whether torch may have something to do with a call beside running it."""
+    return torch.is_grad_enabled() or is_intercepted()
+
+
+def is_intercepted() -> bool:
+    """Whether something beside autograd may have to do with a call: a mode, a transform, autocast."""
     return (
-        torch.is_grad_enabled()
-        or torch._C._len_torch_dispatch_stack() > 0
+        torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0

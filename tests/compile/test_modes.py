@@ -379,6 +379,27 @@ def test_a_frozen_weight_is_watched(compiled_by_eager, caplog):
     check_equal(layer, compiled, x)
 
 
+def test_a_frozen_weight_that_is_trained_now_gets_all_of_its_gradient(compiled_by_eager, caplog):
+    """Dynamo of torch 2.11 calls the compiled graph again."""
+    layer = frozen_layer()
+    graphs = []
+
+    def kept(gm, example_inputs):
+        graphs.append((backend.ksopt(gm, example_inputs), example_inputs))
+        return graphs[0][0]
+
+    x = torch.randn(5, 32)
+    torch.compile(layer, backend=kept)(x)
+    layer.weight.requires_grad_(True)
+    ((compiled, inputs),) = graphs
+    (y,) = compiled(*inputs)
+    (grad,) = torch.autograd.grad(y.sum(), [layer.weight])
+    torch.testing.assert_close(grad, torch.ones(5, 32).T @ x)
+    assert "requires gradients now" in caplog.text
+    layer.weight.requires_grad_(False)
+    torch.testing.assert_close(compiled(*inputs)[0], y.detach())
+
+
 def test_nearly_zero_counts_as_zero_on_request_only(compiled_by_eager):
     layer = frozen_layer()
     layer.weight[0, 31] = 1e-6

@@ -54,8 +54,12 @@ def observe(
     records = []
     for at, call in enumerate(namespace["CALLS"]):
         torch.manual_seed(at + 1)
-        for text in call["before"]:
-            exec(text, {**namespace, "m": m})
+        try:
+            for text in call["before"]:
+                exec(text, {**namespace, "m": m})
+        except RuntimeError as error:  # a parameter that the module wrote may be no leaf any more
+            records.append(Record(error=("before", f"{type(error).__name__}: {error}")))
+            break
         inputs = namespace["inputs"](call["batch"])
         if noise is not None:
             _disturb(inputs, noise)

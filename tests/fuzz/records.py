@@ -15,7 +15,7 @@ class Record:
     """What one call did.
 
     Attributes:
-        error: where it failed ("forward", "backward"), and how; None if it did not.
+        error: where it failed ("before", "forward", "backward"), and how; None if it did not.
         facts: name -> a value to be compared: a tensor, or anything with an equality.
     """
 

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 import torch
+from seen_products import without_library
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ksopt
 from ksopt import KSLinear, ks_linear, ops
@@ -73,9 +75,7 @@ def by_python(monkeypatch):
 
     def result(function, *args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(host_plans, "run", lambda *_: None)
-            patch.setattr(CpuBackend, "run_known", staticmethod(lambda *_: None))
-            patch.setattr(CpuBackend, "run_known_changing", staticmethod(lambda *_: None))
+            without_library(patch)
             return function(*args, **kwargs)
 
     return result
@@ -259,6 +259,40 @@ def test_misfits_are_refused_as_ever(layer):
         whole = {"x": x, "weights": weights, "bias": bias, "residual": None} | change
         with pytest.raises(ksopt.InvalidInputError):
             ops.ks_chain_inner(**whole)
+
+
+@pytest.mark.parametrize("grad_mode", [False, True])
+def test_what_is_no_array_is_refused_as_ever(grad_mode):
+    x, weights, *_ = operands()
+    others = {
+        "sparse_coo": x.to_sparse(),
+        "sparse_csr": x.to_sparse_csr(),
+        "nested": torch.nested.as_nested_tensor([x, x]),
+    }
+    with torch.set_grad_enabled(grad_mode):
+        for words, other in others.items():
+            with pytest.raises(ksopt.InvalidInputError, match=f"x is (stored as|a) {words}"):
+                ks_linear(other, weights)
+        with pytest.raises(ksopt.InvalidInputError, match="weight is stored as sparse_coo"):
+            ks_linear(x, [weights[0], weights[1].to_sparse()])
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_torchs_sees_products_and_no_table():
+    x, weights, *_ = operands()
+    with torch.no_grad(), Seen() as seen:
+        ks_linear(x, weights)
+    assert "ksopt.ks_mm_inner.default" in seen.names
+    assert not [name for name in seen.names if name.startswith("ksopt_host")]
 
 
 def test_forgotten_plans_and_choices_are_not_known(layer):

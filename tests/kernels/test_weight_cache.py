@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from seen_products import SeenProducts, without_library
 from torch import nn
 
 import ksopt
@@ -237,6 +238,7 @@ def test_a_frozen_weight_is_kept_where_gradients_pass_through(prepare, monkeypat
     def run(x, weight, batch_last, out):
         return ks_reference(x, ask(weight, prepare).permute(0, 2, 3, 1))
 
+    without_library(monkeypatch)
     monkeypatch.setattr(dispatch, "run", run)
     weight = torch.randn(2, 3, 4, 5)
     x = torch.randn(5, 40, requires_grad=True)
@@ -336,26 +338,29 @@ def test_what_does_not_change_inside_is_kept(prepare):
     assert weight_scopes.said.changing is False
 
 
-def test_autograd_marks_weights_as_changing(monkeypatch):
+@pytest.mark.parametrize("by_library", [False, True])
+def test_autograd_marks_weights_as_changing(by_library, prepare, monkeypatch):
     """Forward under autograd and backward prepare anew; without gradients nothing does."""
-    states = []
-    real = dispatch.run
-
-    def run(*args):
-        states.append(weight_scopes.said.changing)
-        return real(*args)
-
-    monkeypatch.setattr(dispatch, "run", run)
+    seen = SeenProducts(monkeypatch, by_library)
     layer = KSLinear(12, 12, "(2,3,3,2)*(2,3,3,2)", bias=False)
     x = torch.randn(3, 12, requires_grad=True)
-    layer(x).sum().backward()
-    assert states == [True] * 4
-    states.clear()
-    with torch.no_grad():
-        layer(x)
+    for _ in range(2):  # the library serves what it knows: the second call's products
+        seen.clear()
+        ask(layer.weights[0], prepare)
+        layer(x).sum().backward()
+        assert seen.changing == [True] * 4
+        assert not weight_cache._by_weight
+    assert seen.by_python == (0 if by_library else 4)
     layer.requires_grad_(False)
-    layer(x.detach())
-    assert states == [False] * 4
+    for _ in range(2):
+        seen.clear()
+        ask(layer.weights[0], prepare)
+        with torch.no_grad():
+            layer(x)
+        layer(x.detach())
+        assert seen.changing == [False] * 4
+        assert len(weight_cache._by_weight) == 1
+    assert seen.by_python == (0 if by_library else 4)
     assert weight_scopes.said.changing is False
 
 

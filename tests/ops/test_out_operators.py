@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from seen_products import without_library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -115,6 +116,7 @@ def written(monkeypatch):
         asked.append(out)
         return run(x, weight, batch_last, out)
 
+    without_library(monkeypatch)
     monkeypatch.setattr(dispatch, "run", seen)
     return asked
 

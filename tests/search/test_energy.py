@@ -24,7 +24,7 @@ from ksopt.search import (
     SearchRequest,
     SearchResult,
     finals,
-    objectives,
+    layer_pass,
     print_result,
     replay,
     run_search,

@@ -15,7 +15,7 @@ import optuna
 import pytest
 import torch
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.errors import InvalidInputError
 from ksopt.search import finals, replay, study, worker_pool
 from ksopt.search.objectives import Objective
@@ -290,15 +290,15 @@ def test_a_study_of_another_device_is_refused(search: Search) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = functional.ks_linear
+    right = ops.chain
 
-    def wrong(x: torch.Tensor, weights: list[torch.Tensor], **options: str) -> torch.Tensor:
-        y = right(x, weights, **options).clone()
+    def wrong(x: torch.Tensor, weights: list[torch.Tensor], *around: Any, op: str) -> torch.Tensor:
+        y = right(x, weights, *around, op=op).clone()
         if len(weights) == 2:
             y[..., -1] *= 1.01
         return y
 
-    monkeypatch.setattr(functional, "ks_linear", wrong)
+    monkeypatch.setattr(ops, "chain", wrong)
     result = search(trials=8)
     states = {len(t.facts.chain): t for t in result.layers[0].trials}
     assert set(states) == {2, 3}
@@ -311,9 +311,7 @@ def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyP
 
 
 def test_not_finite_is_wrong(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        functional, "ks_linear", lambda x, w, **o: torch.full((16, 64), float("nan"))
-    )
+    monkeypatch.setattr(ops, "chain", lambda *_, **__: torch.full((16, 64), float("nan")))
     result = search(trials=2)
     assert [t.reason for t in result.layers[0].trials] == [
         "WrongResultError: its product is not finite"

@@ -105,6 +105,8 @@ TYPED = {
     "dtype": "float16",
     "layout": "batch_last",
     "device": "cpu",
+    "epilogue": "bias gelu residual",
+    "siblings": "3",
     "budgets": "25% 600",
     "min_use": "0.25",
     "min_rank": "3",

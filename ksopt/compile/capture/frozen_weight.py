@@ -134,7 +134,9 @@ class FrozenNodes:
 
 
 class Watched:
-    """A compiled graph that is right only while some weights keep their support.
+    """A compiled graph that is right only while some weights keep their support, untrained.
+
+    Dynamo of torch 2.11 does not notice that a parameter requires gradients now.
 
     Args:
         compiled: the rewritten graph, compiled.
@@ -164,19 +166,26 @@ class Watched:
 
     def _look(self, args: Sequence[Any]) -> None:
         was = self._right
-        self._right = all(
+        is_trained = any(args[at].requires_grad for at, _ in self._patterns)
+        self._right = not is_trained and all(
             fits(args[at].detach(), pattern, self._tolerance) for at, pattern in self._patterns
         )
         if was and not self._right:
+            what = (
+                "requires gradients now, and did not"
+                if is_trained
+                else "has left the pattern that its values had"
+            )
             log.warning(
-                "a frozen weight has left the pattern that its values had when the model was "
-                "compiled: the graph runs uncompiled now. torch._dynamo.reset() compiles it anew."
+                "a frozen weight %s when the model was compiled: the graph runs uncompiled now. "
+                "torch._dynamo.reset() compiles it anew.",
+                what,
             )
 
 
 @dataclass(frozen=True)
 class _Stamp:
-    """Which tensor a weight is, and how often it was written.
+    """Which tensor a weight is, how often it was written, and whether it is trained.
 
     Addresses do not tell: the memory of a weight that was dropped is given to the next one. The
     weak reference to the storage keeps its own address from being given away.
@@ -186,6 +195,7 @@ class _Stamp:
     storage: StorageWeakRef
     address: int
     version: int | None
+    is_trained: bool
 
     @classmethod
     def of(cls, weight: Tensor) -> _Stamp:
@@ -194,6 +204,7 @@ class _Stamp:
             StorageWeakRef(weight.untyped_storage()),
             weight.data_ptr(),
             None if weight.is_inference() else weight._version,
+            weight.requires_grad,
         )
 
     def is_of(self, weight: Tensor) -> bool:
@@ -204,6 +215,7 @@ class _Stamp:
             and self.version == weight._version
             and self.storage.cdata == weight.untyped_storage()._cdata
             and self.address == weight.data_ptr()
+            and self.is_trained == weight.requires_grad
         )
 
 

@@ -223,13 +223,14 @@ def _is_returned_with_a_copy(nodes: Collection[fx.Node], returned: Collection[fx
     It has the strides of what it is computed of: with others the copy might be a view.
     """
     left, seen = list(nodes), set(nodes)
+    memories = {memory_of(one) for one in returned} - {None}
     while left:
         node = left.pop()
         own = fake_result(node)
         if not isinstance(own, torch.Tensor):
             continue
         copies = [user for user in node.users if _copies_by_strides(user)]
-        if copies and sum(one in returned for one in (node, *copies)) > 1:
+        if copies and len({memory_of(one) for one in (node, *copies)} & memories) > 1:
             return True
         for user in node.users:
             made = fake_result(user)
@@ -335,6 +336,9 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
                 raise CannotLowerError(
                     product, "its result is written in place and read elsewhere too"
                 )
+            if trace.regions[there].grad and not trace.is_intact(root.storage):
+                # The author's operator may save a copy, where the new one saves the result.
+                raise CannotLowerError(found.products[reader], _WRITTEN_BEHIND)
 
 
 _WRITTEN_BEHIND = "an operand is written in place behind it, and gradients are on"

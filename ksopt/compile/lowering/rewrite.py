@@ -188,8 +188,9 @@ class _Lowering:
         pieces = [self.moved(piece, piece.map.dims, at) for piece in origin.pieces]
         if isinstance(origin, Applied):
             return emit_applied(at.emit, origin, pieces), whole
+        is_trained = self.weights.is_trained(at.product)
         for index, piece in enumerate(origin.pieces):
-            if self.weights.is_only_copied(piece.root, at.product):
+            if is_trained and self.weights.is_only_copied(piece.root, at.product):
                 pieces[index] = at.emit.copied_in_another_order(pieces[index])
         return at.emit.call(torch.einsum, origin.equation, *pieces), whole
 

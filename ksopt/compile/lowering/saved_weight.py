@@ -39,8 +39,9 @@ def is_saved(trace: Trace, product: Root, owner: fx.Node, known: dict[Hashable, 
     """
     assert isinstance(product.origin, Contraction)
     nodes = _between(trace, product, owner)
-    if nodes is None or any(trace.regions[node].vmap_depth for node in nodes):
+    if nodes is None:
         return True
+    nodes = _with_whole_vmaps(trace, nodes)
     mode = fake_result(owner).fake_mode if isinstance(fake_result(owner), FakeTensor) else None
     if mode is None:
         return True
@@ -78,15 +79,21 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
         return tensor
 
     values: dict[fx.Node, Any] = {}
+    depth = 0
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     guards = mode.shape_env.suppress_guards() if mode.shape_env else contextlib.nullcontext()
     try:
         with mode, guards, hooks:
-            values[owner] = _leaf(fake_result(owner))
+            # All of them first: a vmap lets none be made inside it.
+            read = [one for node in nodes for one in node.all_input_nodes]
+            values.update((one, _leaf(fake_result(one))) for one in {owner, *read} - {*nodes})
             for node in nodes:
                 with _in_region(trace, node, values[owner].device.type):
                     values[node] = _value(node, values)
+                depth += _opens_vmaps(node)
     except Exception:  # whatever a node cannot do alone on fake tensors
+        for _ in range(depth):
+            torch._C._functorch._vmap_decrement_nesting()
         return True
     return values[owner].untyped_storage()._cdata in saved
 
@@ -112,13 +119,33 @@ def _between(trace: Trace, product: Root, owner: fx.Node) -> list[fx.Node] | Non
     return sorted(seen, key=lambda node: trace.order[node])
 
 
-def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    def argument(one: fx.Node) -> Any:
-        if one not in values:
-            values[one] = _leaf(fake_result(one))
-        return values[one]
+def _with_whole_vmaps(trace: Trace, nodes: list[fx.Node]) -> list[fx.Node]:
+    """The nodes, and all others of the vmaps that some of them are in: those run as a whole."""
+    inside = {node for node in nodes if trace.regions[node].vmap_depth}
+    if not inside:
+        return nodes
+    whole: set[fx.Node] = set(nodes)
+    depth, opened = 0, list[fx.Node]()
+    for node in nodes[0].graph.nodes:
+        opens = _opens_vmaps(node)
+        depth += opens
+        if depth or opens:
+            opened.append(node)
+        if not depth and opened:
+            if not inside.isdisjoint(opened):
+                whole.update(opened)
+            opened = []
+    return sorted(whole, key=lambda node: trace.order[node])
 
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), argument)
+
+def _opens_vmaps(node: fx.Node) -> int:
+    """How many vmaps a node opens; -1 where it closes one."""
+    name = getattr(node.target, "__name__", "")
+    return (name == "_vmap_increment_nesting") - (name == "_vmap_decrement_nesting")
+
+
+def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
     if node.op == "call_function":
         return node.target(*args, **kwargs)  # type: ignore[operator]
     if node.op == "call_method":

@@ -85,13 +85,11 @@ class Weights:
         return None if is_saved(self._trace, product, stored.owner, self._saved) else stored
 
     def is_only_copied(self, weight: Root, product: Root) -> bool:
-        """Whether the author's product by a trained weight saves no memory of the weight."""
+        """Whether the author's product by a stored weight saves no memory of the weight."""
         if weight.holder is None or not self._records(product):
             return False
         owner = self._owners.get(memory_of(weight.holder.node) or 0)
-        if owner is None or not _needs_grad(weight.holder.node):
-            return False
-        return not is_saved(self._trace, product, owner, self._saved)
+        return owner is not None and not is_saved(self._trace, product, owner, self._saved)
 
     def _in_memory(self, product: Root) -> Stored | None:
         assert isinstance(product.origin, Contraction)

@@ -275,6 +275,19 @@ class ResultReadThroughACopy(Written):
         return self.second(kept) + middle.flatten(1)
 
 
+class ResultWrittenBehindItsReader(Case):
+    """The author's second product saves a copy of the first one's result."""
+
+    reasons = ("", "an operand is written in place behind it, and gradients are on")
+
+    def forward(self, x):
+        y = x @ torch.block_diag(*self.w)
+        blocks = y.view(-1, 2, 8, 2).permute(1, 3, 0, 2).reshape(4, -1, 8)
+        z = torch.bmm(blocks, self.w)
+        y.detach().add_(1)
+        return z
+
+
 class NamesOfOneResult(Case):
     def forward(self, x):
         y = torch.bmm(x.view(-1, 4, 8).transpose(0, 1), self.w)
@@ -489,15 +502,24 @@ class ViewBeforeGradients(Case):
 
 
 class CopyOfAnInferenceTensor(Case):
-    """The copy is an ordinary tensor, the view of it that the product could read is not."""
-
-    reasons = ("an operand is made in a torch.inference_mode",)
+    """The copy is an ordinary tensor."""
 
     def forward(self, x):
         with torch.inference_mode():
             x = torch.sin(x)
         blocks = x.view(-1, 4, 8).transpose(0, 1).contiguous()
         return torch.bmm(blocks, self.w)
+
+
+class CopyThatTheProductMakes(Case):
+    """Autograd saves the copy, and could not save what the operator would read."""
+
+    reasons = ("an operand is made in a torch.inference_mode",)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            x = torch.sin(x)
+        return torch.einsum("bgdi,goi->bgdo", x.view(-1, 4, 2, 4), self.w[:, :, :4])
 
 
 class TheSameTensorWithoutGradients(Case):
@@ -595,20 +617,29 @@ def test_an_inference_region_keeps_its_own_factor(compiled_by_eager, monkeypatch
     assert second.verdict is Verdict.LOWERED
 
 
+RETURNED = {
+    "itself": lambda y: (y, y.contiguous()),
+    "a view of it": lambda y: (y.mT, y.contiguous()),
+    "a view of the copy": lambda y: (y, y.contiguous().view(-1)),
+    "two copies": lambda y: (y.contiguous(), y.contiguous()),
+}
+
+
 class BesideItsCopy(nn.Module):
-    def __init__(self):
+    def __init__(self, returned):
         super().__init__()
+        self.returned = returned
         self.register_buffer("weight", torch.randn(2, 3, 32))
         self.register_buffer("scale", torch.randn(2, 32))
 
     def forward(self, x):
         parts = x.unflatten(-1, (2, 32)), self.weight, self.scale
-        y = torch.einsum("iuj,uwj,uj->iuw", *parts) * 2
-        return y, y.contiguous()
+        return self.returned(torch.einsum("iuj,uwj,uj->iuw", *parts) * 2)
 
 
-def test_a_result_that_is_returned_beside_its_copy_shares_no_memory_with_it():
-    model, x = BesideItsCopy(), torch.randn(3, 64)
+@pytest.mark.parametrize("returned", RETURNED.values(), ids=RETURNED)
+def test_a_result_that_is_returned_beside_its_copy_shares_no_memory_with_it(returned):
+    model, x = BesideItsCopy(returned), torch.randn(3, 64)
 
     def by_eager(gm, example_inputs):
         report = rewrite(gm, example_inputs)

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from seen_products import SeenProducts
 from torch import nn
 
 import ksopt
 from ksopt.compile import backend
-from ksopt.kernels import dispatch, weight_scopes
 
 
 class Blocks(nn.Module):
@@ -66,34 +66,35 @@ def test_the_decision_is_made_for_training(compiled_by_eager, monkeypatch):
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("by_library", [False, True])
 def test_compiled_graphs_tell_the_kernels_that_weights_change(
-    trained, masked, compiled_by_eager, monkeypatch
+    by_library, trained, masked, compiled_by_eager, monkeypatch
 ):
     """They do where they are trained, and where they are computed at each call."""
-    told = []
-    run = dispatch.run
-
-    def seen(*args):
-        told.append(weight_scopes.said.changing)
-        return run(*args)
-
-    monkeypatch.setattr(dispatch, "run", seen)
+    seen = SeenProducts(monkeypatch, by_library)
     model = Blocks(masked=masked).requires_grad_(trained)
     twin = copy.deepcopy(model)
     compiled, x = torch.compile(model, backend="ksopt"), torch.randn(5, 12)
-    compiled(x.clone())
-    told.clear()
+    for _ in range(2):  # the library serves what it knows
+        first = x.clone().requires_grad_(trained)
+        y = compiled(first)
+        if trained:
+            y.sum().backward()
+    model.zero_grad()
+    seen.clear()
     leaf, other = x.clone().requires_grad_(trained), x.clone().requires_grad_(trained)
     y = compiled(leaf)
     torch.testing.assert_close(y, twin(other))
     if not trained:
-        assert told == [masked]
+        assert seen.changing == [masked]
+        assert seen.by_python == (0 if by_library else 1)
         return
     y.sum().backward()
     twin(other).sum().backward()
     torch.testing.assert_close(model.weight.grad, twin.weight.grad)
     torch.testing.assert_close(leaf.grad, other.grad)
-    assert told == [True, True]  # forward, and the gradient of x
+    assert seen.changing == [True, True]  # forward, and the gradient of x
+    assert seen.by_python == (0 if by_library else 2)
 
 
 def test_a_frozen_weight_that_is_computed_in_many_steps(compiled_by_eager):

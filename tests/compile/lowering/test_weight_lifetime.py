@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from seen_products import without_library
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -32,6 +33,7 @@ def kernels(monkeypatch):
         y = ks_reference(x, kept.permute(0, 2, 3, 1), layout)
         return y if out is None else out.copy_(y)
 
+    without_library(monkeypatch)
     monkeypatch.setattr(dispatch, "run", run)
     weight_cache.refresh()
     yield seen

@@ -9,7 +9,7 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from ksopt import functional
+from ksopt import ops
 from ksopt.errors import InvalidInputError
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure.roofline import Roofline
@@ -104,14 +104,16 @@ def test_there_is_no_cost_model_on_a_cpu(search: Search) -> None:
 def test_hopeless_chains_are_given_up_and_say_so(
     search: Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = functional.ks_linear
+    right = ops.chain
 
-    def slow(x: torch.Tensor, weights: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+    def slow(
+        x: torch.Tensor, weights: Sequence[torch.Tensor], *around: Any, op: str
+    ) -> torch.Tensor:
         if len(weights) == 2:
             time.sleep(0.02)
-        return right(x, weights, **options)
+        return right(x, weights, *around, op=op)
 
-    monkeypatch.setattr(functional, "ks_linear", slow)
+    monkeypatch.setattr(ops, "chain", slow)
     monkeypatch.setattr(pruning_module, "MARGIN", 2.0)
     result = search(trials=14, objective="latency")
     assert {trial.state for trial in result.layers[0].trials} == {"complete", "pruned"}

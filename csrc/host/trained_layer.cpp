@@ -1,0 +1,286 @@
+// A layer whose weights are trained, as one operator of autograd: a step runs no Python of ksopt's.
+//
+// What it computes is what ksopt/ops/chain.py composes of ks_mm and torch's operations, and saves the same. Where
+// a gradient's own gradient is wanted, the backward pass is composed of those operators, too.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/threshold_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "known_product.hpp"
+#include "torch_ops.hpp"
+
+namespace {
+
+using at::Tensor;
+using ksopt::Activation;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using MaybeTensor = std::optional<Tensor>;
+
+// How a layer is put together, beside its tensors; weights are of its factors, left to right, sibling after
+// sibling.
+struct Form {
+  Activation activation;
+  bool batch_last;
+  int64_t siblings;
+  bool exact;  // fp32 products
+
+  int64_t features_dim(const Tensor& rows) const { return batch_last ? 0 : rows.dim() - 1; }
+};
+
+template <typename Signature>
+c10::TypedOperatorHandle<Signature> operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Products that autograd does not see.
+struct Known {
+  const Form& form;
+
+  Tensor product(const Tensor& x, const Tensor& weight) const {
+    if (!at::globalContext().deterministicAlgorithms()) {
+      try {
+        Tensor rows = x, matrix = weight;
+        AtenTensorHandle y = ksopt::multiply_known(reinterpret_cast<AtenTensorHandle>(&rows),
+                                                   reinterpret_cast<AtenTensorHandle>(&matrix), form.batch_last,
+                                                   form.exact);
+        if (y != nullptr) {
+          const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(y));
+          return *owned;
+        }
+      } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+      }
+    }
+    static const auto op =
+        operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm_changing");
+    return op.call(x, weight, form.batch_last, std::nullopt);
+  }
+
+  // As ksopt/batched.py, bmm_weight_grad.
+  Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
+    const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
+    Tensor made = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
+    Tensor out = made.view({a * d, b, c});
+    if (d == 1 && !form.batch_last) {
+      at::bmm_out(out, grad.reshape({-1, a, b}).permute({1, 2, 0}), x.reshape({-1, a, c}).transpose(0, 1));
+    } else if (form.batch_last) {
+      at::bmm_out(out, grad.reshape({a, b, d, -1}).transpose(1, 2).reshape({a * d, b, -1}),
+                  x.reshape({a, c, d, -1}).transpose(1, 2).reshape({a * d, c, -1}).mT());
+    } else {
+      const auto groups = [&](const Tensor& rows, int64_t size) {
+        return rows.reshape({-1, a, size, d}).transpose(2, 3).reshape({-1, a * d, size}).contiguous();
+      };
+      at::bmm_out(out, groups(grad, b).permute({1, 2, 0}), groups(x, c).transpose(0, 1));
+    }
+    return d == 1 ? made : made.permute({0, 2, 3, 1}).contiguous();
+  }
+};
+
+// The same by operators that are differentiable themselves.
+struct Differentiable {
+  const Form& form;
+
+  Tensor product(const Tensor& x, const Tensor& weight) const {
+    static const auto op =
+        operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm");
+    return op.call(x, weight, form.batch_last, std::nullopt);
+  }
+  Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
+    static const auto op = operator_of<Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, bool)>(
+        "ksopt::ks_mm_weight_grad");
+    return op.call(grad, x, weight.size(0), weight.size(3), form.batch_last);
+  }
+};
+
+Tensor along_features(const Tensor& bias, const Form& form, int64_t dims) {
+  if (!form.batch_last) return bias;
+  std::vector<int64_t> shape(static_cast<size_t>(dims), 1);
+  shape[0] = -1;
+  return bias.view(shape);
+}
+
+// What the factors read: of each weight its input. Returns the products of the siblings, side by side.
+template <typename Products>
+Tensor multiply(const Products& products, const Tensor& x, at::TensorList weights, std::vector<Tensor>& inputs) {
+  const size_t length = weights.size() / static_cast<size_t>(products.form.siblings);
+  inputs.assign(weights.size(), Tensor());
+  std::vector<Tensor> parts;
+  for (size_t first = 0; first < weights.size(); first += length) {
+    Tensor part = x;
+    for (size_t at = first + length; at-- > first;) {
+      inputs[at] = part;
+      part = products.product(part, weights[at]);
+    }
+    parts.push_back(part);
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts, products.form.features_dim(x));
+}
+
+Tensor through_activation(const Tensor& grad, const Tensor& before, Activation activation) {
+  switch (activation) {
+    case Activation::none: return grad;
+    case Activation::relu: return at::threshold_backward(grad, before, 0);
+    case Activation::gelu: return at::gelu_backward(grad, before, "none");
+    case Activation::gelu_tanh: return at::gelu_backward(grad, before, "tanh");
+    case Activation::silu: return at::silu_backward(grad, before);
+  }
+  TORCH_CHECK(false, "ksopt: no such activation");
+}
+
+Tensor activated(const Tensor& before, Activation activation) {
+  switch (activation) {
+    case Activation::none: return before;
+    case Activation::relu: return at::relu(before);
+    case Activation::gelu: return at::gelu(before, "none");
+    case Activation::gelu_tanh: return at::gelu(before, "tanh");
+    case Activation::silu: return at::silu(before);
+  }
+  TORCH_CHECK(false, "ksopt: no such activation");
+}
+
+// The gradients of x and of the weights, from that of the products.
+template <typename Products>
+variable_list gradients(const Products& products, Tensor grad, at::TensorList weights, const std::vector<Tensor>& inputs,
+                        bool of_x) {
+  const Form& form = products.form;
+  const size_t length = weights.size() / static_cast<size_t>(form.siblings);
+  const int64_t dim = form.features_dim(grad), features = grad.size(dim) / form.siblings;
+  variable_list found(weights.size() + 1);
+  for (int64_t sibling = form.siblings; sibling-- > 0;) {  // in the order of autograd's own sum
+    const size_t first = static_cast<size_t>(sibling) * length;
+    Tensor part = form.siblings == 1 ? grad : grad.narrow(dim, sibling * features, features);
+    part = part.contiguous();
+    for (size_t at = first; at < first + length; ++at) {
+      found[at + 1] = products.weight_gradient(part, inputs[at], weights[at]);
+      if (at + 1 < first + length || of_x) part = products.product(part, weights[at].transpose(1, 2));
+    }
+    if (of_x) found[0] = found[0].defined() ? at::add(found[0], part) : part;
+  }
+  return found;
+}
+
+struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, const MaybeTensor& bias,
+                        const MaybeTensor& residual, int64_t activation, bool batch_last, int64_t siblings,
+                        bool exact) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const Form form{static_cast<Activation>(activation), batch_last, siblings, exact};
+    std::vector<Tensor> inputs;
+    Tensor y = multiply(Known{form}, x, weights, inputs);
+    if (bias) y.add_(along_features(*bias, form, y.dim()));
+    variable_list saved(weights.begin(), weights.end());
+    saved.insert(saved.end(), inputs.begin(), inputs.end());
+    const bool is_activated = form.activation != Activation::none;
+    saved.push_back(is_activated ? y : Tensor());
+    saved.push_back(is_activated && bias ? *bias : Tensor());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["bias"] = bias ? bias->sizes().vec() : std::vector<int64_t>();
+    ctx->saved_data["form"] = std::vector<int64_t>{activation, batch_last, siblings, exact};
+    ctx->saved_data["summands"] = std::vector<int64_t>{bias.has_value(), residual.has_value()};
+    y = activated(y, form.activation);
+    if (residual) y = is_activated ? y.add_(*residual) : y.add(*residual);
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto numbers = ctx->saved_data["form"].toIntVector();
+    const Form form{static_cast<Activation>(numbers[0]), numbers[1] != 0, numbers[2], numbers[3] != 0};
+    const auto summands = ctx->saved_data["summands"].toIntVector();
+    const variable_list saved = ctx->get_saved_variables();
+    const size_t count = (saved.size() - 2) / 2;
+    const at::TensorList weights(saved.data(), count);
+    const Tensor& grad = grads[0];
+    variable_list found;
+    Tensor of_sum;
+    const bool of_x = ctx->needs_input_grad(0);
+    if (at::GradMode::is_enabled()) {
+      const Differentiable products{form};
+      // A saved input of a factor is cut off from x: it is computed again.
+      const size_t length = count / static_cast<size_t>(form.siblings);
+      std::vector<Tensor> inputs;
+      Tensor before = multiply(products, saved[count + length - 1], weights, inputs);
+      const Tensor& bias = saved.back();
+      if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
+      of_sum = through_activation(grad, before, form.activation);
+      found = gradients(products, of_sum, weights, inputs, of_x);
+    } else {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      const std::vector<Tensor> inputs(saved.begin() + static_cast<int64_t>(count),
+                                       saved.begin() + static_cast<int64_t>(2 * count));
+      of_sum = through_activation(grad, saved[2 * count], form.activation);
+      found = gradients(Known{form}, of_sum, weights, inputs, of_x);
+    }
+    Tensor of_bias;
+    if (summands[0] && ctx->needs_input_grad(count + 1)) {
+      const int64_t dim = form.features_dim(of_sum);
+      of_bias = of_sum.movedim(dim, -1).reshape({-1, of_sum.size(dim)}).sum(0);
+    }
+    found.push_back(of_bias);
+    found.push_back(summands[1] ? grad : Tensor());
+    found.resize(found.size() + 4);  // numbers have none
+    return found;
+  }
+};
+
+bool is_plain(const Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_neg() && !tensor.is_conj();
+}
+
+// Whether the operands fit together; what refuses others says why.
+bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
+          bool batch_last, int64_t siblings) {
+  const auto is_like_x = [&](const Tensor& t) {
+    return t.scalar_type() == x.scalar_type() && t.device() == x.device() && is_plain(t);
+  };
+  if (x.dim() == 0 || x.numel() == 0 || siblings < 1 || weights.empty() || !is_plain(x) ||
+      weights.size() % static_cast<size_t>(siblings) != 0) {
+    return false;
+  }
+  const size_t length = weights.size() / static_cast<size_t>(siblings);
+  const int64_t dim = batch_last ? 0 : x.dim() - 1;
+  int64_t features = 0;
+  for (size_t at = weights.size(); at-- > 0;) {
+    const Tensor& weight = weights[at];
+    if (weight.dim() != 4 || !is_like_x(weight) || weight.sizes() != weights[at % length].sizes()) return false;
+    if ((at + 1) % length == 0) features = x.size(dim);
+    if (features != weight.size(0) * weight.size(2) * weight.size(3)) return false;
+    features = weight.size(0) * weight.size(1) * weight.size(3);
+  }
+  if (bias && (!is_like_x(*bias) || bias->dim() != 1 || bias->size(0) != siblings * features)) return false;
+  if (!residual) return true;
+  auto shape = x.sizes().vec();
+  shape[static_cast<size_t>(dim)] = siblings * features;
+  return is_like_x(*residual) && residual->sizes() == at::IntArrayRef(shape);
+}
+
+MaybeTensor run_trained(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
+                        int64_t activation, bool batch_last, int64_t siblings, bool exact) {
+  if (activation < 0 || activation > 4 || !fits(x, weights, bias, residual, batch_last, siblings)) {
+    return std::nullopt;
+  }
+  return TrainedLayer::apply(x, weights, bias, residual, activation, batch_last, siblings, exact);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
+  m.def(
+      "run_trained(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, int activation, bool batch_last, "
+      "int siblings, bool exact) -> Tensor?");
+}
+
+TORCH_LIBRARY_IMPL(ksopt_host, CompositeImplicitAutograd, m) { m.impl("run_trained", TORCH_FN(run_trained)); }

@@ -1,0 +1,60 @@
+"""Layers whose weights are trained, by one operator of the host library, forward and backward.
+
+What it computes and saves is what ``ks_chain`` is composed of; see csrc/host/trained_layer.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ksopt import precision
+from ksopt.epilogue import ACTIVATIONS
+from ksopt.jit import host
+from ksopt.kernels import weight_cache
+from ksopt.ops.eager import PLAIN, is_intercepted
+
+_PLAIN_OR_NONE = PLAIN | {type(None)}
+_run: Callable[..., Tensor | None] | None = None
+
+
+def run(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+) -> Tensor | None:
+    """A layer's result, its gradients recorded, where nothing beside autograd sees the call.
+
+    Args:
+        x, weights, bias, residual, activation, batch_last, siblings: see `ksopt.ops`. Nothing is
+            assumed of them.
+
+    Returns:
+        None where the host library is not loaded, a weight is frozen, or the operands do not fit
+        together: the operators that the layer is composed of say what is wrong.
+    """
+    if not (_is_loaded() and torch.is_grad_enabled()) or is_intercepted():
+        return None
+    if not {type(one) for one in (x, bias, residual, *weights)} <= _PLAIN_OR_NONE:
+        return None
+    if activation not in ACTIVATIONS or not all(weight.requires_grad for weight in weights):
+        return None
+    for weight in weights:
+        weight_cache.forget(weight)
+    number = ACTIVATIONS.index(activation)  # type: ignore[arg-type]
+    exact = x.dtype is not torch.float32 or precision.is_exact()
+    assert _run is not None
+    return _run(x, list(weights), bias, residual, number, batch_last, siblings, exact)
+
+
+def _is_loaded() -> bool:
+    global _run
+    if _run is None and host.is_loaded():
+        _run = torch.ops.ksopt_host.run_trained.default._op
+    return _run is not None

@@ -1,0 +1,83 @@
+"""Products as their weights were taken: as ones that change, or as ones that are kept."""
+
+import shutil
+
+import pytest
+
+from ksopt.jit import host
+from ksopt.kernels import dispatch, host_plans, weight_scopes
+from ksopt.ops import trained
+
+
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave every product and every layer to Python, whatever the host library knows by now."""
+    for module, name in (
+        (dispatch, "run_known"),
+        (dispatch, "run_known_changing"),
+        (host_plans, "run"),
+        (trained, "run"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: None)
+
+
+class SeenProducts:
+    """What each product took its weight for, whichever way computed it.
+
+    Args:
+        monkeypatch: undoes what is put in the place of the ways to multiply.
+        by_library: whether the host library serves what is known to it; else all is Python's.
+
+    Attributes:
+        changing: of each product, whether its weight was taken for one that changes.
+        by_python: how many products Python has multiplied.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, by_library: bool) -> None:
+        self.changing: list[bool] = []
+        self.by_python = 0
+        run = dispatch.run
+
+        def run_by_python(*args):
+            self.changing.append(weight_scopes.said.changing)
+            self.by_python += 1
+            return run(*args)
+
+        monkeypatch.setattr(dispatch, "run", run_by_python)
+        if by_library:
+            if shutil.which("c++") is None:
+                pytest.skip("no C++ compiler on this machine")
+            assert host.load() is None
+            self._see_the_library(monkeypatch)
+            return
+        without_library(monkeypatch)
+
+    def _see_the_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run_known, run_known_changing = dispatch.run_known, dispatch.run_known_changing
+        run_layer = host_plans.run
+
+        def known(*args):
+            y = run_known(*args)
+            if y is not None:
+                self.changing.append(weight_scopes.said.changing)
+            return y
+
+        def known_changing(*args):
+            y = run_known_changing(*args)
+            if y is not None:
+                self.changing.append(True)
+            return y
+
+        def known_layer(x, weights, *args):
+            y = run_layer(x, weights, *args)
+            if y is not None:
+                self.changing += [weight_scopes.said.changing] * len(weights)
+            return y
+
+        monkeypatch.setattr(dispatch, "run_known", known)
+        monkeypatch.setattr(dispatch, "run_known_changing", known_changing)
+        monkeypatch.setattr(host_plans, "run", known_layer)
+
+    def clear(self) -> None:
+        """Forget what was seen."""
+        self.changing.clear()
+        self.by_python = 0
