@@ -70,8 +70,8 @@ def _check(args: argparse.Namespace) -> None:
                 f"ksopt search {sizes[0]} --budget 25%"
             )
         raise InvalidInputError(
-            "search: say what to search: the layer's size, as in ksopt search 768x3072 (or --dims "
-            "INxOUT), or --model MODULE:FACTORY, or --hf-config FILE; or give a --replay"
+            "search: say what to search, as in ksopt search 768x3072: the layer's size, also as "
+            "--dims INxOUT, or --model MODULE:FACTORY, or --hf-config FILE; or give a --replay"
         )
     if len(named) > 1:
         raise InvalidInputError(
