@@ -41,13 +41,13 @@ class Drift:
     def sentence(self) -> str:
         """For a person."""
         begin, end = phrases.timed(self.begin), phrases.timed(self.end)
-        both = f"{begin} at the beginning and {end} in the final"
+        both = f"The dense layer took {begin} at first. In the final it took {end}"
         if not self.beyond_noise:
-            return f"The dense layer took {both}: no drift beyond noise."
+            return f"{both}: no drift beyond noise."
         return (
-            f"The dense layer took {both}: it drifted by {100 * self.change:+.1f}%, beyond its "
-            "noise. Clocks, throttling or another process changed the machine while it was "
-            "measured; ratios to dense, measured in turns, allow for that, absolute times do not."
+            f"{both}: it drifted by {100 * self.change:+.1f}%, beyond its noise. Clocks, "
+            "throttling or another process changed the machine meanwhile. Ratios to dense, "
+            "measured in turns, allow for that; absolute times do not."
         )
 
 

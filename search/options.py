@@ -14,6 +14,7 @@ from ksopt.patterns.validate import checked_int
 from ksopt.search.space.block_sizes import BlockSizes
 from ksopt.search.space.families import NAMES, names_of
 from ksopt.system.option_fields import number, option, whole_number
+from ksopt.system.suggest import nearest
 
 LADDER = ("10%", "25%", "50%")
 DTYPES = {
@@ -49,10 +50,19 @@ class SearchOptions:
     """
 
     batch: int | None = option(
-        None, "rows of its input (256, on a GPU 8192)", _LAYER, parse=whole_number, metavar="ROWS"
+        None,
+        "rows of its input (256, on a GPU 8192)",
+        _LAYER,
+        parse=whole_number,
+        metavar="ROWS",
+        is_common=True,
     )
     dtype: str = option(
-        "float32", "float32 (default), float16 or bfloat16", _LAYER, is_always_shown=True
+        "float32",
+        "float32 (default), float16 or bfloat16",
+        _LAYER,
+        is_always_shown=True,
+        is_common=True,
     )
     """Also as fp32, fp16 or bf16."""
     layout: str = option(
@@ -66,6 +76,7 @@ class SearchOptions:
         "cpu, cuda, cuda:1, ...; auto (default) is the first GPU, or the CPU without one",
         _LAYER,
         is_always_shown=True,
+        is_common=True,
     )
     epilogue: tuple[str, ...] | str = option(
         (),
@@ -95,6 +106,7 @@ class SearchOptions:
         is_replaced=True,
         metavar="SIZE",
         is_always_shown=True,
+        is_common=True,
     )
     min_use: float = option(
         0.5,
@@ -219,6 +231,7 @@ class SearchOptions:
         parse=whole_number,
         metavar="COUNT",
         is_always_shown=True,
+        is_common=True,
     )
     timeout_s: float | None = option(
         None,
@@ -227,6 +240,7 @@ class SearchOptions:
         flag="timeout",
         parse=number,
         metavar="SECONDS",
+        is_common=True,
     )
     seed: int = option(
         0,
@@ -269,6 +283,7 @@ class SearchOptions:
         "(ksopt-report-...)",
         _EFFORT,
         metavar="FOLDER",
+        is_common=True,
     )
 
     def __post_init__(self) -> None:
@@ -293,7 +308,7 @@ class SearchOptions:
         if self.objective not in OBJECTIVES:
             raise InvalidInputError(
                 f"objective {self.objective!r} is unknown: it must be 'pareto', 'pareto-error' or "
-                "'latency'"
+                f"'latency'{nearest(self.objective, OBJECTIVES)}"
             )
         if self.objective == "pareto-error" and self.weights is None:
             raise InvalidInputError(
@@ -306,10 +321,12 @@ class SearchOptions:
         if self.dtype not in DTYPES:
             raise InvalidInputError(
                 f"dtype {self.dtype!r} is unknown: it can be float32, float16 or bfloat16"
+                f"{nearest(self.dtype, DTYPES)}"
             )
         if self.layout not in LAYOUTS:
             raise InvalidInputError(
                 f"layout {self.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
+                f"{nearest(self.layout, LAYOUTS)}"
             )
         for name in ("batch", "max_factors", "min_rank", "workers"):
             if getattr(self, name) is not None:
@@ -366,6 +383,7 @@ def _epilogue(given: str | Sequence[str]) -> tuple[str, ...]:
     if unknown:
         raise InvalidInputError(
             f"epilogue {unknown[0]!r} is unknown: it can be {', '.join(order[:-1])} or residual"
+            f"{nearest(unknown[0], order)}"
         )
     if len([word for word in words if word in ACTIVATIONS]) > 1 or len(set(words)) < len(words):
         raise InvalidInputError(

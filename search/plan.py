@@ -100,8 +100,12 @@ def plan_of(result: SearchResult) -> Plan:
 def choice(result: SearchResult, dims: Dims) -> Recommendation | None:
     """The step whose chain the plan takes for a size; None where its layers stay dense."""
     layer = result.of(dims)
-    used = [] if layer is None else _used(layer)
-    return max(used, key=lambda answer: answer.budget.parameters, default=None)
+    return None if layer is None else choice_of_layer(layer)
+
+
+def choice_of_layer(layer: LayerResult) -> Recommendation | None:
+    """The same of what was measured of a size."""
+    return max(_used(layer), key=lambda answer: answer.budget.parameters, default=None)
 
 
 def effect_of(result: SearchResult) -> Effect | None:

@@ -156,7 +156,7 @@ def _unmet(budget: Budget, space: Space) -> Recommendation:
     least = min(chain.nnz for chain in space.candidates)
     sentence = (
         f"No chain meets the budget of {budget.text} ({budget.parameters:,} weights) under these "
-        f"constraints; the smallest chain of this search has {least:,}."
+        f"constraints. The smallest chain of this search has {least:,}."
     )
     return Recommendation(budget, 0, Verdict.UNMET, None, (), None, sentence)
 
@@ -183,7 +183,7 @@ def _for_step(
         if not_admitted:
             sentence += (
                 f" {not_admitted} trials of earlier runs are of chains that are not asked for any "
-                "more (by their rank, factors or sizes), and count as trials: give more of them."
+                "more (by rank, factors or sizes). They count as trials: give more of them."
             )
         return Recommendation(step.budget, step.least, verdict, None, (), None, sentence)
     # In a final all were timed together; without one, only ratios to dense can be compared.
@@ -223,39 +223,37 @@ def _sentence(
     doubted_us: float | None,
 ) -> str:
     budget = f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
+    chain = chosen.facts.chain
     evidence = (
-        f"{phrases.timed(chosen.latency)} against {phrases.timed(chosen.dense)} for the dense layer"
+        f"It has {phrases.weights(chosen.facts)}. It takes {phrases.timed(chosen.latency)}. "
+        f"The dense layer takes {phrases.timed(chosen.dense)}."
     )
-    named = f"{chosen.facts.chain} ({phrases.weights(chosen.facts)})"
-    noise = max(chosen.latency.noise, chosen.dense.noise)
+    speed = f"It is {phrases.times(chosen.ratio)} the dense layer."
+    is_noisy = max(chosen.latency.noise, chosen.dense.noise) > _BUSY_NOISE
     if doubted_us is not None:
         text = (
-            f"{budget}, the fastest chain, {named}, cannot be judged: {evidence}, which took "
-            f"{phrases.microseconds(doubted_us)} in the trials, less than the chain. Something "
-            "held the dense layer back in the final: measure again on an idle machine."
+            f"{budget}, the fastest chain, {chain}, cannot be judged. {evidence} In the final "
+            "something held back the dense layer, which took "
+            f"{phrases.microseconds(doubted_us)} in the trials. Measure again on an idle machine."
         )
-    elif verdict is Verdict.NO_DIFFERENCE and noise > _BUSY_NOISE:
+    elif verdict is Verdict.NO_DIFFERENCE and is_noisy:
         text = (
-            f"{budget}, the times are too noisy to tell the fastest chain, {named}, from the dense "
-            f"layer: {evidence}."
+            f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
+            f"dense layer. {evidence}"
         )
     elif verdict is Verdict.USE:
-        text = f"{budget}, use {named}: {phrases.times(chosen.ratio)} the dense layer, {evidence}."
+        text = f"{budget}, use {chain}. {speed} {evidence}"
     elif verdict is Verdict.NOT_ENOUGH:
         text = (
-            f"{budget}, keep the dense layer: the fastest chain, {named}, is "
-            f"{phrases.times(chosen.ratio)} it, less than the {min_speedup:g} times that were "
-            f"asked for, {evidence}."
+            f"{budget}, keep the dense layer. The fastest chain is {chain}. {speed} That is less "
+            f"than the {min_speedup:g} times that were asked for. {evidence}"
         )
     elif verdict is Verdict.KEEP_DENSE:
-        text = (
-            f"{budget}, keep the dense layer: the fastest chain, {named}, is "
-            f"{phrases.times(chosen.ratio)} it, {evidence}."
-        )
+        text = f"{budget}, keep the dense layer. The fastest chain is {chain}. {speed} {evidence}"
     else:
         text = (
-            f"{budget}, no chain is measurably faster than the dense layer: the fastest, {named}, "
-            f"is within noise of it, {evidence}. Keep the dense layer, unless fewer weights are "
+            f"{budget}, no chain is measurably faster than the dense layer. The fastest, {chain}, "
+            f"is within noise of it. {evidence} Keep the dense layer, unless fewer weights are "
             "worth having by themselves."
         )
     for metric in metrics.stored():
@@ -263,14 +261,22 @@ def _sentence(
             text += f" {metric.remark(chosen)}"
     if step.least < step.requested:
         text += (
-            f" No chain uses {step.requested:,} weights or more within this budget; those of "
+            f" No chain uses {step.requested:,} weights or more within this budget. Those of "
             f"{step.least:,} come closest."
         )
-    if noise > _BUSY_NOISE:
-        text += (
-            f" The middle 60% of the times spread over {100 * noise:.0f}% of their median: "
-            "something else was using the machine, so measure again when it is idle."
-        )
+    if is_noisy:
+        text += f" {busy(chosen)}"
     if not chosen.retimed:
-        text += " (From the trials alone: the search was stopped before the final.)"
+        text += " These are the trials' times: the search was stopped before the final."
     return text
+
+
+def busy(finalist: Finalist) -> str:
+    """What a reader is told where the times spread widely; empty where they do not."""
+    noise = max(finalist.latency.noise, finalist.dense.noise)
+    if noise <= _BUSY_NOISE:
+        return ""
+    return (
+        f"The middle 60% of the times spread over {100 * noise:.0f}% of their median. Something "
+        "else was using the machine: measure again when it is idle."
+    )

@@ -227,6 +227,13 @@ class LayerResult:
         """The layer's."""
         return self.request.size
 
+    def _repr_html_(self) -> str:
+        """Its answer in a notebook."""
+        from ksopt.report import document
+        from ksopt.search.report import headline
+
+        return document.fragment([headline.of_layer(self)])
+
 
 @dataclass(frozen=True)
 class WholeModel:
@@ -284,3 +291,9 @@ class SearchResult:
     def of(self, dims: Dims) -> LayerResult | None:
         """What was measured of a size; None if it was not searched."""
         return next((one for one in self.layers if one.size == dims), None)
+
+    def _repr_html_(self) -> str:
+        """The first screen of its report in a notebook."""
+        from ksopt.search.report import page
+
+        return page.fragment(self)

@@ -19,6 +19,23 @@ from ksopt.system import untrusted
 from ksopt.system.atomic_files import make_folder, remove_empty
 
 
+def read(where: str, study: str = STUDY) -> SearchResult:
+    """The result of the last run of a search; nothing is measured, and nothing written.
+
+    Args:
+        where: The output folder of a search, or the storage of its study.
+        study: As for `replay`.
+
+    Raises:
+        InvalidInputError: There is no such study.
+    """
+    url, folder = _place(where)
+    storage = Storage(url)
+    with storage.leaving_nothing(), storage.only_read() as kept, _readable(study):
+        record = SearchRecord.kept(kept.load(study))
+        return record.replayed(kept, _target(folder, record))
+
+
 def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> SearchResult:
     """Write the report of the last run of a search; nothing is measured.
 
@@ -30,6 +47,18 @@ def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> Sea
     Raises:
         InvalidInputError: There is no such study, or the report cannot be written.
     """
+    url, folder = _place(where)
+    storage = Storage(url)
+    with storage.leaving_nothing(), storage.only_read() as kept:
+        return _replayed(kept, study, out or folder)
+
+
+def _place(where: str) -> tuple[str, Path | None]:
+    """The storage that a text names, and the folder where that is one's.
+
+    Raises:
+        InvalidInputError: It is neither a folder with a study nor a storage.
+    """
     folder = Path(where)
     if untrusted.is_folder(folder):
         file = folder / study_store.FILE
@@ -38,29 +67,29 @@ def replay(where: str, study: str = STUDY, out: Path | str | None = None) -> Sea
                 f"replay {where}: there is no {study_store.FILE} in the folder; give the storage "
                 "that the search was given"
             )
-        url = f"sqlite:///{file.absolute()}"
-        out = out or folder
-    else:
-        url = where
-        if "://" not in where and not where.startswith("journal:"):
-            raise InvalidInputError(
-                f"replay {without_password(where)}: there is no such folder; give a search's "
-                "output folder, or the storage of its study"
-            )
-    storage = Storage(url)
-    with storage.leaving_nothing(), storage.only_read() as kept:
-        return _replayed(kept, study, out)
+        return f"sqlite:///{file.absolute()}", folder
+    if "://" not in where and not where.startswith("journal:"):
+        raise InvalidInputError(
+            f"replay {without_password(where)}: there is no such folder; give a search's "
+            "output folder, or the storage of its study"
+        )
+    return where, None
+
+
+def _target(out: Path | str | None, record: SearchRecord) -> Path:
+    """The folder of a report."""
+    return Path(out or record.request.out or "ksopt-report")
 
 
 def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult:
     kept = storage.load(study)
     with _readable(study):
         record = SearchRecord.kept(kept)
-    target = Path(out or record.request.out or "ksopt-report")
+    target = _target(out, record)
     study_store.refuse_another_report(target, record.request)
     with _readable(study):
         result = record.replayed(storage, target)
-    with _made(target), _readable(study):
+    with report_folder(target), _readable(study):
         export.write(result, target)
     return result
 
@@ -81,7 +110,7 @@ def _readable(study: str) -> Iterator[None]:
 
 
 @contextmanager
-def _made(target: Path) -> Iterator[None]:
+def report_folder(target: Path) -> Iterator[None]:
     """The folder of the report; it goes again if it was not there and nothing is written to it."""
     missing = [place for place in (target, *target.parents) if not os.path.lexists(place)]
     try:

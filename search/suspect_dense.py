@@ -20,10 +20,9 @@ _OVERHEAD_US = {"cpu": 200.0, "cuda": 20.0}
 _SUSPECT, _SLACK_US = 2.0, 20.0
 
 _WHY = (
-    "that is far below what this device did just before in a large product. Something held it "
-    "back, such as other work on the machine, its threads, or a library without a fast path for "
-    "this size, so a speedup over it may say more of that than of the chain. Measure again on an "
-    "idle machine before you rely on it."
+    "In a large product this device was far better just before. Something held it back: other "
+    "work, its threads, or a library without a fast path for this size. A speedup may say more "
+    "of that than of the chain. Measure again on an idle machine before you rely on it."
 )
 
 
@@ -64,7 +63,7 @@ class DenseLayer:
             return ""
         return (
             f"The dense layer took {phrases.timed(self.measured)}, {self.over_floor:.0f} times its "
-            f"roofline floor of {phrases.microseconds(self.floor_us)}: {_WHY}"
+            f"roofline floor of {phrases.microseconds(self.floor_us)}. {_WHY}"
         )
 
     @property
@@ -83,7 +82,7 @@ def warning_of(layers: Mapping[str, DenseLayer]) -> str:
         f"{name} ({phrases.microseconds(dense.measured.median_us)}, {dense.over_floor:.0f} times)"
         for name, dense in strange.items()
     )
-    return f"Far above their roofline floors were the dense layers of {listed}: {_WHY}"
+    return f"Far above their roofline floors were the dense layers of {listed}. {_WHY}"
 
 
 def dense_layer(result: LayerResult) -> DenseLayer | None:

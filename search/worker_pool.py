@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,8 @@ from ksopt.search.space.space import Space
 from ksopt.search.storage import Storage
 from ksopt.search.trained_weights import TrainedWeights
 from ksopt.search.trial_loop import Campaign, Workplace, take_turns
+
+log = logging.getLogger("ksopt.search")
 
 # Between the seeds of two workers: more than the trials of any study, whose count is added.
 _SEEDS_APART = 1_000_003
@@ -199,9 +202,17 @@ class Crew:
             so_far = best.get(place)
             if record.ratio and (so_far is None or record.ratio < (so_far.ratio or 0.0)):
                 best[place] = record
+            log.info("trial %d: %s", number, _said(record))
             progress.trial(record, best.get(place))
 
         return on_trial
+
+
+def _said(record: TrialRecord) -> str:
+    """What came of a trial, for the log."""
+    chain, ratio = record.facts.chain, record.ratio_seen
+    speed = "" if ratio is None else f", {1 / ratio:.2f} times dense's speed"
+    return f"{chain} {record.state}{speed}{f', {record.reason}' if record.reason else ''}"
 
 
 def sampler_name(space: Space, request: LayerRequest) -> Kind:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 ORDER = """
 errors
 patterns settings report
-epilogue
+drawing epilogue
 reference system precision
 batched jit
 baselines

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
     from ksopt.bench.rows import Line
     from ksopt.bench.summary import Series
 
+SUMMARY = "Check and time single factors and chains beside PyTorch's ways to multiply by them."
 EPILOG = """\
 examples:
   ksopt bench kernels --patterns "(4,64,64,16)" "(1,96,96,3)" --device cpu
@@ -76,7 +77,7 @@ def run(given: argparse.Namespace) -> int:
     if given.timeout is not None and not given.timeout > 0:
         raise InvalidInputError(f"timeout {given.timeout:g}: it must be above 0 seconds")
     request = BenchRequest.of(BenchOptions(**option_fields.values(BenchOptions, given)))
-    progress = None if given.json else _Progress(sys.stderr)
+    progress = None if given.json or given.quiet else _Progress(sys.stderr)
     try:
         outcome = run_bench(
             request, given.out, workers=given.workers, timeout_s=given.timeout, told=progress

@@ -65,7 +65,8 @@ def run(given: argparse.Namespace) -> int:
 
     for remark in request.remarks:
         print(remark, file=sys.stderr)
-    stopped = runs.run_models(request, given.out, timeout_s=given.timeout, told=_tell, kept=kept)
+    told = _silent if given.quiet else _tell
+    stopped = runs.run_models(request, given.out, timeout_s=given.timeout, told=told, kept=kept)
     measured = journal.read_lines(given.out, runs.FORM)
     cases = list(measured.values())
     faults = [fault for case in cases for fault in case.faults]
@@ -87,6 +88,10 @@ def run(given: argparse.Namespace) -> int:
     if stopped == "interrupted":
         return 130
     return 1 if faults else 0
+
+
+def _silent(text: str) -> None:
+    """Nothing."""
 
 
 def _tell(text: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 
     from ksopt.conversion.apply import Conversion
 
+SUMMARY = "Replace the linear layers of a trained model by chains, and say how near they come."
 EPILOG = """\
 the plan:
   written by `ksopt search`, or by hand: {"schema": "ksopt.plan/1", "layers": [
@@ -144,7 +145,7 @@ def _convert(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
         weights=given.weights,
         refine=given.refine,
         max_error=given.max_error,
-        progress=lambda text: print(f"projecting {text}", file=sys.stderr),
+        progress=None if given.quiet else _say,
     )
     folder = save_converted(done, given.out, source=given.model)
     if given.json:
@@ -152,6 +153,10 @@ def _convert(model: nn.Module, plan: Plan, given: argparse.Namespace) -> int:
     else:
         _print(done, folder, sys.stdout)
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"projecting {text}", file=sys.stderr)
 
 
 def _print(done: Conversion, folder: Path, stream: TextIO) -> None:

@@ -21,6 +21,7 @@ SUMMARY = (
     "Measure chains of patterns for a linear layer, several, or those of a model, on this device, "
     "and recommend."
 )
+USAGE = "ksopt search INxOUT [INxOUT ...] [options]"
 EPILOG = f"""\
 units:
   dims     INxOUT as in nn.Linear(in, out): 768x3072 has 768 inputs and 3072 outputs
@@ -30,13 +31,13 @@ units:
 
 {constraint_arguments.HELP}
 examples:
-  ksopt search --dims 768x3072
-  ksopt search --dims 768x3072 --budget 25%
-  ksopt search --dims 4096x4096 --budget 10% 25% 2M --dtype bfloat16 --batch 8192 --device cuda
-  ksopt search --dims 4096x4096 --families monarch,low_rank --min-rank 64
-  ksopt search --dims 768x3072 --chainable --aligned --block-sizes multiple:16
-  ksopt search --dims 768x3072 --timeout 600 --out mlp      # the same again goes on from there
-  ksopt search --dims 384x384 384x1536 1536x384 --budget 25%
+  ksopt search 768x3072
+  ksopt search 768x3072 --budget 25%
+  ksopt search 4096x4096 --budget 10% 25% 2M --dtype bfloat16 --batch 8192 --device cuda
+  ksopt search 4096x4096 --families monarch,low_rank --min-rank 64
+  ksopt search 768x3072 --chainable --aligned --block-sizes multiple:16
+  ksopt search 768x3072 --timeout 600 --out mlp      # the same again goes on from there
+  ksopt search 384x384 384x1536 1536x384 --budget 25%
   ksopt search --hf-config config.json --exclude lm_head --timeout 1800
   ksopt search --model mymodel:build --measure-model mymodel:inputs --budget 25% 50%
   ksopt convert --model mymodel:build --plan ksopt-report-.../plan.json --out converted
@@ -53,12 +54,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
     what = command.add_argument_group("what is searched: one of these").add_argument
     what(
-        "--dims",
-        nargs="+",
-        action="extend",
+        "sizes",
+        nargs="*",
         metavar="INxOUT",
         help="size of a layer, such as 768x3072; of several, each has its chain in one report",
     )
+    what("--dims", nargs="+", action="extend", metavar="INxOUT", help="the same as an option")
     what(
         "--model",
         metavar="MODULE:FACTORY",
@@ -69,7 +70,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the linear layers that a transformers config.json describes; runs no code",
     )
-    what(
+    option_fields.add_arguments(command, SearchRequest, before={"study": _add_replay})
+    of_model = command.add_argument_group("a model's layers").add_argument
+    of_model(
         "--include",
         nargs="+",
         action="extend",
@@ -77,7 +80,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of a model's layers only these; * allowed",
     )
-    what(
+    of_model(
         "--exclude",
         nargs="+",
         action="extend",
@@ -85,7 +88,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of a model's layers not these; * allowed",
     )
-    what(
+    of_model(
         "--measure-model",
         nargs="?",
         const="",
@@ -93,8 +96,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="at the end, time the whole --model dense and with the plan, on the inputs that "
         "FACTORY() returns (by default a transformers model's own dummy_inputs)",
     )
-
-    option_fields.add_arguments(command, SearchRequest, before={"study": _add_replay})
 
 
 def _add_replay(add: Callable[..., Any]) -> None:
@@ -107,6 +108,8 @@ def _add_replay(add: Callable[..., Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, or report again, as the arguments say; the exit code."""
+    if args.sizes:
+        args.dims, args.sizes = [*args.sizes, *(args.dims or [])], []
     with options_named():
         return _run(args)
 
@@ -145,7 +148,7 @@ def _run(args: argparse.Namespace) -> int:
     from ksopt.search import for_terminal, run_search
 
     # Progress goes to stderr, so that stdout holds the answer alone; a program wants none of it.
-    progress = for_terminal(sys.stderr, quiet=args.json)
+    progress = for_terminal(sys.stderr, quiet=args.json or args.quiet)
     if request.model is not None:
         progress.note(request.model.sentence)
     result = run_search(request, progress, subject.to_measure)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ksopt.cli.parser import SIZE
 from ksopt.errors import InvalidInputError
 from ksopt.search.hf_config import layers_of_config
 from ksopt.search.layers import Layers
@@ -62,9 +63,15 @@ def _check(args: argparse.Namespace) -> None:
     sources = {"--dims": args.dims, "--model": args.model, "--hf-config": args.hf_config}
     named = [name for name, value in sources.items() if value is not None]
     if not named:
+        sizes = [word for word in args.budget or () if SIZE.fullmatch(word)]
+        if sizes:
+            raise InvalidInputError(
+                f"search: --budget took {sizes[0]} for a budget: write the size first, as in "
+                f"ksopt search {sizes[0]} --budget 25%"
+            )
         raise InvalidInputError(
-            "search: say what to search: the layer's size, --dims INxOUT, or --model "
-            "MODULE:FACTORY, or --hf-config FILE; or give a --replay"
+            "search: say what to search, as in ksopt search 768x3072: the layer's size, also as "
+            "--dims INxOUT, or --model MODULE:FACTORY, or --hf-config FILE; or give a --replay"
         )
     if len(named) > 1:
         raise InvalidInputError(

@@ -7,22 +7,24 @@ import sys
 
 from ksopt.cli import constraint_arguments
 from ksopt.cli.search import in_options, options_named
+from ksopt.errors import InvalidInputError
 from ksopt.report import tables
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import SearchOptions
 from ksopt.system import option_fields
 
+SUMMARY = "Count and list the chains that a search of a layer chooses from."
 EPILOG = f"""\
 The space is what `ksopt search` chooses from: see docs/search.md. Counting is cut off after so many
 choices as --visits allows, and then says "more than".
 
 {constraint_arguments.HELP}
 examples:
-  ksopt space --dims 768x3072 --budget 25%
-  ksopt space --dims 4096x11008 --budget 10% --factors 2 --order rho --limit 50
-  ksopt space --dims 768x3072 --budget 25% --chainable --aligned --dtype float16
-  ksopt space --dims 1024x1024 --families monarch,block_butterfly --block-sizes 16-256
-  ksopt space --dims 768x3072 --budget 25% --limit 0 --visits 20000000      # only count
+  ksopt space 768x3072 --budget 25%
+  ksopt space 4096x11008 --budget 10% --factors 2 --order rho --limit 50
+  ksopt space 768x3072 --budget 25% --chainable --aligned --dtype float16
+  ksopt space 1024x1024 --families monarch,block_butterfly --block-sizes 16-256
+  ksopt space 768x3072 --budget 25% --limit 0 --visits 20000000      # only count
 
 exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
 """
@@ -30,8 +32,9 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
-    add = command.add_argument
-    add("--dims", required=True, metavar="INxOUT", help="size of the layer, such as 768x3072")
+    add = command.add_argument_group("the layer and its chains").add_argument
+    add("size", nargs="?", metavar="INxOUT", help="size of the layer, such as 768x3072")
+    add("--dims", metavar="INxOUT", help="the same as an option")
     add("--budget", default="100%", metavar="SIZE", help="most weights, such as 25%% or 600k")
     add("--min-rank", type=int, metavar="RANK", help="least rank (full: the smaller of IN and OUT)")
     add(
@@ -79,9 +82,12 @@ def run(args: argparse.Namespace) -> int:
     from ksopt.search.space.listing import listing
     from ksopt.search.space.smallest import no_chain
 
+    dims = args.size or args.dims
+    if dims is None or (args.size and args.dims):
+        raise InvalidInputError("space: give one size, such as ksopt space 768x3072, or --dims")
     with options_named():
         request = LayerRequest(
-            dims=args.dims,
+            dims=dims,
             budgets=(args.budget,),
             max_factors=args.factors,
             min_rank=args.min_rank,

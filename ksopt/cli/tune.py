@@ -16,6 +16,7 @@ from ksopt.report import tables
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import DTYPES, LAYOUTS
 from ksopt.search.space.named_families import families
+from ksopt.system.suggest import nearest
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
     import torch
@@ -113,7 +114,7 @@ def run(given: argparse.Namespace) -> int:
             given.again,
             tuple(_chains(given)),
         )
-        reports = _tuned(request, sys.stderr, quiet=given.json)
+        reports = _tuned(request, sys.stderr, quiet=given.json or given.quiet)
     if given.json:
         _print_json(device, reports)
     else:
@@ -150,10 +151,12 @@ def _kind(given: argparse.Namespace) -> tuple[str, bool]:
     if given.dtype not in DTYPES:
         raise InvalidInputError(
             f"dtype {given.dtype!r} is unknown: it can be float32, float16 or bfloat16"
+            f"{nearest(given.dtype, DTYPES)}"
         )
     if given.layout not in LAYOUTS:
         raise InvalidInputError(
             f"layout {given.layout!r} is unknown: it must be 'batch_first' or 'batch_last'"
+            f"{nearest(given.layout, LAYOUTS)}"
         )
     return DTYPES[given.dtype], given.layout == "batch_last"
 

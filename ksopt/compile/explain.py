@@ -18,7 +18,8 @@ from ksopt.compile.graph_breaks import GraphBreak, graph_breaks
 from ksopt.compile.lowering.benchmark import Times
 from ksopt.compile.sites import Report, Site, Verdict
 from ksopt.errors import KsoptError
-from ksopt.report import tables
+from ksopt.report import document, tables
+from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
 
 
@@ -87,6 +88,22 @@ class Explanation:
     def markdown(self) -> str:
         """A section of a Markdown document."""
         return f"{self.summary()}\n\n{self.table().markdown()}\n"
+
+    def _repr_html_(self) -> str:
+        """Its numbers and its table in a notebook."""
+        report, times = self.report, self.end_to_end
+        lowered = f"{report.count(Verdict.LOWERED)} of {len(report.sites)}"
+        facts = [
+            Fact(lowered, "products lowered"),
+            Fact(f"{100 * report.covered:.0f}%", "of the linear flops are in them"),
+        ]
+        if times is not None:
+            both = f"{times.ksopt_us:.1f} us against {times.inductor_us:.1f} us"
+            speed = f"{times.inductor_us / times.ksopt_us:.2f}x"
+            facts.insert(0, Fact(speed, "as fast as Inductor alone", both))
+        answer = Section("Explanation", tuple(self.summary().split("\n")), facts=tuple(facts))
+        sites = Section("Sites", table=self.table(), is_folded=True)
+        return document.fragment([answer, *([sites] if report.sites else [])])
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ksopt import drawing
 from ksopt.conversion.layers import (
     New,
     Place,
@@ -29,9 +30,11 @@ from ksopt.nn import KSLinear, KSStacked
 from ksopt.operators.base import Fit
 from ksopt.operators.linear import StructuredLinear
 from ksopt.operators.registry import Replacement
+from ksopt.patterns.chain import Chain
 from ksopt.projection import project
 from ksopt.projection.scale import exponent_of, scaled
-from ksopt.report import tables
+from ksopt.report import document, tables
+from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
 
 
@@ -150,6 +153,26 @@ class Conversion:
             ">at least",
         )
         return tables.of(heads, rows)
+
+    def _repr_html_(self) -> str:
+        """Its numbers and its table in a notebook, and its chains drawn."""
+        errors = sorted(layer.relative_error for layer in self.layers)
+        share = 100 * self.parameters / self.dense_parameters
+        counts = f"{self.parameters:,} of {self.dense_parameters:,}"
+        facts = [
+            Fact(str(len(self.layers)), "layers converted", f"{len(self.dense)} left dense"),
+            Fact(f"{share:.1f}%", "of the model's parameters", counts),
+        ]
+        if errors:
+            facts.append(Fact(f"{errors[0]:.3f} to {errors[-1]:.3f}", "relative error"))
+        chains = {chain for layer in self.layers for chain in layer.chains}
+        drawn = [
+            Section(f"{chain}, drawn", figure=drawing.figure_of(chain), is_folded=True)
+            for chain in sorted(chains, key=str)
+            if isinstance(chain, Chain) and drawing.can_draw(chain)
+        ]
+        answer = Section("Conversion", (self.sentence,), table=self.table(), facts=tuple(facts))
+        return document.fragment([answer, *drawn])
 
     @property
     def sentence(self) -> str:

@@ -11,13 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+from ksopt import drawing
 from ksopt.errors import InvalidInputError
 from ksopt.operators import registry
 from ksopt.operators.base import StructuredOperator
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
+from ksopt.report import document, tables
+from ksopt.report.document import Section
+from ksopt.report.tables import Table
 from ksopt.system import untrusted
 from ksopt.system.atomic_files import write_whole
 
@@ -185,6 +189,23 @@ class Plan:
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from None
 
+    def table(self) -> Table:
+        """One row for each rule."""
+        rows = [
+            (rule.match, str(rule.in_features or "any"), str(rule.out_features or "any"), rule.text)
+            for rule in self.rules
+        ]
+        return tables.of(("layers", ">in_features", ">out_features", "become"), rows)
+
+    def _repr_html_(self) -> str:
+        """Its table in a notebook, and its chains drawn."""
+        chains = {chain for rule in self.rules for chain in rule.chains if _is_drawn(chain)}
+        drawn = [
+            Section(f"{chain}, drawn", figure=drawing.figure_of(chain), is_folded=True)
+            for chain in sorted(chains, key=str)
+        ]
+        return document.fragment([Section("Plan", table=self.table()), *drawn])
+
     def write(self, path: str | Path) -> None:
         """Write the plan to a file, whole or not at all."""
         try:
@@ -212,6 +233,10 @@ class Plan:
         if not isinstance(layers, list) or not isinstance(made_by, str):
             raise InvalidInputError("a plan has a list, 'layers', and may have a text, 'made_by'")
         return cls(tuple(map(_rule_from_json, layers)), made_by)
+
+
+def _is_drawn(chain: Replacement) -> TypeGuard[Chain]:
+    return isinstance(chain, Chain) and drawing.can_draw(chain)
 
 
 def _rule_to_json(rule: Rule) -> dict[str, Any]:

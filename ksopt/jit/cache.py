@@ -14,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from pathlib import Path
 
 from ksopt import settings
 from ksopt.system import locks, ownership, temporary_files
+
+log = logging.getLogger("ksopt.jit")
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,18 @@ def get(key: ArtifactKey, build: Callable[[], bytes]) -> Artifact:
             artifact = _load(folder, key)
             if artifact is not None:
                 return artifact
-            data = build()
+            data = _built(key, build)
             return Artifact(data, _publish(folder, key, data))
     except CacheUnusable as reason:
         warn_once(str(reason))
-    return Artifact(build(), None)
+    return Artifact(_built(key, build), None)
+
+
+def _built(key: ArtifactKey, build: Callable[[], bytes]) -> bytes:
+    began = time.monotonic()
+    data = build()
+    log.info("compiled %s for %s in %.1f s", key.filename, key.arch, time.monotonic() - began)
+    return data
 
 
 def find(key: ArtifactKey) -> Artifact | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
 from ksopt.measure.interleaved import EntryResult, Rules, candidate_rules, race, winner
 from ksopt.measure.timers import timer_of
+
+log = logging.getLogger("ksopt.kernels")
 
 Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor], str | None]
@@ -220,6 +223,8 @@ def raced(
         cached=pick(results, "cached", _previous(previous, "cached")),
         repacked=pick(results, "repacked", _previous(previous, "repacked")),
     )
+    chosen = record.timed[record.cached]
+    log.info("%s: %s is the fastest of %d ways", key.problem.chain, chosen.label, len(ran))
     return record, [one for one, _ in ran]
 
 

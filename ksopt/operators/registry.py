@@ -10,6 +10,7 @@ from ksopt.errors import InvalidInputError
 from ksopt.operators.base import StructuredOperator
 from ksopt.operators.kronecker import KroneckerOperator
 from ksopt.patterns.chain import Chain
+from ksopt.system.suggest import nearest
 
 KRONECKER = "ks"
 """Chains of Kronecker-sparse factors, whose candidates are the search's own space."""
@@ -78,7 +79,7 @@ def structure_of(name: str) -> Structure:
     if name not in _STRUCTURES:
         raise InvalidInputError(
             f"structures {name!r}: there is no such structure; there are {', '.join(names())}, and "
-            "those that a module of --plugins registers"
+            f"those that a module of --plugins registers{nearest(name, names())}"
         )
     return _STRUCTURES[name]
 

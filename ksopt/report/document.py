@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from ksopt.report import look
 from ksopt.report.tables import Table
 
 _FOLDER = Path(__file__).parent
@@ -22,10 +24,27 @@ class Figure:
     Args:
         wide: An ``<svg>`` element for a screen and for print; empty if there is nothing to draw.
         narrow: The same for a telephone.
+        name: What a file of its own is called, without an ending; empty for none.
     """
 
     wide: str
     narrow: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number that stands out.
+
+    Args:
+        value: The number, with its unit.
+        name: What it is of, in few words.
+        detail: What it comes from.
+    """
+
+    value: str
+    name: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +52,7 @@ class Section:
     """A part of a report: its paragraphs, then its figure, its table and its code.
 
     Args:
-        title: Its heading.
+        title: Its heading. On the page one with facts has none.
         lead: Plain text that stands out.
         paragraphs: Plain text.
         table: A table, if any.
@@ -41,6 +60,11 @@ class Section:
         language: Of the code.
         figure: A drawing, on the page. Markdown has none, and leaves out a section that has
             nothing else to show.
+        facts: Numbers that stand out, behind the lead; the paragraphs are then under the figure.
+        warnings: Plain text behind them: what makes them less certain than they look.
+        is_folded: Whether the page shows the title alone until a reader opens it.
+        part: What the section is about, where several follow each other of each of several things.
+            The page folds all of one part away together.
     """
 
     title: str
@@ -50,6 +74,10 @@ class Section:
     code: str = ""
     language: str = ""
     figure: Figure | None = None
+    facts: tuple[Fact, ...] = ()
+    warnings: tuple[str, ...] = ()
+    is_folded: bool = False
+    part: str = ""
 
 
 def html(title: str, where: str, sections: Sequence[Section]) -> str:
@@ -61,8 +89,28 @@ def html(title: str, where: str, sections: Sequence[Section]) -> str:
         sections: In order.
     """
     page = _environment().get_template("page.html.j2")
-    style = (_FOLDER / "page.css").read_text("utf-8")
-    return page.render(title=title, where=where, sections=sections, style=Markup(style))
+    return page.render(title=title, where=where, parts=_parts(sections), style=_style())
+
+
+def fragment(sections: Sequence[Section]) -> str:
+    """Sections as HTML for a notebook's cell, with their own style."""
+    shown = _environment().get_template("sections.html.j2").render(parts=_parts(sections))
+    return f'<style>{_style()}</style><div class="ksopt notebook">{shown}</div>'
+
+
+def figures(sections: Sequence[Section]) -> dict[str, str]:
+    """The drawings that become files of their own, by name."""
+    drawn = [section.figure for section in sections if section.figure is not None]
+    return {one.name: one.wide for one in drawn if one.name and one.wide}
+
+
+def _parts(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
+    """Sections that follow each other and are of one part, together."""
+    return [(part, list(group)) for part, group in itertools.groupby(sections, lambda s: s.part)]
+
+
+def _style() -> Markup:
+    return Markup((_FOLDER / "page.css").read_text("utf-8") + look.css())
 
 
 @functools.cache
@@ -90,18 +138,31 @@ def breakable(text: str) -> Markup:
     return Markup(str(escape(text)).replace(")*(", ")*<wbr>("))
 
 
-def markdown(title: str, sections: Sequence[Section]) -> str:
+def markdown(title: str, sections: Sequence[Section], where: str = "") -> str:
     """The same as markdown."""
-    blocks = [f"# {title}"]
+    blocks = [f"# {title}", *([where] if where else [])]
     for section in sections:
-        if section.figure is not None and section.table is None:
+        has_more = section.table or section.lead or section.facts
+        if section.figure is not None and not has_more:
             continue
-        blocks.append(f"## {section.title}")
+        name = section.title[0].lower() + section.title[1:]
+        blocks.append(f"## {section.part}: {name}" if section.part else f"## {section.title}")
         # A chain's stars would be read as emphasis.
-        texts = (*section.lead, *section.paragraphs)
-        blocks += [text.replace("*", r"\*") for text in texts]
+        blocks += [_plain(text) for text in section.lead]
+        if section.facts:
+            blocks.append("\n".join(map(_bullet, section.facts)))
+        blocks += [_plain(text) for text in (*section.warnings, *section.paragraphs)]
         if section.table is not None:
             blocks.append(section.table.markdown())
         if section.code:
             blocks.append(f"```{section.language}\n{section.code}\n```")
     return "\n\n".join(blocks) + "\n"
+
+
+def _plain(text: str) -> str:
+    return text.replace("*", r"\*")
+
+
+def _bullet(fact: Fact) -> str:
+    detail = f": {_plain(fact.detail)}" if fact.detail else ""
+    return f"- **{fact.value}** {fact.name}{detail}"

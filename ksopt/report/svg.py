@@ -1,21 +1,34 @@
-"""Pieces of inline SVG drawings; their colours are in the style sheet of report/document.py."""
+"""Pieces of inline SVG drawings; what they look like is in report/look.py."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from math import ceil, log10
 
 FONT = 12
 """Size of the letters, in the drawing's pixels."""
 
+_NOT_XML = re.compile(r"[^\t\n\r -\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 _LEAST_APART = 0.05  # of a logarithmic axis's length, between two ticks
+
+
+def escaped(words: str) -> str:
+    """A text as XML holds it; what no XML can hold becomes a question mark.
+
+    Example:
+        >>> escaped("a < b" + chr(1))
+        'a &lt; b?'
+    """
+    return escape(_NOT_XML.sub("?", words))
 
 
 def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
     """The element that holds the parts; ``label`` is what a screen reader says."""
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" '
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escaped(label)}" '
         f'font-size="{FONT}">\n' + "\n".join(parts) + "\n</svg>"
     )
 
@@ -23,7 +36,61 @@ def svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
 def text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
     """A text; ``anchor`` is start, middle or end, ``kind`` a class of the style sheet."""
     named = f' class="{kind}"' if kind else ""
-    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escaped(words)}</text>'
+
+
+def width_of(words: str) -> float:
+    """About the width of a text, in the drawing's pixels."""
+    return 0.62 * FONT * len(words)
+
+
+@dataclass(frozen=True)
+class Tip:
+    """What a drawing shows of a place when a pointer is there.
+
+    Args:
+        x, y: The place.
+        lines: Texts under each other; a chain in the first may be cut between its factors.
+    """
+
+    x: float
+    y: float
+    lines: tuple[str, ...]
+
+
+def hover(tips: Sequence[Tip], width: int, height: int) -> list[str]:
+    """The tips of a drawing; they go last, so that no mark is drawn over them."""
+    if not tips:
+        return []
+    parts = ['<g class="hover">']
+    for tip in tips:
+        parts.append(f'<circle class="hit" cx="{tip.x:.1f}" cy="{tip.y:.1f}" r="9"/>')
+        parts.append(_tip_box(tip, width, height))
+    return [*parts, "</g>"]
+
+
+def _tip_box(tip: Tip, width: int, height: int) -> str:
+    lines = [line for text in tip.lines for line in _cut(text, width - 30)]
+    wide, high = 16 + max(map(width_of, lines)), 10 + 16 * len(lines)
+    left = min(max(tip.x + 12, 2.0), width - wide - 2)
+    top = tip.y - high - 12 if tip.y - high - 12 > 0 else min(tip.y + 12, height - high - 2)
+    texts = "".join(
+        text(left + 8, top + 17 + 16 * i, line, "start", "tip-text") for i, line in enumerate(lines)
+    )
+    return (
+        f'<g class="tip"><rect class="tip-box" x="{left:.1f}" y="{top:.1f}" rx="4" '
+        f'width="{wide:.1f}" height="{high:.1f}"/>{texts}</g>'
+    )
+
+
+def _cut(words: str, width: float) -> list[str]:
+    """A text in lines of at most a width, cut between the factors of a chain."""
+    lines = [""]
+    for piece in words.replace(")*(", ")*\n(").split("\n"):
+        if lines[-1] and width_of(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return lines
 
 
 def log_ticks(low: float, high: float) -> list[float]:

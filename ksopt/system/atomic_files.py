@@ -13,14 +13,15 @@ from ksopt.system import temporary_files
 from ksopt.system.untrusted import is_folder, reason
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write beside the file, then rename: a reader sees the old file or the new one.
 
     What a killed process left beside the file is removed.
     """
     with temporary_files.new_file(path.parent, f".{path.name}-") as (descriptor, beside):
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
-            file.write(text)
+        written = content if isinstance(content, bytes) else content.encode("utf-8")
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(written)
         # Temporary files are private; what is written for a reader is as open as its folder.
         beside.chmod(0o644)
         beside.replace(path)

@@ -15,6 +15,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 _KEY = "option"
+COMMON = "common options"
+"""The heading of those that the help has first."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Option:
             one word.
         is_always_shown: Whether a command says it even where it is the default.
         is_named: Whether sentences of the library name the field, by a name that is not the flag's.
+        is_common: Whether the help has it among those that come first, whatever its group.
     """
 
     help: str
@@ -45,6 +48,12 @@ class Option:
     joined: str = " "
     is_always_shown: bool = False
     is_named: bool = False
+    is_common: bool = False
+
+    @property
+    def heading(self) -> str:
+        """What it stands under in the help."""
+        return COMMON if self.is_common else self.group
 
 
 def option(default: Any, help: str, group: str, *, repr: bool = True, **how: Any) -> Any:
@@ -74,13 +83,14 @@ def add_arguments(
         kind: The dataclass.
         before: What adds an option that is no field, by the name of the field that comes after.
     """
-    groups: dict[str, Callable[..., Any]] = {}
-    for name, one in options_of(kind).items():
-        if one.group not in groups:
-            groups[one.group] = parser.add_argument_group(one.group).add_argument
+    options = options_of(kind)
+    first = [COMMON] if any(one.is_common for one in options.values()) else []
+    headings = dict.fromkeys([*first, *(one.heading for one in options.values())])
+    groups = {each: parser.add_argument_group(each).add_argument for each in headings}
+    for name, one in options.items():
         if before is not None and name in before:
-            before[name](groups[one.group])
-        add_argument(groups[one.group], kind, name)
+            before[name](groups[one.heading])
+        add_argument(groups[one.heading], kind, name)
 
 
 def add_argument(add: Callable[..., Any], kind: type[Any], name: str) -> None:

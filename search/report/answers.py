@@ -10,31 +10,27 @@ from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verd
 
 def lead(result: SearchResult) -> list[str]:
     """The answer in sentences, and what makes it less certain than it looks."""
-    sentences = [*_effect_sentences(result), *_whole_sentences(result)]
+    sentences = effect_sentences(result)
     if result.request.is_one_layer:
         sentences += [answer.sentence for one in result.layers for answer in one.recommendations]
     elif result.request.model is None:
-        sentences.append(_sizes_sentence(result))
-    sentences += phrases.what_is_timed(result.request)
+        sentences += _sizes_sentences(result)
+    return [*sentences, *_beside(result), *stopped(result), *warnings(result)]
+
+
+def beside(result: SearchResult) -> list[str]:
+    """What is to be known beside the answer of several sizes, or of a model."""
+    return [*effect_sentences(result)[1:], *_beside(result)]
+
+
+def _beside(result: SearchResult) -> list[str]:
+    sentences = [*_whole_sentences(result), *phrases.what_is_timed(result.request)]
     sentences += [
         f"The layers of {dims} stay dense: {text}." for dims, text in result.unmet.items()
     ]
     sentences += result.request.notes
     if result.replayed and result.layers:
         sentences.append(phrases.replayed(result.layers[0].device))
-    return [*sentences, *stopped(result), *warnings(result)]
-
-
-def layer_lead(layer: LayerResult) -> list[str]:
-    """The answer of one layer in sentences, and what makes it less certain than it looks."""
-    sentences = [answer.sentence for answer in layer.recommendations]
-    measured = [a for a in layer.recommendations if a.chosen is not None]
-    if len(measured) > 1 and all(a.verdict is Verdict.KEEP_DENSE for a in measured):
-        sentences.insert(0, "Keep the dense layer: no chain of any budget is faster here.")
-    if layer.replayed:
-        sentences.append(phrases.replayed(layer.device))
-    sentences += [*stopped(layer), *_layer_warnings(layer)]
-    sentences += phrases.what_is_timed(layer.request)
     return sentences
 
 
@@ -52,7 +48,7 @@ def warnings(result: SearchResult) -> list[str]:
     drifts = {str(one.size): diagnostics.drift(one) for one in result.layers}
     drifted = {size: drift for size, drift in drifts.items() if drift and drift.beyond_noise}
     if result.request.is_one_layer:
-        sentences = [sentence for one in result.layers for sentence in _layer_warnings(one)]
+        sentences = [sentence for one in result.layers for sentence in layer_warnings(one)]
         return sentences + [drift.sentence for drift in drifted.values()]
     beside = {str(one.size): suspect_dense.dense_layer(one) for one in result.layers}
     strange = suspect_dense.warning_of({size: dense for size, dense in beside.items() if dense})
@@ -61,53 +57,40 @@ def warnings(result: SearchResult) -> list[str]:
     sentences += [f"{size}: {sentence}" for size, sentence in failures if sentence]
     if drifted:
         sentences.append(
-            f"The dense layers of {', '.join(drifted)} took another time in the final than at the "
-            "beginning, beyond their noise: clocks, throttling or another process changed the "
-            "machine meanwhile. Ratios to dense, measured in turns, allow for that, absolute times "
-            "do not."
+            f"The dense layers of {', '.join(drifted)} took another time in the final than at "
+            "first, beyond their noise. Clocks, throttling or another process changed the machine "
+            "meanwhile. Ratios to dense, measured in turns, allow for that; absolute times do not."
         )
     return sentences
 
 
-def _layer_warnings(layer: LayerResult) -> list[str]:
+def layer_warnings(layer: LayerResult) -> list[str]:
+    """What makes the times of one layer less certain than they look."""
     dense, failures = suspect_dense.dense_layer(layer), diagnostics.failures(layer)
     return [text for text in ("" if dense is None else dense.warning, failures) if text]
 
 
-def _effect_sentences(result: SearchResult) -> list[str]:
+def effect_sentences(result: SearchResult) -> list[str]:
     """What the plan would do to the model, predicted; nothing where no model was given."""
     effect, layers = effect_of(result), result.request.model
     if effect is None or layers is None:
         return []
     if not effect.converted:
-        why = "no chain that was measured is measurably faster than they are"
-        least = result.request.min_speedup
-        if least is not None:
-            why = f"no chain that was measured is measurably {least:g} times as fast as they are"
-        if not effect.dense_us:
-            why = "nothing was measured"
-            answers = [answer for one in result.layers for answer in one.recommendations]
-            if any(answer.verdict is Verdict.KEEP_DENSE for answer in answers):
-                why = (  # there is no finalist of any size
-                    "no chain that was measured comes within a relative error of "
-                    f"{result.request.max_error:g} of their weights"
-                )
-        return [f"Keep the dense layers of {layers.source}: {why}."]
-    share = effect.parameters / effect.dense_parameters
-    text = (
+        return [f"Keep the dense layers of {layers.source}: {_why_dense(result, effect)}."]
+    share = phrases.percent(effect.parameters / effect.dense_parameters)
+    sentences = [
         f"With the plan {effect.converted} of the {layers.count} linear layers of {layers.source} "
-        f"become chains: {effect.dense_parameters:,} weights become {effect.parameters:,} "
-        f"({phrases.percent(share)})"
-    )
+        "become chains.",
+        f"{effect.dense_parameters:,} weights become {effect.parameters:,} ({share}).",
+    ]
     if effect.ratio is not None:
         rows = result.request.batch
-        text += (
-            f", and their latencies, measured layer by layer on {rows} rows, add up to "
+        sentences += [
+            f"Their latencies, measured layer by layer on {rows} rows, add up to "
             f"{phrases.microseconds(effect.latency_us)} in place of "
-            f"{phrases.microseconds(effect.dense_us)}: predicted, the linear layers are "
-            f"{phrases.times(effect.ratio)} the dense ones"
-        )
-    sentences = [f"{text}."]
+            f"{phrases.microseconds(effect.dense_us)}.",
+            f"Predicted, the linear layers are {phrases.times(effect.ratio)} the dense ones.",
+        ]
     doubtful = _doubtful(result, effect)
     if doubtful:
         sentences.append(
@@ -126,6 +109,20 @@ def _effect_sentences(result: SearchResult) -> list[str]:
     return sentences
 
 
+def _why_dense(result: SearchResult, effect: Effect) -> str:
+    """Why a plan converts nothing."""
+    if not effect.dense_us:
+        answers = [answer for one in result.layers for answer in one.recommendations]
+        if any(answer.verdict is Verdict.KEEP_DENSE for answer in answers):
+            # There is no finalist of any size.
+            return f"no measured chain is within a weight error of {result.request.max_error:g}"
+        return "nothing was measured"
+    least = result.request.min_speedup
+    if least is not None:
+        return f"no chain that was measured is measurably {least:g} times as fast as they are"
+    return "no chain that was measured is measurably faster than they are"
+
+
 def _whole_sentences(result: SearchResult) -> list[str]:
     """What the model took as a whole; nothing if it was not timed."""
     whole, effect = result.whole, effect_of(result)
@@ -137,8 +134,8 @@ def _whole_sentences(result: SearchResult) -> list[str]:
     what = "a forward pass" if result.request.train else "a pass"
     text = (
         f"Timed whole and eagerly, with random weights in the chains, {what} took "
-        f"{phrases.timed(whole.planned)} with the plan and {phrases.timed(whole.dense)} dense: "
-        f"{whole.against_dense}."
+        f"{phrases.timed(whole.planned)}. The dense model took {phrases.timed(whole.dense)}: "
+        f"the plan is {whole.against_dense}."
     )
     rows = sorted(set(whole.rows.values()))
     if not rows:
@@ -159,10 +156,9 @@ def _doubtful(result: SearchResult, effect: Effect) -> list[str]:
     return [str(dims) for dims, one in dense.items() if one is not None and one.is_strange]
 
 
-def _sizes_sentence(result: SearchResult) -> str:
+def _sizes_sentences(result: SearchResult) -> list[str]:
     chosen = [(one.size, choice(result, one.size)) for one in result.layers]
-    parts = [f"{dims} {_choice(answer)}" for dims, answer in chosen]
-    return f"The plan: {'; '.join(parts)}."
+    return ["The plan:", *(f"{dims} {_choice(answer)}." for dims, answer in chosen)]
 
 
 def _choice(answer: Recommendation | None) -> str:

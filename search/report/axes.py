@@ -124,12 +124,56 @@ class Axes:
     def dense_line(self, value: float, words: str) -> list[str]:
         """The dense layer's value on the y axis, named at its right end."""
         y = self.y(value)
-        # Under the line where there is no room above it.
-        at = y - 6 if y - self.top > svg.FONT + 4 else y + svg.FONT + 4
         return [
             f'<path class="dense" d="M{self.left:.1f} {y:.1f}H{self.right:.1f}"/>',
-            svg.text(self.right, at, words, "end", "dense-text"),
+            svg.text(self.right, self._beside_line(y), words, "end", "dense-text"),
         ]
+
+    def dense_box(self, value: float, words: str) -> Box:
+        """The place of that name."""
+        return Box.of(self.right, self._beside_line(self.y(value)), words, "end")
+
+    def _beside_line(self, y: float) -> float:
+        """Above the line; under it where there is no room above."""
+        return y - 6 if y - self.top > svg.FONT + 4 else y + svg.FONT + 4
+
+
+@dataclass(frozen=True)
+class Box:
+    """The place of a text on a drawing."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    @classmethod
+    def of(cls, x: float, y: float, words: str, anchor: str) -> Box:
+        """That of a text as `svg.text` draws it."""
+        wide = svg.width_of(words) * 1.1  # bold
+        left = x - {"start": 0.0, "middle": wide / 2, "end": wide}[anchor]
+        return cls(left, left + wide, y - svg.FONT, y + 4)
+
+    def meets(self, other: Box) -> bool:
+        """Whether two lie on each other."""
+        apart = self.right <= other.left or other.right <= self.left
+        return not (apart or self.bottom <= other.top or other.bottom <= self.top)
+
+    def is_in(self, axes: Axes) -> bool:
+        """Whether it lies between the axes."""
+        across = axes.left <= self.left and self.right <= axes.right
+        return across and axes.top <= self.top and self.bottom <= axes.bottom
+
+
+def beside(axes: Axes, x: float, y: float, words: str, taken: Sequence[Box]) -> list[str]:
+    """A text beside a mark, where it lies on no other; nothing where there is no such place."""
+    for up in (4.0, -18.0, 26.0, -36.0, 44.0):
+        for anchor, aside in (("start", 13.0), ("end", -13.0), ("middle", 0.0)):
+            box = Box.of(x + aside, y + up, words, anchor)
+            on_mark = anchor == "middle" and abs(up) < 10
+            if not on_mark and box.is_in(axes) and not any(map(box.meets, taken)):
+                return [svg.text(x + aside, y + up, words, anchor, "chosen-text")]
+    return []
 
 
 def _label(value: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from ksopt.report import svg
 from ksopt.search.plan import Effect
@@ -52,7 +51,7 @@ def bars(effect: Effect, width: int) -> str:
         pairs = ((row.dense_us, "s1", "dense"), (row.latency_us, "s0", "by the plan"))
         for turn, (us, kind, called) in enumerate(pairs):
             y = top + head + turn * (_BAR + 2)
-            tip = escape(f"{row.name}, {called}: {phrases.microseconds(us)}")
+            tip = svg.escaped(f"{row.name}, {called}: {phrases.microseconds(us)}")
             parts.append(
                 f'<rect class="box {kind}" x="{left:.1f}" y="{y:.1f}" height="{_BAR:.1f}" '
                 f'width="{max(us * scale, 1.0):.1f}"><title>{tip}</title></rect>'

@@ -142,10 +142,10 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
     is_faster = finalist.versus_dense is Comparison.FASTER
     lead = _lead(floor, dense.floor_us, reached, dense_reached) if is_faster else ""
     return (
-        f"{finalist.facts.chain} computes {_against(dense.flops, flops)} the dense layer and moves "
+        f"{finalist.facts.chain} computes {_against(dense.flops, flops)} the dense layer. It moves "
         f"{_against(dense.bytes_moved, moved)} it{counted}. By "
         f"this device's roofline {bound}, and the dense layer is "
-        f"{_BINDS[dense.memory_bound]}-bound; the floors are {phrases.microseconds(floor)} and "
+        f"{_BINDS[dense.memory_bound]}-bound. The floors are {phrases.microseconds(floor)} and "
         f"{phrases.microseconds(dense.floor_us)}. "
         f"The {'chain' if is_chain else 'operator'} reaches an efficiency of {reached:.2f}, the "
         f"dense layer of {dense_reached:.2f}{lead}."

@@ -5,30 +5,56 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from ksopt import drawing
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Section
 from ksopt.search import diagnostics, metrics, recommend
 from ksopt.search.metrics import LATENCY, Metric
-from ksopt.search.report import answers, bounds, phrases, result_tables
-from ksopt.search.report.plots import figure, latency_plot, metric_plot
+from ksopt.search.plan import choice_of_layer
+from ksopt.search.report import bounds, headline, phrases, result_tables
+from ksopt.search.report.plots import figure, metric_plot
 from ksopt.search.report.sections import section
 from ksopt.search.results import Finalist, LayerResult, Recommendation, Verdict
 
 _TRIALS_SHOWN = 40
 
 
-@section(order=10)
+@section(order=10, is_folded=False)
 def answer(result: LayerResult) -> Section:
-    """The recommendation of each budget, and what makes it less certain than it looks."""
-    measured = [a for a in result.recommendations if a.chosen is not None]
-    beside = []
-    for answer in measured:
-        beside += [*_beside(answer), *best_in_final(answer, result.finalists)]
+    """The recommendation, and what makes it less certain than it looks."""
+    return headline.of_layer(result)
+
+
+def _drawn(result: LayerResult) -> Chain | None:
+    """The chain that is used, if it is one and not too large to be drawn."""
+    answer = choice_of_layer(result)
+    chain = None if answer is None or answer.chosen is None else answer.chosen.facts.chain
+    return chain if isinstance(chain, Chain) and drawing.can_draw(chain) else None
+
+
+@section(order=22, when=lambda result: _drawn(result) is not None)
+def picture(result: LayerResult) -> Section:
+    """The chain that is used, drawn."""
+    chain = _drawn(result)
+    assert chain is not None
+    text = (
+        "Coloured is what may be nonzero, paler where a cell is partly so. The last factor meets "
+        "the input first."
+    )
+    shown = drawing.figure_of(chain, f"chain-{result.size}")
+    return Section(f"{chain}, drawn", (), (text,), figure=shown)
+
+
+@section(order=25)
+def evidence(result: LayerResult) -> Section:
+    """The answer of each budget in words, and what else is to be known of it."""
+    texts = [answer.sentence for answer in result.recommendations]
+    for answer in result.recommendations:
+        if answer.chosen is not None:
+            texts += [*_beside(answer), *best_in_final(answer, result.finalists)]
     drift = diagnostics.drift(result)
-    beside += [drift.sentence] if drift is not None else []
-    lead = answers.layer_lead(result)
-    table = result_tables.layer_answers_table(result)
-    return Section("Answer", tuple(lead), tuple(beside), table)
+    texts += [drift.sentence] if drift is not None else []
+    return Section("Evidence for each budget", (), tuple(texts))
 
 
 def _beside(answer: Recommendation) -> list[str]:
@@ -36,7 +62,7 @@ def _beside(answer: Recommendation) -> list[str]:
     assert answer.chosen is not None
     sentences = []
     if answer.ties:
-        named = ", ".join(f"{tie.facts.chain} ({tie.facts.nnz:,} weights)" for tie in answer.ties)
+        named = ", ".join(str(tie.facts.chain) for tie in answer.ties)
         sentences.append(f"At {answer.budget.text}, within noise of the fastest chain: {named}.")
     heuristic = answer.heuristic
     if heuristic is not None:
@@ -48,8 +74,8 @@ def _heuristic(chosen: Finalist, heuristic: Finalist) -> str:
     if heuristic is chosen:
         return "the fastest chain is also the measured one with the largest rho."
     return (
-        f"the largest rho of the chains in the final belongs to {heuristic.facts.chain} "
-        f"(rho {heuristic.facts.rho:.4f} against {chosen.facts.rho:.4f}), which takes "
+        f"the largest rho of the final belongs to {heuristic.facts.chain}: "
+        f"{heuristic.facts.rho:.4f} against {chosen.facts.rho:.4f}. It takes "
         f"{phrases.microseconds(heuristic.latency.median_us)} against "
         f"{phrases.microseconds(chosen.latency.median_us)}."
     )
@@ -80,8 +106,9 @@ def best_in_final(answer: Recommendation, finalists: Sequence[Finalist]) -> list
 def _better(answer: Recommendation, metric: Metric, best: Finalist, chosen: Finalist) -> str:
     return (
         f"At {answer.budget.text}, the best {metric.title} of the chains in the final is that of "
-        f"{best.facts.chain}: {metric.cell(best.values)} against {metric.cell(chosen.values)} of "
-        f"the fastest, at a latency of {phrases.microseconds(best.latency.median_us)} against "
+        f"{best.facts.chain}. It has {metric.cell(best.values)} against "
+        f"{metric.cell(chosen.values)} of the fastest. Its latency is "
+        f"{phrases.microseconds(best.latency.median_us)} against "
         f"{phrases.microseconds(chosen.latency.median_us)}."
     )
 
@@ -94,43 +121,27 @@ def _has_choice(result: LayerResult) -> bool:
 def time(result: LayerResult) -> Section:
     """What each chosen chain moves and computes, and which of the two binds it."""
     note = (
-        "What is moved is each factor's input, output and weights once, and what is computed two "
-        "operations for each weight and row; the floor is the longer of the two at this device's "
-        "measured ceilings, the sum of its factors' for a chain. A kernel that runs several "
-        "factors in one pass, and on a CPU caches, move less."
+        "Moved: each factor's input, output and weights, once. Computed: two operations for each "
+        "weight and row. A chain's floor is the sum of its factors' floors. A kernel that runs "
+        "several factors in one pass moves less, and so do the caches of a CPU."
     )
     return Section(
         "Where the time goes", (), (*bounds.sentences(result), note), bounds.table(result)
     )
 
 
-@section(order=40)
-def latency(result: LayerResult) -> Section:
-    """Latency against weights, plotted."""
-    text = (
-        "Circles are chains of two factors, triangles of three, squares of one; rings mark the "
-        "fastest of each budget, the stepped line the chains that no other beats in both. Each "
-        "point is its trial's latency over the dense layer's, timed in turns with it, on the scale "
-        "of the dense layer's latency of the final."
-    )
-    if any(not isinstance(trial.facts.chain, Chain) for trial in result.trials):
-        text += " Diamonds are operators of other structures."
-    drawing = figure(partial(latency_plot, result))
-    return Section("Latency against weights", (), (text,), figure=drawing)
-
-
 @section(order=50)
 def other_metrics(result: LayerResult) -> Iterator[Section]:
     """Each metric besides latency and weights, plotted."""
     for metric in metrics.stored():
-        drawing = figure(partial(metric_plot, result, metric))
+        name = f"{metric.name}-{result.size}"
+        drawing = figure(partial(metric_plot, result, metric), name)
         if drawing.wide:
             assert metric.plotted_against is not None
             against = metrics.METRICS[metric.plotted_against]
             text = (
-                f"Each point is a trial: its {metric.axis}, and its {against.axis}. The stepped "
-                f"line is the best {metric.title} that the {against.title} allows, of what was "
-                "measured; rings mark the fastest of each budget."
+                "Each point is a trial, each ring the fastest of a budget. The stepped line is the "
+                f"best {metric.title} that the {against.title} allows, of what was measured."
             )
             if against is LATENCY:
                 text += " Left of the upright line chains are faster than dense."
@@ -148,12 +159,12 @@ def front(result: LayerResult) -> Iterator[Section]:
     *others, last = titles
     shown, count = front[:_TRIALS_SHOWN], f"{len(front)} chains"
     text = (
-        f"Of all that was measured, what no other chain equals or beats in {', '.join(others)} and "
-        f"{last} together: {'one chain' if len(front) == 1 else count}. Latency counts over the "
-        "dense layer's, timed in turns with it; all values are of the trials."
+        f"What no other chain equals or beats in {', '.join(others)} and {last} together: "
+        f"{'one chain' if len(front) == 1 else count}. Latency counts over the dense layer's, "
+        "timed in turns with it. All values are of the trials."
     )
     if len(shown) < len(front):
-        text += f" The fastest {len(shown)} are shown; results.json names all."
+        text += f" The fastest {len(shown)} are shown. results.json names all."
     yield Section("Pareto front", (), (text,), result_tables.front_table(shown))
 
 
@@ -171,19 +182,13 @@ def finalists(result: LayerResult) -> Section:
         return Section("Finalists", (), (none,))
     if result.finalists[0].retimed:
         text = (
-            "The best chains of every budget, and the one of the largest rho, timed again in turns "
-            "with each other and with the dense layer, in a process of their own that did nothing "
-            "else before; the dense layer took "
-            f"{phrases.timed(result.finalists[0].dense)}."
+            "The best chains of every budget, and the one of the largest rho, timed again. They "
+            "took turns with each other and the dense layer, in a fresh process of their own. The "
+            f"dense layer took {phrases.timed(result.finalists[0].dense)}."
         )
     else:
         text = "The search was stopped before the final: these are the times of the trials."
-    text += (
-        " Two times are told apart when each median lies outside the other's band from the 20th to "
-        "the 80th percentile; a chain ties with those that it was not told apart from. Efficiency "
-        "is the roofline's floor over the time; rho is (b + c)/(b c), larger where moving data "
-        "costs more than computing, averaged over the factors by their weights."
-    )
+    text += " A chain ties with those that are within noise of it. Under Glossary are the words."
     return Section("Finalists", (), (text,), result_tables.finalists_table(result))
 
 
@@ -192,7 +197,7 @@ def trials(result: LayerResult) -> Section:
     """Every trial."""
     ranked = sorted(result.trials, key=lambda t: (t.ratio is None, t.ratio or 0.0))
     shown = ranked[:_TRIALS_SHOWN]
-    text = "Fastest over dense first; trials.csv has every column."
+    text = "The fastest over dense come first. trials.csv has every column."
     if len(shown) < len(ranked):
-        text = f"The fastest {len(shown)} of {len(ranked)} trials; trials.csv has all."
+        text = f"The fastest {len(shown)} of {len(ranked)} trials. trials.csv has all."
     return Section("Trials", (), (text,), result_tables.trials_table(shown))

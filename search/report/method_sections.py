@@ -24,10 +24,10 @@ def predictions(result: LayerResult) -> Iterator[Section]:
     if not correlations:
         return
     text = (
-        "Spearman's rank correlation of each prediction with the measured latency over dense: 1 "
-        "would rank all chains rightly, 0 none. Chains given up as hopeless count with the time "
-        "seen, and are crosses in the plots. The largest rho is where a fused kernel gains most "
-        "over PyTorch's ways, not a claim about latency."
+        "Spearman's rank correlation of each prediction with the measured latency over dense. "
+        "Chains given up as hopeless count with the time seen, and are crosses in the plots. The "
+        "largest rho is where a fused kernel gains most over PyTorch's ways. It claims nothing of "
+        "latency."
     )
     if all(one.predictor.key != "predicted_us" for one in correlations):
         text += " The kernels' cost model is for GPUs: there is none here."
@@ -43,7 +43,8 @@ def predictions(result: LayerResult) -> Iterator[Section]:
     yield Section("Measured against predicted", (), (text,), table)
     shown = [one for one in correlations if one.predictor.key in ("rho", "predicted_us")]
     for one in shown:
-        drawing = figure(partial(scatter, result, one.predictor))
+        name = f"{one.predictor.key}-{result.size}"
+        drawing = figure(partial(scatter, result, one.predictor), name)
         title = f"Measured latency against {one.predictor.name}"
         text = f"Spearman's correlation {one.spearman:+.2f}."
         yield Section(title, (), (text,), figure=drawing)
@@ -61,31 +62,29 @@ def method(result: LayerResult) -> Section:
     if request.siblings > 1:
         what = f"Each chain, {request.siblings} times on one input,"
     surroundings = phrases.surroundings(request)
-    after = f"followed by {surroundings}" if surroundings else "without bias"
+    after = f"It is followed by {surroundings}." if surroundings else "It has no bias."
     paragraphs = [
-        f"{what} was timed on random input of {request.batch} rows, {request.dtype}, "
-        f"{request.layout}, {after}, in turns with the dense layer: caches overwritten before each "
-        "repeat, median of all repeats. Its result was first checked against float64; a wrong one "
-        "gets no time.",
-        f"{count} of at most {request.max_factors} factors {are} within the largest budget, "
-        "with every output depending on every input and a rank bound of at least "
+        f"{what} was timed on random input of {request.batch} rows: {request.dtype}, "
+        f"{request.layout}. {after} It took turns with the dense layer. Caches were overwritten "
+        "before each repeat, and the median of all repeats counts. Its result was first checked "
+        "against float64. A wrong one gets no time.",
+        f"{count} of at most {request.max_factors} factors {are} within the largest budget. Each "
+        "has every output depend on every input, and a rank bound of at least "
         f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
-        f"when it has at least {used} of its weights; without that rule the smallest chain, which "
-        "is nearly always the fastest, would be the answer to every budget.",
-        f"Sampler: {result.sampler}, after the paper's families, the largest rho, the lowest "
-        "roofline floor and, on a GPU, the kernels' cost model's picks of each budget"
-        f"{_estimated(result)}. "
-        f"{len(result.trials)} trials, "
-        f"{sum(t.state == 'failed' for t in result.trials)} failed, "
-        f"{sum(t.state == 'pruned' for t in result.trials)} given up after their first repeats as "
-        "hopeless; "
-        f"this run took {result.seconds:.0f} s{_held(result)}.",
+        f"when it has at least {used} of its weights. Without that rule the smallest chain would "
+        "be nearly every budget's answer.",
+        f"Sampler: {result.sampler}. Before it come the paper's families, the largest rho and the "
+        "lowest roofline floor. On a GPU the picks of the kernels' cost model come too."
+        f"{_estimated(result)} Of {len(result.trials)} trials, "
+        f"{sum(t.state == 'failed' for t in result.trials)} failed, and "
+        f"{sum(t.state == 'pruned' for t in result.trials)} were given up as hopeless. "
+        f"This run took {result.seconds:.0f} s.{_held(result)}",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {phrases.rate(roof.rate)} ({roof.rate_from}, side "
-        f"{roof.gemm_side}), measured in the run that reports. It counts every factor's input, "
-        "output and weights as moved once, and nothing of what follows the product; efficiency can "
-        "exceed 1 where one launch computes a whole chain, and on a CPU, whose caches keep what "
-        "passes from factor to factor.",
+        f"{roof.gemm_side}). It was measured in the run that reports. It counts every factor's "
+        "input, output and weights once, and nothing of what follows the product. Efficiency can "
+        "exceed 1 where one launch computes a chain, or where a CPU's caches hold what passes "
+        "between factors.",
     ]
     limits = request.constraints.words
     if limits:
@@ -93,18 +92,18 @@ def method(result: LayerResult) -> Section:
     if request.weights is not None:
         most = "" if request.max_error is None else f" of at most {request.max_error:g}"
         paragraphs.append(
-            f"Each chain's nearest product to the weights of {request.weights} was found "
-            "(ksopt.project); the weight error is ||W - W'|| / ||W|| in the Frobenius norm."
+            f"ksopt.project fitted each chain to the weights of {request.weights}. The weight "
+            "error is that of the nearest product, in the Frobenius norm."
             + (f" Only chains with an error{most} are recommended." if most else "")
         )
     if request.train:
         paragraphs.append(
-            "The roofline's floor of a training step is three times the product's; the cost "
+            "The roofline's floor of a training step is three times the product's. The cost "
             "model's prediction is of the product alone."
         )
     if request.score is not None:
         paragraphs.append(
-            f"The score is {request.score}'s, of the user's own code; the lower the better."
+            f"The score is {request.score}'s, of the user's own code. Lower is better."
         )
     paragraphs += _energy_method(result)
     if len(result.runs) > 1:
@@ -123,15 +122,15 @@ def _energy_method(result: LayerResult) -> list[str]:
     if dense_mj is None and not in_trials:
         return []
     text = (
-        "Energy is that of the whole board, by its own counter (NVML), idle draw included: of "
-        "calls without a pause, caches warm, shared out over the calls."
+        "Energy is that of the whole board, by its own counter (NVML), idle draw included. Calls "
+        "follow each other without a pause, caches are warm, and the sum is shared out."
     )
     if in_trials:
         text += f" In a trial it is taken over {energy.TRIAL_SECONDS:g} s, right after its timing."
     if dense_mj is not None:
         text += (
             f" That of the finalists and of dense was taken after the final, over "
-            f"{energy.FINAL_SECONDS:g} s each; the dense layer uses "
+            f"{energy.FINAL_SECONDS:g} s each. In it the dense layer uses "
             f"{phrases.millijoules(dense_mj)} a call."
         )
     return [text]
@@ -144,11 +143,11 @@ def _held(result: LayerResult) -> str:
         return ""
     final = result.final_seconds
     after = "" if final is None else f", the final for {final:.0f} s"
-    return f", of which its {len(mine)} trials held the device for {sum(mine):.0f} s{after}"
+    return f" Its {len(mine)} trials held the device for {sum(mine):.0f} s{after}."
 
 
 def _estimated(result: LayerResult) -> str:
     """That an estimate took turns with the sampler, if it did."""
     if all(trial.origin != factor_times.ORIGIN for trial in result.trials):
         return ""
-    return ", in turns with chains whose factors' times, measured or predicted, add up to the least"
+    return " In turns come chains whose factors' times, measured or predicted, add up to the least."

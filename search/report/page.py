@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ksopt.report import document
-from ksopt.search.report import layer_sections as layer_sections  # registers its sections
+from ksopt.search.report import glossary as glossary  # registers its section
+from ksopt.search.report import layer_sections as layer_sections
 from ksopt.search.report import method_sections as method_sections
 from ksopt.search.report import phrases, sections
 from ksopt.search.report import search_sections as search_sections
@@ -15,9 +16,15 @@ def html(result: SearchResult) -> str:
     return document.html(title(result), where(result), sections.written(result))
 
 
+def fragment(result: SearchResult) -> str:
+    """What the page shows before a reader opens anything, for a notebook's cell."""
+    every = sections.written(result)
+    return document.fragment([one for one in every if not one.is_folded and not one.part])
+
+
 def markdown(result: SearchResult) -> str:
     """The report as markdown; what report.md holds."""
-    return document.markdown(title(result), sections.written(result))
+    return document.markdown(title(result), sections.written(result), where(result))
 
 
 def title(result: SearchResult) -> str:
@@ -27,13 +34,14 @@ def title(result: SearchResult) -> str:
         return f"Chains for the linear layers of {model.source}"
     if len(sizes) > 1:
         return f"Chains for linear layers of {len(sizes)} sizes"
-    return f"Chains for a {sizes[0]} linear layer ({phrases.layer(sizes[0])})"
+    return f"Chains for a {sizes[0]} linear layer"
 
 
 def where(result: SearchResult) -> str:
     """What it was measured on, in a line."""
     request, device = result.request, result.layers[0].device
+    size = f"{phrases.layer(request.sizes[0])}; " if request.is_one_layer else ""
     return (
-        f"{device.name}, {device.device}; {request.dtype}, batch {request.batch}, "
+        f"{size}{device.name}, {device.device}; {request.dtype}, batch {request.batch}, "
         f"{request.layout}; torch {device.torch}, ksopt {device.ksopt}"
     )

@@ -131,7 +131,7 @@ def layer(dims: Dims) -> str:
 def replayed(device: DeviceRecord) -> str:
     """That nothing was measured for a report, and where its times come from."""
     return (
-        f"Nothing was measured for this report: it is written again from the study, which was "
+        "Nothing was measured for this report. It is written again from the study, which was "
         f"measured on {device.name} ({device.device})."
     )
 

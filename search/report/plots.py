@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 
 from ksopt.patterns.chain import Chain
 from ksopt.report import svg
 from ksopt.report.document import Figure
+from ksopt.report.svg import Tip
 from ksopt.search.diagnostics import Predictor
 from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric
 from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
-from ksopt.search.report.axes import Axes, Scale
-from ksopt.search.results import LayerResult, TrialRecord
+from ksopt.search.report.axes import Axes, Box, Scale, beside
+from ksopt.search.results import LayerResult, Recommendation, TrialRecord
 
 WIDE, NARROW = (800, 400), (360, 340)
 
 
-def figure(drawn: Callable[[int, int], str]) -> Figure:
-    """A drawing for a screen, and for a telephone."""
-    return Figure(drawn(*WIDE), drawn(*NARROW))
+def figure(drawn: Callable[[int, int], str], name: str) -> Figure:
+    """A drawing for a screen, and for a telephone; ``name`` is that of its file."""
+    return Figure(drawn(*WIDE), drawn(*NARROW), name)
 
 
-def latency_plot(result: LayerResult, width: int, height: int) -> str:
+def latency_plot(
+    result: LayerResult, chosen: Recommendation | None, width: int, height: int
+) -> str:
     """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
 
     A point is a trial. Its height is its latency over the dense layer's, as measured in turns with
     it, times the dense layer's latency of the final: so points of several runs share one scale.
+
+    Args:
+        result: Of the layer.
+        chosen: The answer whose chain is named; None for none.
+        width, height: Of the drawing.
     """
     measured = [trial for trial in result.trials if trial.ratio is not None]
     if not measured or not result.finalists:
@@ -54,10 +61,13 @@ def latency_plot(result: LayerResult, width: int, height: int) -> str:
         x = axes.x(answer.budget.parameters)
         parts.append(f'<path class="budget" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
         parts.append(svg.text(x, axes.top - 6, answer.budget.text, "middle", "budget-text"))
-    parts += axes.dense_line(dense_us, f"dense {phrases.microseconds(dense_us)}")
+    dense = f"dense {phrases.microseconds(dense_us)}"
+    parts += axes.dense_line(dense_us, dense)
     front = pareto_front(admitted(measured, result.request), (PARAMETERS, LATENCY))
     parts += axes.steps(map(place, front))
-    parts += _marks(result, measured, axes, place)
+    named = None if chosen is None or chosen.chosen is None else chosen.chosen.trial
+    taken = [axes.dense_box(dense_us, dense)]
+    parts += _marks(result, measured, axes, place, named=named, taken=taken)
     label = (
         f"Latency against weights of {len(measured)} chains; the dense layer takes "
         f"{phrases.microseconds(dense_us)}"
@@ -129,15 +139,16 @@ def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) 
         Scale.around(predictor.name, [value for value, _, _ in points], is_log=True),
         Scale.around(LATENCY.axis, [ratio for _, ratio, _ in points], is_log=True),
     )
-    parts = axes.drawn()
+    parts, tips = axes.drawn(), []
     for value, ratio, trial in points:
         x, y = axes.x(value), axes.y(ratio)
-        tip = f"{trial.facts.chain}: {predictor.name} {value:.4g}, {LATENCY.axis} {ratio:.3g}"
+        said = f"{predictor.name} {value:.4g}, {LATENCY.axis} {ratio:.3g}"
+        tips.append(Tip(x, y, (str(trial.facts.chain), said)))
         if trial.state == "pruned":
-            cross = f"M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"
-            parts.append(f'<path class="axis" d="{cross}">{_title(tip)}</path>')
+            parts.append(f'<path class="axis" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>')
         else:
-            parts.append(_mark(trial, x, y, tip))
+            parts.append(_mark(trial, x, y))
+    parts += svg.hover(tips, width, height)
     label = f"Measured latency against {predictor.name} of {len(points)} chains"
     return svg.svg(parts, width, height, label)
 
@@ -148,39 +159,46 @@ def _marks(
     axes: Axes,
     place: Callable[[TrialRecord], tuple[float, float]],
     metric: Metric | None = None,
+    named: int | None = None,
+    taken: Sequence[Box] = (),
 ) -> list[str]:
-    """A mark for each trial, and a ring around each step's fastest chain."""
-    marks = []
+    """A mark for each trial, a ring around each step's fastest chain, and the name of one."""
+    marks, tips = [], []
     for trial in trials:
         x_value, y_value = place(trial)
         x, y = axes.x(x_value), axes.y(y_value)
-        facts = [phrases.weights(trial.facts)]
-        if trial.ratio is not None:
-            facts.append(f"{phrases.times(trial.ratio)} dense")
-        if metric is not None:
-            facts.append(f"{metric.title} {metric.shown(y_value)}")
-        marks.append(_mark(trial, x, y, f"{trial.facts.chain}: {'; '.join(facts)}"))
+        marks.append(_mark(trial, x, y))
+        tips.append(Tip(x, y, _facts(trial, metric, y_value)))
     by_number = {trial.number: trial for trial in trials}
     for answer in result.recommendations:
         if answer.chosen is not None and answer.chosen.trial in by_number:
             x_value, y_value = place(by_number[answer.chosen.trial])
             x, y = axes.x(x_value), axes.y(y_value)
             marks.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
-    return marks
+            if answer.chosen.trial == named:
+                named = None  # once, where several steps have it
+                marks += beside(axes, x, y, f"use this: {1 / answer.chosen.ratio:.2f}x", taken)
+    return [*marks, *svg.hover(tips, axes.width, axes.height)]
 
 
-def _mark(trial: TrialRecord, x: float, y: float, tip: str) -> str:
-    title = _title(tip)
+def _facts(trial: TrialRecord, metric: Metric | None, value: float) -> tuple[str, ...]:
+    """What a tip says of a trial."""
+    lines = [str(trial.facts.chain)]
+    if trial.ratio is not None and trial.latency is not None:
+        latency = phrases.microseconds(trial.latency.median_us)
+        lines.append(f"{latency}, {phrases.times(trial.ratio)} dense")
+    lines.append(phrases.weights(trial.facts))
+    if metric is not None:
+        lines.append(f"{metric.title} {metric.shown(value)}")
+    return tuple(lines)
+
+
+def _mark(trial: TrialRecord, x: float, y: float) -> str:
     chain = trial.facts.chain
     if not isinstance(chain, Chain):
-        diamond = f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"
-        return f'<path class="point" d="{diamond}">{title}</path>'
+        return f'<path class="point" d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z"/>'
     return {
-        1: f'<path class="point" d="M{x - 4:.1f} {y - 4:.1f}h8v8h-8z">{title}</path>',
-        2: f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>',
-        3: f'<path class="point" d="M{x:.1f} {y - 5:.1f}l5 9h-10z">{title}</path>',
+        1: f'<path class="point" d="M{x - 4:.1f} {y - 4:.1f}h8v8h-8z"/>',
+        2: f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="4"/>',
+        3: f'<path class="point" d="M{x:.1f} {y - 5:.1f}l5 9h-10z"/>',
     }[len(chain)]
-
-
-def _title(tip: str) -> str:
-    return f"<title>{escape(tip)}</title>"

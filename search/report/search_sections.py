@@ -9,7 +9,7 @@ from ksopt.report import tables
 from ksopt.report.document import Figure, Section
 from ksopt.search.options import ACTIVATIONS
 from ksopt.search.plan import effect_of, plan_of
-from ksopt.search.report import answers, plan_tables, result_tables
+from ksopt.search.report import headline, plan_tables, result_tables
 from ksopt.search.report.bars import bars
 from ksopt.search.report.sections import section
 from ksopt.search.results import SearchResult, Verdict
@@ -19,36 +19,40 @@ def _has_several(result: SearchResult) -> bool:
     return not result.request.is_one_layer
 
 
-@section(order=10, of="search", when=_has_several)
+@section(order=10, of="search", when=_has_several, is_folded=False)
 def answer(result: SearchResult) -> Section:
     """The answer of all sizes."""
-    lead, table = answers.lead(result), result_tables.answers_table(result)
+    return headline.of_search(result)
+
+
+@section(order=18, of="search", when=_has_several, is_folded=False)
+def every_size(result: SearchResult) -> Section:
+    """The answer of each size and budget."""
     text = (
         f"Each size was measured by itself, on random input of {result.request.batch} rows of "
-        f"{result.request.dtype}, in turns with its dense layer; a budget that is a share is of "
-        "that size's own dense weights. The plan takes, of a size's budgets whose chain is faster "
-        "than dense, that of the largest; where there is none, the layers stay dense. The evidence "
-        "for each size is below."
+        f"{result.request.dtype}. It took turns with its dense layer. A budget that is a share is "
+        "of that size's own dense weights. The plan takes the largest budget whose chain is faster "
+        "than dense. Where there is none, the layers stay dense."
     )
-    return Section("Answer", tuple(lead), (text,), table)
+    return Section("Sizes and budgets", (), (text,), result_tables.answers_table(result))
 
 
 def _is_of_a_model(result: SearchResult) -> bool:
     return result.request.model is not None
 
 
-@section(order=15, of="search", when=_is_of_a_model)
+@section(order=15, of="search", when=_is_of_a_model, is_folded=False)
 def plan(result: SearchResult) -> Iterator[Section]:
     """What becomes of a model's layers."""
     layers = result.request.model
     assert layers is not None
     texts = [f"{layers.sentence}. {layers.note}".strip()]
     texts.append(
-        "Latencies are those of one layer, with cold caches, as if every layer saw "
+        "Latencies are those of one layer, with cold caches. Every layer counts as if it saw "
         f"{result.request.batch} rows and ran once in a pass. Their sum is a prediction for "
-        "the linear layers alone: attention, normalisation, activations, biases and what a "
-        "compiler makes of it all are not in it, and a layer that sees fewer rows, such as a head "
-        "on one token, weighs less than here."
+        "the linear layers alone. Attention, normalisation, activations, biases and what a "
+        "compiler makes of it are not in it. A layer that sees fewer rows, such as a head on one "
+        "token, weighs less than here."
     )
     if result.whole is None and "measure-model" not in result.request.asked_by:
         texts.append(
@@ -59,7 +63,7 @@ def plan(result: SearchResult) -> Iterator[Section]:
     effect = effect_of(result)
     if effect is not None and effect.dense_us > 0:
         text = "Above dense, below by the plan; all layers of a group together."
-        figure = Figure(bars(effect, 800), bars(effect, 360))
+        figure = Figure(bars(effect, 800), bars(effect, 360), "latency-of-the-layers")
         yield Section("Latency of the layers", (), (text,), figure=figure)
     if result.layers:
         text = (
@@ -74,7 +78,7 @@ def _is_layer_used(result: SearchResult) -> bool:
     return result.request.is_one_layer and any(a.verdict is Verdict.USE for a in answers)
 
 
-@section(order=20, of="search", when=_is_layer_used)
+@section(order=20, of="search", when=_is_layer_used, is_folded=False)
 def use_in_layer(result: SearchResult) -> Section:
     """The code that puts a chain in the layer's place."""
     (layer,) = result.layers
@@ -115,10 +119,9 @@ def use_in_layer(result: SearchResult) -> Section:
     ]
     text = (
         "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
-        "fitted: it does not keep the dense layer's weights, and this search says nothing of the "
-        "accuracy that a model reaches with it. plan.json is for a model that is trained already: "
-        "ksopt convert --plan plan.json puts the nearest product in the place of each of its "
-        "layers of this size."
+        "fitted. It does not keep the dense layer's weights. This search says nothing of the "
+        "accuracy that a model reaches with it. For a trained model run ksopt convert --plan "
+        "plan.json. It puts the nearest product in the place of each layer of this size."
     )
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
 
@@ -127,7 +130,7 @@ def _is_plan_used(result: SearchResult) -> bool:
     return _has_several(result) and any(rule.chains for rule in plan_of(result).rules)
 
 
-@section(order=20, of="search", when=_is_plan_used)
+@section(order=20, of="search", when=_is_plan_used, is_folded=False)
 def use_plan(result: SearchResult) -> Section:
     """How a model is converted."""
     model = result.request.asked_by.get("model", "mymodel:build")
@@ -146,10 +149,10 @@ def use_plan(result: SearchResult) -> Section:
     if result.request.weights is not None:
         known = "how far they are from it (weight error), and nothing of the model's accuracy"
     text = (
-        "plan.json, beside this page, holds the whole plan. ksopt.convert, or on the command line "
-        f"ksopt convert --model {model} --plan plan.json --out converted, puts the nearest "
-        f"products in the place of the layers. Chains are not the trained weights: this search "
-        f"says {known}, and most models need fine-tuning after it."
+        "plan.json, beside this page, holds the whole plan. On the command line: "
+        f"ksopt convert --model {model} --plan plan.json --out converted. It puts the nearest "
+        "products in the place of the layers. Chains are not the trained weights: this search "
+        f"says {known}. Most models need fine-tuning after it."
     )
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
 
@@ -181,7 +184,7 @@ def again(result: SearchResult) -> Section:
     """The command."""
     these = "this study" if result.request.is_one_layer else "these studies"
     text = (
-        f"The same command with the same folder goes on with {these}, and times the finalists "
-        "anew; with another folder it starts over."
+        f"The same command with the same folder goes on with {these}. It times the finalists "
+        "anew. With another folder it starts over."
     )
     return Section("Do it again", (), (text,), code=result.request.command, language="sh")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from ksopt.report.document import Section
-from ksopt.search.results import LayerResult, SearchResult
+from ksopt.search.results import SearchResult
 
 Part = Literal["layer", "search"]
 _Function = TypeVar("_Function", bound=Callable[[Any], "Section | Iterable[Section]"])
@@ -27,20 +27,26 @@ class Entry:
     of: Part
     when: Callable[[Any], bool]
     write: Callable[[Any], Section | Iterable[Section]]
+    is_folded: bool = True
 
     def sections(self, result: object) -> list[Section]:
         """Those of a result."""
         if not self.when(result):
             return []
         written = self.write(result)
-        return [written] if isinstance(written, Section) else list(written)
+        several = [written] if isinstance(written, Section) else list(written)
+        return [replace(one, is_folded=self.is_folded) for one in several]
 
 
 _ENTRIES: list[Entry] = []
 
 
 def section(
-    *, order: float, of: Part = "layer", when: Callable[[Any], bool] = lambda result: True
+    *,
+    order: float,
+    of: Part = "layer",
+    when: Callable[[Any], bool] = lambda result: True,
+    is_folded: bool = True,
 ) -> Callable[[_Function], _Function]:
     """Register a function that writes a section, or several, of a result.
 
@@ -50,6 +56,7 @@ def section(
         of: "layer" for a function of each `LayerResult`; "search" for one of the `SearchResult`,
             once in a report.
         when: Whether a result has it.
+        is_folded: Whether the page shows its title alone until a reader opens it.
 
     Example:
         >>> @section(order=105, when=lambda result: result.request.train)
@@ -59,7 +66,7 @@ def section(
     """
 
     def registered(write: _Function) -> _Function:
-        _ENTRIES.append(Entry(order, of, when, write))
+        _ENTRIES.append(Entry(order, of, when, write, is_folded))
         return write
 
     return registered
@@ -71,7 +78,7 @@ def unregister(write: Callable[[Any], object]) -> None:
 
 
 def written(result: SearchResult) -> list[Section]:
-    """The sections of a report, in order; those of several layers have the size in their titles."""
+    """The sections of a report, in order; those of several layers are parts, by size."""
     own, of_layers = _entries("search"), _entries("layer")
     if result.request.is_one_layer:
         (layer,) = result.layers
@@ -80,15 +87,14 @@ def written(result: SearchResult) -> list[Section]:
         return [part for entry, of in every for part in entry.sections(of)]
     parts = [part for entry in own if entry.order < LAYERS for part in entry.sections(result)]
     for layer in result.layers:
-        parts += [_titled(part, layer) for entry in of_layers for part in entry.sections(layer)]
+        parts += [
+            replace(part, part=str(layer.size), is_folded=False)
+            for entry in of_layers
+            for part in entry.sections(layer)
+        ]
     parts += [part for entry in own if entry.order >= LAYERS for part in entry.sections(result)]
     return parts
 
 
 def _entries(part: Part) -> list[Entry]:
     return sorted((one for one in _ENTRIES if one.of == part), key=lambda one: one.order)
-
-
-def _titled(part: Section, layer: LayerResult) -> Section:
-    """A layer's section, with its size in the title."""
-    return replace(part, title=f"{layer.size}: {part.title[0].lower()}{part.title[1:]}")

@@ -12,6 +12,7 @@ from math import gcd
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
 from ksopt.search.space.divisors import divisors
+from ksopt.system.suggest import nearest
 
 EVERY = "deformable_butterfly"
 """Any valid chain: the family that the search's whole space is of."""
@@ -103,7 +104,7 @@ deformable_butterfly
             *others, last = (name + also.get(name, "") for name in NAMES)
             raise InvalidInputError(
                 f"families {word!r}: there is no such family; there are {', '.join(others)} and "
-                f"{last}"
+                f"{last}{nearest(word, (*NAMES, *_ALSO))}"
             )
     return tuple(name for name in NAMES if name in names)
 

@@ -16,6 +16,7 @@ from ksopt.report.tables import Table
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.report import phrases
 from ksopt.search.space.enumerate import Factors, TooManyError, Walk
+from ksopt.system.suggest import nearest
 
 SCHEMA = "ksopt.space/1"
 ORDERS = ("weights", "most-weights", "rho")
@@ -162,7 +163,9 @@ def listing(
     if limit > MOST_LISTED:
         raise InvalidInputError(f"limit {limit}: at most {MOST_LISTED:,} chains are listed")
     if order not in ORDERS:
-        raise InvalidInputError(f"order {order!r} is unknown: it can be {', '.join(ORDERS)}")
+        raise InvalidInputError(
+            f"order {order!r} is unknown: it can be {', '.join(ORDERS)}{nearest(order, ORDERS)}"
+        )
     first: list[tuple[float, Factors]] = []
     counts = []
     for factors in range(1, request.max_factors + 1):

@@ -276,5 +276,5 @@ def test_words_that_no_argument_can_be(word: str, capsys: pytest.CaptureFixture[
         main(["tune", "--pattern", "(1,4,4,2)", word])
     assert leaving.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ksopt: ")
+    assert line.startswith("ksopt tune: ")
     assert repr(word).strip("'") in line

@@ -133,7 +133,8 @@ class Search:
         assert layer["recommendations"], "nothing is recommended"
         page = _check_page(out / "report.html")
         assert layer["recommendations"][0]["budget"]["text"] in page
-        _only(out, {"results.json", "plan.json", "trials.csv", "report.md", "report.html"}, "study")
+        reports = {"results.json", "plan.json", "trials.csv", "report.md", "report.html", "plots"}
+        _only(out, reports, "study")
         _only(folder / "cache" / "locks", {f"{os.uname().nodename}-cpu"})
         _only(folder / "tmp", set())
 

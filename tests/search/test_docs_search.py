@@ -24,6 +24,8 @@ def test_the_options_are_the_command_lines() -> None:
     assert named == set(re.findall(r"(--[a-z-]+)", usage.split("examples:")[0])) - {
         "--help",
         "--json",
+        "--quiet",
+        "--verbose",
         "--traceback",
     }
 

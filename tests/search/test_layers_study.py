@@ -125,7 +125,10 @@ def test_sizes_share_the_trials_and_a_report(sizes: Sizes) -> None:
         assert all(finalist.retimed for finalist in one.finalists)
     assert result.stopped is None
     names = {"plan.json", "report.html", "report.md", "results.json", "study.db", "trials.csv"}
-    assert names <= {path.name for path in result.folder.iterdir()}
+    assert names | {"plots"} <= {path.name for path in result.folder.iterdir()}
+    assert {"latency.svg", "latency-32x64.svg"} <= {
+        path.name for path in (result.folder / "plots").iterdir()
+    }
     rows = list(csv.DictReader(io.StringIO((result.folder / "trials.csv").read_text("utf-8"))))
     assert Counter(row["dims"] for row in rows) == {"32x64": 4, "64x32": 3}
     plan = Plan.read(result.folder / "plan.json")

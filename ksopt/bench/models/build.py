@@ -22,6 +22,7 @@ from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError, UnavailableError
 from ksopt.nn import KSLinear, KSStacked
 from ksopt.patterns.chain import Chain
+from ksopt.system.suggest import nearest
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ def size_of(
         InvalidInputError: there is no such model, or it has no such size.
     """
     if name not in SIZES:
-        raise InvalidInputError(f"model {name!r} is unknown: it must be one of {', '.join(SIZES)}")
+        raise InvalidInputError(
+            f"model {name!r} is unknown: it must be one of {', '.join(SIZES)}{nearest(name, SIZES)}"
+        )
     size = SMALL[SIZES[name].family] if small else SIZES[name]
     if length is not None and size.family == "vit":
         raise InvalidInputError(f"--length {length}: a ViT's tokens are those of its images")

@@ -15,6 +15,7 @@ from ksopt.conversion.plan import Plan
 from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.system import limits, option_fields
+from ksopt.system.suggest import nearest
 
 DTYPES = ("float32", "bfloat16", "float16")
 PASSES = ("forward", "step")
@@ -133,5 +134,6 @@ def _words(option: str, text: str, allowed: Sequence[str]) -> list[str]:
     if unknown:
         raise InvalidInputError(
             f"{option} {text}: {unknown[0]!r} is unknown, it must be of {', '.join(allowed)}"
+            f"{nearest(unknown[0], allowed)}"
         )
     return words

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser
-from test_report_in_browser import CUT, FAINT, OVERLAPPING, SCROLLING, TINY, chromium
+from test_report_in_browser import CUT, FAINT, OVERLAPPING, SCROLLING, TINY, UNFOLD, chromium
 
 from ksopt.measure import energy
 from ksopt.measure.timing import Measurement
@@ -70,6 +70,7 @@ def test_it_fits_and_can_be_read(page: Path, chromium: Browser) -> None:
         for scheme in ("light", "dark"):
             chromium.open(page, width, scheme)
             where = f"{width} pixels, {scheme}"
+            chromium.ask(UNFOLD)
             root = "document.scrollingElement"
             assert chromium.ask(f"{root}.scrollWidth <= {root}.clientWidth"), where
             if width == 1280:

@@ -1,5 +1,6 @@
 """The report as a browser shows it: on a desk and on a telephone, by day and by night."""
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ FAINT = """(() => {
   }
   return found;
 })()"""
+UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 # Tables that one has to scroll sideways.
 SCROLLING = """[...document.querySelectorAll(".table")]
   .filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
@@ -128,6 +130,7 @@ def test_it_fits_and_can_be_read(report: Path, chromium: Browser) -> None:
             chromium.open(report, width, scheme)
             where = f"{width} pixels, {scheme}"
             assert chromium.ask("innerWidth") == width
+            chromium.ask(UNFOLD)
             root = "document.scrollingElement"
             assert chromium.ask(f"{root}.scrollWidth <= {root}.clientWidth"), where
             if width == 1280:
@@ -145,6 +148,42 @@ def test_it_fits_and_can_be_read(report: Path, chromium: Browser) -> None:
             chromium.picture(pictures / f"{width}-{scheme}.png")
             assert (pictures / f"{width}-{scheme}.png").stat().st_size > 10_000
     assert chromium.errors == []
+
+
+def test_the_first_screen_answers(search: Search, chromium: Browser) -> None:
+    """What to use, the numbers and the whole plot, without scrolling; the rest is folded away."""
+    page = search(dims="768x3072", budgets=("25%",), trials=4).folder / "report.html"
+    chromium.open(page, 1280, "light")
+    for what in (".answer", ".fact", ".wide svg"):
+        end = f"document.querySelector('{what}').getBoundingClientRect().bottom"
+        assert 0 < chromium.ask(end) < 900, what
+    assert chromium.ask("[...document.querySelectorAll('details')].some(one => one.open)") is False
+    assert chromium.ask("document.scrollingElement.scrollHeight") < 3 * 900
+
+
+def test_a_pointer_on_a_chain_tells_of_it(report: Path, chromium: Browser) -> None:
+    chromium.open(report, 1280, "light")
+    shown = (
+        "[...document.querySelectorAll('.tip')].filter(one => one.getClientRects().length)"
+        ".map(one => one.textContent)"
+    )
+    assert chromium.ask(shown) == []
+    at = "JSON.stringify(document.querySelector('.wide .hit').getBoundingClientRect())"
+    chromium.ask("document.querySelector('.wide .hit').scrollIntoView({block: 'center'})")
+    box = json.loads(chromium.ask(at))
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    chromium.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    (tip,) = chromium.ask(shown)
+    for words in ("(", "weights", "us", "dense"):
+        assert words in tip
+
+
+def test_what_is_folded_away_is_printed(report: Path, chromium: Browser) -> None:
+    chromium.open(report, 1280, "light")
+    shown = "[...document.querySelectorAll('details table')].map(one => one.checkVisibility())"
+    assert set(chromium.ask(shown)) == {False}
+    chromium.call("Emulation.setEmulatedMedia", media="print")
+    assert set(chromium.ask(shown)) == {True}
 
 
 def test_the_browser_would_see_a_fault(tmp_path: Path, chromium: Browser) -> None:

@@ -1,0 +1,182 @@
+"""Several searches beside each other: as a page, as markdown, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ksopt.patterns.size import Dims
+from ksopt.report import document, tables
+from ksopt.report.document import Fact, Section
+from ksopt.report.tables import Table
+from ksopt.search.metrics import WEIGHT_ERROR
+from ksopt.search.plan import choice
+from ksopt.search.report import phrases, results_json
+from ksopt.search.report.glossary import glossary
+from ksopt.search.report.overview import Series, overview_plot
+from ksopt.search.report.plots import figure
+from ksopt.search.results import Finalist, SearchResult
+
+SCHEMA = "ksopt.comparison/1"
+_TITLE = "Searches compared"
+# What is of a search's own making, and says nothing of its times.
+_OWN = {"out", "storage", "study", "workers", "seed", "plugins"}
+
+Searches = Mapping[str, SearchResult]
+"""By the names that they are shown under."""
+
+
+def html(searches: Searches) -> str:
+    """The page; what comparison.html holds."""
+    return document.html(_TITLE, where(searches), sections(searches))
+
+
+def markdown(searches: Searches) -> str:
+    """The comparison as markdown."""
+    return document.markdown(_TITLE, sections(searches), where(searches))
+
+
+def to_json(searches: Searches) -> str:
+    """The comparison as data: of each search its results.json."""
+    results = {name: json.loads(results_json.to_json(one)) for name, one in searches.items()}
+    return json.dumps({"schema": SCHEMA, "searches": results}, indent=2) + "\n"
+
+
+def where(searches: Searches) -> str:
+    """What was measured where, in a line."""
+    devices = {one.layers[0].device.name: None for one in searches.values()}
+    return f"{', '.join(searches)}; measured on {', '.join(devices)}"
+
+
+def sections(searches: Searches) -> list[Section]:
+    """The answer, what the searches were asked differently, and the words."""
+    series = [
+        Series.of(name if one.request.is_one_layer else f"{name} {layer.size}", layer, answer)
+        for name, one in searches.items()
+        for layer in one.layers
+        for answer in [choice(one, layer.size)]
+    ]
+    caption = (
+        "Each point is a chain of a final, each ring one that its search recommends. Below the "
+        "line, chains are faster than dense."
+    )
+    answer = Section(
+        "Answer",
+        tuple(lead(searches)),
+        (caption,),
+        table(searches),
+        figure=figure(partial(overview_plot, series), "comparison"),
+        facts=tuple(_facts(searches)),
+        warnings=tuple(_warnings(searches)),
+    )
+    rows = [[name, *values] for name, values in differences(searches).items()]
+    asked = Section(
+        "What differs", (), (), tables.of(("what", *searches), rows), is_folded=True
+    )  # fmt: skip
+    words = replace(glossary(next(iter(searches.values()))), is_folded=True)
+    return [answer, *([asked] if rows else []), words]
+
+
+def lead(searches: Searches) -> list[str]:
+    """Which search has the fastest chain, of each size that several have."""
+    sentences = []
+    for size in dict.fromkeys(size for one in searches.values() for size in one.request.sizes):
+        used = dict(_used(searches, size))
+        if len(used) < 2:
+            continue
+        best = min(used, key=lambda name: used[name].latency.median_us)
+        others = [
+            f"{phrases.microseconds(one.latency.median_us)} of {name}"
+            for name, one in used.items()
+            if name != best
+        ]
+        latency = phrases.microseconds(used[best].latency.median_us)
+        sentences.append(f"{size}: the chain of {best} takes the least, {latency}.")
+        sentences.append(f"The other takes {others[0]}." if len(others) == 1 else
+                         f"The others take {', '.join(others)}.")  # fmt: skip
+    return sentences or ["No size has a chain that is faster than dense in two of the searches."]
+
+
+def _used(searches: Searches, size: Dims) -> Iterator[tuple[str, Finalist]]:
+    """The chain that each search uses for a size, where it has one."""
+    for name, one in searches.items():
+        answer = choice(one, size)
+        if answer is not None and answer.chosen is not None:
+            yield name, answer.chosen
+
+
+def _facts(searches: Searches) -> Iterator[Fact]:
+    """The speed over dense of each search of one layer."""
+    for name, one in searches.items():
+        if not one.request.is_one_layer:
+            continue
+        used = dict(_used({name: one}, one.layers[0].size)).get(name)
+        if used is None:
+            yield Fact("dense", name, "no chain is faster")
+        else:
+            latency = phrases.microseconds(used.latency.median_us)
+            share = phrases.percent(used.facts.share)
+            yield Fact(f"{1 / used.ratio:.2f}x", name, f"{latency}, {share} of the weights")
+
+
+def _warnings(searches: Searches) -> Iterator[str]:
+    differ = differences(searches)
+    if "device" in differ:
+        yield "The devices differ: compare the ratios to dense, not the times."
+    timed = sorted({"batch", "dtype", "layout", "train", "epilogue", "siblings"} & differ.keys())
+    if timed:
+        yield f"What was timed differs ({', '.join(timed)}): compare the ratios, not the times."
+
+
+def differences(searches: Searches) -> dict[str, list[str]]:
+    """What the searches were asked and measured on, where it is not the same."""
+    every = [_setting(one) for one in searches.values()]
+    names = dict.fromkeys(name for setting in every for name in setting)
+    rows = {name: [_shown(setting.get(name)) for setting in every] for name in names}
+    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+
+
+def _setting(result: SearchResult) -> dict[str, Any]:
+    options = {name: value for name, value in result.request.options.items() if name not in _OWN}
+    device = result.layers[0].device
+    sizes = " ".join(map(str, result.request.sizes))
+    versions = {"torch": device.torch, "ksopt": device.ksopt}
+    return {"sizes": sizes, **options, "device": device.name, **versions}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return " ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def table(searches: Searches) -> Table:
+    """The chain that each search uses for each size, beside dense."""
+    heads = ["search", "INxOUT", "chain", ">weights", ">of dense", ">latency", ">dense"]
+    heads.append(">dense / chain")
+    rows = []
+    has_error = False
+    for name, one in searches.items():
+        for size in one.request.sizes:
+            used = dict(_used({name: one}, size)).get(name)
+            cells = ["dense", *[""] * 6] if used is None else _cells(used)
+            has_error = has_error or cells[-1] != ""
+            rows.append([name, str(size), *cells])
+    if has_error:
+        return tables.of([*heads, f">{WEIGHT_ERROR.title}"], rows)
+    return tables.of(heads, [row[:-1] for row in rows])
+
+
+def _cells(used: Finalist) -> list[str]:
+    return [
+        str(used.facts.chain),
+        f"{used.facts.nnz:,}",
+        phrases.percent(used.facts.share),
+        phrases.microseconds(used.latency.median_us),
+        phrases.microseconds(used.dense.median_us),
+        f"{1 / used.ratio:.2f}x",
+        WEIGHT_ERROR.cell(used.values),
+    ]

@@ -1,0 +1,189 @@
+"""The first screen of a report: what to use, what it gains, what it costs, how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ksopt.patterns.chain import Chain
+from ksopt.report.document import Fact, Section
+from ksopt.search import diagnostics, metrics, suspect_dense
+from ksopt.search.metrics import WEIGHT_ERROR
+from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
+from ksopt.search.recommend import busy
+from ksopt.search.report import answers, phrases, result_tables
+from ksopt.search.report.overview import Series, overview_plot
+from ksopt.search.report.plots import figure, latency_plot
+from ksopt.search.results import Finalist, LayerResult, SearchResult, Verdict
+
+
+def of_layer(layer: LayerResult) -> Section:
+    """That of one layer: its answer, with the plot of its chains."""
+    answer = choice_of_layer(layer)
+    used = None if answer is None else answer.chosen
+    shown = used or min(layer.finalists, key=lambda one: one.ratio, default=None)
+    paragraphs = [*phrases.what_is_timed(layer.request)]
+    if layer.replayed:
+        paragraphs.append(phrases.replayed(layer.device))
+    caption = (
+        "Each point is a chain, each ring the fastest of a budget. The stepped line joins the "
+        "chains that no other beats in both."
+    )
+    if any(not isinstance(trial.facts.chain, Chain) for trial in layer.trials):
+        caption += " Diamonds are operators of other structures."
+    name = f"latency-{layer.size}"
+    return Section(
+        "Answer",
+        tuple(_lead(layer)),
+        (*paragraphs, caption),
+        result_tables.layer_answers_table(layer),
+        figure=figure(partial(latency_plot, layer, answer), name),
+        facts=() if shown is None else tuple(_facts(layer, shown)),
+        warnings=tuple(_warnings(layer, shown)),
+    )
+
+
+def _lead(layer: LayerResult) -> list[str]:
+    """What to do with the layer, and why that."""
+    size, answer = layer.size, choice_of_layer(layer)
+    linear = f"nn.Linear({size.in_features}, {size.out_features})"
+    if answer is None or answer.chosen is None:
+        return [f"Keep {linear} dense.", _why_dense(layer)]
+    measured = sum(trial.ratio_seen is not None for trial in layer.trials)
+    why = (
+        f"Of {phrases.chains(measured)} measured on this device, it is the fastest that uses a "
+        f"budget of {answer.budget.text}."
+    )
+    if len(layer.recommendations) > 1:
+        why += " Of the budgets with a chain faster than dense, it is the largest: it keeps most."
+    if answer.ties:
+        others = "1 other is" if len(answer.ties) == 1 else f"{len(answer.ties)} others are"
+        why += f" {others} as fast within noise."
+    return [f"Use {answer.chosen.facts.chain} in place of {linear}.", why]
+
+
+def _why_dense(layer: LayerResult) -> str:
+    request, verdicts = layer.request, {answer.verdict for answer in layer.recommendations}
+    if Verdict.NOT_ENOUGH in verdicts:
+        return f"No measured chain is {request.min_speedup:g} times as fast, as was asked for."
+    if not layer.finalists and Verdict.KEEP_DENSE in verdicts:
+        return f"No measured chain comes within a weight error of {request.max_error:g}."
+    if not layer.finalists:
+        return "No chain was measured, so there is no answer yet."
+    return "No chain of any budget is measurably faster here."
+
+
+def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
+    """Speed, weights and error of a chain, and how sure that is."""
+    dense = layer.size.dense_parameters
+    latency, beside = (phrases.microseconds(one.median_us) for one in (shown.latency, shown.dense))
+    facts = [
+        Fact(f"{1 / shown.ratio:.2f}x", "as fast as dense", f"{latency} against {beside}"),
+        Fact(phrases.percent(shown.facts.share), "of the weights", f"{shown.facts.nnz:,} of "
+             f"{dense:,}"),
+    ]  # fmt: skip
+    for metric in metrics.stored():
+        if metric.name in shown.values:
+            known = metric.cell(shown.dense_values)
+            facts.append(Fact(metric.cell(shown.values), metric.title, known and f"dense: {known}"))
+        elif metric is WEIGHT_ERROR:
+            facts.append(Fact("unknown", metric.title, "--weights FILE measures it"))
+    return [*facts, _certainty(layer, shown)]
+
+
+def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
+    dense, drift = suspect_dense.dense_layer(layer), diagnostics.drift(layer)
+    name = "how sure"
+    if (dense is not None and dense.is_strange) or busy(shown):
+        return Fact("doubtful", name, "the warning below says why")
+    if not shown.retimed:
+        return Fact("a first guess", name, "stopped before the final")
+    if shown.versus_dense.value == "within noise":
+        return Fact("within noise", name, "not told apart from dense")
+    if drift is not None and drift.beyond_noise:
+        return Fact("fairly", name, "the machine changed meanwhile")
+    return Fact("clear", name, "beyond noise, timed in turns")
+
+
+def _warnings(layer: LayerResult, shown: Finalist | None) -> list[str]:
+    warnings = [*answers.stopped(layer), *answers.layer_warnings(layer)]
+    return [*warnings, *(() if shown is None else filter(None, [busy(shown)]))]
+
+
+def of_search(result: SearchResult) -> Section:
+    """That of several sizes, or a model: its plan, with a plot of all finalists."""
+    effect = effect_of(result)
+    chosen = [(one, choice(result, one.size)) for one in result.layers]
+    series = [Series.of(str(layer.size), layer, answer) for layer, answer in chosen]
+    caption = (
+        "Each point is a chain of a final, each ring one that the plan uses. Below the line, "
+        "chains are faster than dense."
+    )
+    used = [answer.chosen for _, answer in chosen if answer is not None and answer.chosen]
+    facts = _of_sizes(result, used) if effect is None else _of_model(result, effect, used)
+    return Section(
+        "Answer",
+        tuple(_lead_of_search(result, effect, len(used))),
+        (*answers.beside(result), caption),
+        figure=figure(partial(overview_plot, series), "latency"),
+        facts=tuple(facts),
+        warnings=(*answers.stopped(result), *answers.warnings(result)),
+    )
+
+
+def _lead_of_search(result: SearchResult, effect: Effect | None, used: int) -> list[str]:
+    if effect is not None:
+        return answers.effect_sentences(result)[:1]
+    sizes = len(result.request.sizes)
+    if not used:
+        return [f"Keep the layers of all {sizes} sizes dense: no chain is measurably faster."]
+    return [f"Use chains for {used} of {sizes} layer sizes. plan.json holds which."]
+
+
+def _of_model(result: SearchResult, effect: Effect, used: Sequence[Finalist]) -> list[Fact]:
+    layers = result.request.model
+    assert layers is not None
+    facts = []
+    if result.whole is not None:
+        whole = result.whole
+        detail = f"{phrases.microseconds(whole.planned.median_us)} against "
+        detail += phrases.microseconds(whole.dense.median_us)
+        facts.append(Fact(f"{1 / whole.ratio:.2f}x", "the whole model, measured", detail))
+    if effect.ratio is not None:
+        detail = f"{phrases.microseconds(effect.latency_us)} against "
+        detail += phrases.microseconds(effect.dense_us)
+        facts.append(Fact(f"{1 / effect.ratio:.2f}x", "the linear layers, predicted", detail))
+    share = effect.parameters / effect.dense_parameters
+    detail = f"{effect.parameters:,} of {effect.dense_parameters:,}"
+    facts.append(Fact(phrases.percent(share), "of their weights", detail))
+    facts.append(Fact(f"{effect.converted} of {layers.count}", "layers become chains"))
+    return [*facts, *_errors(used)]
+
+
+def _of_sizes(result: SearchResult, used: Sequence[Finalist]) -> list[Fact]:
+    facts = [Fact(f"{len(used)} of {len(result.request.sizes)}", "sizes have a faster chain")]
+    if used:
+        speeds = [1 / one.ratio for one in used]
+        shares = [one.facts.share for one in used]
+        facts.append(Fact(_span([f"{speed:.2f}x" for speed in sorted(speeds)]), "as fast as dense"))
+        shown = _span([phrases.percent(share) for share in sorted(shares)])
+        facts.append(Fact(shown, "of the weights"))
+    return [*facts, *_errors(used)]
+
+
+def _errors(used: Sequence[Finalist]) -> list[Fact]:
+    """The weight errors of the chains that are used; nothing where none is."""
+    if not used:
+        return []
+    errors = sorted(WEIGHT_ERROR.cell(one.values) for one in used)
+    known = _span([error for error in errors if error])
+    if not known:
+        return [Fact("unknown", WEIGHT_ERROR.title, "--weights FILE measures it")]
+    return [Fact(known, WEIGHT_ERROR.title)]
+
+
+def _span(values: Sequence[str]) -> str:
+    """The first and the last of some values in their order."""
+    if len(values) < 2 or values[0] == values[-1]:
+        return "".join(values[:1])
+    return f"{values[0]} to {values[-1]}"

@@ -1,0 +1,102 @@
+"""Searches that are compared: one page of several, read from their folders."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ksopt.cli.main import main
+from ksopt.errors import InvalidInputError
+from ksopt.measure.timing import Measurement
+from ksopt.report import document
+from ksopt.search import SearchResult
+from ksopt.search.comparison import compare
+from ksopt.search.report import comparison
+from ksopt.search.results import Verdict
+
+from one_layer import with_layer  # isort: skip
+
+Search = Callable[..., SearchResult]
+
+
+def timed(result: SearchResult, us: float, dense_us: float) -> SearchResult:
+    """The result, as if its chains took so long."""
+    latency, dense = (Measurement(one, 0.99 * one, 1.01 * one, 20) for one in (us, dense_us))
+    (layer,) = result.layers
+    finalists = tuple(replace(one, latency=latency, dense=dense) for one in layer.finalists)
+    (answer,) = layer.recommendations
+    chosen = replace(answer, verdict=Verdict.USE, chosen=finalists[0])
+    return with_layer(result, finalists=finalists, recommendations=(chosen,))
+
+
+@pytest.fixture
+def folders(search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    search(trials=2, out=tmp_path / "before")
+    search(trials=3, batch=32, out=tmp_path / "after")
+    monkeypatch.chdir(tmp_path)
+    return ["before", "after"]
+
+
+def test_two_searches_are_one_page(
+    folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *folders, "--out", "both"]) == 0
+    assert str(tmp_path / "both" / "comparison.html") in capsys.readouterr().out
+    page = (tmp_path / "both" / "comparison.html").read_text("utf-8")
+    assert "Latency over dense against weights, of before, after" in page
+    assert (tmp_path / "both" / "plots" / "comparison.svg").exists()
+    text = (tmp_path / "both" / "comparison.md").read_text("utf-8")
+    asked = text.partition("## What differs")[2]
+    assert "| batch | 16 | 32 |" in asked
+    assert "| trials | 2 | 3 |" in asked
+    assert "| dtype" not in asked
+    assert "What was timed differs (batch)" in text
+
+
+def test_as_data(folders: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *folders, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["schema"] == "ksopt.comparison/1"
+    assert [len(one["layers"][0]["trials"]) for one in value["searches"].values()] == [2, 3]
+
+
+def test_the_fastest_is_named(search: Search, tmp_path: Path) -> None:
+    result = search(trials=2)
+    searches = {"before": timed(result, 40, 100), "after": timed(result, 20, 90)}
+    assert comparison.lead(searches) == [
+        "32x64: the chain of after takes the least, 20.0 us.",
+        "The other takes 40.0 us of before.",
+    ]
+    assert [row[-1] for row in comparison.table(searches).rows] == ["2.50x", "4.50x"]
+    facts = comparison.sections(searches)[0].facts
+    assert [(fact.value, fact.name) for fact in facts] == [("2.50x", "before"), ("4.50x", "after")]
+    assert document.figures(comparison.sections(searches)).keys() == {"comparison"}
+
+
+def test_one_search_has_its_report_written_again(
+    folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "before", "--out", "again", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replayed"] is True
+    assert (tmp_path / "again" / "report.html").exists()
+
+
+@pytest.mark.parametrize("words", [["before", "before"], ["before", "none"]])
+def test_what_cannot_be_compared_leaves_nothing(
+    folders: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", *words, "--out", "both"]) == 2
+    assert capsys.readouterr().err.startswith("ksopt: ")
+    assert not (tmp_path / "both").exists()
+
+
+def test_folders_of_one_name_have_their_whole_paths(
+    folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "before").rename(tmp_path / "old" / "after")
+    assert list(compare(["old/after", "after"])) == ["old/after", "after"]
+    with pytest.raises(InvalidInputError, match="two searches or more"):
+        compare(["after"])
