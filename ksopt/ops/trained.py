@@ -47,7 +47,7 @@ def run(
         return None
     for weight in weights:
         weight_cache.forget(weight)
-    number = ACTIVATIONS.index(activation)  # type: ignore[arg-type]
+    number = ACTIVATIONS.index(activation)
     exact = x.dtype is not torch.float32 or precision.is_exact()
     assert _run is not None
     return _run(x, list(weights), bias, residual, number, batch_last, siblings, exact)

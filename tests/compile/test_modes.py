@@ -359,6 +359,25 @@ def frozen_layer():
     return layer.requires_grad_(False)
 
 
+class PiecesOfARepeatedInput(nn.Module):
+    """Each piece multiplies rows that are expanded over one more dim."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4, 2))
+
+    def forward(self, x):
+        rows = x.unsqueeze(0).expand(3, -1, -1).chunk(2, -1)
+        return torch.cat([F.linear(rows[at], self.weight[at]) for at in range(2)], -1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pieces_of_an_input_that_is_repeated(dynamic, compiled_by_eager):
+    model, x = PiecesOfARepeatedInput(), torch.randn(5, 4)
+    compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
+    check_equal(model, compiled, x, rtol=1e-4, atol=1e-5)
+
+
 def test_a_frozen_weight_is_watched(compiled_by_eager, caplog):
     layer = frozen_layer()
     compiled = torch.compile(layer, backend="ksopt")

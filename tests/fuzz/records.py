@@ -46,15 +46,15 @@ def differences(
     return found
 
 
-def in_both(from_eager: list[str], from_plain: list[str], plain: list[Record]) -> list[str]:
-    """Of the differences from eager mode, those that are differences from another run too.
+def not_torchs(from_eager: list[str], torchs: list[str], plain: list[Record]) -> list[str]:
+    """Of the differences from eager mode, those in which torch.compile itself has none.
 
     Args:
         from_eager: differences of a run from eager mode.
-        from_plain: differences of the same run from the other one.
-        plain: the other run. What it did not reach says nothing.
+        torchs: differences of torch.compile's own run from eager mode.
+        plain: torch.compile's own run. What it did not reach says nothing.
     """
-    both = {_subject(text) for text in from_plain}
+    theirs = {_subject(text) for text in torchs}
     reached = next((at for at, record in enumerate(plain) if record.error is not None), len(plain))
 
     def remains(text: str) -> bool:
@@ -63,7 +63,7 @@ def in_both(from_eager: list[str], from_plain: list[str], plain: list[Record]) -
         says_nothing = at > reached or (
             at == reached and fact != "error" and fact not in plain[at].facts
         )
-        return (call, fact) in both or says_nothing
+        return (call, fact) not in theirs or says_nothing
 
     return [text for text in from_eager if remains(text)]
 

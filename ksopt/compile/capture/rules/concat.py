@@ -16,12 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksopt.compile.capture.contraction import biased, contraction, digit_of, need_fixed, new_product
+from ksopt.compile.capture.contraction import (
+    biased,
+    contraction,
+    digit_of,
+    left_only,
+    need_fixed,
+    new_product,
+    right_only,
+    tied,
+)
 from ksopt.compile.capture.index_map import (
     Atom,
     Atoms,
     IndexMap,
-    align,
     compose,
     identity,
     regroup,
@@ -236,13 +244,11 @@ def _contractions(tracker: Tracker, views: Sequence[View]) -> View | None:
     def lifted(variable: Variable) -> list[Variable]:
         left, right = _over(variable.left, x), _over(variable.right, w)
         if left is None or right is None:
-            return [
-                Variable(a.size, a if left else None, a if right else None, variable.summed)
-                for a in left or right or ()
-            ]
-        return [Variable(a.size, a, b, variable.summed) for a, b in align(left, right)]
+            one_sided = left_only(left) if left is not None else right_only(right or ())
+            return [replace(one, summed=variable.summed) for one in one_sided]
+        return tied(left, right, variable.summed)
 
-    which = [Variable(a.size, a, b) for a, b in align(x.map.dims[0], w.map.dims[0])]
+    which = tied(x.map.dims[0], w.map.dims[0])
     # The dims of the piece as digits of its variables, and these as digits of the whole's.
     axes, out = _axes(first.factor)
     digits = compose(views[0].map, axes)
