@@ -237,16 +237,16 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
 };
 
 bool is_plain(const Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_neg() && !tensor.is_conj();
+  return tensor.layout() == at::kStrided && !tensor.is_nested() && !tensor.is_neg() && !tensor.is_conj();
 }
 
 // Whether the operands fit together; what refuses others says why.
 bool fits(const Tensor& x, at::TensorList weights, const MaybeTensor& bias, const MaybeTensor& residual,
           bool batch_last, int64_t siblings) {
   const auto is_like_x = [&](const Tensor& t) {
-    return t.scalar_type() == x.scalar_type() && t.device() == x.device() && is_plain(t);
+    return is_plain(t) && t.scalar_type() == x.scalar_type() && t.device() == x.device();
   };
-  if (x.dim() == 0 || x.numel() == 0 || siblings < 1 || weights.empty() || !is_plain(x) ||
+  if (!is_plain(x) || x.dim() == 0 || x.numel() == 0 || siblings < 1 || weights.empty() ||
       weights.size() % static_cast<size_t>(siblings) != 0) {
     return false;
   }

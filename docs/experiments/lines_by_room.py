@@ -28,6 +28,9 @@ ROOMS = {
     "`ksopt/conversion/`, `ksopt/projection/`, `ksopt/jit/`": (
         *("ksopt/conversion/*.py", "ksopt/projection/*.py", "ksopt/jit/*.py"),
     ),
+    "`ksopt/optimization/`, `ksopt/integrations/`": (
+        *("ksopt/optimization/*.py", "ksopt/integrations/*.py"),
+    ),
     "`search/`": ("search/**.py",),
     "the wheel": ("ksopt/**.py", "search/**.py", "csrc/*.py"),
     "schema of results.json": ("search/*.json", "search/**.schema.json"),

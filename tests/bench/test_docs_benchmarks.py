@@ -61,4 +61,4 @@ def test_the_options_exist(capsys: pytest.CaptureFixture) -> None:
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     assert set(re.findall(r"`(--[a-z-]+)", TEXT)) <= known
     undocumented = known - set(re.findall(r"--[a-z-]+", TEXT))
-    assert undocumented <= {"--help", "--json", "--traceback", "--seed"}
+    assert undocumented <= {"--help", "--json", "--quiet", "--seed", "--traceback", "--verbose"}

@@ -43,7 +43,7 @@ def test_the_options_and_their_words_exist(capsys: pytest.CaptureFixture) -> Non
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"`(--[a-z-]+)", TEXT))
     assert named <= known
-    assert known - named <= {"--help", "--traceback"}
+    assert known - named <= {"--help", "--quiet", "--traceback", "--verbose"}
     for word in (*SIZES, *NAMED, *DTYPES, *PASSES, *MODES, *TUNES, *WORDS):
         assert f"`{word}`" in TEXT
     assert [line.split("|")[1].strip() for line in TEXT.splitlines() if line.startswith("| dense")

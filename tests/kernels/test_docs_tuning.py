@@ -53,7 +53,7 @@ def test_the_options_are_the_command_lines():
     named = set(re.findall(r"`(--[a-z0-9-]+)`", table))
     usage = _parser()._subparsers._group_actions[0].choices["tune"].format_help()
     options = set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", usage, flags=re.MULTILINE))
-    assert named == options - {"--help", "--json", "--traceback"}
+    assert named == options - {"--help", "--json", "--quiet", "--traceback", "--verbose"}
 
 
 def test_the_numbers_are_the_codes():
