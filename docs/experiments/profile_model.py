@@ -1,22 +1,29 @@
-"""Where a whole model's forward pass spends its time on the GPU, kernel by kernel.
+"""Where a whole model's forward pass, or training step, spends its time on the GPU, by kernel.
 
     python docs/experiments/profile_model.py vit --chain "(1,out/2,mid/6,2)*(2,mid/6,in/2,1)"
 
 For the dense model under Inductor and the sparse one under ksopt: the kernels with the longest
-total, as torch.profiler saw them in one replay of a CUDA graph, and their sum.
+total, as torch.profiler saw them in one replay of a CUDA graph, and their sum. ``--train``: of a
+forward and a backward pass; ``--mode default`` records no graph, and says what a step takes then.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ksopt.bench.models.build import build, size_of
+from ksopt.bench.models.build import Built, build, size_of
+from ksopt.bench.models.measuring import loss
 
-_WAYS = (("dense", "inductor"), ("ks", "ksopt"), ("linear", "ksopt"))
+_WAYS = {"dense": "inductor", "ks": "ksopt", "linear": "ksopt"}
 
 
 def main() -> None:
@@ -27,21 +34,44 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--kernels", type=int, default=14, help="how many of them are shown")
+    parser.add_argument("--train", action="store_true", help="forward and backward pass")
+    parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
+    parser.add_argument("--ways", nargs="+", default=list(_WAYS), choices=_WAYS)
     options = parser.parse_args()
-    device = torch.device("cuda")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = size_of(options.model, layers=options.layers, batch=options.batch)
     built = build(size, getattr(torch, options.dtype), device, rule=options.chain)
-    for twin, backend in _WAYS:
+    for twin in options.ways:
         torch._dynamo.reset()
-        run = torch.compile(built.twin(twin), backend=backend, mode="reduce-overhead")
-        with torch.inference_mode():
+        backend = _WAYS[twin]
+        model = built.twin(twin).train(options.train)
+        run = torch.compile(model, backend=backend, mode=options.mode)
+        step = partial(_step, run, model, built) if options.train else partial(run, built.inputs)
+        with contextlib.nullcontext() if options.train else torch.inference_mode():
             for _ in range(4):
-                run(built.inputs)
-            torch.cuda.synchronize()
+                torch.compiler.cudagraph_mark_step_begin()
+                step()
+            took = _step_us(step)
             with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-                run(built.inputs)
+                torch.compiler.cudagraph_mark_step_begin()
+                step()
                 torch.cuda.synchronize()
-        show(f"{twin} by {backend}", profiled, options.kernels)
+        show(f"{twin} by {backend}, {took:.0f} us", profiled, options.kernels)
+
+
+def _step(run: Callable[..., Any], model: torch.nn.Module, built: Built) -> None:
+    model.zero_grad()
+    loss(run(built.inputs), built.targets).backward()
+
+
+def _step_us(step: Callable[[], object], times: int = 10) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(times):
+        torch.compiler.cudagraph_mark_step_begin()
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / times * 1e6
 
 
 def show(title: str, profiled: profile, most: int) -> None:

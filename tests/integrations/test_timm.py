@@ -11,6 +11,9 @@ import pytest
 SCRIPT = Path(__file__).with_name("timm_models.py")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True)

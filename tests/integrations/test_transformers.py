@@ -190,6 +190,7 @@ def test_a_loaded_model_trains(gpt2: Path, tmp_path: Path) -> None:
     assert "transformer.h.0.mlp.c_fc.weights.0" in changed
 
 
+@pytest.mark.slow
 def test_transformers_is_imported_by_its_own_module_alone() -> None:
     code = (
         "import sys, ksopt, ksopt.nn, ksopt.conversion.apply, ksopt.optimization.run\n"

@@ -74,6 +74,7 @@ def test_a_model_becomes_faster(optimize: Optimize, tmp_path: Path) -> None:
     assert text.splitlines()[-1].startswith("report: ")
 
 
+@pytest.mark.slow
 def test_layers_are_searched_as_the_model_sees_them(optimize: Optimize) -> None:
     torch.manual_seed(0)
     given = {"scale": 2.0, "x": inputs(24).bfloat16()}
@@ -84,6 +85,7 @@ def test_layers_are_searched_as_the_model_sees_them(optimize: Optimize) -> None:
     assert [layer.name for layer in done.layers] == ["up", "down"]
 
 
+@pytest.mark.slow
 def test_training_times_a_step_and_leaves_nothing_behind(optimize: Optimize) -> None:
     dense = model().eval()
     losses = []
@@ -127,6 +129,7 @@ def test_layers_that_do_not_win_stay_dense(
     assert "At a budget of 60%" in done.dense["1"]
 
 
+@pytest.mark.slow
 def test_a_model_of_which_no_layer_wins_is_unchanged(
     optimize: Optimize, layer_us: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +205,7 @@ class Reader(Block):
         return super().forward(x.to(self.up.weight.dtype), scale)
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_a_converted_weight_is_told_what_helps(optimize: Optimize) -> None:
     with pytest.raises(InvalidInputError, match=r"does not run: AttributeError.*exclude="):
         optimize(Reader(), inputs(), "60%")
@@ -249,6 +253,7 @@ def test_misuse_is_one_sentence(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_a_loss_without_a_gradient_is_refused(optimize: Optimize) -> None:
     with pytest.raises(InvalidInputError, match="the loss has no gradient"):
         optimize(model(), inputs(), "60%", "training", loss=lambda y: y.detach().mean())

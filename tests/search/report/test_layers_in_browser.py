@@ -65,6 +65,7 @@ def page(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run_search(request).folder / "report.html"
 
 
+@pytest.mark.slow
 def test_it_fits_and_can_be_read(page: Path, chromium: Browser) -> None:
     for width in (1280, 390):
         for scheme in ("light", "dark"):

@@ -150,6 +150,7 @@ def test_it_fits_and_can_be_read(report: Path, chromium: Browser) -> None:
     assert chromium.errors == []
 
 
+@pytest.mark.slow
 def test_the_first_screen_answers(search: Search, chromium: Browser) -> None:
     """What to use, the numbers and the whole plot, without scrolling; the rest is folded away."""
     page = search(dims="768x3072", budgets=("25%",), trials=4).folder / "report.html"
@@ -161,6 +162,7 @@ def test_the_first_screen_answers(search: Search, chromium: Browser) -> None:
     assert chromium.ask("document.scrollingElement.scrollHeight") < 3 * 900
 
 
+@pytest.mark.slow
 def test_a_pointer_on_a_chain_tells_of_it(report: Path, chromium: Browser) -> None:
     chromium.open(report, 1280, "light")
     shown = (
@@ -178,6 +180,7 @@ def test_a_pointer_on_a_chain_tells_of_it(report: Path, chromium: Browser) -> No
         assert words in tip
 
 
+@pytest.mark.slow
 def test_what_is_folded_away_is_printed(report: Path, chromium: Browser) -> None:
     chromium.open(report, 1280, "light")
     shown = "[...document.querySelectorAll('details table')].map(one => one.checkVisibility())"
