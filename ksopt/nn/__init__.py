@@ -2,5 +2,6 @@
 
 from ksopt.nn import init
 from ksopt.nn.layers import KSLinear, KSStacked
+from ksopt.nn.learning_rates import param_groups
 
-__all__ = ["KSLinear", "KSStacked", "init"]
+__all__ = ["KSLinear", "KSStacked", "init", "param_groups"]
