@@ -3,5 +3,6 @@
 from ksopt.nn import init
 from ksopt.nn.layers import KSLinear, KSStacked
 from ksopt.nn.learning_rates import param_groups
+from ksopt.nn.self_guided import SelfGuided, SelfGuidedLinear
 
-__all__ = ["KSLinear", "KSStacked", "init", "param_groups"]
+__all__ = ["KSLinear", "KSStacked", "SelfGuided", "SelfGuidedLinear", "init", "param_groups"]

@@ -78,23 +78,14 @@ def test_a_step_of_adam_moves_outputs_as_it_does_a_dense_layers(width):
     """
     side = int(width**0.5)
     moves = {}
+    chain = f"(1,{side},{side},{side})*({side},{side},{side},1)"
     for name, layer, grouped in (
         ("dense", nn.Linear(width, width, bias=False), False),
-        (
-            "factors",
-            KSLinear(width, width, f"(1,{side},{side},{side})*({side},{side},{side},1)"),
-            True,
-        ),
-        (
-            "one lr",
-            KSLinear(width, width, f"(1,{side},{side},{side})*({side},{side},{side},1)"),
-            False,
-        ),
+        ("factors", KSLinear(width, width, chain, bias=False), True),
+        ("one lr", KSLinear(width, width, chain, bias=False), False),
     ):
         torch.manual_seed(0)
-        if isinstance(layer, KSLinear):
-            layer.reset_parameters()
-            layer.bias = None
+        layer.reset_parameters()
         x, goal = torch.randn(1, width), torch.randn(1, width)
         groups = ksopt.param_groups(layer, 1e-5) if grouped else layer.parameters()
         optimizer = torch.optim.Adam(groups, lr=1e-5, eps=1e-30)
