@@ -31,7 +31,7 @@ from recipes.training import compare, sweep
 
 TASKS = {"digits": tasks.digits, "text": tasks.text}
 FILE = "training-recipes.json"
-RATES, SMALL_RATES = (1e-3, 2e-3, 4e-3, 8e-3), (2e-3, 4e-3)
+RATES, SMALL_RATES = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), (4e-3, 8e-3)
 
 
 def _learn(name: str, given: argparse.Namespace, device: torch.device) -> Learned:
