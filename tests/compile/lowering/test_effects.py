@@ -534,6 +534,20 @@ class ViewWrittenWithoutGradients(Case):
         return torch.bmm(y, self.w) + x.sum()
 
 
+class DropoutThatIsOff(Case):
+    """It returns its input, which is written between two products by pieces of it."""
+
+    trains = False
+    reasons = ()
+
+    def forward(self, x):
+        y = x * 2
+        pieces = F.dropout(y, 0.5, False)
+        first = pieces[:, :16] @ self.one
+        y.fill_(0.25)
+        return torch.cat([first, pieces[:, 16:] @ self.two], -1)
+
+
 class TheSameTensorWithoutGradients(Case):
     """float() returns the tensor that it is called on, gradients and all."""
 
