@@ -24,15 +24,14 @@ struct WeightGradArguments {
 };
 
 // GROUPS: warpgroups, each with 64 features of dY. PANELS: of 64 features of X. ROWS: of a stage.
-template <typename P, int GROUPS_, int PANELS_, int STAGES_> struct WeightGradTile {
-  static constexpr int GROUPS = GROUPS_, PANELS = PANELS_, STAGES = STAGES_, ROWS = 64;
+template <typename P, int GROUPS_, int PANELS_, int ROWS_, int STAGES_, int BLOCKS_> struct WeightGradTile {
+  static constexpr int GROUPS = GROUPS_, PANELS = PANELS_, ROWS = ROWS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
   static constexpr int THREADS = 128 * GROUPS, M = 64 * GROUPS, N = 64 * PANELS;
   static constexpr int OUT = P::B * P::D, IN = P::C * P::D;  // features of dY and of X, for one i
   static constexpr int M_TILES = (OUT + M - 1) / M, N_TILES = (IN + N - 1) / N, TILES = P::A * M_TILES * N_TILES;
   static constexpr int PANEL_BYTES = ROWS * 128, STAGE_BYTES = (GROUPS + PANELS) * PANEL_BYTES;
   static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
-  static constexpr int BLOCKS = 65536 / THREADS >= 2 * (32 * PANELS + 56) && 2 * (SHARED_BYTES + 1024) <= 232448 ? 2 : 1;
-  static_assert(OUT % 8 == 0 && IN % 8 == 0 && STAGES >= 3, "");
+  static_assert(OUT % 8 == 0 && IN % 8 == 0 && ROWS % 16 == 0 && STAGES >= 3, "");
 };
 
 // A block's tile: which i, and its first features of dY and of X among those of i.

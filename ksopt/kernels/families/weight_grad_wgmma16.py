@@ -21,15 +21,14 @@ from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 ROWS = 64
-"""Of a stage; a share of the rows is whole stages."""
+"""A share of the rows is a multiple of so many: whole stages."""
 MOST_D = 8
 """The largest d: more would multiply too much in vain."""
 
-_STAGES = 4
-_RESERVED_SHARED = 1024
+_SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
 _ADDING_THREADS, _ADDED_BY_BLOCK = 256, 128
 # Measured on an H200: TFLOP/s of full tiles, and TB/s of memory, the L2 cache and of shares.
-_TFLOPS, _MEMORY, _L2, _SHARES = 560.0, 3.9, 5.0, 2.5
+_TFLOPS, _MEMORY, _L2, _SHARES = 560.0, 3.2, 4.2, 2.5
 _LAUNCH_US, _ADDING_US = 3.0, 3.0
 
 
@@ -51,14 +50,28 @@ class Config:
         return 128 * self.groups
 
     @property
+    def rows(self) -> int:
+        """Of a stage: of wide ones fewer, so that several are on their way."""
+        return 64 if self.groups + self.panels <= 4 else 32
+
+    @property
+    def blocks(self) -> int:
+        """That a multiprocessor runs at a time: two where stages and sums are small."""
+        return 2 if self.groups + self.panels <= 3 else 1
+
+    @property
+    def stages(self) -> int:
+        """As many as fit."""
+        return min(8, (_SHARED // self.blocks - _RESERVED_SHARED) // self._stage_bytes)
+
+    @property
     def shared_bytes(self) -> int:
         """Of a block."""
-        return _STAGES * (self.groups + self.panels) * ROWS * 128
+        return self.stages * self._stage_bytes
 
-    def blocks(self, spec: DeviceSpec) -> int:
-        """That a multiprocessor runs at a time."""
-        fits = 2 * (self.shared_bytes + _RESERVED_SHARED) <= spec.shared_bytes
-        return 2 if fits and 65536 // self.threads >= 2 * (32 * self.panels + 56) else 1
+    @property
+    def _stage_bytes(self) -> int:
+        return (self.groups + self.panels) * self.rows * 128
 
     def tiles(self, p: Pattern) -> int:
         """Of all of the gradient."""
@@ -102,14 +115,14 @@ def configs() -> Iterator[Config]:
 
 def best(p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
     """The launch with the least predicted time."""
-    launches = [_launch(tile, p, rows, spec) for tile in configs()]
+    launches = [launch_of(tile, p, rows, spec) for tile in configs()]
     return min(launches, key=lambda launch: predicted_us(launch, p, rows, spec))
 
 
-def _launch(tile: Config, p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
-    """One wave of blocks, or a block for each tile."""
+def launch_of(tile: Config, p: Pattern, rows: int, spec: DeviceSpec) -> Launch:
+    """A tile's launch: one wave of blocks, or a block for each tile."""
     stages = max(1, -(-rows // ROWS))
-    wanted = max(1, spec.multiprocessors * tile.blocks(spec) // tile.tiles(p))
+    wanted = max(1, spec.multiprocessors * tile.blocks // tile.tiles(p))
     of_share = -(-stages // min(wanted, stages))
     return Launch(tile, -(-stages // of_share), of_share * ROWS)
 
@@ -119,7 +132,7 @@ def predicted_us(launch: Launch, p: Pattern, rows: int, spec: DeviceSpec) -> flo
     tile = launch.tile
     m, n = 64 * tile.groups, 64 * tile.panels
     tiles = tile.tiles(p)
-    at_a_time = spec.multiprocessors * tile.blocks(spec)
+    at_a_time = spec.multiprocessors * tile.blocks
     blocks = tiles * launch.shares
     waves = -(-blocks // at_a_time)
     filled = blocks / (waves * at_a_time)
@@ -138,7 +151,8 @@ def source(p: Pattern, tile: Config, dtype: str) -> str:
     return (
         '#include "weight_grad_wgmma16.cuh"\n'
         f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
-        f"using Tile = WeightGradTile<Support, {tile.groups}, {tile.panels}, {_STAGES}>;\n"
+        f"using Tile = WeightGradTile<Support, {tile.groups}, {tile.panels}, {tile.rows}, "
+        f"{tile.stages}, {tile.blocks}>;\n"
         f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes} && "
         f"Tile::TILES == {tile.tiles(p)}, "
         '"csrc and kernels/families/weight_grad_wgmma16.py disagree");\n'

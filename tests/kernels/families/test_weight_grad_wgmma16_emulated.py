@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from checks import H200
+from packed_kernels import without_predicates
 from torch import Tensor
 
 from chain_kernels import _aligned, _emulate, _instance
@@ -12,7 +13,6 @@ from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.families.weight_grad_wgmma16 import Config, Launch
 from ksopt.ops.implementation import weight_grad_decomposed
 from ksopt.patterns.chain import Pattern
-from packed_kernels import without_predicates
 
 # Every d that is taken; tiles that are filled up in both directions; several i; every tile.
 PATTERNS = [
