@@ -304,10 +304,18 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         CannotLowerError: the first product that must stay as it is.
     """
     trace = tracker.trace
-    made_in_inference = _made_in_inference(trace)
+    makers = _makers(trace)
     for product, at, holder in found.held:
-        if trace.regions[at].grad and memory_of(holder.node) in made_in_inference:
-            raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
+        maker = makers.get(memory_of(holder.node))
+        if trace.regions[at].grad and maker in trace.regions:
+            if trace.regions[maker].inference:  # autograd refuses to save such tensors
+                raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
+            recorded = [trace.regions[node].grad for node in (maker, holder.node)]
+            if recorded == [True, False] and holder.storage[1] > 0:
+                # torch refuses views of views that were made and written so.
+                raise CannotLowerError(
+                    product, "an operand is a view, written where no gradients are recorded"
+                )
         if trace.regions[at].grad and not trace.is_intact(holder.storage):
             # The operators may need it for gradients where the author's do not; and AOTAutograd
             # computes activations again from inputs that were written since (seen in 2.13).
@@ -353,12 +361,13 @@ def _is_written_behind(node: fx.Node, trace: Trace) -> bool:
     return any(at > order for memory in memories for at in trace.writes.get(memory, ()))
 
 
-def _made_in_inference(trace: Trace) -> set[int | None]:
-    """Memories that are made in an inference mode: autograd refuses to save such tensors."""
+def _makers(trace: Trace) -> dict[int | None, fx.Node]:
+    """The first node that has each memory."""
     first: dict[int | None, fx.Node] = {}
     for node in trace.memory:
-        first.setdefault(memory_of(node), node)
-    return {memory for memory, node in first.items() if memory and trace.regions[node].inference}
+        if memory_of(node):
+            first.setdefault(memory_of(node), node)
+    return first
 
 
 def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:
