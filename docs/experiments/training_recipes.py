@@ -10,7 +10,7 @@ It writes training-recipes.json and a picture for each task, and prints tables. 
 under autocast in bfloat16.
 
     python docs/experiments/training_recipes.py --out docs/data
-    python docs/experiments/training_recipes.py --small --out /tmp/recipes    # a minute on a CPU
+    python docs/experiments/training_recipes.py --small --out recipes    # a minute on a CPU
     python docs/experiments/training_recipes.py --show docs/data/training-recipes.json
 """
 
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,6 +52,14 @@ def _learn(name: str, given: argparse.Namespace, device: torch.device) -> Learne
     return Learned(task.name, task.data, task.steps, settings, trials, done)
 
 
+def _show(machine: dict[str, Any], learned: Sequence[Learned], out: Path) -> None:
+    print(", ".join(f"{key} {machine[key]}" for key in ("name", "threads", "torch", "commit")))
+    for task in learned:
+        print(f"\n{task.name}: {task.data}\n\n{results.table(task)}\n\n{results.sweep_table(task)}")
+        file = out / f"training-{task.name}.svg"
+        file.write_text(results.picture(task), encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, keep and show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -66,20 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", type=Path, help="draw and print an earlier run, without training")
     given = parser.parse_args(arguments)
 
+    given.out.mkdir(parents=True, exist_ok=True)
     if given.show is not None:
         machine, learned = results.read(given.show)
-    else:
-        device = torch.device(given.device)
-        machine = asdict(record(device))
-        learned = [_learn(name, given, device) for name in given.tasks]
-        given.out.mkdir(parents=True, exist_ok=True)
+        _show(machine, learned, given.out)
+        return 0
+    device = torch.device(given.device)
+    machine, learned = asdict(record(device)), []
+    for name in given.tasks:  # what is done is kept, should the next be interrupted
+        learned.append(_learn(name, given, device))
         results.write(given.out / FILE, machine, learned)
-    shown = ("name", "threads", "torch", "commit")
-    print(", ".join(f"{key} {machine[key]}" for key in shown))
-    for task in learned:
-        print(f"\n{task.name}: {task.data}\n\n{results.table(task)}\n\n{results.sweep_table(task)}")
-        file = given.out / f"training-{task.name}.svg"
-        file.write_text(results.picture(task), encoding="utf-8")
+    _show(machine, learned, given.out)
     return 0
 
 
