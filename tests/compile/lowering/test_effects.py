@@ -548,6 +548,16 @@ class DropoutThatIsOff(Case):
         return torch.cat([first, pieces[:, 16:] @ self.two], -1)
 
 
+class CopyOfWhatIsComputedElementwise(Case):
+    """Where gradients are off, a view of a result requires one, and a copy of it does not."""
+
+    def forward(self, x):
+        y = F.gelu(torch.einsum("bgi,goi->obg", x.view(-1, 4, 8), self.w))
+        with torch.no_grad():
+            y = y.flatten(-2)
+        return y.view(-1), x.sum()
+
+
 class TheSameTensorWithoutGradients(Case):
     """float() returns the tensor that it is called on, gradients and all."""
 
