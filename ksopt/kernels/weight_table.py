@@ -11,6 +11,9 @@ What proves that a preparation is still that of a weight:
 - of several weights that were prepared together, the same of each: `of_each`;
 - its shape and dtype, that the current stream may read the preparation, and that no CUDA graph is
   captured: csrc/host/dispatch_table.hpp.
+
+What was prepared of one weight is noted in the library, too, for products that enter no Python: it
+proves the same there (csrc/host/kept_weights.cpp).
 """
 
 from __future__ import annotations
