@@ -237,7 +237,8 @@ def print_many(device: str) -> None:
         model = torch.nn.Sequential(*(layer() for _ in range(MANY)))
         compiled = torch.compile(model, backend=backend)
         us = host_us(lambda compiled=compiled: compiled(x).sum().backward())
-        print(f"{MANY} of {model[0]} by {backend}, forward and backward: {us:.1f} us", flush=True)
+        name = type(model[0]).__name__
+        print(f"{MANY} x {name} by {backend}, forward and backward: {us:.1f} us", flush=True)
 
 
 @torch.no_grad()
