@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ksopt.functional import ks_linear
     from ksopt.integrations.transformers import KSConfig as KSConfig
     from ksopt.kernels.weight_cache import refresh
-    from ksopt.nn import KSLinear, KSStacked
+    from ksopt.nn import KSLinear, KSStacked, param_groups
     from ksopt.optimization.result import Optimized
     from ksopt.optimization.run import optimize
     from ksopt.projection import Projection, project
@@ -50,6 +50,7 @@ __all__ = [
     "ks_linear",
     "load_converted",
     "optimize",
+    "param_groups",
     "patch",
     "project",
     "refresh",
@@ -66,6 +67,7 @@ _LAZY = {
     "ks_linear": "functional",
     "KSLinear": "nn",
     "KSStacked": "nn",
+    "param_groups": "nn",
     "Conversion": "conversion.apply",
     "convert": "conversion.apply",
     "Plan": "conversion.plan",

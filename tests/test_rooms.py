@@ -18,7 +18,8 @@ measure doctor
 kernels
 ops
 functional projection tune
-nn operators
+nn
+operators
 compile.capture conversion
 compile.lowering
 compile

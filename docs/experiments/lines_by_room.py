@@ -17,9 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {
-    "`ksopt/*.py`, `cli`, `doctor`, `measure`, `patterns`, `report`, `system`": (
+    "`ksopt/*.py`, `cli`, `doctor`, `measure`, `nn`, `patterns`, `report`, `system`": (
         *("ksopt/*.py", "ksopt/cli/*.py", "ksopt/doctor/*.py", "ksopt/measure/*.py"),
-        *("ksopt/patterns/*.py", "ksopt/report/*.py", "ksopt/system/*.py"),
+        *("ksopt/nn/*.py", "ksopt/patterns/*.py", "ksopt/report/*.py", "ksopt/system/*.py"),
     ),
     "`ksopt/bench/`": ("ksopt/bench/**.py",),
     "`ksopt/kernels/`, `ksopt/ops/`": ("ksopt/kernels/**.py", "ksopt/ops/**.py"),

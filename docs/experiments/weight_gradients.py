@@ -17,8 +17,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ksopt import ops
+from ksopt.bench import paper
+from ksopt.kernels import weight_gradients
+from ksopt.kernels.families import weight_grad_wgmma16 as kernels
+from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timing
+from ksopt.ops.implementation import weight_grad_decomposed
 from ksopt.patterns.chain import Chain, Pattern
 
 LAYERS = (
@@ -36,8 +40,8 @@ Way = Callable[[Tensor, Tensor, Pattern], Tensor]
 
 
 def apart(grad: Tensor, x: Tensor, p: Pattern) -> Tensor:
-    """As ksopt does: one batched product of a*d matrices."""
-    return ops.ks_mm_weight_grad(grad, x, p.a, p.d, False)
+    """One batched product of a*d matrices, behind copies."""
+    return weight_grad_decomposed(grad, x, p.a, p.d, False)
 
 
 def _wide(a: Tensor, b: Tensor) -> Tensor:
@@ -90,35 +94,69 @@ WAYS: dict[str, Way] = {
 
 
 def main() -> None:
-    """Check and time every way for the factors of each layer's chain."""
+    """Check and time every way for the factors of each layer's chain, and for other patterns."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, default=25_088)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tiles", type=int, default=1, help="of the kernel, the best predicted")
+    parser.add_argument("--sample", type=int, default=0, help="of the paper's patterns, too")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     options = parser.parse_args()
-    dtype: torch.dtype = getattr(torch, options.dtype)
     torch.manual_seed(0)
     for n, m, text in LAYERS:
-        dense_x = torch.randn(options.rows, n, device=options.device).to(dtype)
-        dense_grad = torch.randn(options.rows, m, device=options.device).to(dtype)
-        dense = {"dense": lambda grad=dense_grad, x=dense_x: grad.T @ x}
         for pattern in Chain.parse(text):
-            x = torch.randn(options.rows, pattern.in_features, device=options.device).to(dtype)
-            grad = torch.randn(options.rows, pattern.out_features, device=options.device).to(dtype)
-            calls: dict[str, Callable[[], object]] = dict(dense)
-            errors = {}
-            truth = apart(grad.double(), x.double(), pattern)
-            for name, way in WAYS.items():
-                error = (way(grad, x, pattern).double() - truth).abs().max() / truth.abs().max()
-                errors[name] = float(error)
-                calls[name] = partial(way, grad, x, pattern)
-            times = timing.measure(calls, options.device, max_seconds=0.5, precision=0.02)
-            row = ", ".join(
-                f"{name} {times[name].median_us:.1f} ({errors[name]:.0e})" for name in WAYS
-            )
-            print(f"{n} -> {m} {pattern}: dense {times['dense'].median_us:.1f} us; {row}")
+            _compare(options, pattern, (n, m))
+    for pattern in paper.stratified_sample(options.sample, options.seed) if options.sample else ():
+        _compare(options, pattern, None)
+
+
+def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | None) -> None:
+    dtype: torch.dtype = getattr(torch, options.dtype)
+
+    def draw(features: int) -> Tensor:
+        return torch.randn(options.rows, features, device=options.device).to(dtype)
+
+    x, grad = draw(p.in_features), draw(p.out_features)
+    ways: dict[str, Callable[[], object]] = {}
+    if dense is not None:
+        dense_x, dense_grad = map(draw, dense)
+        ways["dense"] = lambda: dense_grad.T @ dense_x
+    truth = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
+    errors, predicted = {}, {}
+    for name in options.ways:
+        way = WAYS[name]
+        ways[name] = partial(way, grad, x, p)
+        errors[name] = _error(way(grad, x, p), truth)
+    spec = DeviceSpec.of_device(0) if options.device == "cuda" else None
+    if spec is not None and kernels.unsupported(p, options.dtype, spec) is None:
+        for launch in _launches(p, options.rows, spec)[: options.tiles]:
+            name = f"kernel {launch.tile.groups}x{launch.tile.panels}/{launch.shares}"
+            kernel = kernels.WeightGradient(p, options.dtype, launch, 0)
+            ways[name] = partial(kernel, grad, x)
+            errors[name] = _error(kernel(grad, x), truth)
+            predicted[name] = kernels.predicted_us(launch, p, options.rows, spec)
+    predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
+    times = timing.measure(ways, options.device, max_seconds=0.4, precision=0.02)
+    floor = 2 * options.rows * (p.in_features + p.out_features) / 4.25e6
+    words = [f"{p}: memory alone {floor:.1f} us"]
+    for name, one in times.items():
+        guess = f", predicted {predicted[name]:.1f}" if name in predicted else ""
+        error = f" ({errors[name]:.0e}{guess})" if name in errors else ""
+        words.append(f"{name} {one.median_us:.1f}{error}")
+    print("; ".join(words), flush=True)
+
+
+def _launches(p: Pattern, rows: int, spec: DeviceSpec) -> list[kernels.Launch]:
+    launches = [kernels.launch_of(tile, p, rows, spec) for tile in kernels.configs()]
+    return sorted(launches, key=lambda one: kernels.predicted_us(one, p, rows, spec))
+
+
+def _error(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth).abs().max() / truth.abs().max())
 
 
 if __name__ == "__main__":

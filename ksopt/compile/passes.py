@@ -15,7 +15,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses import FakeTensorMode
 
 from ksopt import ops
-from ksopt.compile import slice_writes
+from ksopt.compile import dropouts, slice_writes
 from ksopt.compile.capture import frozen_weight
 from ksopt.compile.capture.interpreter import CannotRunError, run
 from ksopt.compile.capture.nodes import fake_result
@@ -102,6 +102,7 @@ def _rewrite(
     frozen_values: frozen_weight.FrozenValues | None,
     report: Report,
 ) -> None:
+    bypassed = dropouts.bypass(gm.graph)
     gathered = slice_writes.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     pattern_of = None
@@ -144,7 +145,7 @@ def _rewrite(
             taken.add(miss.node.name)
     sites += native_sites(trace)
     report.sites += sorted(sites, key=lambda site: order.get(site.node, 0))
-    if chosen or gathered:
+    if chosen or gathered or bypassed:
         gm.graph.lint()
         gm.recompile()
 

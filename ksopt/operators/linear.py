@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
+from ksopt.nn import init
 from ksopt.operators.registry import Replacement, operator_of, parse
 from ksopt.reference import is_batch_last
 
@@ -63,13 +62,9 @@ class StructuredLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
-        share = 3.0 ** (1.0 - 1.0 / len(self.weights))
-        for weight, terms in zip(self.weights, self.operator.terms(), strict=True):
-            bound = math.sqrt(share / terms)
-            nn.init.uniform_(weight, -bound, bound)
+        init.product_uniform_(self.weights, self.operator.terms(), init.LINEAR_GAIN)
         if self.bias is not None:
-            bound = 1.0 / math.sqrt(self.in_features)
-            nn.init.uniform_(self.bias, -bound, bound)
+            init.bias_uniform_(self.bias, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[*batch, in_features] -> [*batch, out_features] (features first in batch_last)."""

@@ -42,9 +42,9 @@ in compiled graphs too it takes the way that is fastest where a weight is prepar
 call, keeps nothing, and forgets what was kept of the weight. ``ks_mm_frozen`` is a third, for
 weights that gradients pass through.
 
-In compiled graphs ks_mm_weight_grad is no operator but what it is made of: one ``torch.bmm``, for
-d > 1 between permuting copies. To call that takes less of the host's time than an operator in
-Python does, and Inductor fuses the copies with what stands beside them.
+In compiled graphs ks_mm_weight_grad is ``ks_mm_weight_grad_inner`` where a kernel of ksopt's is
+faster (:mod:`ksopt.kernels.weight_gradients`). Else it is what it is made of: one ``torch.bmm``,
+for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 
 ``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
@@ -57,8 +57,7 @@ new kernel is picked up by an old graph, which is right. The shapes, dtypes and 
 the gradients below are baked into it: they are the contract of the name. Whoever changes the
 contract changes the name; ``CONTRACT`` counts such changes, and those of what graphs call, and goes
 into the cache key of everything that the backend "ksopt" compiles. Graphs that Inductor compiled
-without it have no such key: ``ks_mm_weight_grad_inner``, which was a twin too, is still there for
-them.
+without it have no such key.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 7
+CONTRACT = 8
 
 __all__ = [
     "CONTRACT",

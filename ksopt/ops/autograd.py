@@ -20,6 +20,7 @@ from ksopt.ops.schemas import (
     ks_mm_frozen,
     ks_mm_inner,
     ks_mm_weight_grad,
+    ks_mm_weight_grad_inner,
 )
 
 # Autograd. The product is linear in x and in weight, so every gradient is one of the two operators
@@ -148,10 +149,16 @@ def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | N
 
 
 def _weight_grad_traced(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:
-    """ks_mm_weight_grad below autograd, in torch's own operators: compiled graphs hold these."""
+    """ks_mm_weight_grad below autograd: what compiled graphs hold of it.
+
+    It is in torch's own operators where no kernel of ksopt's is faster.
+    """
     # They may end in a view of what they make: torch would forbid in-place operations on it. And
     # autocast would cast for them, as it does not for the operator.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+        if implementation.is_weight_grad_by_kernel(grad, x, a, d, batch_last):
+            made: Tensor = ks_mm_weight_grad_inner(grad, x, a, d, batch_last)
+            return made
         return implementation.weight_grad_decomposed(grad, x, a, d, batch_last)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from ksopt.epilogue import add_epilogue_
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import dispatch, host_plans, planner, weight_cache, weight_scopes
+from ksopt.kernels import (
+    dispatch,
+    host_plans,
+    planner,
+    weight_cache,
+    weight_gradients,
+    weight_scopes,
+)
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.validation import (
@@ -25,6 +33,7 @@ from ksopt.kernels.validation import (
     check_weight_grad,
     is_written_straight,
 )
+from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 
@@ -295,7 +304,32 @@ def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Te
     """The gradient of a `product` with respect to its weight."""
     # As for `product`; and autocast would cast for the operators that this is made of.
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+        check_weight_grad(grad, x, a, d, batch_last)
+        made = weight_gradients.run(grad, x, a, d, batch_last)
+        if made is not None:
+            return made
         return weight_grad_decomposed(grad, x, a, d, batch_last)
+
+
+def is_weight_grad_by_kernel(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> bool:
+    """Whether a kernel of ksopt's computes a `weight_grad` faster, of fakes too.
+
+    Of a dynamic number of rows the one at hand decides.
+    """
+    if batch_last or x.device.type != "cuda":
+        return False
+    sizes = [_at_hand(size) for size in (a, d, grad.shape[-1], *x.shape)]
+    if None in sizes or 0 in sizes:
+        return False
+    a, d, outs, *rows, ins = (int(size) for size in sizes if size is not None)
+    pattern = Pattern(a, outs // (a * d), ins // (a * d), d)
+    return weight_gradients.is_by_kernel(pattern, x.dtype, math.prod(rows), x.device)
+
+
+def _at_hand(size: int | torch.SymInt) -> int | None:
+    """A size, in the call at hand where it is dynamic; None if it depends on data."""
+    value = size if isinstance(size, int) else size.node.hint
+    return int(value) if isinstance(value, int) else None
 
 
 def weight_grad_fake(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor:

@@ -86,6 +86,7 @@ ks_mm_changing = torch.ops.ksopt.ks_mm_changing.default
 ks_mm_changing_out = torch.ops.ksopt.ks_mm_changing.out
 ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
+ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
 
 
 def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
 from .records import Record, differences, not_torchs
+from .worker import compared
 
 
 @pytest.mark.slow
@@ -63,3 +65,28 @@ def test_a_fact_that_torch_compile_reached_before_its_error_counts():
     )
     assert len(found) == 1
     assert found[0].startswith("call 0: value: ")
+
+
+def test_a_write_that_eager_mode_refuses_is_compared_as_if_made_afterwards():
+    source = """
+        class M(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("w", torch.randn(6, 4, 6))
+            def forward(self, x):
+                y = torch.vmap(F.linear, in_dims=(1, 0), out_dims=1)(x.view(-1, 6, 6), self.w)
+                return y, self.w
+        def inputs(B):
+            return [torch.randn(B, 36, requires_grad=True)]
+        LEAVES = [False]
+        CALLS = [dict(batch=5, mode="grad", autocast=False, before=[],
+                      between=["with torch.no_grad(): m.w.mul_(0.5)"])]
+        DYNAMIC = None
+        HANDOVER = "eager"
+        TRAINING = True
+    """
+    header = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+    outcome = compared(header + textwrap.dedent(source), "written.py")
+    assert outcome.failed
+    assert outcome.differences == []
+    assert outcome.lowered

@@ -3,7 +3,8 @@
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
-Names of families: only those, and the general kernel. ``chains``: those of chains alone.
+Names of families: only those, and the general kernel. ``chains``: those of chains alone;
+``weight_grads``: those of weight gradients.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -16,7 +17,7 @@ import sys
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels.families import naive
+from ksopt.kernels.families import naive, weight_grad_wgmma16
 from ksopt.kernels.families.base import TemplateFamily, families
 from ksopt.kernels.planner import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
@@ -58,6 +59,24 @@ def run_chains() -> int:
     return ran
 
 
+def run_weight_gradients() -> int:
+    """Run every tile of the weight gradients' kernels, with one share of the rows and several."""
+    ran, device = 0, DeviceSpec.of_device(0)
+    patterns = [Pattern(*sizes) for sizes in ((2, 40, 72, 1), (1, 40, 12, 2), (2, 5, 9, 8))]
+    for p, tile, rows in itertools.product(patterns, weight_grad_wgmma16.configs(), (ROWS, 300)):
+        if weight_grad_wgmma16.unsupported(p, "bfloat16", device) is None:
+            launch = weight_grad_wgmma16.launch_of(tile, p, rows, device)
+            kernel = weight_grad_wgmma16.WeightGradient(p, "bfloat16", launch, 0)
+            grad, x = (
+                torch.randn(rows, features, device="cuda").bfloat16()
+                for features in (p.out_features, p.in_features)
+            )
+            assert not torch.isnan(kernel(grad, x)).any(), (p, tile)
+            ran += 1
+    torch.cuda.synchronize()
+    return ran
+
+
 def main() -> None:
     every = {
         family.name: family
@@ -67,6 +86,9 @@ def main() -> None:
     if sys.argv[1:] == ["chains"]:
         print(f"{run_chains()} launches of chains")
         torch.cuda.synchronize()
+        return
+    if sys.argv[1:] == ["weight_grads"]:
+        print(f"{run_weight_gradients()} weight gradients")
         return
     unknown = set(sys.argv[1:]) - set(every)
     if unknown:

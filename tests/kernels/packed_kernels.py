@@ -30,6 +30,16 @@ def without_predicates(header: str, text: str) -> str:
             "  emulate::ptx::multiply_warpgroup_16<N, widen>(sums, a, b, accumulate);\n"
             "}\n"
         )
+    if header == "wgmma_rows.cuh":
+        text = text[: text.index("#define")] + (
+            "template <typename T, int N> void multiply_rows(float (&sums)[N / 2], uint64 a,"
+            " uint64 b, int accumulate) {\n"
+            "  using namespace emulate::ptx;\n"
+            "  constexpr auto widen = std::is_same_v<T, Float16> ? cvt_f32_f16 : widen_bf16;\n"
+            "  const int warp = threadIdx.x / 32 % 4;\n"
+            "  emulate::ptx::multiply_rows<N, widen>(sums, a, b, warp, accumulate);\n"
+            "}\n"
+        )
     if header == "wgmma_tf32.cuh":
         text = text[: text.index("#define")] + (
             "template <int N> void multiply_warpgroup_tf32(float (&sums)[N / 2],"

@@ -26,7 +26,7 @@ FORM: Form[Subject, Case] = Form(
 # What a time can depend on. A change anywhere else (reports, search, documents) changes none.
 _CODE = (
     *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.compile"),
-    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn", "ksopt.epilogue"),
+    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.nn.layers", "ksopt.epilogue"),
     *("ksopt.precision", "ksopt.bench.models.build", "ksopt.bench.models.chains"),
     *("ksopt.bench.models.measuring", "ksopt.bench.models.spellings"),
 )

@@ -222,25 +222,33 @@ def _is_returned_with_a_copy(nodes: Collection[fx.Node], returned: Collection[fx
 
     It has the strides of what it is computed of: with others the copy might be a view.
     """
-    left, seen = list(nodes), set(nodes)
     memories = {memory_of(one) for one in returned} - {None}
+    return any(
+        copies and len({memory_of(one) for one in (node, *copies)} & memories) > 1
+        for node in _with_the_same_strides(nodes)
+        for copies in [[user for user in node.users if _copies_by_strides(user)]]
+    )
+
+
+def _with_the_same_strides(nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Nodes, and what is computed elementwise of them, with the strides of what is read.
+
+    Strides of a contiguous tensor are those of what replaces it: such nodes are not followed.
+    """
+    left, seen = list(nodes), set(nodes)
     while left:
         node = left.pop()
         own = fake_result(node)
-        if not isinstance(own, torch.Tensor):
+        if not isinstance(own, torch.Tensor) or is_contiguous(own):
             continue
-        copies = [user for user in node.users if _copies_by_strides(user)]
-        if copies and len({memory_of(one) for one in (node, *copies)} & memories) > 1:
-            return True
         for user in node.users:
             made = fake_result(user)
             if user in seen or not isinstance(made, torch.Tensor):
                 continue
-            is_alike = same_shape(made.shape, own.shape) and same_shape(made.stride(), own.stride())
-            if is_alike and not is_contiguous(own):
+            if same_shape(made.shape, own.shape) and same_shape(made.stride(), own.stride()):
                 seen.add(user)
                 left.append(user)
-    return False
+    return seen
 
 
 def _is_copied_elsewhere(root: Root, sharing: Collection[fx.Node], trace: Trace) -> bool:
@@ -248,9 +256,15 @@ def _is_copied_elsewhere(root: Root, sharing: Collection[fx.Node], trace: Trace)
     if root.made_at is None:
         return False
     made = trace.regions[root.made_at]
+    copies = {
+        user
+        for node in _with_the_same_strides(sharing)
+        for user in node.users
+        if _copies_by_strides(user)
+    }
     return any(
-        _copies_by_strides(node) and not trace.regions[node].records_like(made)
-        for node in sharing
+        not trace.regions[node].records_like(made)
+        for node in copies | {one for one in sharing if _copies_by_strides(one)}
         if node in trace.regions
     )
 
@@ -304,10 +318,18 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
         CannotLowerError: the first product that must stay as it is.
     """
     trace = tracker.trace
-    made_in_inference = _made_in_inference(trace)
+    makers = _makers(trace)
     for product, at, holder in found.held:
-        if trace.regions[at].grad and memory_of(holder.node) in made_in_inference:
-            raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
+        maker = makers.get(memory_of(holder.node))
+        if trace.regions[at].grad and maker in trace.regions:
+            if trace.regions[maker].inference:  # autograd refuses to save such tensors
+                raise CannotLowerError(product, "an operand is made in a torch.inference_mode")
+            recorded = [trace.regions[node].grad for node in (maker, holder.node)]
+            if recorded == [True, False] and holder.storage[1] > 0:
+                # torch refuses views of views that were made and written so.
+                raise CannotLowerError(
+                    product, "an operand is a view, written where no gradients are recorded"
+                )
         if trace.regions[at].grad and not trace.is_intact(holder.storage):
             # The operators may need it for gradients where the author's do not; and AOTAutograd
             # computes activations again from inputs that were written since (seen in 2.13).
@@ -353,12 +375,13 @@ def _is_written_behind(node: fx.Node, trace: Trace) -> bool:
     return any(at > order for memory in memories for at in trace.writes.get(memory, ()))
 
 
-def _made_in_inference(trace: Trace) -> set[int | None]:
-    """Memories that are made in an inference mode: autograd refuses to save such tensors."""
+def _makers(trace: Trace) -> dict[int | None, fx.Node]:
+    """The first node that has each memory."""
     first: dict[int | None, fx.Node] = {}
     for node in trace.memory:
-        first.setdefault(memory_of(node), node)
-    return {memory for memory, node in first.items() if memory and trace.regions[node].inference}
+        if memory_of(node):
+            first.setdefault(memory_of(node), node)
+    return first
 
 
 def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None:

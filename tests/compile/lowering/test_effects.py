@@ -522,6 +522,42 @@ class CopyThatTheProductMakes(Case):
         return torch.einsum("bgdi,goi->bgdo", x.view(-1, 4, 2, 4), self.w[:, :, :4])
 
 
+class ViewWrittenWithoutGradients(Case):
+    """torch takes no view of it where gradients are recorded; the copy is the author's."""
+
+    reasons = ("an operand is a view, written where no gradients are recorded",)
+
+    def forward(self, x):
+        y = x * 2
+        with torch.no_grad():
+            y = y.view(-1, 4, 8).transpose(0, 1).mul_(2).reshape(4, -1, 8)
+        return torch.bmm(y, self.w) + x.sum()
+
+
+class DropoutThatIsOff(Case):
+    """It returns its input, which is written between two products by pieces of it."""
+
+    trains = False
+    reasons = ()
+
+    def forward(self, x):
+        y = x * 2
+        pieces = F.dropout(y, 0.5, False)
+        first = pieces[:, :16] @ self.one
+        y.fill_(0.25)
+        return torch.cat([first, pieces[:, 16:] @ self.two], -1)
+
+
+class CopyOfWhatIsComputedElementwise(Case):
+    """Where gradients are off, a view of a result requires one, and a copy of it does not."""
+
+    def forward(self, x):
+        y = F.gelu(torch.einsum("bgi,goi->obg", x.view(-1, 4, 8), self.w))
+        with torch.no_grad():
+            y = y.flatten(-2)
+        return y.view(-1), x.sum()
+
+
 class TheSameTensorWithoutGradients(Case):
     """float() returns the tensor that it is called on, gradients and all."""
 

@@ -385,6 +385,54 @@ INSTRUCTION void multiply_warpgroup_16(float (&sums)[N / 2], const uint32_t (&a)
   warp_collective("wgmma", &own, multiply_rows_16_bit<N, WIDEN>);
 }
 
+struct RowsOperands {
+  float* sums;
+  std::uint64_t a, b;
+  int warp;  // of the warpgroup
+  bool accumulate;
+  const void* caller;
+};
+
+// Element `feature` of row `row` of an operand of rows of 128 bytes, permuted by chunks of 16.
+INSTRUCTION uint16_t element_of_rows(std::uint64_t operand, int row, int feature, const void* caller) {
+  if (operand >> 62 != 1) fail("only operands of permuted rows of 128 bytes are emulated here");
+  const uint32_t first = described_address(uint32_t(operand & 0x3fff) << 4), next_panel = uint32_t(operand >> 16 & 0x3fff) << 4,
+                 next_rows = uint32_t(operand >> 32 & 0x3fff) << 4;
+  const uint32_t line = first + feature / 64 * next_panel + row / 8 * next_rows + row % 8 * 128;
+  // Which place a chunk has depends on the address, as in the hardware.
+  const uint32_t address = line + ((feature % 64 / 8) ^ (line / 128 % 8)) * 16 + feature % 8 * 2;
+  uint16_t value;
+  std::memcpy(&value, read_shared(address, 2, caller), 2);
+  return value;
+}
+
+template <int N, void (*WIDEN)(float&, uint16_t)> INSTRUCTION void multiply_rows_of_both(void* const (&lanes)[32]) {
+  float a[16][16], b[16][N];  // [row][feature]
+  const RowsOperands& first = *static_cast<const RowsOperands*>(lanes[0]);
+  for (int k = 0; k < 16; ++k) {
+    for (int m = 0; m < 16; ++m) WIDEN(a[k][m], element_of_rows(first.a, k, first.warp * 16 + m, first.caller));
+    for (int n = 0; n < N; ++n) WIDEN(b[k][n], element_of_rows(first.b, k, n, first.caller));
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const RowsOperands& own = *static_cast<const RowsOperands*>(lanes[lane]);
+    if (own.a != first.a || own.b != first.b) fail("the lanes of a warp name different operands");
+    for (int e = 0; e < N / 2; ++e) {
+      const int m = lane / 4 + e % 4 / 2 * 8, n = e / 4 * 8 + lane % 4 * 2 + e % 2;
+      double sum = own.accumulate ? own.sums[e] : 0.0;
+      for (int k = 0; k < 16; ++k) sum += double(a[k][m]) * b[k][n];
+      own.sums[e] = float(sum);
+    }
+  }
+}
+
+// Sums of 64 x N: what wgmma.mma_async.sync.aligned.m64nNk16.f32.f16.f16 (or bf16, by WIDEN) does with both
+// factors in shared memory, the summation along their rows.
+template <int N, void (*WIDEN)(float&, uint16_t)>
+INSTRUCTION void multiply_rows(float (&sums)[N / 2], std::uint64_t a, std::uint64_t b, int warp, int accumulate) {
+  RowsOperands own{sums, a, b, warp, accumulate != 0, __builtin_return_address(0)};
+  warp_collective("wgmma", &own, multiply_rows_of_both<N, WIDEN>);
+}
+
 // Phase barriers ------------------------------------------------------------------------------
 
 INSTRUCTION void mbarrier_init_shared_cta_b64(uint32_t at, int count) { set_up_phase_barrier(at, unsigned(count)); }

@@ -318,7 +318,7 @@ def operators(monkeypatch):
         seen.append(siblings)
         return ops.chain(*args, siblings=siblings, **kwargs)
 
-    monkeypatch.setattr("ksopt.nn.ops", SimpleNamespace(chain=seen_chain))
+    monkeypatch.setattr("ksopt.nn.layers.ops", SimpleNamespace(chain=seen_chain))
     return seen
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from ksopt.epilogue import check_activation
 from ksopt.errors import InvalidInputError
 from ksopt.functional import ks_linear
 from ksopt.kernels.validation import DTYPES
+from ksopt.nn import init
 from ksopt.patterns.chain import Chain
 from ksopt.projection import project
 from ksopt.reference import chain_to_dense, is_batch_last
@@ -46,14 +46,12 @@ class KSLinear(nn.Module):
 
     Initialisation. `torch.nn.Linear` draws its N*M weights and its bias from U(-1/√N, 1/√N), so
     that inputs of mean square σ² give outputs of variance N σ² · 1/(3N) = σ²/3, and the bias adds
-    1/(3N). Here factor l, with independent weights of mean 0 and variance v_l, gives each of its
-    outputs c_l inputs, and so multiplies the mean square by c_l v_l, whatever the correlation of
-    its inputs. With ::
+    1/(3N). Here `ksopt.nn.init.chain_uniform_` with a gain of sqrt(1/3) does the same for chains ::
 
         weights[l] ~ U(-β_l, β_l),   β_l = sqrt(3^(1 - 1/L) / c_l),   v_l = β_l²/3 = 3^(-1/L) / c_l
 
-    each factor multiplies it by 3^(-1/L), and the chain by 1/3, whatever its patterns. For one
-    factor (1, M, N, 1) this is nn.Linear's own rule. The bias is U(-1/√N, 1/√N), as there.
+    each factor multiplies the mean square by 3^(-1/L), and the chain by 1/3, whatever its patterns.
+    For one factor (1, M, N, 1) this is nn.Linear's own rule. The bias is U(-1/√N, 1/√N), as there.
 
     Raises:
         InvalidInputError: the chain's features are not those given, or the layout or the activation
@@ -125,13 +123,9 @@ class KSLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew (see the class for the distribution)."""
-        share = 3.0 ** (1.0 - 1.0 / len(self.chain))
-        for weight, pattern in zip(self.weights, self.chain, strict=True):
-            bound = math.sqrt(share / pattern.c)
-            nn.init.uniform_(weight, -bound, bound)
+        init.chain_uniform_(self.weights, init.LINEAR_GAIN)
         if self.bias is not None:
-            bound = 1.0 / math.sqrt(self.in_features)
-            nn.init.uniform_(self.bias, -bound, bound)
+            init.bias_uniform_(self.bias, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """[*batch, in_features] -> [*batch, out_features] (features first in batch_last)."""

@@ -1,0 +1,178 @@
+// The gradient of a factor's weight, on Hopper's warpgroup tensor cores (16 bit, batch first, sm_90a):
+//
+//   dK[i,k,l,j] = sum over rows n of dY[n,i,k,j] X[n,i,l,j]
+//
+// For each i it is a part of the product of all (k, j) by all (l, j'): of what has j = j'. That is computed
+// whole, D times the needed sums: memory has enough to do meanwhile, as long as D is small, and no operand is
+// copied into another order. A block has a tile of the sums, of GROUPS * 64 features of dY by PANELS * 64 of X,
+// for a share of the rows. Shares are fp32, and a second kernel adds them, always in the same order.
+#pragma once
+
+#include "kernel_params.cuh"
+#include "pdl.cuh"
+#include "smem_layout.cuh"
+#include "wgmma_rows.cuh"
+
+// Strides count elements.
+struct WeightGradArguments {
+  const void* grad;
+  const void* x;
+  void* to;  // dK [A, B, C, D], or of each share of the rows one in fp32
+  int64 batch, grad_stride, x_stride;
+  int64 rows_per_share;  // a multiple of ROWS
+  int64 shares;          // none of them empty
+};
+
+// GROUPS: warpgroups, each with 64 features of dY. PANELS: of 64 features of X. ROWS: of a stage.
+template <typename P, int GROUPS_, int PANELS_, int ROWS_, int STAGES_, int BLOCKS_> struct WeightGradTile {
+  static constexpr int GROUPS = GROUPS_, PANELS = PANELS_, ROWS = ROWS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
+  static constexpr int THREADS = 128 * GROUPS, M = 64 * GROUPS, N = 64 * PANELS;
+  static constexpr int OUT = P::B * P::D, IN = P::C * P::D;  // features of dY and of X, for one i
+  static constexpr int M_TILES = (OUT + M - 1) / M, N_TILES = (IN + N - 1) / N, TILES = P::A * M_TILES * N_TILES;
+  static constexpr int PANEL_BYTES = ROWS * 128, STAGE_BYTES = (GROUPS + PANELS) * PANEL_BYTES;
+  static constexpr int SHARED_BYTES = STAGES * STAGE_BYTES;
+  static_assert(OUT % 8 == 0 && IN % 8 == 0 && ROWS % 16 == 0 && STAGES >= 3, "");
+};
+
+// A block's tile: which i, and its first features of dY and of X among those of i.
+template <typename P, typename Tile> struct WeightGradPlace {
+  int i, m0, n0;
+  int64 share;
+  __device__ __forceinline__ WeightGradPlace() {
+    int tile = static_cast<int>(blockIdx.x) % Tile::TILES;
+    share = static_cast<int>(blockIdx.x) / Tile::TILES;
+    n0 = tile % Tile::N_TILES * Tile::N, tile /= Tile::N_TILES;
+    m0 = tile % Tile::M_TILES * Tile::M, i = tile / Tile::M_TILES;
+  }
+};
+
+// Loads COUNT panels of 64 features, zeros where there are none: chunk c of row r lies at place c ^ (r % 8).
+template <typename Tile, int COUNT, int FEATURES>
+__device__ __forceinline__ void load_panels(unsigned char* to, const uint16* from, int64 stride, int first, int rows) {
+  constexpr int PASS_ROWS = Tile::THREADS / 8;
+  const int chunk = threadIdx.x % 8, row0 = threadIdx.x / 8;
+#pragma unroll
+  for (int panel = 0; panel < COUNT; ++panel) {
+    const int feature = first + panel * 64 + chunk * 8;
+#pragma unroll
+    for (int step = 0; step < (Tile::ROWS + PASS_ROWS - 1) / PASS_ROWS; ++step) {
+      const int row = row0 + step * PASS_ROWS;
+      if (Tile::ROWS % PASS_ROWS != 0 && row >= Tile::ROWS) break;
+      const bool inside = row < rows && (FEATURES % (64 * COUNT) == 0 || feature < FEATURES);
+      copy_async_16(to + panel * Tile::PANEL_BYTES + row * 128 + (chunk ^ row % 8) * 16,
+                    inside ? from + row * stride + feature : from, inside);
+    }
+  }
+}
+
+// Stores the sums with equal j, through `place(index of [A, B, C, D], sum)`.
+template <typename P, typename Tile, typename Store>
+__device__ __forceinline__ void store_sums(const float (&sums)[Tile::N / 2], const WeightGradPlace<P, Tile>& own,
+                                           const Store& store) {
+  const int thread = threadIdx.x % 128, lane = thread % 32;
+  const int m = own.m0 + static_cast<int>(threadIdx.x) / 128 * 64 + thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int out = m + half * 8, k = out / P::D, j = out % P::D;
+    if (out >= Tile::OUT) continue;
+    const int64 row = (int64(own.i) * P::B + k) * P::C;
+#pragma unroll
+    for (int e = 0; e < Tile::N / 4; ++e) {
+      const int in = own.n0 + e / 2 * 8 + lane % 4 * 2 + e % 2;
+      if (in < Tile::IN && in % P::D == j) store((row + in / P::D) * P::D + j, sums[e / 2 * 4 + half * 2 + e % 2]);
+    }
+  }
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void weight_grad_wgmma16_kernel(const WeightGradArguments& arguments) {
+  extern __shared__ __align__(1024) unsigned char stages[];
+  const WeightGradPlace<P, Tile> own;
+  const int64 begin = own.share * arguments.rows_per_share, last = begin + arguments.rows_per_share;
+  const int64 end = last < arguments.batch ? last : arguments.batch;
+  const int steps = static_cast<int>((end - begin + Tile::ROWS - 1) / Tile::ROWS);
+  const uint16* const grad = static_cast<const uint16*>(arguments.grad) + own.i * Tile::OUT;
+  const uint16* const x = static_cast<const uint16*>(arguments.x) + own.i * Tile::IN;
+  const auto load = [&](int step) {
+    unsigned char* const stage = stages + step % Tile::STAGES * Tile::STAGE_BYTES;
+    const int64 row = begin + int64(step) * Tile::ROWS;
+    const int rows = rows_inside<Tile::ROWS>(end - row);
+    load_panels<Tile, Tile::GROUPS, Tile::OUT>(stage, grad + row * arguments.grad_stride, arguments.grad_stride, own.m0,
+                                               rows);
+    load_panels<Tile, Tile::PANELS, Tile::IN>(stage + Tile::GROUPS * Tile::PANEL_BYTES, x + row * arguments.x_stride,
+                                              arguments.x_stride, own.n0, rows);
+  };
+  griddepcontrol_wait();
+#pragma unroll 1
+  for (int step = 0; step < Tile::STAGES - 2; ++step) {
+    if (step < steps) load(step);
+    cp_async_commit_group();
+  }
+  const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  const uint32 first = __shfl_sync(~0u, shared_address(stages), 0);
+  float sums[Tile::N / 2];
+#pragma unroll
+  for (int e = 0; e < Tile::N / 2; ++e) sums[e] = 0.0f;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    cp_async_wait_group<Tile::STAGES - 3>();
+    fence_for_tensor_cores();
+    __syncthreads();  // the stage is full for all, and the one before the last is free
+    const uint32 stage = first + step % Tile::STAGES * Tile::STAGE_BYTES;
+    const uint64 a = describe_swizzled_rows(stage + group * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
+    const uint64 b = describe_swizzled_rows(stage + Tile::GROUPS * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
+    wgmma_fence_operand(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Tile::ROWS / 16; ++s) multiply_rows<T, Tile::N>(sums, a + s * 128, b + s * 128, 1);
+    wgmma_commit_group();
+    if (step + Tile::STAGES - 2 < steps) load(step + Tile::STAGES - 2);
+    cp_async_commit_group();
+    wgmma_wait_group<1>();
+  }
+  wgmma_wait_group<0>();
+  wgmma_fence_operand(sums);
+  if (arguments.shares == 1) {
+    store_sums(sums, own, [&](int64 at, float sum) {
+      static_cast<uint16*>(arguments.to)[at] = static_cast<uint16>(pack_pair<T>(sum, 0.0f));
+    });
+  } else {
+    float* const to = static_cast<float*>(arguments.to) + own.share * (int64(P::A) * P::B * P::C * P::D);
+    store_sums(sums, own, [&](int64 at, float sum) { to[at] = sum; });
+  }
+}
+
+struct SharesArguments {
+  const float* shares;  // [count, elements]
+  void* to;
+  int64 count, elements;  // a multiple of 4
+};
+
+// Adds the shares up: a block has 128 elements, and each of its 8 warps an eighth of the shares.
+template <typename T> __device__ __forceinline__ void add_shares_kernel(const SharesArguments& arguments) {
+  __shared__ float sums[8][128];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int64 first = int64(blockIdx.x) * 128, at = first + lane * 4;
+  griddepcontrol_wait();
+  float own[4] = {};
+  if (at < arguments.elements) {
+#pragma unroll 4
+    for (int64 share = warp; share < arguments.count; share += 8) {
+      const float4 values = *reinterpret_cast<const float4*>(arguments.shares + share * arguments.elements + at);
+      own[0] += values.x, own[1] += values.y, own[2] += values.z, own[3] += values.w;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) sums[warp][lane * 4 + e] = own[e];
+  __syncthreads();
+  if (threadIdx.x >= 64) return;
+  float pair[2] = {};
+#pragma unroll
+  for (int of = 0; of < 8; ++of)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) pair[e] += sums[of][threadIdx.x * 2 + e];
+  const int64 to = first + threadIdx.x * 2;
+  if (to < arguments.elements) {
+    *reinterpret_cast<uint32*>(static_cast<uint16*>(arguments.to) + to) = pack_pair<T>(pair[0], pair[1]);
+  }
+}

@@ -1,0 +1,1 @@
+"""Training from scratch, dense beside Kronecker-sparse, with ksopt's recipes and without."""

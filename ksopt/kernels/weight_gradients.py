@@ -1,0 +1,92 @@
+"""Which weight gradients a kernel of ksopt's computes, and by which launch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+
+from ksopt import settings
+from ksopt.errors import KsoptError
+from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.families import weight_grad_wgmma16 as kernels
+from ksopt.kernels.families.weight_grad_wgmma16 import WeightGradient
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.patterns.chain import Pattern
+
+_log = logging.getLogger("ksopt")
+# Of torch.bmm and the copies before it, measured on an H200: its sums over rows are not split.
+_BMM_LAUNCH_US, _BMM_US_PER_ROW, _BMM_BYTES_PER_US, _COPY_BYTES_PER_US = 3.0, 1.5e-3, 2.6e6, 2.6e6
+
+
+def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
+    """Whether a kernel is predicted to be faster than ``torch.bmm`` between copies.
+
+    Args:
+        p: the factor's pattern.
+        dtype: of the gradient and x; batch first.
+        rows: of both.
+        device: where.
+    """
+    if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
+        return False
+    spec = backend_of("cuda").spec(device)
+    return spec is not None and _is_faster(p, _name(dtype), rows, spec)
+
+
+def run(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor | None:
+    """The gradient by a kernel; None where none computes it, or faster.
+
+    Args:
+        grad: [*batch, a*b*d]; x: [*batch, a*c*d], on one device.
+    """
+    if not x.is_cuda or batch_last:
+        return None
+    p = Pattern(a, grad.shape[-1] // (a * d), x.shape[-1] // (a * d), d)
+    rows = x.numel() // max(x.shape[-1], 1)
+    if not is_by_kernel(p, x.dtype, rows, x.device):
+        return None
+    kernel = _loaded(p, _name(x.dtype), rows, x.get_device())
+    return None if kernel is None else kernel(_rows(grad), _rows(x))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
+    if kernels.unsupported(p, dtype, spec) is not None:
+        return False
+    if p.a == p.d == 1:
+        return False  # one matrix, whose sums over rows cuBLAS splits itself
+    launch = kernels.best(p, rows, spec)
+    return kernels.predicted_us(launch, p, rows, spec) < pytorch_us(p, rows)
+
+
+def pytorch_us(p: Pattern, rows: int) -> float:
+    """Microseconds predicted of ``torch.bmm`` and the copies before it, in 16 bits."""
+    size = 2.0 * rows * (p.in_features + p.out_features)
+    product = _BMM_LAUNCH_US + max(_BMM_US_PER_ROW * rows, size / _BMM_BYTES_PER_US)
+    return product + (0.0 if p.d == 1 else 2 * _BMM_LAUNCH_US + 2 * size / _COPY_BYTES_PER_US)
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded(p: Pattern, dtype: str, rows: int, device: int) -> WeightGradient | None:
+    spec = backend_of("cuda").spec(torch.device("cuda", device))
+    assert spec is not None
+    try:
+        return WeightGradient(p, dtype, kernels.best(p, rows, spec), device)
+    except KsoptError as error:
+        _log.warning("ksopt: weight gradients of %s are left to PyTorch: %s", p, error)
+        return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[rows, features], each row's elements side by side from a multiple of 16 bytes on."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    if flat.stride(1) != 1 or (flat.shape[0] > 1 and flat.stride(0) % 8) or flat.data_ptr() % 16:
+        return flat.clone(memory_format=torch.contiguous_format)
+    return flat

@@ -1,0 +1,8 @@
+"""Layers whose matrix is a chain, how their factors are drawn, and what trains them."""
+
+from ksopt.nn import init
+from ksopt.nn.layers import KSLinear, KSStacked
+from ksopt.nn.learning_rates import param_groups
+from ksopt.nn.self_guided import SelfGuided, SelfGuidedLinear
+
+__all__ = ["KSLinear", "KSStacked", "SelfGuided", "SelfGuidedLinear", "init", "param_groups"]

@@ -1,0 +1,108 @@
+"""Weight gradients by ksopt's kernel, against float64."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from ksopt import ops
+from ksopt.kernels import weight_gradients
+from ksopt.kernels.families import weight_grad_wgmma16 as kernels
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.patterns.chain import Pattern
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def spec() -> DeviceSpec:
+    spec = DeviceSpec.of_device(0)
+    if spec.capability != (9, 0):
+        pytest.skip("the kernels are for compute capability 9.0")
+    return spec
+
+
+def operand(rows: int, features: int, dtype: torch.dtype) -> Tensor:
+    """Rows that lie apart, with NaN between them."""
+    memory = torch.full((rows, features + 16), float("nan"), dtype=dtype, device="cuda")
+    memory[:, 8 : 8 + features] = torch.randn(rows, features, device="cuda")
+    return memory[:, 8 : 8 + features]
+
+
+def assert_right(dk: Tensor, grad: Tensor, x: Tensor, p: Pattern) -> None:
+    truth = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
+    sizes = weight_grad_decomposed(grad.abs().double(), x.abs().double(), p.a, p.d, False)
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dk.dtype]
+    wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes + 1e-6)
+    assert not wrong.any(), f"{int(wrong.sum())} of {p.nnz} are wrong"
+
+
+def test_random_patterns_rows_and_tiles(spec: DeviceSpec) -> None:
+    seed = int(time.time())
+    print(f"seed {seed}")
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for _ in range(40):
+        d = draw.choice((1, 1, 2, 3, 4, 5, 6, 7, 8))
+        b, c = (8 * draw.randint(1, 48) // draw.choice((1, d)) or 8 for _ in range(2))
+        if b * d % 8 or c * d % 8:
+            b, c = 8 * b, 8 * c
+        p = Pattern(draw.randint(1, 6), b, c, d)
+        if p.nnz * 8 > 2**26:
+            continue
+        rows = draw.choice((1, 63, 64, 65, 777, 3000, 10_000))
+        dtype = draw.choice((torch.float16, torch.bfloat16))
+        tile = draw.choice(list(kernels.configs()))
+        grad, x = operand(rows, p.out_features, dtype), operand(rows, p.in_features, dtype)
+        launch = kernels.launch_of(tile, p, rows, spec)
+        name = str(dtype).removeprefix("torch.")
+        kernel = kernels.WeightGradient(p, name, launch, 0)
+        dk = kernel(grad, x)
+        assert_right(dk, grad, x, p)
+        assert torch.equal(dk, kernel(grad, x)), "not the same at every call"
+
+
+def test_the_operator_takes_it_and_all_that_it_may_be_called_with(spec: DeviceSpec) -> None:
+    p = Pattern(1, 192, 64, 2)
+    assert weight_gradients.is_by_kernel(p, torch.bfloat16, 4096, torch.device("cuda"))
+    grad, x = (torch.randn(4, 1024, n, device="cuda").bfloat16() for n in (384, 128))
+    for one, other in ((grad, x), (grad[..., ::1], x.transpose(0, 1).contiguous().transpose(0, 1))):
+        dk = ops.ks_mm_weight_grad(one, other, 1, 2, False)
+        assert_right(dk, one.reshape(-1, 384), other.reshape(-1, 128), p)
+    odd = torch.randn(4 * 1024 * 384 + 1, device="cuda").bfloat16()[1:].view(4, 1024, 384)
+    dk = ops.ks_mm_weight_grad(odd, x, 1, 2, False)
+    assert_right(dk, odd.reshape(-1, 384), x.reshape(-1, 128), p)
+    assert not ops.ks_mm_weight_grad(grad[:0], x[:0], 1, 2, False).any()
+
+
+def test_compiled_training_has_its_gradients(spec: DeviceSpec) -> None:
+    from ksopt import KSLinear
+
+    torch.manual_seed(0)
+    layer = KSLinear(384, 384, "(1,192,64,2)*(2,64,192,1)").cuda().bfloat16()
+    x = torch.randn(8192, 384, device="cuda").bfloat16()
+    truth = [None]
+    for function in (layer, torch.compile(layer, backend="ksopt")):
+        layer.zero_grad()
+        function(x).square().mean().backward()
+        grads = [weight.grad.clone() for weight in layer.parameters()]
+        if truth == [None]:
+            truth = grads
+        for mine, theirs in zip(grads, truth, strict=True):
+            assert (mine - theirs).abs().max() <= 0.02 * theirs.abs().max()
+
+
+def test_it_can_be_captured(spec: DeviceSpec) -> None:
+    grad, x = (torch.randn(4096, n, device="cuda").bfloat16() for n in (384, 128))
+    expected = ops.ks_mm_weight_grad(grad, x, 1, 2, False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dk = ops.ks_mm_weight_grad(grad, x, 1, 2, False)
+    dk.zero_()
+    graph.replay()
+    assert torch.equal(dk, expected)
