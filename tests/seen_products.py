@@ -3,14 +3,41 @@
 import shutil
 
 import pytest
+import torch
 
 from ksopt.jit import host
 from ksopt.kernels import dispatch, host_plans, weight_scopes
 from ksopt.ops import trained
 
 
+class Served:
+    """Whether the host library's own kernels of the products are registered above Python's."""
+
+    def __init__(self) -> None:
+        self._is_on = True
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
+
+    @is_on.setter
+    def is_on(self, value: bool) -> None:
+        if host.load_built():  # before a product does so, which would register them
+            torch.ops.ksopt_host.serve_products(value)
+        self._is_on = value
+
+
+SERVED = Served()
+
+
+def by_pythons_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every call of a product enter Python, which may take it from the library's tables."""
+    monkeypatch.setattr(SERVED, "is_on", False)
+
+
 def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave every product and every layer to Python, whatever the host library knows by now."""
+    by_pythons_kernels(monkeypatch)
     for module, name in (
         (dispatch, "run_known"),
         (dispatch, "run_known_changing"),
@@ -47,6 +74,7 @@ class SeenProducts:
             if shutil.which("c++") is None:
                 pytest.skip("no C++ compiler on this machine")
             assert host.load() is None
+            by_pythons_kernels(monkeypatch)
             self._see_the_library(monkeypatch)
             return
         without_library(monkeypatch)

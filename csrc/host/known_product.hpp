@@ -3,10 +3,26 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <cstdint>
+
 namespace ksopt {
 
-// y = x K^T of a weight that is about to change, if `launch_known` can compute it; else null. The handle of y
-// belongs to the caller.
-AtenTensorHandle multiply_known(AtenTensorHandle x, AtenTensorHandle weight, bool batch_last, bool exact);
+// A weight in a form, and the stream that may read it.
+struct PreparedWeight {
+  AtenTensorHandle tensor;
+  int64_t form, stream;
+};
+
+// How a product's weight is taken, beside its operands.
+struct Taken {
+  bool batch_last;
+  bool exact;     // fp32 products
+  bool changing;  // it is about to change
+};
+
+// y = x K^T, if `launch_known` can compute it; else null. prepared, out: may be null. The handle of y belongs to
+// the caller.
+AtenTensorHandle multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
+                                const PreparedWeight* prepared, AtenTensorHandle out);
 
 }  // namespace ksopt

@@ -97,8 +97,16 @@ Tensor borrowed(AtenTensorHandle handle) {
 
 }  // namespace
 
-AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, bool batch_last, bool exact) {
-  const auto y = launch_known(borrowed(x), borrowed(weight), batch_last, exact, true, std::nullopt, std::nullopt);
+AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
+                                       const PreparedWeight* prepared, AtenTensorHandle out) {
+  const auto optional = [](AtenTensorHandle handle) {
+    return handle == nullptr ? std::nullopt : std::optional(borrowed(handle));
+  };
+  const std::optional<Tensor> in_form = optional(prepared == nullptr ? nullptr : prepared->tensor);
+  std::optional<Prepared> at_hand;
+  if (in_form) at_hand.emplace(*in_form, prepared->form, prepared->stream);
+  const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.changing, at_hand,
+                              optional(out));
   AtenTensorHandle own = nullptr;
   if (y) aoti_torch_new_tensor_handle(y->get(), &own);
   return own;

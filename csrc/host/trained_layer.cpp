@@ -56,8 +56,8 @@ struct Known {
       try {
         Tensor rows = x, matrix = weight;
         AtenTensorHandle y = ksopt::multiply_known(reinterpret_cast<AtenTensorHandle>(&rows),
-                                                   reinterpret_cast<AtenTensorHandle>(&matrix), form.batch_last,
-                                                   form.exact);
+                                                   reinterpret_cast<AtenTensorHandle>(&matrix),
+                                                   {form.batch_last, form.exact, true}, nullptr, nullptr);
         if (y != nullptr) {
           const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(y));
           return *owned;

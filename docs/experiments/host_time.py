@@ -2,11 +2,13 @@
 
     python docs/experiments/host_time.py [cpu|cuda]
 
-Prints microseconds a call, the least of 10 rounds of 500. First of whole layers, of two factors
-with bias and GELU: eager and compiled, inference and a training step, beside `nn.Linear` with GELU.
-Then, on CUDA, for each layout and dtype: of ksopt's operator and layer, of what they are made of,
-and of torch's own products of the same size. The device's work is small, so that it never holds the
-host up; on a CPU the work is part of the time.
+Prints microseconds a call, the least of 10 rounds of 500. First of the products that compiled
+graphs call, by the host library's own kernels and by Python's above its tables. Then of whole
+layers, of two factors with bias and GELU: eager and compiled, inference and a training step, beside
+`nn.Linear` with GELU; and of a training step of many layers. Then, on CUDA, for each layout and
+dtype: of ksopt's operator and layer, of what they are made of, and of torch's own products of the
+same size. The device's work is small, so that it never holds the host up; on a CPU the work is part
+of the time.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ LAYERS = [
     ("(1,192,48,2)*(2,48,192,1)", torch.float32),
     ("(1,192,48,2)*(2,48,192,1)", torch.bfloat16),
 ]
+MANY, MANY_TEXT = 12, "(1,8,8,8)*(8,8,8,1)"
 Calls = Iterator[tuple[str, Callable[[], object]]]
 
 
@@ -99,6 +102,27 @@ def of_ksopt(p: Pattern, x: Tensor, weight: Tensor, last: bool) -> Calls:
     yield "ks_mm past the dispatcher", lambda: ops.multiply(x, weight, last)
     yield "KSLinear without bias", lambda: layers[0](x)
     yield "KSLinear", lambda: layers[1](x)
+
+
+def of_operators(device: str) -> Calls:
+    """The products that compiled graphs call, by a small weight."""
+    x, weight = torch.randn(ROWS, 64, device=device), torch.randn(8, 8, 8, 1, device=device)
+    out = torch.empty(ROWS, 64, device=device)
+    for op in (ops.ks_mm_inner, ops.ks_mm_frozen, ops.ks_mm_changing):
+        yield str(op), lambda op=op: op(x, weight)
+    for op in (ops.ks_mm_inner_out, ops.ks_mm_changing_out):
+        yield str(op), lambda op=op: op(x, weight, out=out)
+
+
+@torch.no_grad()
+def print_operators(device: str) -> None:
+    if host.load() is not None:
+        return
+    for served, whose in ((False, "Python's kernels"), (True, "the host library's kernels")):
+        torch.ops.ksopt_host.serve_products(served)
+        print(f"float32, (8,8,8,1), {ROWS} rows, {device}, {whose}")
+        for what, call in of_operators(device):
+            print(f"  {what}: {host_us(call):.1f} us", flush=True)
 
 
 class LaunchConfig(ctypes.Structure):
@@ -201,6 +225,22 @@ def print_layers(device: str) -> None:
             print(f"  {what}: {host_us(call):.1f} us", flush=True)
 
 
+def print_many(device: str) -> None:
+    """Many layers one after another, compiled: a forward and a backward pass."""
+    x = torch.randn(ROWS, 64, device=device)
+    layers = {
+        "ksopt": lambda: KSLinear(64, 64, MANY_TEXT, device=device),
+        "inductor": lambda: torch.nn.Linear(64, 64, device=device),
+    }
+    for backend, layer in layers.items():
+        torch._dynamo.reset()
+        model = torch.nn.Sequential(*(layer() for _ in range(MANY)))
+        compiled = torch.compile(model, backend=backend)
+        us = host_us(lambda compiled=compiled: compiled(x).sum().backward())
+        name = type(model[0]).__name__
+        print(f"{MANY} x {name} by {backend}, forward and backward: {us:.1f} us", flush=True)
+
+
 @torch.no_grad()
 def print_factors() -> None:
     for p, dtype, last in CASES:
@@ -220,7 +260,9 @@ def print_factors() -> None:
 
 def main() -> None:
     device = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    print_operators(device)
     print_layers(device)
+    print_many(device)
     if device == "cuda":
         print_factors()
 

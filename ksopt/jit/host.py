@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -24,6 +24,7 @@ _ABI_TARGET = "0x020b000000000000"  # 2.11
 
 
 _loading = threading.Lock()
+_followers: list[Callable[[], None]] = []
 
 
 def load() -> str | None:
@@ -59,6 +60,7 @@ def _load_built() -> bool:
         torch.ops.load_library(str(artifact.path))
     except (KsoptError, OSError):
         return False
+    _follow()
     return True
 
 
@@ -75,7 +77,6 @@ def _load() -> str | None:
             torch.ops.load_library(str(artifact.path))
         else:
             _load_from_memory(artifact.data)
-        return None
     except (KsoptError, OSError) as error:
         reason = f"The C++ launcher is not available: {error}"
         warnings.warn(
@@ -85,6 +86,26 @@ def _load() -> str | None:
             stacklevel=2,
         )
         return reason
+    _follow()
+    return None
+
+
+def when_loaded(follower: Callable[[], None]) -> None:
+    """Call a function once the library is loaded: at once if it is, else after it was.
+
+    Args:
+        follower: takes the library into use; the first of them comes first.
+    """
+    with _loading:
+        if is_loaded():
+            follower()
+        else:
+            _followers.append(follower)
+
+
+def _follow() -> None:
+    while _followers:
+        _followers.pop(0)()
 
 
 def build() -> Artifact:

@@ -44,7 +44,9 @@ from torch._compile import _disable_dynamo
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ksopt.kernels.weight_scopes import said
+from ksopt.jit import host
+from ksopt.kernels import kept_places
+from ksopt.kernels.weight_scopes import root_of, said
 
 Prepare = Callable[[Tensor], Tensor]
 
@@ -58,12 +60,14 @@ class Kept:
 
     It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
     reference keeps the storage's address from being given to another storage, so equal addresses
-    mean the same storage.
+    mean the same storage. The ``token``, ``prepared`` once more, is held by nobody else: the host
+    library, which holds it weakly, knows by it whether this is still kept.
     """
 
     version: int
     storage: StorageWeakRef
     prepared: Tensor
+    token: Tensor
     stream: int
     ready: torch.cuda.Event | None
     lasting: bool
@@ -101,6 +105,13 @@ _lock = threading.RLock()
 
 partners: dict[int, set[int]] = {}
 """Of a tensor, by its id, those with which something is kept that was made of both."""
+
+
+def join(owner: Tensor, first: Tensor) -> None:
+    """Note that something is kept with ``first`` that was made of ``owner``'s values, too."""
+    with _lock:
+        partners.setdefault(id(owner), set()).add(id(first))
+        kept_places.add(owner)
 
 
 def _after_fork() -> None:
@@ -244,11 +255,12 @@ def forget(weight: Tensor) -> None:
         False
     """
     _count_forgotten()
-    if _by_weight:
+    root = root_of(weight)
+    if kept_places.may_hold(root):
         with _lock:
-            place = id(weight if weight._base is None else weight._base)
-            for other in (place, *partners.pop(place, ())):
+            for other in (id(root), *partners.pop(id(root), ())):
                 _by_weight.pop(other, None)
+            kept_places.discard(root._cdata)
 
 
 @_disable_dynamo  # which leaves it in place behind a compiled step, whose versions stay, too
@@ -277,7 +289,8 @@ _times_forgotten = 0
 
 def forgotten() -> int:
     """A number that changes whenever weights may have been written unseen by their versions."""
-    return _times_forgotten
+    by_library: int = torch.ops.ksopt_host.times_forgotten() if host.is_loaded() else 0
+    return _times_forgotten + by_library
 
 
 def _count_forgotten() -> None:
@@ -304,6 +317,7 @@ def refresh() -> None:
     with _lock:
         _by_weight.clear()
         partners.clear()
+        kept_places.clear()
         refreshes += 1
     _count_forgotten()
 
@@ -384,9 +398,9 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
             if result.is_cuda:
                 ready = torch.cuda.Event()
                 ready.record(torch.cuda.current_stream(result.device))
-            stream = _stream(result)
+            stream, token = _stream(result), result.detach()
             forms.kept[key] = Kept(
-                version, StorageWeakRef(storage), result, stream, ready, said.frozen
+                version, StorageWeakRef(storage), result, token, stream, ready, said.frozen
             )
     return result
 
@@ -425,7 +439,9 @@ def _forms_of(owner: Tensor) -> _Forms:
                 found = _by_weight.get(place)
                 if found is not None and found.owner is reference:
                     del _by_weight[place]
+                kept_places.discard(told)
 
+        told = kept_places.add(owner)
         forms = _by_weight[place] = _Forms(weakref.ref(owner, gone), {}, set())
     return forms
 

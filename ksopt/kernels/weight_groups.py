@@ -66,7 +66,7 @@ def prepared_together(
         return result
     weight_cache.drop(first, f"{form} [")
     for owner in owners[1:]:
-        weight_cache.partners.setdefault(id(owner), set()).add(id(owners[0]))
+        weight_cache.join(owner, owners[0])
 
     def prepared(_: Tensor) -> Tensor:
         result = prepare(detached)

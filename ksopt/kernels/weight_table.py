@@ -11,6 +11,9 @@ What proves that a preparation is still that of a weight:
 - of several weights that were prepared together, the same of each: `of_each`;
 - its shape and dtype, that the current stream may read the preparation, and that no CUDA graph is
   captured: csrc/host/dispatch_table.hpp.
+
+What was prepared of one weight is noted in the library, too, for products that enter no Python: it
+proves the same there (csrc/host/kept_weights.cpp).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ksopt.jit import host
 from ksopt.kernels import weight_cache
 from ksopt.kernels.weight_scopes import root_of
 
@@ -219,15 +223,25 @@ def note_prepared(
     if kept is not None and kept.prepared is result:
         stream = torch._C._cuda_getCurrentRawStream(weight.get_device()) if weight.is_cuda else 0
         place = (weight.data_ptr(), weight.stride())
-        _add(owner, Note(weakref.ref(kept), number, stream, *place, others))
+        if _add(owner, Note(weakref.ref(kept), number, stream, *place, others)) and others is None:
+            _tell_host(weight, owner, kept, number, stream)
 
 
-def _add(owner: Tensor, new: Note) -> None:
+def _tell_host(
+    weight: Tensor, owner: Tensor, kept: weight_cache.Kept, number: int, stream: int
+) -> None:
+    if host.is_loaded():
+        note = torch.ops.ksopt_host.note_prepared
+        note(weight, owner, kept.token, kept.version, number, stream)
+
+
+def _add(owner: Tensor, new: Note) -> bool:
+    """Whether the note is a new one."""
     found = _by_owner.get(id(owner))
     if found is not None:
         newest = found.notes[0]
         if newest.kept() is new.kept() and newest.stream == new.stream:
-            return
+            return False
     reference, notes = (_reference(owner), ()) if found is None else (found.owner, found.notes)
     replaced = (new.form, new.stream, new.address, new.strides)
     others = [
@@ -237,6 +251,7 @@ def _add(owner: Tensor, new: Note) -> None:
         and note.kept() is not None
     ]
     _by_owner[id(owner)] = _Notes(reference, (new, *others[: _MOST - 1]))
+    return True
 
 
 def _reference(owner: Tensor) -> weakref.ref[Tensor]:

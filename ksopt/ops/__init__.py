@@ -62,7 +62,7 @@ without it have no such key.
 
 from __future__ import annotations
 
-from ksopt.ops import autocast_vmap, autograd
+from ksopt.ops import autocast_vmap, autograd, host_kernels
 from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
 from ksopt.ops.eager import is_watched, multiply
 from ksopt.ops.saving import ks_mm_saving
@@ -84,6 +84,7 @@ __all__ = [
     "autocast_vmap",
     "autograd",
     "chain",
+    "host_kernels",
     "is_watched",
     "ks_chain",
     "ks_chain_inner",

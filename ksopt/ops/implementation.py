@@ -84,7 +84,10 @@ def changing(
     owner: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`product`, the weight prepared for it alone."""
+    """`product`, the weight prepared for it alone.
+
+    As `product` and `frozen`, entered where the host library's kernel does not know the call.
+    """
     weight_cache.forget(weight if owner is None else owner)
     y = dispatch.run_known_changing(x, weight, batch_last, out)
     if y is not None:

@@ -3,6 +3,7 @@
 import played_driver
 import pytest
 import torch
+from seen_products import by_pythons_kernels
 
 from ksopt.kernels import dispatch, host_plans, planner, weight_cache
 from ksopt.kernels.backends import cuda
@@ -16,6 +17,7 @@ def library(tmp_path_factory):
 @pytest.fixture
 def played(library, monkeypatch):
     """The library in the place of the real one, the CPU in that of a CUDA device."""
+    by_pythons_kernels(monkeypatch)
     monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
     monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
     monkeypatch.setattr(dispatch, "run_known_changing", cuda.run_known_changing)
@@ -34,3 +36,11 @@ def played(library, monkeypatch):
     with torch.no_grad():
         yield library
     forget()
+
+
+@pytest.fixture
+def serving(played):
+    """The same, its own kernels of the products registered."""
+    played.ops.serve_products(True)
+    yield played
+    played.ops.serve_products(False)

@@ -13,7 +13,7 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels import dispatch, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.launcher import HostLauncher, _Arguments
@@ -60,9 +60,46 @@ class Device(Product):
         return ops.ks_mm(self.x, self.weight)
 
 
+class EnteredPython(Exception):
+    """A call is not known to the library."""
+
+
+class Dispatched(Device):
+    """The same, called as compiled graphs do: the library's kernel is the operator's own."""
+
+    def product(self):
+        if torch.is_grad_enabled():
+            return super().product()
+        # What compiled graphs hold for such a scope.
+        twin = ops.ks_mm_changing if weight_scopes.said.changing else ops.ks_mm_frozen
+        return twin(self.x, self.weight)
+
+    def known(self):
+        twin = ops.ks_mm_changing if weight_scopes.said.changing else ops.ks_mm_inner
+
+        def entered(*_):
+            raise EnteredPython
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dispatch, "run_known", entered)
+            patch.setattr(dispatch, "run_known_changing", entered)
+            try:
+                return twin(self.x, self.weight)
+            except EnteredPython:
+                return None
+
+
+@pytest.fixture(params=[Device, Dispatched])
+def device(request):
+    library = request.getfixturevalue("serving" if request.param is Dispatched else "played")
+    return request.param(library)
+
+
 @pytest.fixture
-def device(played):
-    return Device(played)
+def deterministic():
+    """A function that makes torch's algorithms deterministic, or no longer."""
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
 
 
 def test_the_first_call_packs_and_the_next_ones_are_known(device):
@@ -178,9 +215,9 @@ def test_another_stream_is_not_known(device):
     assert device.known() is not None
 
 
-def test_a_deterministic_product_is_not_known(device, monkeypatch):
+def test_a_deterministic_product_is_not_known(device, deterministic):
     device.product()
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    deterministic(True)
     assert device.known() is None
 
 
@@ -205,13 +242,14 @@ def test_a_layer_past_the_dispatcher_is_right_too(device):
     assert device.packs == before
 
 
-def test_what_is_decided_under_determinism_is_known_to_nobody(device, monkeypatch):
+def test_what_is_decided_under_determinism_is_known_to_nobody(device, monkeypatch, deterministic):
     decided, cuda._decisions = cuda._decisions, {}
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
             patch.setattr(cuda, "_predicted", decided)
+            deterministic(True)
             device.check(device.product())
+            deterministic(False)
         assert device.known() is None
     finally:
         cuda._decisions = decided

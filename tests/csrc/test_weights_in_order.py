@@ -9,7 +9,7 @@ from played_driver import MULTIPLY_AS_IT_IS, Product, decide, multiplies_by, var
 
 import ksopt
 from ksopt import ops
-from ksopt.kernels import weight_cache, weight_scopes
+from ksopt.kernels import dispatch, weight_cache, weight_scopes
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.launcher import HostLauncher, _Arguments
 from ksopt.kernels.problem import Geometry
@@ -115,6 +115,26 @@ def test_a_view_that_compiled_code_has_made_is_kept_with_its_owner(device):
         device.check(out)
         assert launches.value == before + 1
     assert weight_cache.kept_bytes(device.x.device) == device.stored.nbytes
+
+
+def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch):
+    device = Device(serving)
+    ops.ks_mm(device.x, device.weight)
+    monkeypatch.setattr(dispatch, "run_known", None)
+    monkeypatch.setattr(dispatch, "run_known_changing", None)
+    reinterpret = torch._C._dynamo.guards._reinterpret_tensor
+    for _ in range(3):  # kept with its owner
+        view = reinterpret(device.stored, device.weight.shape, device.weight.stride(), 0)
+        device.check(ops.ks_mm_inner(device.x, view, False, device.stored))
+        device.check(ops.ks_mm_frozen(device.x, view, False, device.stored))
+    with pytest.raises(TypeError):  # Python's to forget
+        ops.ks_mm_changing(device.x, view, False, device.stored)
+    assert weight_cache.kept_bytes(device.x.device) == 0
+    for _ in range(3):
+        device.check(ops.ks_mm_changing(device.x, view, False, device.stored))
+        device.stored.data.mul_(1.5)  # which torch does not count
+    with pytest.raises(TypeError):
+        ops.ks_mm_inner(device.x, view, False, device.stored)
 
 
 def test_a_gradient_takes_the_transposed_weight(device):

@@ -1,0 +1,162 @@
+// The kernels of ksopt's products on CPU and CUDA: a call that is known runs without Python.
+//
+// Compiled graphs call these operators, some hundred times in a step of training. All that is not known, or out
+// of the ordinary, is the Python kernel's (ksopt/ops/implementation.py), which stays registered below this one.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kept_weights.hpp"
+#include "known_product.hpp"
+
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+// The operators, as `NAMES` and ksopt/ops/schemas.py name them.
+enum Operator : size_t { INNER, FROZEN, CHANGING, INNER_OUT, CHANGING_OUT, COUNT };
+constexpr std::array<const char*, COUNT> NAMES = {"ks_mm_inner", "ks_mm_frozen", "ks_mm_changing", "ks_mm_inner.out",
+                                                  "ks_mm_changing.out"};
+constexpr bool writes(Operator op) { return op == INNER_OUT || op == CHANGING_OUT; }
+constexpr bool is_changing(Operator op) { return op == CHANGING || op == CHANGING_OUT; }
+
+// Python's. Never freed: what they hold belongs to the interpreter, which ends first.
+using Kernels = std::array<std::optional<c10::SafeKernelFunction>, COUNT>;
+Kernels& python_kernels() {
+  static auto* kernels = new Kernels;
+  return *kernels;
+}
+
+struct Call {
+  const Tensor& x;
+  const Tensor& weight;
+  bool batch_last;
+  const Tensor* owner;  // or null
+  const Tensor* out;    // or null
+};
+
+Call call_of(Operator op, const Stack& stack) {
+  const c10::IValue* arguments = &stack[stack.size() - (writes(op) ? 5 : 4)];
+  const c10::IValue& owner = arguments[writes(op) ? 2 : 3];
+  return {arguments[0].toTensor(), arguments[1].toTensor(), arguments[writes(op) ? 3 : 2].toBool(),
+          owner.isNone() ? nullptr : &owner.toTensor(), writes(op) ? &arguments[4].toTensor() : nullptr};
+}
+
+AtenTensorHandle handle_of(const Tensor* tensor) {
+  return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(tensor));
+}
+
+std::optional<Tensor> multiply(const Call& call, bool changing, const ksopt::PreparedWeight* prepared) {
+  const bool exact = call.x.scalar_type() != at::kFloat ||
+                     at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
+                         at::Float32Precision::TF32;
+  const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
+      ksopt::multiply_known(handle_of(&call.x), handle_of(&call.weight), {call.batch_last, exact, changing}, prepared,
+                            handle_of(call.out))));
+  return y ? std::optional(std::move(*y)) : std::nullopt;
+}
+
+// y, where ksopt/ops/implementation.py (product, frozen) would take it from the tables.
+std::optional<Tensor> known_product(const Call& call) {
+  const bool is_owned = call.owner != nullptr && !call.weight.is_view();
+  const auto kept = ksopt::kept_of(call.weight, ksopt::root_of(is_owned ? *call.owner : call.weight));
+  if (kept.empty()) return multiply(call, false, nullptr);
+  for (const auto& one : kept) {
+    const ksopt::PreparedWeight prepared{handle_of(&one.prepared), one.form, one.stream};
+    if (auto y = multiply(call, false, &prepared)) return y;
+  }
+  return std::nullopt;
+}
+
+// The same of `changing`: where something is kept of the weight, Python forgets it.
+std::optional<Tensor> known_changing_product(const Call& call) {
+  if (ksopt::may_be_kept(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
+  auto y = multiply(call, true, nullptr);
+  if (y) ksopt::count_forgotten();
+  return y;
+}
+
+std::optional<Tensor> known(Operator op, const Call& call) {
+  if (at::globalContext().deterministicAlgorithms()) return std::nullopt;
+  const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
+                       (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
+  if (records) return std::nullopt;  // which Python refuses in words
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return is_changing(op) ? known_changing_product(call) : known_product(call);
+  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+    return std::nullopt;
+  }
+}
+
+template <Operator op>
+void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const Call call = call_of(op, *stack);
+  std::optional<Tensor> y = known(op, call);
+  if (!y) {
+    python_kernels()[op]->callBoxed(handle, keys, stack);
+  } else if constexpr (writes(op)) {
+    call.out->unsafeGetTensorImpl()->bump_version();
+    torch::jit::drop(*stack, 5);
+  } else {
+    torch::jit::drop(*stack, 4);
+    torch::jit::push(*stack, std::move(*y));
+  }
+}
+
+template <Operator op>
+void register_in(torch::Library& library) {
+  library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
+}
+
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// Registers the kernels above Python's, or takes them away again.
+void serve_products(bool served) {
+  static std::mutex mutex;
+  static auto* libraries = new std::vector<std::unique_ptr<torch::Library>>;
+  const std::scoped_lock lock(mutex);
+  if (served == !libraries->empty()) return;
+  libraries->clear();
+  if (!served) return;
+  for (size_t op = 0; op < COUNT; ++op) {
+    const std::string name = NAMES[op];
+    const size_t dot = std::min(name.find('.'), name.size());
+    const auto overload = dot < name.size() ? name.substr(dot + 1) : std::string();
+    const auto handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str());
+    python_kernels()[op].emplace(handle.getComputedKernelForDispatchKey(c10::DispatchKey::CPU));  // CUDA's, too
+  }
+  // Torch warns of every kernel that is put above another: here that is meant.
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  const c10::WarningUtils::WarnAlways not_once(true);
+  for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
+    auto& library = *libraries->emplace_back(
+        std::make_unique<torch::Library>(torch::Library::IMPL, "ksopt", key, __FILE__, __LINE__));
+    register_in<INNER>(library);
+    register_in<FROZEN>(library);
+    register_in<CHANGING>(library);
+    register_in<INNER_OUT>(library);
+    register_in<CHANGING_OUT>(library);
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ksopt_host, m) { m.def("serve_products(bool served) -> ()", serve_products); }
