@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import cProfile
+import pstats
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--kernels", type=int, default=14, help="how many of them are shown")
     parser.add_argument("--train", action="store_true", help="forward and backward pass")
     parser.add_argument("--mode", default="reduce-overhead", help="of torch.compile")
+    parser.add_argument("--host", type=int, default=0, help="functions of the host's profile, too")
     parser.add_argument("--ways", nargs="+", default=list(_WAYS), choices=_WAYS)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -56,6 +59,8 @@ def main() -> None:
                 torch.compiler.cudagraph_mark_step_begin()
                 step()
                 torch.cuda.synchronize()
+            if options.host:
+                show_host(step, options.host)
         show(f"{twin} by {backend}, {took:.0f} us", profiled, options.kernels)
 
 
@@ -72,6 +77,19 @@ def _step_us(step: Callable[[], object], times: int = 10) -> float:
         step()
     torch.cuda.synchronize()
     return (time.perf_counter() - begin) / times * 1e6
+
+
+def show_host(step: Callable[[], object], most: int, times: int = 10) -> None:
+    """Where Python spends its time in so many steps; autograd's own thread counts, too."""
+    profiler = cProfile.Profile()
+    with torch.autograd.set_multithreading_enabled(False):
+        profiler.enable()
+        for _ in range(times):
+            torch.compiler.cudagraph_mark_step_begin()
+            step()
+        profiler.disable()
+    torch.cuda.synchronize()
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(most)
 
 
 def show(title: str, profiled: profile, most: int) -> None:
