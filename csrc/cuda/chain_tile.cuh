@@ -13,6 +13,7 @@ struct ChainArguments {
   int64 batch;
   int64 x_stride, y_stride, residual_stride;  // from a row to the next
   int64 rows_per_block;                       // a multiple of 64; blocks of a cluster have ROWS, once
+  void* z;                                    // [batch, A2 * B2], where it is kept
 };
 
 template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct ChainPattern {
@@ -23,9 +24,10 @@ template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct Cha
   static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 % 8 == 0, "");
 };
 
-template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_> struct ChainEpilogue {
+// KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.
+template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false> struct ChainEpilogue {
   static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
-  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_;
 };
 
 // GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of

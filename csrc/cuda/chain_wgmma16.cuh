@@ -283,6 +283,54 @@ __device__ __forceinline__ void stash_block(unsigned char* stash, const float (&
   }
 }
 
+// Writes the thread's z, which it has stashed, to memory: of two neighbouring l all classes are a run of features.
+// `z`: its first row; `left`: rows from there to the end. (Where it is computed it is not written: what else
+// reads the sums there makes the compiler wait for every product.)
+template <typename P, typename Tile>
+__device__ __forceinline__ void keep_stash(uint16* z, const unsigned char* stash, int quarter, int64 left) {
+  constexpr int FEATURES = P::A2 * P::B2, WORDS = P::D1;  // of two features
+  static_assert(P::SIBLINGS == 1 && Tile::L_OF_BLOCK % 2 == 0, "");
+#pragma unroll 1
+  for (int tile = 0; tile < Tile::TILES_OF_CLASS; ++tile) {
+    const int l = tile % Tile::TILES_OF_BLOCK * 8 + 2 * quarter;
+    if (Tile::L_OF_BLOCK % 8 != 0 && l >= Tile::L_OF_BLOCK) continue;
+    uint16* const to = z + tile / Tile::TILES_OF_BLOCK * P::B2 + l * P::D1;
+    const unsigned char* const from = stash + tile / 2 * 2048 + tile % 2 * 8;
+    // Both rows of class c: l in the low half of a word, l + 1 in the high half.
+    const auto of_class = [&](int c) { return *reinterpret_cast<const uint2*>(from + c * Tile::STEPS * 2048); };
+    const auto store = [&](int row, int word, const uint32(&words)[4]) {
+      if (row * 8 >= left) return;
+      uint16* const at = to + row * 8 * FEATURES + 2 * word;
+      if constexpr (WORDS == 1) {
+        *reinterpret_cast<uint32*>(at) = words[0];
+      } else if constexpr (WORDS == 2) {
+        *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
+      } else {
+        store_16_bytes(at, words[0], words[1], words[2], words[3]);
+      }
+    };
+#pragma unroll
+    for (int word = 0; word < WORDS; word += 4) {
+      uint32 upper[4] = {}, lower[4] = {};  // rows
+#pragma unroll
+      for (int w = 0; w < (WORDS < 4 ? WORDS : 4); ++w) {
+        if constexpr (P::D1 == 1) {
+          const uint2 both = of_class(0);
+          upper[w] = both.x, lower[w] = both.y;
+        } else {  // of classes c and c + 1, the one l or the other
+          const int c = 2 * (word + w) % P::D1;
+          const bool is_next = 2 * (word + w) >= P::D1;
+          const uint2 one = of_class(c), other = of_class(c + 1);
+          upper[w] = is_next ? one.x >> 16 | (other.x & 0xffff0000u) : (one.x & 0xffffu) | other.x << 16;
+          lower[w] = is_next ? one.y >> 16 | (other.y & 0xffff0000u) : (one.y & 0xffffu) | other.y << 16;
+        }
+      }
+      store(0, word, upper);
+      store(1, word, lower);
+    }
+  }
+}
+
 // A chunk's place in y: the thread's first k, and its first feature, of the first class `j0`.
 template <typename P, typename Tile> struct OutputPlace {
   static constexpr bool WIDE = P::D1 >= 8;
@@ -519,6 +567,10 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
     arrive_at_cluster<Tile>();
     wait_for_cluster<Tile>();
     const int64 row = row0 + own.row;
+    if constexpr (Epilogue::KEEPS_Z) {
+      uint16* const z = static_cast<uint16*>(arguments.z) + row * (P::A2 * P::B2);
+      if (blockIdx.x % Tile::CLUSTER == 0) keep_stash<P, Tile>(z, stash, own.quarter, rows.end - row);
+    }
 #pragma unroll 1
     for (int at = 0; at < share.count(); ++at) {
       const int chunk = share(at);

@@ -183,13 +183,14 @@ bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t elemen
          aligned_16(arguments.x) && aligned_16(arguments.weight) && aligned_16(arguments.y);
 }
 
-// A new contiguous tensor of x's dtype and device. (The operator new_empty would go through the
+// A new contiguous tensor of x's dtype, or another, and device. (The operator new_empty would go through the
 // dispatcher, boxed: a microsecond.)
-Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes) {
+Tensor empty_like_in(const Tensor& x, const std::vector<int64_t>& sizes, std::optional<int32_t> other = std::nullopt) {
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t i = sizes.size(); i-- > 1;) strides[i - 1] = strides[i] * (sizes[i] > 0 ? sizes[i] : 1);
   int32_t dtype = 0, type = 0;
   aoti_torch_get_dtype(x.get(), &dtype);
+  if (other) dtype = *other;
   aoti_torch_get_device_type(x.get(), &type);
   AtenTensorHandle made = nullptr;
   if (aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), dtype, type,

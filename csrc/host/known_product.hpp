@@ -25,4 +25,12 @@ struct Taken {
 AtenTensorHandle multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
                                 const PreparedWeight* prepared, AtenTensorHandle out);
 
+// The weight gradient of grad and x, batch first, and whether its launch is known: then no handle says that
+// torch computes it. The handle belongs to the caller.
+struct KnownGradient {
+  bool is_known;
+  AtenTensorHandle gradient;
+};
+KnownGradient weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d);
+
 }  // namespace ksopt

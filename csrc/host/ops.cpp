@@ -8,6 +8,7 @@
 #include "kernel_table.hpp"
 #include "known_product.hpp"
 #include "plan_table.hpp"
+#include "weight_gradient.hpp"
 
 namespace {
 
@@ -112,6 +113,19 @@ AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weig
   return own;
 }
 
+ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d) {
+  const Tensor of_y = borrowed(grad), rows = borrowed(x);
+  const WeightGradKey key = weight_grad_key(of_y, rows, a, d);
+  const auto launch = weight_grad_launch(key);
+  if (!launch) return {false, nullptr};
+  if (launch->kernel == nullptr) return {true, nullptr};
+  const auto made = launch_weight_grad(*launch, key, of_y, rows);
+  if (!made) return {false, nullptr};
+  AtenTensorHandle own = nullptr;
+  aoti_torch_new_tensor_handle(made->get(), &own);
+  return {true, own};
+}
+
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
@@ -137,6 +151,9 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def(
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
+  m.def(
+      "know_weight_grad(Tensor grad, Tensor x, int a, int d, int kernel, int adding, int threads, int shared_bytes, "
+      "int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
       "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
@@ -157,4 +174,5 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("know", TORCH_BOX(&know_choice));
   m.impl("run_plan", TORCH_BOX(&run_plan));
   m.impl("know_plan", TORCH_BOX(&know_plan));
+  m.impl("know_weight_grad", TORCH_BOX(&know_weight_grad));
 }

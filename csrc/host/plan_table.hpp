@@ -18,6 +18,7 @@ struct ChainArguments {
   const void* residual;
   void* y;
   int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
+  void* z = nullptr;
 };
 
 // A kernel that computes a layer, batch first, and how to launch it on any batch.

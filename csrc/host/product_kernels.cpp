@@ -122,6 +122,34 @@ void register_in(torch::Library& library) {
   library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
 }
 
+// ks_mm_weight_grad_inner, on CUDA.
+std::optional<c10::SafeKernelFunction>& python_weight_grad() {
+  static auto* kernel = new std::optional<c10::SafeKernelFunction>;
+  return *kernel;
+}
+
+void weight_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const c10::IValue* arguments = &(*stack)[stack->size() - 5];
+  const Tensor &grad = arguments[0].toTensor(), &x = arguments[1].toTensor();
+  const int64_t a = arguments[2].toInt(), d = arguments[3].toInt();
+  const bool fits = !arguments[4].toBool() && a > 0 && d > 0 && x.dim() > 0 && x.numel() > 0 && !x.is_neg() &&
+                    !grad.is_neg() && grad.scalar_type() == x.scalar_type() && grad.device() == x.device() &&
+                    grad.sizes().slice(0, grad.dim() - 1) == x.sizes().slice(0, x.dim() - 1) &&
+                    grad.size(-1) % (a * d) == 0 && x.size(-1) % (a * d) == 0;
+  AtenTensorHandle made = nullptr;
+  if (fits) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    made = ksopt::weight_gradient_known(handle_of(&grad), handle_of(&x), a, d).gradient;
+  }
+  if (made == nullptr) {
+    python_weight_grad()->callBoxed(handle, keys, stack);
+    return;
+  }
+  const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(made));
+  torch::jit::drop(*stack, 5);
+  torch::jit::push(*stack, *owned);
+}
+
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -142,6 +170,9 @@ void serve_products(bool served) {
         c10::Dispatcher::singleton().findSchemaOrThrow(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str());
     python_kernels()[op].emplace(handle.getComputedKernelForDispatchKey(c10::DispatchKey::CPU));  // CUDA's, too
   }
+  python_weight_grad().emplace(c10::Dispatcher::singleton()
+                                   .findSchemaOrThrow("ksopt::ks_mm_weight_grad_inner", "")
+                                   .getComputedKernelForDispatchKey(c10::DispatchKey::CUDA));
   // Torch warns of every kernel that is put above another: here that is meant.
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
@@ -154,6 +185,9 @@ void serve_products(bool served) {
     register_in<CHANGING>(library);
     register_in<INNER_OUT>(library);
     register_in<CHANGING_OUT>(library);
+    if (key == c10::DispatchKey::CUDA) {
+      library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel>());
+    }
   }
 }
 

@@ -70,8 +70,25 @@ struct Known {
     return op.call(x, weight, form.batch_last, std::nullopt);
   }
 
-  // As ksopt/ops/implementation.py, weight_grad_decomposed, with fewer calls.
+  // As ksopt/ops/implementation.py, weight_grad.
   Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
+    if (!x.is_cuda() || form.batch_last || x.element_size() != 2 || x.numel() == 0) return by_torch(grad, x, weight);
+    Tensor of_y = grad, rows = x;
+    const auto known = ksopt::weight_gradient_known(reinterpret_cast<AtenTensorHandle>(&of_y),
+                                                    reinterpret_cast<AtenTensorHandle>(&rows), weight.size(0),
+                                                    weight.size(3));
+    if (known.gradient != nullptr) {
+      const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(known.gradient));
+      return *owned;
+    }
+    if (known.is_known) return by_torch(grad, x, weight);
+    static const auto op = operator_of<Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, bool)>(
+        "ksopt::ks_mm_weight_grad_inner");
+    return op.call(grad, x, weight.size(0), weight.size(3), false);
+  }
+
+  // As weight_grad_decomposed, with fewer calls.
+  Tensor by_torch(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
     const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
     Tensor made = d > 1 ? at::empty({a, d, b, c}, x.options()) : at::empty({a, b, c, 1}, x.options());
     Tensor out = made.view({a * d, b, c});

@@ -125,16 +125,41 @@ def whole_call(
 def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
     """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
     x = operands.x
-    if _is_real(x):
+    if is_real(x):
         decision, _ = _decision_of_call(operands, activation, batch_last, siblings)
         return decision is not None and _call_of(decision, x) is not None
+    plan = plan_of_fakes(operands, activation, batch_last, siblings)
+    return plan is not None and plan.is_whole
+
+
+def plan_of_fakes(
+    operands: Operands,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    changing: bool = False,
+) -> ExecutionPlan | None:
+    """`plan_of` what operands compute, which may be fake; None where there is none to tell."""
+    x = operands.x
     if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
-        return False
+        return None
     problem = problem_of(operands, activation, batch_last, siblings)
     batch = _hint(x.numel()) // problem.chain.in_features
     if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
-        return False
-    return plan_of(problem, batch, device=x.device).is_whole
+        return None
+    return plan_of(problem, batch, device=x.device, changing=changing)
+
+
+def chosen_for_changing(operands: Operands) -> registry.Candidate | None:
+    """The kernel that computes all of a layer whose weights change; None for a launch a factor.
+
+    Args:
+        operands: of a chain, and a bias or none.
+    """
+    decision, _ = _decision_of_call(operands, "none", False, 1)
+    if decision is None or decision.repacked.name == FACTORS:
+        return None
+    return decision.repacked.candidate
 
 
 def _decision_of_call(
@@ -192,7 +217,7 @@ def _runs_kernels(device: torch.device) -> bool:
     return known
 
 
-def _is_real(x: Tensor) -> bool:
+def is_real(x: Tensor) -> bool:
     """Whether a tensor has memory: none that a compiler traces with has any."""
     is_plain = type(x) in (Tensor, torch.nn.Parameter) and x.device.type != "meta"
     return is_plain and not torch._is_functional_tensor(x)

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.errors import KsoptError
+from ksopt.jit import host
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
 from ksopt.kernels.families.weight_grad_wgmma16 import WeightGradient
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
+_BY_TORCH = (0,) * 9  # of `WeightGradient.entry`
 _log = logging.getLogger("ksopt")
 # Of torch.bmm and the copies before it, measured on an H200: its sums over rows are not split.
 _BMM_LAUNCH_US, _BMM_US_PER_ROW, _BMM_BYTES_PER_US, _COPY_BYTES_PER_US = 3.0, 1.5e-3, 2.6e6, 2.6e6
@@ -42,13 +44,16 @@ def run(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor | N
     Args:
         grad: [*batch, a*b*d]; x: [*batch, a*c*d], on one device.
     """
-    if not x.is_cuda or batch_last:
+    if not x.is_cuda or batch_last or x.numel() == 0:
         return None
     p = Pattern(a, grad.shape[-1] // (a * d), x.shape[-1] // (a * d), d)
-    rows = x.numel() // max(x.shape[-1], 1)
-    if not is_by_kernel(p, x.dtype, rows, x.device):
-        return None
-    kernel = _loaded(p, _name(x.dtype), rows, x.get_device())
+    rows = x.numel() // x.shape[-1]
+    kernel = None
+    if is_by_kernel(p, x.dtype, rows, x.device):
+        kernel = _loaded(p, _name(x.dtype), rows, x.get_device())
+    if host.is_loaded():
+        launch = _BY_TORCH if kernel is None else kernel.entry
+        torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, *launch)
     return None if kernel is None else kernel(_rows(grad), _rows(x))
 
 

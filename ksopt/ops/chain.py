@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import planner
+from ksopt.kernels import planner, trained_chain
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.by_factors import by_factors
 from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.validation import check_chain, check_epilogue
-from ksopt.ops import implementation, trained
+from ksopt.ops import implementation, keeping, trained
 from ksopt.ops.eager import are_ordinary
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
 
@@ -83,6 +83,9 @@ def _composed(
                 x, list(weights), bias, residual, activation, batch_last, siblings, owners
             )
             return whole
+        if siblings == 1 and not batch_last and _is_trained_whole(operands):
+            y = keeping.trained(x, weights[0], weights[1], bias)
+            return _behind(op, y, None, activation, residual, batch_last)
     around = (bias, residual, activation, batch_last, siblings)
     return by_factors(ks_mm, partial(_behind, op), x, weights, *around, owners)
 
@@ -115,11 +118,33 @@ def _is_launched_whole(
     present = [tensor for tensor in tensors if tensor is not None]
     return not (
         (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present))
-        or forward_ad._current_level >= 0
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._is_any_autocast_enabled()
+        or _is_watched_by_transforms()
         or any(tensor.is_neg() for tensor in present)
     ) and planner.is_whole(operands, activation, batch_last, siblings)
+
+
+def _is_trained_whole(operands: Operands) -> bool:
+    """Whether a compiler traces a trained chain of which one launch takes the forward pass."""
+    x, weights, bias = operands.x, operands.weights, operands.bias
+    present = [x, *weights, *([] if bias is None else [bias])]
+    return (
+        torch.is_grad_enabled()
+        and not planner.is_real(x)
+        and all(weight.requires_grad for weight in weights)
+        and all(tensor.dtype == x.dtype for tensor in present)
+        and (bias is None or bias.dim() == 1)
+        and not _is_watched_by_transforms()
+        and not any(tensor.is_neg() for tensor in present)
+        and trained_chain.is_kept_whole(x, weights, bias)
+    )
+
+
+def _is_watched_by_transforms() -> bool:
+    return (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._is_any_autocast_enabled()
+    )
 
 
 LIBRARY.define(f"ks_chain{_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))

@@ -56,6 +56,10 @@ def run_chains() -> int:
                 operands = random_operands(problem, rows, torch.device("cuda"))
                 family.launcher(problem, tile, 0)(*operands.arguments(problem))
                 ran += 1
+                if family.keeps_between(problem):
+                    keeping = family.keeping_launcher(problem, tile, 0)
+                    keeping(operands.x, operands.weights, operands.bias)
+                    ran += 1
     return ran
 
 

@@ -106,3 +106,60 @@ def test_it_can_be_captured(spec: DeviceSpec) -> None:
     dk.zero_()
     graph.replay()
     assert torch.equal(dk, expected)
+
+
+def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksopt import KSLinear
+    from ksopt.jit import host
+
+    assert host.load() is None
+    grad, x = (torch.randn(2048, n, device="cuda").bfloat16() for n in (384, 128))
+    inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
+    expected = inner(grad, x, 1, 2, False)
+    layer = KSLinear(384, 384, "(1,192,64,2)*(2,64,192,1)").cuda().bfloat16()
+    rows = torch.randn(2048, 384, device="cuda").bfloat16()
+    layer(rows).square().mean().backward()
+    grads = [weight.grad.clone() for weight in layer.weights]
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("Python was asked")
+
+    monkeypatch.setattr(weight_gradients, "run", refuse)
+    assert torch.equal(inner(grad, x, 1, 2, False), expected)
+    layer.zero_grad()
+    layer(rows).square().mean().backward()
+    for weight, before in zip(layer.weights, grads, strict=True):
+        assert torch.equal(weight.grad, before)
+
+
+def test_a_trained_chain_keeps_what_is_between_its_factors(spec: DeviceSpec) -> None:
+    """In one launch, with every tile that the planner would try first."""
+    from ksopt.kernels import registry
+    from ksopt.kernels.problem import Epilogue, Problem
+    from ksopt.patterns.chain import Chain
+    from ksopt.reference import ks_reference
+
+    torch.manual_seed(1)
+    for text in ("(1,192,64,2)*(2,64,192,1)", "(1,96,48,4)*(4,48,96,1)", "(1,64,64,1)*(1,64,96,1)",
+                 "(1,64,128,8)*(8,128,64,1)", "(1,128,32,16)*(4,128,32,1)"):  # fmt: skip
+        problem = Problem(Chain.parse(text), "bfloat16", False, epilogue=Epilogue(bias=True))
+        tried = 0
+        for rows in (1, 333, 5000):
+            for candidate in registry.best_kernels(problem, rows, spec, most=3):
+                assert candidate.family is not None
+                if not candidate.family.keeps_between(problem):
+                    continue
+                launch = candidate.family.keeping_launcher(problem, candidate.tile, 0)
+                left, right = (
+                    torch.randn(p.weight_shape, device="cuda").bfloat16() / p.c**0.5
+                    for p in problem.chain
+                )
+                bias = torch.randn(problem.out_features, device="cuda").bfloat16()
+                x = operand(rows, problem.chain.in_features, torch.bfloat16)
+                y, between = launch(x, (left, right), bias)
+                truth = ks_reference(x.double(), right.double())
+                assert (between.double() - truth).abs().max() <= 2**-8 * truth.abs().max()
+                full = ks_reference(between.double(), left.double()) + bias.double()
+                assert (y.double() - full).abs().max() <= 2**-7 * full.abs().max()
+                tried += 1
+        assert tried, text

@@ -165,10 +165,21 @@ def run(
     Raises:
         EmulationError: an access or a wait was wrong.
     """
+    return run_keeping(kernel, case, o, sms)[0]
+
+
+def run_keeping(
+    kernel: EmulatedKernel, case: tuple[Shape, Config, Epilogue, str], o: Operands, sms: int = 2
+) -> tuple[Tensor, Tensor]:
+    """As `run`, and what is between the factors; that is left empty where it is not kept."""
     s, tile, epilogue, _ = case
     packed = chain_packing.pack(o.left, o.right, chain_packing.pack_index(s, tile))
     launch = chain_launcher.launch_of(tile, o.x.shape[0], sms)
-    return _launch(kernel, launch, tile, tile.shared_bytes(s), epilogue, o, packed, o.bias)
+    shared = tile.shared_bytes(s)
+    kept = s.right.out_features if epilogue.keeps_z else 0
+    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, o.bias, kept)
+    rows, features = o.residual.shape
+    return y[: rows * features].view(rows, features), y[rows * features :].view(rows, kept)
 
 
 def run_mlp(
@@ -189,7 +200,8 @@ def run_mlp(
     launch = chain_launcher.launch_of(tile.first, o.x.shape[0], sms)
     shared, bias = tile.shared_bytes(first, second), torch.cat([o.bias, last.bias])
     o = replace(o, residual=o.residual[:, : second.left.out_features])
-    return _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
+    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
+    return y.view(o.residual.shape)
 
 
 def build_packers(emulator: Emulator, cases: list[tuple[Shape, Config]]) -> OnDemand:
@@ -226,11 +238,13 @@ def _launch(
     o: Operands,
     packed: Tensor,
     bias: Tensor,
+    kept: int = 0,
 ) -> Tensor:
+    """y and, of so many features, what is between the factors, one behind the other."""
     rows, features = o.residual.shape
     weights = _aligned(torch.cat([packed, bias]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
-    y = _aligned(torch.empty(rows * features, dtype=o.x.dtype))
+    y = _aligned(torch.full((rows * (features + kept),), float("nan"), dtype=o.x.dtype))
     blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
     arguments = Arguments(
@@ -240,9 +254,10 @@ def _launch(
         apart.data_ptr() + o.residual.storage_offset() * size if epilogue.residual else 0,
         y.data_ptr(),
         *(rows, stride, features, stride, of_block),
+        y.data_ptr() + rows * features * size if kept else 0,
     )
     _emulate(kernel, arguments, (blocks, tile.threads, shared), (apart, weights, y))
-    return y.view(rows, features)
+    return y
 
 
 def _emulate(

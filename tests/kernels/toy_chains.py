@@ -24,7 +24,7 @@ from ksopt.kernels.families.base import (
     unregister_family,
 )
 from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.reference import chain_reference
+from ksopt.reference import chain_reference, ks_reference
 
 SPEC = DeviceSpec((9, 0), 1, 228 * 1024)
 
@@ -56,6 +56,7 @@ class ToyChain(KernelFamily[ToyConfig]):
     dtypes = SINGLE
     takes_chains = True
     launches: ClassVar[list[Problem]] = []
+    kept: ClassVar[list[Problem]] = []
     us = 1e-3
     fault = 0.0
 
@@ -95,6 +96,18 @@ class ToyChain(KernelFamily[ToyConfig]):
 
         return launch
 
+    def keeps_between(self, problem: Problem) -> bool:
+        return problem.epilogue.activation == "none" and not problem.epilogue.residual
+
+    def keeping_launcher(self, problem: Problem, config: ToyConfig, device_index: int) -> Any:
+        def launch(x, weights, bias):
+            ToyChain.kept.append(problem)
+            left, right = weights
+            between = ks_reference(x, right)
+            return with_epilogue(ks_reference(between, left), bias).contiguous(), between
+
+        return launch
+
 
 @contextlib.contextmanager
 def registered() -> Iterator[type[ToyChain]]:
@@ -103,6 +116,7 @@ def registered() -> Iterator[type[ToyChain]]:
     register_backend(ToyDevice)
     register_family(ToyChain)
     ToyChain.launches.clear()
+    ToyChain.kept.clear()
     planner.forget()
     try:
         yield ToyChain

@@ -4,7 +4,8 @@
 the last. Where one launch computes all of a layer, and faster, the nodes become one ``ks_chain``.
 
 Followed are single readers only: a node that something else reads too stays. Nothing is done where
-gradients are recorded, or where the graph writes in place.
+the graph writes in place. Where gradients are recorded an operator takes a chain of two trained
+factors and its bias: the backward pass reads what activations are applied to.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from ksopt.compile.lowering.layer import (
 )
 from ksopt.kernels.problem import Problem
 
-IsWhole = Callable[[Problem, int, torch.device], bool]
-"""Whether one launch computes a problem, for so many rows, faster than several."""
+IsWhole = Callable[[Problem, int, torch.device, bool], bool]
+"""Whether one launch computes a problem, for so many rows, faster than several; in training?"""
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,23 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         What became one operator.
     """
     graph = gm.graph
-    if writes_in_place(graph) or _records_gradients(graph):
+    if writes_in_place(graph):
         return []
+    trains = _records_gradients(graph)
     layers: dict[fx.Node, Layer] = {}
     for node in graph.nodes:
         layer = product(node, layers) or with_next(node, layers)
-        if layer is not None:
+        if layer is not None and (not trains or _is_trained(layer)):
             layers[node] = layer
-    is_whole = functools.cache(is_whole)  # the layers of a model repeat
-    whole = dict(_largest(layers, is_whole))
+
+    @functools.cache  # the layers of a model repeat
+    def is_faster(problem: Problem, rows: int, device: torch.device) -> bool:
+        return is_whole(problem, rows, device, trains)
+
+    whole = dict(_largest(layers, is_faster))
     made = {inner for layer in whole.values() for inner in layer.inner}
     absorbed = []
-    for group in siblings.groups(graph, whole, is_whole):
+    for group in () if trains else siblings.groups(graph, whole, is_faster):
         together = siblings.problem_of(whole[node] for node in group)
         absorbed += [_absorbed(whole[node], together) for node in group]
         siblings.replace(graph, {node: whole.pop(node) for node in group})
@@ -85,7 +91,9 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
     return absorbed
 
 
-def _largest(layers: Mapping[fx.Node, Layer], is_whole: IsWhole) -> Iterator[tuple[fx.Node, Layer]]:
+def _largest(
+    layers: Mapping[fx.Node, Layer], is_whole: Callable[[Problem, int, torch.device], bool]
+) -> Iterator[tuple[fx.Node, Layer]]:
     """Layers that one launch computes; of two with the same nodes, the larger one."""
     done: set[fx.Node] = set()
     for node, layer in reversed(list(layers.items())):
@@ -99,6 +107,18 @@ def _largest(layers: Mapping[fx.Node, Layer], is_whole: IsWhole) -> Iterator[tup
 def _absorbed(layer: Layer, problem: Problem) -> Absorbed:
     products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
     return Absorbed(problem, tuple(products))
+
+
+def _is_trained(layer: Layer) -> bool:
+    """Whether a layer is trained weights' product, and at most a bias: what training absorbs."""
+    after = layer.problem.epilogue
+    weights = [fake_result(owner) for owner in layer.owners]
+    return (
+        after.activation == "none"
+        and not after.residual
+        and len(weights) <= 2
+        and all(weight.requires_grad for weight in weights)
+    )
 
 
 def _records_gradients(graph: fx.Graph) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from ksopt import settings
 from ksopt.errors import KsoptError
-from ksopt.kernels import planner, registry
+from ksopt.kernels import planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import DeviceSpec, Problem
@@ -24,8 +24,8 @@ def is_whole(
     problem: Problem,
     batch: int,
     device: torch.device,
-    tune: str | None = None,
     changing: bool = False,
+    tune: str | None = None,
 ) -> bool:
     """Whether one launch computes a problem, and faster.
 
@@ -33,15 +33,20 @@ def is_whole(
         problem: a layer.
         batch: rows of x.
         device: where.
+        changing: whether the layer is trained: weights are prepared at each call, and what is
+            between the factors is kept.
         tune: "measure" times it on random operands where nothing is recorded; "model" predicts;
             "off" says no. None takes what ``KSOPT_TUNE`` says.
-        changing: whether weights are prepared at each call.
     """
     tune = settings.tuning() if tune is None else tune
     spec = backend_of(device.type).spec(device)
     if spec is None or batch == 0 or tune == "off":
         return False
     if planner.whole_choice(problem, batch, device, changing) is None:
+        return False
+    if changing and not trained_chain.is_kept(
+        planner.plan_of(problem, batch, device=device, changing=True)
+    ):
         return False
 
     def times(one: Problem) -> tuple[float, float]:

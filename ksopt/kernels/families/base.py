@@ -112,6 +112,20 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             UnavailableError, CompilationError: see :mod:`ksopt.jit`.
         """
 
+    def keeps_between(self, problem: Problem) -> bool:
+        """Whether `keeping_launcher` has a kernel of a problem that the family supports."""
+        return False
+
+    def keeping_launcher(
+        self, problem: Problem, config: ConfigT, device_index: int
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        """As `launcher`, of a chain of two factors whose weights change with every call.
+
+        Returns:
+            (x, weights, bias) -> y, and what is between the factors, for a backward pass.
+        """
+        raise NotImplementedError
+
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         """Why the family does not compute the problem's shape, or None if it does.
 

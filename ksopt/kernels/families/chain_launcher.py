@@ -24,6 +24,7 @@ def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
     shape = "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3])))
     words = [f"x{s.siblings}"] if s.siblings > 1 else []
     words += [epilogue.activation] if epilogue.activation != "none" else []
+    words += ["z"] if epilogue.keeps_z else []
     return "_".join(["ksopt_chain_wgmma16", dtype, shape, *words])
 
 
@@ -32,7 +33,7 @@ def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
     pattern, fields = template_arguments(s, tile)
     extras = (  # in the order of csrc/cuda/epilogue.cuh
         *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
-        *(int(epilogue.bias), int(epilogue.residual)),
+        *(int(epilogue.bias), int(epilogue.residual), int(epilogue.keeps_z)),
     )
     cluster = f"__cluster_dims__({tile.cluster}, 1, 1) " if tile.cluster > 1 else ""
     return (
@@ -64,6 +65,7 @@ class Arguments(ctypes.Structure):
         ("y_stride", ctypes.c_int64),
         ("residual_stride", ctypes.c_int64),
         ("rows_per_block", ctypes.c_int64),
+        ("z", ctypes.c_void_p),
     ]
 
 
@@ -136,6 +138,7 @@ class ChainLauncher:
         bias: Tensor | None = None,
         residual: Tensor | None = None,
         out: Tensor | None = None,
+        z: Tensor | None = None,
     ) -> Tensor:
         """y of (rows, siblings * out_features).
 
@@ -146,6 +149,7 @@ class ChainLauncher:
             bias: (siblings * out_features,), where the epilogue has one.
             residual: as y, where the epilogue has one.
             out: where y goes; None makes it.
+            z: where what is between the factors goes, contiguous, if the epilogue keeps it.
         """
         rows = x.shape[0]
         y = x.new_empty(rows, self.out_features) if out is None else out
@@ -163,6 +167,7 @@ class ChainLauncher:
             y.stride(0),
             0 if residual is None else residual.stride(0),
             of_block,
+            0 if z is None else z.data_ptr(),
         )
         driver.launch(
             *(self._kernel, blocks, self.tile.threads, self._shared_bytes),

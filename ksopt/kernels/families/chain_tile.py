@@ -25,9 +25,11 @@ class Epilogue(problem.Epilogue):
     Attributes:
         middle: activation of what the right factor gives, before the left one; of two chains, of
             what the first one gives.
+        keeps_z: whether what is between the factors is written to memory too.
     """
 
     middle: Activation = "none"
+    keeps_z: bool = False
 
 
 @dataclass(frozen=True)

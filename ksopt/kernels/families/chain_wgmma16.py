@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -59,6 +60,43 @@ class ChainWgmma16(KernelFamily[Config]):
 
     def launcher(self, problem: Problem, config: Config, device_index: int) -> LaunchChain:
         return LaunchChain(problem, config, device_index)
+
+    def keeps_between(self, problem: Problem) -> bool:
+        left, right = problem.chain
+        after = problem.epilogue
+        is_bare = after.activation == "none" and not after.residual and problem.siblings == 1
+        return is_bare and right.b // left.d % 2 == 0
+
+    def keeping_launcher(
+        self, problem: Problem, config: Config, device_index: int
+    ) -> LaunchKeeping:
+        return LaunchKeeping(problem, config, device_index)
+
+
+class LaunchKeeping:
+    """(x, weights, bias) -> y, and what is between the factors; weights are packed at each call."""
+
+    def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
+        shape = _shape(problem)
+        epilogue = replace(_epilogue(problem), keeps_z=True)
+        self._out_features = problem.out_features
+        self._between = shape.right.out_features
+        self._pack = ChainPacker(shape, config, device_index)
+        self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
+
+    def __call__(
+        self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        y = torch.empty((*x.shape[:-1], self._out_features), dtype=x.dtype, device=x.device)
+        z = torch.empty((*x.shape[:-1], self._between), dtype=x.dtype, device=x.device)
+        self._launch(
+            _rows(x),
+            self._pack(weights),
+            None if bias is None else _aligned(bias.contiguous()),
+            out=y.view(-1, self._out_features),
+            z=z.view(-1, self._between),
+        )
+        return y, z
 
 
 class LaunchChain:

@@ -241,6 +241,15 @@ class WeightGradient:
         code = nvrtc.cubin(adding_source(dtype), target).data
         self._adding = driver.load_kernel(code, _adding_name(dtype), 0, device_index)
 
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """What the host library launches, as ``know_weight_grad`` of csrc/host takes it."""
+        launch, tile = self.launch, self.launch.tile
+        return (
+            *(self._kernel, self._adding, tile.threads, tile.shared_bytes, _ADDING_THREADS),
+            *(self._blocks, launch.shares, launch.rows_per_share, adding_blocks(self.pattern.nnz)),
+        )
+
     def __call__(self, grad: Tensor, x: Tensor) -> Tensor:
         """dK [a, b, c, d] of grad [rows, a*b*d] and x [rows, a*c*d]; rows begin at 16 bytes."""
         shape, launch = self.pattern.weight_shape, self.launch

@@ -169,8 +169,19 @@ def test_only_one_value_for_each_feature_is_a_bias(shape):
     assert (node.args[2] is not None) == (shape[-1] == 32 and len(shape) < 3)
 
 
-def test_nothing_is_absorbed_where_gradients_are_recorded():
+def test_the_product_and_its_bias_are_absorbed_where_gradients_are_recorded():
+    """The backward pass reads what the activation is applied to."""
     layer, x = ByEinsum(), torch.randn(6, 32)
+    _, graph, report = graphs_of(lambda x: F.gelu(layer(x)) + x, x)
+    (node,) = chains(graph)
+    assert node.args[2] is not None
+    assert (node.args[3], node.args[4]) == (None, "none")
+    assert any("gelu" in one for one in targets(graph))
+    assert report.passes["layers_in_one_launch"] == 1
+
+
+def test_nothing_is_absorbed_where_a_frozen_weight_passes_gradients_on():
+    layer, x = ByEinsum().requires_grad_(False), torch.randn(6, 32, requires_grad=True)
     _, graph, report = graphs_of(lambda x: F.gelu(layer(x)), x)
     assert not chains(graph)
     assert report.passes["layers_in_one_launch"] == 0

@@ -9,9 +9,10 @@ import torch
 from cuda_emulator import EmulationError
 from packed_kernels import without_predicates
 
-from chain_kernels import Operands, assert_right, build, expected, run
+from chain_kernels import Operands, assert_right, build, expected, run, run_keeping
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
 
 # Chain, siblings, tile, epilogue, dtype.
 CASES = [
@@ -101,6 +102,31 @@ def test_results(kernels, at):
     for rows in (1, 200):
         o = Operands.random(shape, dtype, rows, seed=rows)
         assert_right(run(kernels[at], ALL[at], o), o, epilogue)
+
+
+# One class, two, four and eight; parts of a block; several groups; a cluster; columns without l.
+KEEPING = [
+    (shape, tile, Epilogue(epilogue.bias, epilogue.activation, epilogue.residual, keeps_z=True), of)
+    for shape, tile, epilogue, of in (ALL[at] for at in (0, 1, 3, 4, 5, 7, 8, 10, 11, 12))
+]
+
+
+@pytest.fixture(scope="module")
+def keeping(emulator):
+    return build(emulator, KEEPING)
+
+
+@pytest.mark.parametrize("at", range(len(KEEPING)), ids=lambda at: f"{KEEPING[at][0]}-{at}")
+def test_what_is_between_the_factors_is_kept(keeping, at):
+    shape, _, epilogue, dtype = KEEPING[at]
+    for rows in (1, 200):
+        o = Operands.random(shape, dtype, rows, seed=rows)
+        y, z = run_keeping(keeping[at], KEEPING[at], o)
+        assert_right(y, o, epilogue)
+        truth = ks_reference(o.x.double(), o.right[0].double())
+        size = ks_reference(o.x.abs().double(), o.right[0].abs().double())
+        unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+        assert ((z.double() - truth).abs() <= unit * truth.abs() + 1e-6 * size + 1e-6).all()
 
 
 @pytest.mark.parametrize("at", [1, 2])

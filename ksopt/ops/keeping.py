@@ -1,0 +1,83 @@
+"""A trained chain in one launch, for compiled graphs: ``ks_chain_keeping``.
+
+The forward pass keeps what is between the two factors, so that the backward pass computes no
+product again. It is no public operator: ``ks_chain`` is made of it where that is faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksopt.kernels import trained_chain, weight_scopes
+from ksopt.ops import implementation
+from ksopt.ops.autograd import in_rows
+from ksopt.ops.schemas import LIBRARY, ks_mm, ks_mm_weight_grad
+
+
+def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        made = trained_chain.run(x, (left, right), bias)
+    if made is not None:
+        return made
+    between = implementation.changing(x, right)
+    y = implementation.changing(between, left)
+    return (y if bias is None else y.add_(bias)), between
+
+
+def _fake(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    between = implementation.fake(x, right)
+    return implementation.fake(between, left), between
+
+
+LIBRARY.define(
+    "ks_chain_keeping(Tensor x, Tensor left, Tensor right, Tensor? bias) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _key in ("CPU", "CUDA"):
+    LIBRARY.impl("ks_chain_keeping", _kernel, _key)
+torch.library.register_fake("ksopt::ks_chain_keeping", _fake, lib=LIBRARY)
+ks_chain_keeping = torch.ops.ksopt.ks_chain_keeping.default
+
+
+class _TrainedChain(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        y, between = ks_chain_keeping(x, left, right, bias)
+        ctx.mark_non_differentiable(between)
+        ctx.save_for_backward(x, between, left, right)
+        return y, between
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad = in_rows(grads[0])
+        x, between, left, right = ctx.saved_tensors
+        of_x, of_left, of_right, of_bias = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
+            between = ks_mm(x, right)
+        grad_x = grad_left = grad_right = grad_bias = None
+        if of_left:
+            grad_left = ks_mm_weight_grad(grad, between, left.shape[0], left.shape[3], False)
+        with weight_scopes.changing():
+            grad_between = ks_mm(grad, left.transpose(1, 2))
+            if of_x:
+                grad_x = ks_mm(grad_between, right.transpose(1, 2))
+        if of_right:
+            grad_right = ks_mm_weight_grad(grad_between, x, right.shape[0], right.shape[3], False)
+        if of_bias:
+            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+        return grad_x, grad_left, grad_right, grad_bias
+
+
+def trained(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of a chain of two factors plus a bias, with its gradients recorded.
+
+    Args:
+        x: [*batch, N]; left, right: weights of x's dtype; bias: [M] of it, or None.
+    """
+    y: Tensor = _TrainedChain.apply(x, left, right, bias)[0]
+    return y

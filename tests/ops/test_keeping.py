@@ -1,0 +1,115 @@
+"""Trained chains whose forward pass is one launch, in compiled graphs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ksopt
+from ksopt.reference import ks_reference
+from tests.kernels import toy_chains
+
+CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[toy_chains.ToyChain]]:
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    with toy_chains.registered() as family:
+        yield family
+
+
+class ByEinsum(nn.Module):
+    """Both factors in an author's spelling, a bias and an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(1, 8, 4, 4) / 2)
+        self.right = nn.Parameter(torch.randn(4, 4, 8, 1) / 3)
+        self.bias = nn.Parameter(torch.randn(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[:-1]
+        z = torch.einsum("...acd,abcd->...abd", x.view(*rows, 4, 8, 1), self.right)
+        z = z.reshape(*rows, 1, 4, 4)
+        y = torch.einsum("...acd,abcd->...abd", z, self.left).reshape(*rows, 32)
+        return F.gelu(y + self.bias)
+
+
+def by_layer() -> nn.Module:
+    return ksopt.KSLinear(32, 32, CHAIN, activation="gelu")
+
+
+def gradients(function: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    y = function(x)
+    y.square().sum().backward()
+    return [y.detach(), *(one.grad for one in (x, *model.parameters()) if one.grad is not None)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("make", [by_layer, ByEinsum])
+def test_gradients_are_those_of_eager_mode(toy, make, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
+    for rows in ((5, 3), (2, 7)):
+        x = torch.randn(*rows, 32)
+        truth = gradients(twin, twin, x.double())
+        found = gradients(compiled, model, x)
+        assert len(found) == len(truth) == 5
+        for mine, theirs in zip(found, truth, strict=True):
+            torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+    assert len(toy.kept) >= 2
+    assert all(problem.epilogue.bias for problem in toy.kept)
+    assert toy.launches == []
+
+
+def test_nothing_is_kept_where_nothing_is_trained(toy) -> None:
+    model = by_layer()
+    compiled = torch.compile(model, backend="ksopt")
+    x = torch.randn(4, 32)
+    with torch.no_grad():
+        compiled(x)
+    model.requires_grad_(False)
+    compiled(x.requires_grad_()).sum().backward()
+    assert toy.kept == []
+
+
+def test_a_frozen_factor_and_no_bias(toy) -> None:
+    """Of a weight that is not trained there is no gradient, and a launch a factor is taken."""
+    model = ksopt.KSLinear(32, 32, CHAIN, bias=False)
+    compiled = torch.compile(model, backend="ksopt")
+    x = torch.randn(4, 32)
+    twin = copy.deepcopy(model).double()
+    for mine, theirs in zip(
+        gradients(compiled, model, x), gradients(twin, twin, x.double()), strict=True
+    ):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+    assert len(toy.kept) == 1
+    model.weights[0].requires_grad_(False)
+    twin.weights[0].requires_grad_(False)
+    torch._dynamo.reset()
+    mine, theirs = gradients(compiled, model, x), gradients(twin, twin, x.double())
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    assert len(toy.kept) == 1
+
+
+def test_the_operator_is_one_of_torchs(toy) -> None:
+    x, left, right = torch.randn(6, 32), torch.randn(1, 8, 4, 4), torch.randn(4, 4, 8, 1)
+    op = torch.ops.ksopt.ks_chain_keeping.default
+    for bias in (torch.randn(32), None):
+        torch.library.opcheck(op, (x, left, right, bias), test_utils="test_faketensor")
+        torch.library.opcheck(op, (x, left, right, bias), test_utils="test_schema")
+        y, between = op(x, left, right, bias)
+        torch.testing.assert_close(between, ks_reference(x, right))
+        expected = ks_reference(between, left)
+        torch.testing.assert_close(y, expected if bias is None else expected + bias)
