@@ -102,13 +102,19 @@ bool may_be_kept(const Tensor& root) {
 void count_forgotten() { forgotten.fetch_add(1); }
 
 std::vector<KeptWeight> kept_of(const Tensor& weight, const Tensor& root) {
+  std::vector<Note> serving;
+  {
+    const std::shared_lock lock(kept_mutex);
+    const auto found = notes.find(root.unsafeGetTensorImpl());
+    if (found == notes.end()) return {};
+    const int64_t version = root._version();
+    for (const Note& note : found->second.newest_first) {
+      if (note.is_of(weight, version)) serving.push_back(note);
+    }
+  }
+  // Out of the lock: to hold a tensor may wait for the interpreter.
   std::vector<KeptWeight> kept;
-  const std::shared_lock lock(kept_mutex);
-  const auto found = notes.find(root.unsafeGetTensorImpl());
-  if (found == notes.end()) return kept;
-  const int64_t version = root._version();
-  for (const Note& note : found->second.newest_first) {
-    if (!note.is_of(weight, version)) continue;
+  for (const Note& note : serving) {
     if (auto token = note.token.lock()) kept.push_back({Tensor(std::move(token)), note.form, note.stream});
   }
   return kept;

@@ -13,7 +13,7 @@ from torch import nn
 
 import ksopt
 from ksopt import functional, ops
-from ksopt.kernels import registry, weight_cache, weight_scopes
+from ksopt.kernels import dispatch, registry, weight_cache, weight_scopes
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families.base import family_of
@@ -232,6 +232,27 @@ def test_evaluations_between_training_steps(case, fused):
         assert case.known() is None
         case.check()
         case.check_known()
+
+
+def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
+    case.warm()
+    operands = (case.x, case.weight, case.last)
+    with monkeypatch.context() as patch:  # Python's kernels fail
+        patch.setattr(dispatch, "run_known", None)
+        patch.setattr(dispatch, "run_known_changing", None)
+        for _ in range(2):
+            case.check(y=ops.ks_mm_inner(*operands))
+            case.check(y=ops.ks_mm_frozen(*operands))
+        with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(TypeError):
+            ops.ks_mm_inner(*operands)
+        with pytest.raises(TypeError):
+            ops.ks_mm_changing(*operands)
+        with pytest.raises(TypeError):  # what was kept is forgotten now
+            ops.ks_mm_inner(*operands)
+    for _ in range(2):
+        case.weight.mul_(2)
+        case.check(y=ops.ks_mm_inner(*operands))
+        case.check(y=ops.ks_mm_changing(*operands))
 
 
 def test_nothing_is_known_where_weights_change(case):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from seen_products import without_library
 from torch import nn
 
 from ksopt.kernels import dispatch, weight_cache
@@ -23,9 +24,8 @@ def prepared(monkeypatch):
         y = ks_reference(x, weight_cache.prepared(weight, "adbc", pack).permute(0, 2, 3, 1))
         return y if out is None else out.copy_(y)
 
+    without_library(monkeypatch)
     monkeypatch.setattr(dispatch, "run", run)
-    monkeypatch.setattr(dispatch, "run_known", lambda *_: None)
-    monkeypatch.setattr(dispatch, "run_known_changing", lambda *_: None)
     torch._dynamo.reset()
     weight_cache.refresh()
     yield weights
