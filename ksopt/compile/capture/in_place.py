@@ -8,6 +8,10 @@ import operator
 from typing import Any
 
 from torch import fx
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_leaves
+
+from ksopt.compile.capture.nodes import memory_of
 
 
 def writes_in_place(graph: fx.Graph) -> bool:
@@ -16,9 +20,65 @@ def writes_in_place(graph: fx.Graph) -> bool:
 
 
 def writes_its_inputs(node: fx.Node) -> bool:
-    """Whether a node is a kernel of the author's own, which may write any tensor that it reads."""
-    name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and name.startswith("triton_kernel_wrapper")
+    """Whether a node may write tensors that it reads, and its own name does not say which."""
+    return bool(written_inputs(node))
+
+
+def written_inputs(node: fx.Node) -> list[fx.Node]:
+    """What such a node may write.
+
+    That is all that a kernel of the author's own reads; and of what a graph inside the node reads,
+    as of a checkpoint, what that graph writes in place.
+    """
+    if node.op != "call_function":
+        return []
+    if getattr(node.target, "__name__", "").startswith("triton_kernel_wrapper"):
+        return node.all_input_nodes
+    written = []
+    for body in _bodies(node):
+        operands = [
+            one for one in tree_leaves(node.args) if isinstance(one, fx.Node) and not _body_of(one)
+        ]
+        placeholders = [one for one in body.nodes if one.op == "placeholder"]
+        if not writes_in_place(body):
+            continue
+        if len(operands) != len(placeholders):
+            return operands
+        memories = {
+            memory_of(read) for one in body.nodes if may_write(one) for read in _written(one)
+        }
+        written += [
+            operand
+            for operand, inside in zip(operands, placeholders, strict=True)
+            if memory_of(inside) is None or memory_of(inside) in memories
+        ]
+    return written
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """What a node may write that writes in place: what it is called on, or writes as ``out``."""
+    known = written_inputs(node)
+    if known:
+        return known
+    if "out" in node.kwargs or _schema_writes(node.target):
+        return node.all_input_nodes
+    return [one for one in node.args[:1] if isinstance(one, fx.Node)] or node.all_input_nodes
+
+
+def _bodies(node: fx.Node) -> list[fx.Graph]:
+    if not isinstance(node.target, HigherOrderOperator):
+        return []
+    bodies = [_body_of(one) for one in node.all_input_nodes]
+    return [body for body in bodies if body is not None]
+
+
+def _body_of(node: fx.Node) -> fx.Graph | None:
+    """The graph that a node names, as the body of a checkpoint; None of other nodes."""
+    owner = node.graph.owning_module
+    if node.op != "get_attr" or owner is None:
+        return None
+    module = functools.reduce(getattr, str(node.target).split("."), owner)
+    return module.graph if isinstance(module, fx.GraphModule) else None
 
 
 def may_write(node: fx.Node) -> bool:

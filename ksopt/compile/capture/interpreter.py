@@ -19,7 +19,12 @@ from torch.amp import autocast_mode
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ksopt.compile.capture.in_place import may_write, writes_in_place, writes_its_inputs
+from ksopt.compile.capture.in_place import (
+    may_write,
+    writes_in_place,
+    writes_its_inputs,
+    written_inputs,
+)
 from ksopt.compile.capture.index_map import NotNestedError, identity, is_identity
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.reshape_plan import plan
@@ -274,9 +279,9 @@ class _Runner(fx.Interpreter):
         return known
 
     def _note_writes(self, n: fx.Node) -> None:
-        """Count every tensor that a node reads as written by it."""
+        """Count the tensors that a node may write as written by it."""
         self.tracker.trace.writers.add(n)
-        for argument in n.all_input_nodes:
+        for argument in written_inputs(n):
             for leaf in tree_leaves(self.env.get(argument)):
                 if isinstance(leaf, Tensor):
                     self.tracker.note_write(self.tracker.stamp(leaf)[0])

@@ -9,6 +9,7 @@ product has to save the same.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.values import Contraction, Root, Trace
 from ksopt.compile.lowering.emit import signature
+
+_log = logging.getLogger("ksopt")
 
 _MOST_NODES = 100
 
@@ -93,7 +96,8 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
                 with _in_region(trace, node, values[owner].device.type):
                     values[node] = _value(node, values)
                 depth += _opens_vmaps(node)
-    except Exception:  # whatever a node cannot do alone on fake tensors
+    except Exception as error:  # whatever a node cannot do alone on fake tensors
+        _log.debug("Its weight is copied: a product cannot run on fake tensors: %s", error)
         for _ in range(depth):
             torch._C._functorch._vmap_decrement_nesting()
         return True

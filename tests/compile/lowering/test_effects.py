@@ -558,6 +558,31 @@ class CopyOfWhatIsComputedElementwise(Case):
         return y.view(-1), x.sum()
 
 
+class WrittenInsideACheckpoint(Case):
+    """The body writes one of two views that it reads of a result."""
+
+    def forward(self, x):
+        blocks = torch.bmm(x.view(-1, 4, 8).transpose(0, 1), self.w)
+
+        def body(blocks, rows):
+            blocks[..., 0] *= 3
+            return rows.reshape(-1, 32)
+
+        return checkpoint(body, blocks, blocks.transpose(0, 1), use_reentrant=False)
+
+
+class OwnTensorWrittenInsideACheckpoint(Case):
+    """It is the body's own: nothing outside is written, and both products are lowered."""
+
+    reasons = ("", "")
+
+    def forward(self, x):
+        def body(rows):
+            return (self.second(rows) + 1).mul_(2)
+
+        return checkpoint(body, self.first(x), use_reentrant=False) + x.sum()
+
+
 class TheSameTensorWithoutGradients(Case):
     """float() returns the tensor that it is called on, gradients and all."""
 
