@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ksopt.errors import UnavailableError
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, parser: Callable[[], argparse.ArgumentParser])
     return 0
 
 
-def _complete_files(parser: argparse.ArgumentParser, kinds: dict[str, dict[str, str]]) -> None:
+def _complete_files(parser: argparse.ArgumentParser, kinds: Mapping[str, object]) -> None:
     """Complete names of files where an argument is one."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

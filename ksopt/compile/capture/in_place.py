@@ -21,7 +21,12 @@ def writes_in_place(graph: fx.Graph) -> bool:
 
 def writes_its_inputs(node: fx.Node) -> bool:
     """Whether a node may write tensors that it reads, and its own name does not say which."""
-    return bool(written_inputs(node))
+    return _is_authors_kernel(node) or bool(written_inputs(node))
+
+
+def _is_authors_kernel(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and name.startswith("triton_kernel_wrapper")
 
 
 def written_inputs(node: fx.Node) -> list[fx.Node]:
@@ -32,7 +37,7 @@ def written_inputs(node: fx.Node) -> list[fx.Node]:
     """
     if node.op != "call_function":
         return []
-    if getattr(node.target, "__name__", "").startswith("triton_kernel_wrapper"):
+    if _is_authors_kernel(node):
         return node.all_input_nodes
     written = []
     for body in _bodies(node):
