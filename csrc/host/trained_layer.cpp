@@ -13,7 +13,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/threshold_backward.h>
@@ -153,7 +156,12 @@ Tensor through_activation(const Tensor& grad, const Tensor& before, Activation a
     case Activation::relu: return at::threshold_backward(grad, before, 0);
     case Activation::gelu: return at::gelu_backward(grad, before, "none");
     case Activation::gelu_tanh: return at::gelu_backward(grad, before, "tanh");
-    case Activation::silu: return at::silu_backward(grad, before);
+    case Activation::silu: {
+      if (!at::GradMode::is_enabled()) return at::silu_backward(grad, before);
+      const Tensor gate = at::sigmoid(before);  // torch has no derivative of silu_backward
+      const Tensor slope = at::add(at::mul(before, at::rsub(gate, 1)), 1);
+      return at::mul(at::mul(grad, gate), slope);
+    }
   }
   TORCH_CHECK(false, "ksopt: no such activation");
 }

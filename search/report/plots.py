@@ -16,7 +16,7 @@ from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Box, Scale, beside
 from ksopt.search.results import LayerResult, Recommendation, TrialRecord
 
-WIDE, NARROW = (800, 400), (360, 340)
+WIDE, NARROW = (800, 376), (360, 340)
 
 
 def figure(drawn: Callable[[int, int], str], name: str) -> Figure:

@@ -1,9 +1,11 @@
 """``ks_chain``, all that a layer computes: values, gradients, transforms, compilation, messages."""
 
 import functools
+import shutil
 
 import pytest
 import torch
+from seen_products import without_library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ksopt import KSLinear, ks_linear, ops
 from ksopt.epilogue import ACTIVATIONS
 from ksopt.errors import InvalidInputError
+from ksopt.jit import host
 from ksopt.kernels.backends import cpu
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference
@@ -160,10 +163,17 @@ def test_opcheck(siblings, last, requires_grad):
         torch.library.opcheck(ops.ks_chain_out, case.arguments("relu"), {"out": out})
 
 
+@pytest.mark.parametrize("by_library", [False, True], ids=["python", "library"])
 @pytest.mark.parametrize("activation", ["none", "gelu", "silu"])
 @pytest.mark.parametrize("last", LAYOUTS)
 @pytest.mark.parametrize("siblings", [1, 2])
-def test_gradients_of_any_order(siblings, last, activation):
+def test_gradients_of_any_order(siblings, last, activation, by_library, monkeypatch):
+    if not by_library:
+        without_library(monkeypatch)
+    elif shutil.which("c++") is None:
+        pytest.skip("no C++ compiler on this machine")
+    else:
+        assert host.load() is None
     case = Case("(1,2,2,2)*(2,2,1,1)", last, (3,), siblings)
     count = len(case.weights)
 
