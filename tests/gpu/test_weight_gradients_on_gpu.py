@@ -113,11 +113,11 @@ def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.Mo
     from ksopt.jit import host
 
     assert host.load() is None
-    grad, x = (torch.randn(2048, n, device="cuda").bfloat16() for n in (384, 128))
+    grad, x = (torch.randn(8192, n, device="cuda").bfloat16() for n in (384, 128))
     inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
     expected = inner(grad, x, 1, 2, False)
     layer = KSLinear(384, 384, "(1,192,64,2)*(2,64,192,1)").cuda().bfloat16()
-    rows = torch.randn(2048, 384, device="cuda").bfloat16()
+    rows = torch.randn(8192, 384, device="cuda").bfloat16()
     layer(rows).square().mean().backward()
     grads = [weight.grad.clone() for weight in layer.weights]
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.codegen import kernel_name
 from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Pattern
 
@@ -27,9 +28,11 @@ MOST_D = 8
 
 _SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
 _ADDING_THREADS, _ADDED_BY_BLOCK = 256, 128
-# Measured on an H200: TFLOP/s of full tiles, and TB/s of memory, the L2 cache and of shares.
-_TFLOPS, _MEMORY, _L2, _SHARES = 560.0, 3.2, 4.2, 2.5
-_LAUNCH_US, _ADDING_US = 3.0, 3.0
+# Fitted to 47 launches on an H200, within 4 % (docs/performance/training.md): TFLOP/s of full tiles,
+# TB/s of memory, of the L2 cache and of shares, and how well the first three overlap.
+_TFLOPS, _MEMORY, _L2, _SHARES, _OVERLAP = 652.0, 3.47, 6.84, 2.76, 10.6
+_L2_FILLED = 0.83  # power of the share of the blocks that run
+_LAUNCH_US, _ADDING_US = 3.5, 7.7
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ def predicted_us(launch: Launch, p: Pattern, rows: int, spec: DeviceSpec) -> flo
     products = 2 * rows * tiles * m * n / (_TFLOPS * 1e6 * filled)
     features = p.a * (p.b + p.c) * p.d
     memory = 2 * rows * features / (_MEMORY * 1e6)
-    l2 = 2 * rows * tiles * (m + n) / (_L2 * 1e6 * min(1.0, filled * 1.2))
-    total = _LAUNCH_US + max(products, memory, l2)
+    l2 = 2 * rows * tiles * (m + n) / (_L2 * 1e6 * filled**_L2_FILLED)
+    total = _LAUNCH_US + overlapped((products, memory, l2), _OVERLAP)
     if launch.shares > 1:
         total += _ADDING_US + 8 * p.nnz * launch.shares / (_SHARES * 1e6)
     return total
