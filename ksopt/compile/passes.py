@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ksopt import ops
 from ksopt.compile import dropouts, slice_writes
 from ksopt.compile.capture import frozen_weight
 from ksopt.compile.capture.interpreter import CannotRunError, run
-from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.nodes import fake_result, memory_of
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
 from ksopt.compile.lowering.absorb import IsWhole, absorb
@@ -29,7 +30,9 @@ from ksopt.compile.lowering.candidates import (
     native_sites,
     worth_a_look,
 )
-from ksopt.compile.lowering.effects import CannotLowerError, Uses, check, product_of, uses
+from ksopt.compile.lowering.effects import Uses, check, uses
+from ksopt.compile.lowering.emit import Emitter
+from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern
@@ -270,8 +273,32 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
             if view is not None and view.root.kind is Kind.WEIGHT
         )
         if isinstance(body, fx.GraphModule):
+            before = report.passes["products_lowered"]
             with _inside(tracker.trace.regions[node], inputs):
                 _rewrite(body, inputs, weights, judge, None, report)
+            if report.passes["products_lowered"] > before:
+                _copy_views(body, _written_results(node, tracker.trace))
+
+
+def _written_results(node: fx.Node, trace: Trace) -> set[int]:
+    """Which results of a checkpoint are written in place behind it."""
+    return {
+        user.args[1]
+        for user in node.users
+        if user.target is operator.getitem and not trace.is_intact(trace.memory[user])
+    }
+
+
+def _copy_views(body: fx.GraphModule, places: Collection[int]) -> None:
+    """Let results of a body be no views; see `Emitter.no_view`."""
+    output = next(node for node in body.graph.nodes if node.op == "output")
+    results = list(output.args[0]) if isinstance(output.args[0], list | tuple) else []
+    memories = [memory_of(one) if isinstance(one, fx.Node) else None for one in results]
+    for at in places:
+        if at < len(results) and memories[at] is not None and memories.count(memories[at]) == 1:
+            results[at] = Emitter(output, results[at], [], {}).no_view(results[at])
+    output.args = (tuple(results),)
+    body.recompile()
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ def disturbed(g: Sketch, made: Program) -> Program:
     quiet = g.chance(0.15)
     for _ in range(0 if quiet else g.pick(0, 1, 1, 2, 3)):
         made = _if_itruns(made, _with_write(g, made))
+    if not quiet and g.chance(0.1):
+        made = _if_itruns(made, _with_copy(g, made))
     for _ in range(0 if quiet else g.pick(0, 0, 1, 1, 2)):
         made = _if_itruns(made, _with_region(g, made))
     if g.chance(0.05):
@@ -109,6 +111,33 @@ def _with_write(g: Sketch, made: Program) -> Program | None:
         text = write(g, name, shape, others)
         step = Block("with torch.no_grad():", (Line(text),)) if g.chance(0.25) else Line(text)
     return replace(made, body=(*before, step, *made.body[at:]))
+
+
+def _with_copy(g: Sketch, made: Program) -> Program | None:
+    """A copy, or a view by chance, of what is computed of a variable; one of both is written."""
+    at = g.rng.randrange(len(made.body) + 1)
+    before = made.body[:at]
+    variables = [one for one in _assigned(before) if isinstance(g.values.get(one), torch.Tensor)]
+    if not variables:
+        return None
+    name = g.rng.choice(variables)
+    of = g.pick("{}", "{} * 0.5", "F.relu({})", "torch.where({} > 0, {}, 0.1)", "{}.mT + 1")
+    moved = g.pick(
+        "c0.flatten(1)",
+        "c0.flatten(-2)",
+        "c0.reshape(-1)",
+        "c0.contiguous()",
+        "c0.mT.flatten(-2)",
+        "c0.transpose(0, 1).contiguous()",
+    )
+    written, other = g.pick(("c0", "c1"), ("c1", "c0"))
+    change: Step = Line(g.pick(f"{written}.add_(1)", f"{written}.mul_(2)"))
+    if g.chance(0.25):
+        change = Block("with torch.no_grad():", (change,))
+    steps = (Line(f"c0 = {of.replace('{}', name)}"), Line(f"c1 = {moved}"), change)
+    returned = (other, written) if g.chance(0.3) else (other,)
+    returns = (*made.returns, *returned)
+    return replace(made, body=(*before, *steps, *made.body[at:]), returns=returns)
 
 
 def _with_region(g: Sketch, made: Program) -> Program | None:

@@ -8,21 +8,16 @@ operators (*exits*), the products that these need, and the nodes that nobody rea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
-from torch._ops import OpOverload, OpOverloadPacket
 
 from ksopt.compile.capture.interpreter import holds_all
-from ksopt.compile.capture.nodes import fake_result, memory_of
-from ksopt.compile.capture.symbolic import is_contiguous, same_shape
+from ksopt.compile.capture.nodes import memory_of
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
-    Applied,
-    Biased,
-    Cast,
     Combined,
     Compact,
     Contraction,
@@ -33,44 +28,8 @@ from ksopt.compile.capture.values import (
     Trace,
     View,
 )
-
-
-class CannotLowerError(Exception):
-    """A product cannot be rewritten.
-
-    Attributes:
-        root: the product.
-        reason: a clause that says why.
-    """
-
-    def __init__(self, root: Root, reason: str) -> None:
-        super().__init__(reason)
-        self.root = root
-        self.reason = reason
-
-
-def is_rewritten(root: Root, chosen: Collection[Root]) -> bool:
-    """Whether a root will be computed by new operators: a chosen product, or one plus a bias."""
-    if isinstance(root.origin, Biased):
-        return is_rewritten(root.origin.product.root, chosen)
-    return isinstance(root.origin, Contraction) and root in chosen
-
-
-def operands(root: Root, chosen: Collection[Root]) -> list[Root]:
-    """The roots that a root will be computed from; empty where a node holds it as it is."""
-    origin = root.origin
-    if is_rewritten(root, chosen):
-        if isinstance(origin, Contraction):
-            return [origin.x, origin.weight]
-        assert isinstance(origin, Biased)
-        return [origin.product.root, origin.bias.root]
-    if isinstance(origin, Cast) and (root.holder is None or is_rewritten(origin.source, chosen)):
-        return [origin.source]
-    if isinstance(origin, Compact):
-        return [origin.matrix]
-    if isinstance(origin, Stacked | Combined | Applied) and root.holder is None:
-        return [piece.root for piece in origin.pieces]
-    return []
+from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, operands, product_of
+from ksopt.compile.lowering.shared_memory import fixed_in_memory
 
 
 @dataclass
@@ -81,7 +40,8 @@ class Uses:
         exits: nodes to replace, and the view that each is; in the order of the graph.
         readers: for each product that is needed: the exits and roots that read it.
         dead: nodes that nobody reads any more, in the order of the graph.
-        fixed: see `_fixed_in_memory`.
+        fixed: see `fixed_in_memory`.
+        written: those of them that are written in place.
         products: for each root that is computed anew: the product that it is part of.
         held: what products read of the graph's own values: the product, where, and the value.
     """
@@ -90,6 +50,7 @@ class Uses:
     readers: dict[Root, list[fx.Node | Root]] = field(default_factory=dict)
     dead: list[fx.Node] = field(default_factory=list)
     fixed: dict[Root, fx.Node] = field(default_factory=dict)
+    written: set[Root] = field(default_factory=set)
     products: dict[Root, Root] = field(default_factory=dict)
     held: list[tuple[Root, fx.Node, Holder]] = field(default_factory=list)
 
@@ -100,7 +61,8 @@ def uses(graph: fx.Graph, trace: Trace, chosen: Collection[Root]) -> Uses:
     Raises:
         CannotLowerError: a chosen product reads what no node holds where the product is computed.
     """
-    result = Uses(fixed=_fixed_in_memory(graph, trace, chosen))
+    fixed, written = fixed_in_memory(graph, trace, chosen)
+    result = Uses(fixed=fixed, written=written)
     # A node without users is there for its effect, as are those that write in place.
     live = {node for node in graph.nodes if not node.users} | trace.writers
     needed: set[Root] = set()
@@ -152,131 +114,6 @@ def _records_like_its_root(node: fx.Node, root: Root, trace: Trace) -> bool:
     return trace.regions[node].records_like(trace.regions[root.made_at])
 
 
-def _fixed_in_memory(
-    graph: fx.Graph, trace: Trace, chosen: Collection[Root]
-) -> dict[Root, fx.Node]:
-    """Results of which a caller can tell which views share their memory, and their first nodes.
-
-    Those are results that are written in place, returned under several names, or copied by their
-    strides where gradients are off (a view requires gradients there, a copy does not). The node
-    that made such a result is replaced, and all its views and copies are taken of the replacement
-    as the author took them.
-
-    Raises:
-        CannotLowerError: no node's value is all of such a result when it is made.
-    """
-    names: dict[Root, set[fx.Node]] = {}
-    for node, view in trace.views.items():
-        if is_rewritten(view.root, chosen):
-            names.setdefault(view.root, set()).add(node)
-    returned = [one for node in graph.nodes if node.op == "output" for one in node.all_input_nodes]
-    fixed = {}
-    for root, nodes in names.items():
-        sharing = _may_share_memory(nodes)
-        written = not all(
-            trace.is_intact(trace.memory[node]) for node in nodes | sharing if node in trace.memory
-        )
-        is_named_twice = sum(node in sharing for node in returned) > 1
-        is_named_twice = is_named_twice or _is_returned_with_a_copy(nodes, returned)
-        if not written and not is_named_twice and not _is_copied_elsewhere(root, sharing, trace):
-            continue
-        first = root.holder
-        if first is None or first.node is not root.made_at:
-            raise CannotLowerError(
-                product_of(root),
-                "its result is written in place, returned under two names, or copied where "
-                "gradients are off, and no node holds it where it is made",
-            )
-        fixed[root] = first.node
-    return fixed
-
-
-# These copy or take a view, by the strides of what they read.
-_COPIES_BY_STRIDES = frozenset(
-    {"contiguous", "einsum", "flatten", "ravel", "reshape", "reshape_as", "to", "type"}
-)
-
-
-def _may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Nodes that share memory with one of these, or would if it had other strides."""
-    memories = {memory_of(node) for node in nodes} - {None}
-    sharing: set[fx.Node] = set()
-    to_visit = list(nodes)
-    while to_visit:
-        node = to_visit.pop()
-        if node in sharing:
-            continue
-        sharing.add(node)
-        for user in node.users:
-            memory = memory_of(user)
-            is_copy_by_strides = memory is not None and _copies_by_strides(user)
-            if is_copy_by_strides:
-                memories.add(memory)
-            if is_copy_by_strides or memory in memories or isinstance(fake_result(user), Sequence):
-                to_visit.append(user)
-    return {node for node in sharing if memory_of(node) in memories}
-
-
-def _is_returned_with_a_copy(nodes: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
-    """Whether what is computed elementwise of some nodes is returned beside a copy by strides.
-
-    It has the strides of what it is computed of: with others the copy might be a view.
-    """
-    memories = {memory_of(one) for one in returned} - {None}
-    return any(
-        copies and len({memory_of(one) for one in (node, *copies)} & memories) > 1
-        for node in _with_the_same_strides(nodes)
-        for copies in [[user for user in node.users if _copies_by_strides(user)]]
-    )
-
-
-def _with_the_same_strides(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Nodes, and what is computed elementwise of them, with the strides of what is read.
-
-    Strides of a contiguous tensor are those of what replaces it: such nodes are not followed.
-    """
-    left, seen = list(nodes), set(nodes)
-    while left:
-        node = left.pop()
-        own = fake_result(node)
-        if not isinstance(own, torch.Tensor) or is_contiguous(own):
-            continue
-        for user in node.users:
-            made = fake_result(user)
-            if user in seen or not isinstance(made, torch.Tensor):
-                continue
-            if same_shape(made.shape, own.shape) and same_shape(made.stride(), own.stride()):
-                seen.add(user)
-                left.append(user)
-    return seen
-
-
-def _is_copied_elsewhere(root: Root, sharing: Collection[fx.Node], trace: Trace) -> bool:
-    """Whether a copy by strides is taken where gradients are recorded otherwise than of a root."""
-    if root.made_at is None:
-        return False
-    made = trace.regions[root.made_at]
-    copies = {
-        user
-        for node in _with_the_same_strides(sharing)
-        for user in node.users
-        if _copies_by_strides(user)
-    }
-    return any(
-        not trace.regions[node].records_like(made)
-        for node in copies | {one for one in sharing if _copies_by_strides(one)}
-        if node in trace.regions
-    )
-
-
-def _copies_by_strides(node: fx.Node) -> bool:
-    target = node.target
-    if isinstance(target, OpOverload | OpOverloadPacket):
-        return str(target).split(".")[1] in _COPIES_BY_STRIDES
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name in _COPIES_BY_STRIDES
-
-
 def held(trace: Trace, root: Root, at: fx.Node, product: Root) -> Holder:
     """The first node that still holds a root where it is read, before a node.
 
@@ -309,6 +146,14 @@ def computed_at(root: Root, trace: Trace, product: Root) -> fx.Node:
 
 def _is_in_vmap(node: fx.Node, trace: Trace) -> bool:
     return node not in trace.regions or trace.regions[node].vmap_depth > 0
+
+
+def insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
+    """Where to put what replaces a node: there, or behind the vmaps that it is in."""
+    users = set(node.users)
+    while _is_in_vmap(node, trace) and node not in users and node.next.op != "root":
+        node = node.next
+    return node
 
 
 def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
@@ -404,19 +249,6 @@ def _check_region(root: Root, product: Root, here: Region, trace: Trace) -> None
             f"it computes in {str(root.dtype).removeprefix('torch.')}, but autocast is on "
             "where it is computed",
         )
-
-
-def product_of(root: Root) -> Root:
-    """The product that a root is, bias apart; the root itself if it is none plus a bias."""
-    return root.origin.product.root if isinstance(root.origin, Biased) else root
-
-
-def insertion_point(node: fx.Node, trace: Trace) -> fx.Node:
-    """Where to put what replaces a node: there, or behind the vmaps that it is in."""
-    users = set(node.users)
-    while _is_in_vmap(node, trace) and node not in users and node.next.op != "root":
-        node = node.next
-    return node
 
 
 def _no_node(root: Root) -> str:

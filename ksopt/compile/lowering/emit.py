@@ -148,6 +148,14 @@ class Emitter:
             torch.permute, self._copied(self.call(torch.permute, weight, order)), order
         )
 
+    def no_view(self, node: fx.Node) -> fx.Node:
+        """The same tensor, a copy with its strides if it is a view.
+
+        torch 2.11 fails to trace some writes into views: of permuted ones, and of any inside a
+        torch.inference_mode where they are views of tensors made outside.
+        """
+        return self.call(torch.clone, node) if fake_result(node)._is_view() else node
+
     def laid_out_like(self, node: fx.Node, wanted: Tensor) -> fx.Node:
         """The same tensor with the strides of ``wanted``, copied if it takes that."""
         own = fake_result(node)

@@ -6,7 +6,7 @@ nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,15 +30,7 @@ from ksopt.compile.capture.values import (
     Stacked,
     View,
 )
-from ksopt.compile.lowering.effects import (
-    CannotLowerError,
-    Uses,
-    computed_at,
-    held,
-    insertion_point,
-    operands,
-    product_of,
-)
+from ksopt.compile.lowering.effects import Uses, computed_at, held, insertion_point
 from ksopt.compile.lowering.emit import (
     Emitter,
     has_strides_of,
@@ -46,6 +38,7 @@ from ksopt.compile.lowering.emit import (
     views_to_reshapes,
 )
 from ksopt.compile.lowering.emit_mask import emit_applied
+from ksopt.compile.lowering.products import CannotLowerError, operands, product_of
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
 
@@ -61,9 +54,9 @@ def lower(
         CannotLowerError: nothing has been changed then.
     """
     emitted: list[fx.Node] = []
-    lowering = _Lowering(tracker, chosen, emitted, found.fixed)
+    lowering = _Lowering(tracker, chosen, emitted, found)
     try:
-        new = lowering.exits(found)
+        new = lowering.exits()
     except CannotLowerError:
         for node in reversed(emitted):
             gm.graph.erase_node(node)
@@ -103,7 +96,7 @@ class _Lowering:
         tracker: Tracker,
         chosen: Collection[Root],
         emitted: list[fx.Node],
-        fixed: Mapping[Root, fx.Node],
+        found: Uses,
     ) -> None:
         self.tracker = tracker
         self.trace = tracker.trace
@@ -111,21 +104,25 @@ class _Lowering:
         self.strides_changed = False
         self.chosen = chosen
         self.emitted = emitted
-        self.fixed = fixed
+        self.found = found
         self.known: dict[Hashable, Any] = {}
         self.built: dict[Root, _Built] = {}
 
-    def exits(self, found: Uses) -> dict[fx.Node, fx.Node]:
+    def exits(self) -> dict[fx.Node, fx.Node]:
         """Build what each exit reads, and the exit's view of it where the exit is."""
         new = {}
-        points = {node: insertion_point(node, self.trace) for node in found.exits}
+        exits = self.found.exits
+        points = {node: insertion_point(node, self.trace) for node in exits}
         for node in sorted(points, key=lambda exit_: self.trace.order[points[exit_]]):
-            view = found.exits[node]
+            view = exits[node]
             at = self._place(points[node], product_of(view.root), node)
             try:
                 have, dims = self.build(view.root, at)
                 replacement = at.emit.move(have, dims, view.map.dims)
-                new[node] = self._fitting(at, node, view, replacement)
+                replacement = self._fitting(at, node, view, replacement)
+                if view.root in self.found.written:
+                    replacement = at.emit.no_view(replacement)
+                new[node] = replacement
             except NotNestedError as error:
                 raise CannotLowerError(at.product, f"its digits do not nest: {error}") from error
         return new
@@ -139,7 +136,7 @@ class _Lowering:
         wanted = fake_result(node)
         if not isinstance(wanted, Tensor) or has_strides_of(replacement, wanted):
             return replacement
-        must = view.root in self.fixed or wanted.is_contiguous()
+        must = view.root in self.found.fixed or wanted.is_contiguous()
         if must or not all(is_torchs(user) for user in node.users):
             return at.emit.laid_out_like(replacement, wanted)
         self.strides_changed = True

@@ -1,0 +1,119 @@
+"""Copies by strides and writes of what is computed of a product: they do what eager code does.
+
+What replaces a product may have other strides. A copy that depends on them, as `flatten`, must not
+become a view that a caller can tell from a copy.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ksopt.compile import backend
+from ksopt.compile.sites import Verdict
+
+
+def copy_is_read(y):
+    y = y * 2
+    z = y.flatten(1)
+    y.add_(1)
+    return z
+
+
+def copied_is_read(y):
+    y = torch.relu(y)
+    z = y.flatten(1)
+    z.add_(1)
+    return y
+
+
+def read_after_a_size_of_one(y):
+    """torch multiplies dims of size 1 elementwise: the strides are passed on."""
+    y = torch.einsum("zjsu,u->zjs", y.unsqueeze(-1), torch.ones(1))
+    z = y.flatten(1)
+    y.mul_(2)
+    return z
+
+
+def both_are_returned(y):
+    y = torch.einsum("zjsu,u->zjs", y.unsqueeze(-1), torch.ones(1))
+    y = torch.where(y > 0, y, 0.1 * y)
+    return y, y.flatten(1)
+
+
+AFTER = [copy_is_read, copied_is_read, read_after_a_size_of_one, both_are_returned]
+
+
+class Strided(nn.Module):
+    """A product whose result [B, 2, 4] lies in memory as [2, B, 4]."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+        self.weight = nn.Parameter(torch.randn(2, 6, 4))
+
+    def forward(self, x):
+        y = torch.einsum("zji,jis->jzs", x.view(-1, 2, 6), self.weight).permute(1, 0, 2)
+        return self.after(y)
+
+
+@pytest.fixture(params=["eager", "aot_eager"])
+def rewritten(request, monkeypatch):
+    """What ksopt's backend makes of a model, without Inductor."""
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    by = {"eager": lambda gm, inputs: gm.forward, "aot_eager": aot_eager}[request.param]
+    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: by(gm, inputs))
+
+    def compiled(model, *inputs):
+        with backend.collected() as reports:
+            result = torch.compile(model, backend="ksopt", options={"tune": "off"})(*inputs)
+        assert sum(report.count(Verdict.LOWERED) for report in reports) == 1
+        return result
+
+    return compiled
+
+
+@pytest.mark.parametrize("after", AFTER, ids=lambda after: after.__name__)
+def test_a_copy_of_what_is_computed_of_a_result_stays_a_copy(after, rewritten):
+    model, x = Strided(after).requires_grad_(False), torch.randn(5, 12)
+    expected, actual = model(x), rewritten(model, x)
+    torch.testing.assert_close(actual, expected)
+    if isinstance(expected, tuple):
+        assert actual[0].untyped_storage()._cdata != actual[1].untyped_storage()._cdata
+
+
+class WrittenBehindACheckpoint(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, 10))
+
+    def forward(self, x):
+        def body(x):
+            return torch.matmul(self.weight, x.reshape(-1, 3, 10, 1))
+
+        y = checkpoint(body, x, use_reentrant=False)
+        z = y.flip(1)
+        y.permute(2, 0, 1, 3)[..., :1].zero_()
+        return z, y
+
+
+class WrittenInInferenceMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randn(2, 8, 3))
+
+    def forward(self, x):
+        y = torch.sum(x.reshape(-1, 2, 1, 3) * self.weight, dim=-1, keepdim=True)
+        with torch.inference_mode():
+            z = torch.stack([y, y], 0)
+            y.fill_(0.25)
+        return z
+
+
+@pytest.mark.parametrize(
+    ("model", "features"), [(WrittenBehindACheckpoint, 30), (WrittenInInferenceMode, 6)]
+)
+def test_a_result_that_is_written_is_no_view(model, features, rewritten):
+    """torch 2.11 cannot trace these writes into views."""
+    model, x = model(), torch.randn(3, features)
+    torch.testing.assert_close(rewritten(model, x), model(x))
