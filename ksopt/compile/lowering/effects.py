@@ -8,7 +8,7 @@ operators (*exits*), the products that these need, and the nodes that nobody rea
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ from ksopt.compile.capture.values import (
     Trace,
     View,
 )
+from ksopt.compile.lowering.fusion_context import is_product
 from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, operands, product_of
 from ksopt.compile.lowering.shared_memory import fixed_in_memory
 
@@ -164,7 +165,11 @@ def check(tracker: Tracker, found: Uses, chosen: Collection[Root]) -> None:
     """
     trace = tracker.trace
     makers = _makers(trace)
+    written_inputs = _written_inputs(trace)
     for product, at, holder in found.held:
+        if trace.regions[at].grad and _may_be_made_again(holder.node, at, written_inputs, trace):
+            # AOTAutograd may do so in the backward pass (seen in 2.13), from what was written.
+            raise CannotLowerError(product, _WRITTEN_BEHIND)
         maker = makers.get(memory_of(holder.node))
         if trace.regions[at].grad and maker in trace.regions:
             if trace.regions[maker].inference:  # autograd refuses to save such tensors
@@ -218,6 +223,33 @@ def _is_written_behind(node: fx.Node, trace: Trace) -> bool:
     memories = [trace.memory[one][0] for one in node.all_input_nodes if one in trace.memory]
     order = trace.order[node]
     return any(at > order for memory in memories for at in trace.writes.get(memory, ()))
+
+
+def _written_inputs(trace: Trace) -> dict[fx.Node, int]:
+    """The graph's inputs that are written in place, and where for the last time."""
+    inputs = [node for node in trace.memory if node.op in ("placeholder", "get_attr")]
+    writes = {node: trace.writes.get(trace.memory[node][0]) for node in inputs}
+    return {node: max(orders) for node, orders in writes.items() if orders}
+
+
+def _may_be_made_again(
+    node: fx.Node, at: fx.Node, written: Mapping[fx.Node, int], trace: Trace
+) -> bool:
+    """Whether a node is made, without a product, of an input that is written behind another."""
+    if not any(order > trace.order[at] for order in written.values()):
+        return False
+    seen: set[fx.Node] = set()
+    left = [node]
+    while left:
+        one = left.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        if written.get(one, -1) > trace.order[at]:
+            return True
+        if not is_product(one):
+            left += one.all_input_nodes
+    return False
 
 
 def _makers(trace: Trace) -> dict[int | None, fx.Node]:

@@ -44,7 +44,12 @@ def is_read_elementwise(exits: Iterable[fx.Node]) -> bool:
 
 
 def _is_generated(node: fx.Node) -> bool:
-    return node.op in ("call_function", "call_method") and _name(node) not in _PRODUCTS
+    return node.op in ("call_function", "call_method") and not is_product(node)
+
+
+def is_product(node: fx.Node) -> bool:
+    """Whether a node is a product or attention, of torch's or ksopt's."""
+    return _name(node) in _PRODUCTS
 
 
 def _name(node: fx.Node) -> str:

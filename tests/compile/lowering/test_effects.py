@@ -782,3 +782,35 @@ def test_a_returned_view_fixes_no_dim_that_is_marked_dynamic(batch, handed_over)
     compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_what_the_backward_pass_may_make_again_is_not_read_where_it_is_written_behind(monkeypatch):
+    """AOTAutograd makes the elementwise product of weights again, the author's einsum saves it."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(3, 3, 12))
+            self.second = nn.Parameter(torch.randn(3, 3, 12).bfloat16())
+
+        def forward(self, x):
+            operands = x.unflatten(-1, (12, 3)), self.first, self.second.float()
+            y = torch.einsum("...bp,pub,pub->...bu", *operands)
+            with torch.no_grad():
+                self.second.fill_(0.25)
+            return y
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(5, 36)
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    compiled = copy.deepcopy(model)
+    with backend.collected() as reports:
+        torch.compile(compiled, backend="ksopt", options={"tune": "off"})(
+            x
+        ).square().sum().backward()
+    model(x).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(compiled.get_parameter(name).grad, parameter.grad)
+    (site,) = reports[0].sites
+    assert "an operand is written in place behind it" in site.reason
