@@ -6,6 +6,9 @@
 // whole, D times the needed sums: memory has enough to do meanwhile, as long as D is small, and no operand is
 // copied into another order. A block has a tile of the sums, of GROUPS * 64 features of dY by PANELS * 64 of X,
 // for a share of the rows. Shares are fp32, and a second kernel adds them, always in the same order.
+//
+// WITH_BIAS: the blocks with the first features of X add up the rows of dY, too, which are in shared memory: the
+// gradient of a bias behind the product.
 #pragma once
 
 #include "kernel_params.cuh"
@@ -17,7 +20,8 @@
 struct WeightGradArguments {
   const void* grad;
   const void* x;
-  void* to;  // dK [A, B, C, D], or of each share of the rows one in fp32
+  void* to;    // dK [A, B, C, D], or of each share of the rows one in fp32, with the bias's behind it
+  void* bias;  // of the bias [A, B, D], where there is one share
   int64 batch, grad_stride, x_stride;
   int64 rows_per_share;  // a multiple of ROWS
   int64 shares;          // none of them empty
@@ -84,8 +88,42 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Tile::N / 2], con
   }
 }
 
-template <typename T, typename P, typename Tile>
+// Sums of the rows of dY. A thread has 8 features of its group's, and every 16th row.
+template <typename T, typename Tile> struct RowSums {
+  float own[8] = {};
+
+  __device__ __forceinline__ void add(const unsigned char* panel) {
+    const int thread = threadIdx.x % 128, chunk = thread % 8;
+#pragma unroll
+    for (int step = 0; step < Tile::ROWS / 16; ++step) {
+      const int row = thread / 8 + step * 16;
+      const uint4 eight = *reinterpret_cast<const uint4*>(panel + row * 128 + (chunk ^ row % 8) * 16);
+      const T* const features = reinterpret_cast<const T*>(&eight);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) own[e] += to_float(features[e]);
+    }
+  }
+
+  // `place(feature of the block's tile, sum)`; `memory` is of 64 * 4 * 16 bytes for each group, and free.
+  template <typename Place> __device__ __forceinline__ void store(float* memory, const Place& place) {
+    const int group = static_cast<int>(threadIdx.x) / 128, thread = threadIdx.x % 128;
+    float* const of_group = memory + group * 16 * 64;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) of_group[thread / 8 * 64 + thread % 8 * 8 + e] = own[e];
+    __syncthreads();
+    if (thread >= 64) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int row = 0; row < 16; ++row) sum += of_group[row * 64 + thread];
+    place(group * 64 + thread, sum);
+  }
+};
+
+template <typename T, typename P, typename Tile, bool WITH_BIAS>
 __device__ __forceinline__ void weight_grad_wgmma16_kernel(const WeightGradArguments& arguments) {
+  constexpr int64 ELEMENTS = int64(P::A) * P::B * P::C * P::D;
+  constexpr int64 SHARE = ELEMENTS + (WITH_BIAS ? int64(P::A) * Tile::OUT : 0);
+  static_assert(!WITH_BIAS || Tile::SHARED_BYTES >= Tile::GROUPS * 16 * 64 * 4, "");
   extern __shared__ __align__(1024) unsigned char stages[];
   const WeightGradPlace<P, Tile> own;
   const int64 begin = own.share * arguments.rows_per_share, last = begin + arguments.rows_per_share;
@@ -113,6 +151,7 @@ __device__ __forceinline__ void weight_grad_wgmma16_kernel(const WeightGradArgum
   float sums[Tile::N / 2];
 #pragma unroll
   for (int e = 0; e < Tile::N / 2; ++e) sums[e] = 0.0f;
+  RowSums<T, Tile> of_bias;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     cp_async_wait_group<Tile::STAGES - 3>();
@@ -128,6 +167,9 @@ __device__ __forceinline__ void weight_grad_wgmma16_kernel(const WeightGradArgum
     wgmma_commit_group();
     if (step + Tile::STAGES - 2 < steps) load(step + Tile::STAGES - 2);
     cp_async_commit_group();
+    if (WITH_BIAS && own.n0 == 0) {
+      of_bias.add(stages + step % Tile::STAGES * Tile::STAGE_BYTES + group * Tile::PANEL_BYTES);
+    }
     wgmma_wait_group<1>();
   }
   wgmma_wait_group<0>();
@@ -137,15 +179,28 @@ __device__ __forceinline__ void weight_grad_wgmma16_kernel(const WeightGradArgum
       static_cast<uint16*>(arguments.to)[at] = static_cast<uint16>(pack_pair<T>(sum, 0.0f));
     });
   } else {
-    float* const to = static_cast<float*>(arguments.to) + own.share * (int64(P::A) * P::B * P::C * P::D);
+    float* const to = static_cast<float*>(arguments.to) + own.share * SHARE;
     store_sums(sums, own, [&](int64 at, float sum) { to[at] = sum; });
   }
+  if (!WITH_BIAS || own.n0 != 0) return;
+  cp_async_wait_group<0>();
+  __syncthreads();  // the stages are free
+  of_bias.store(reinterpret_cast<float*>(stages), [&](int feature, float sum) {
+    if (own.m0 + feature >= Tile::OUT) return;
+    const int64 at = own.i * Tile::OUT + own.m0 + feature;
+    if (arguments.shares == 1) {
+      static_cast<uint16*>(arguments.bias)[at] = static_cast<uint16>(pack_pair<T>(sum, 0.0f));
+    } else {
+      static_cast<float*>(arguments.to)[own.share * SHARE + ELEMENTS + at] = sum;
+    }
+  });
 }
 
 struct SharesArguments {
   const float* shares;  // [count, elements]
   void* to;
-  int64 count, elements;  // a multiple of 4
+  void* bias;                  // where the elements behind those of `to` go
+  int64 count, elements, own;  // multiples of 4; `own` elements go to `to`
 };
 
 // Adds the shares up: a block has 128 elements, and each of its 8 warps an eighth of the shares.
@@ -172,7 +227,8 @@ template <typename T> __device__ __forceinline__ void add_shares_kernel(const Sh
 #pragma unroll
     for (int e = 0; e < 2; ++e) pair[e] += sums[of][threadIdx.x * 2 + e];
   const int64 to = first + threadIdx.x * 2;
-  if (to < arguments.elements) {
-    *reinterpret_cast<uint32*>(static_cast<uint16*>(arguments.to) + to) = pack_pair<T>(pair[0], pair[1]);
-  }
+  if (to >= arguments.elements) return;
+  uint16* const result = to < arguments.own ? static_cast<uint16*>(arguments.to) + to
+                                            : static_cast<uint16*>(arguments.bias) + (to - arguments.own);
+  *reinterpret_cast<uint32*>(result) = pack_pair<T>(pair[0], pair[1]);
 }

@@ -137,7 +137,7 @@ def _compare(options: argparse.Namespace, p: Pattern, dense: tuple[int, int] | N
             name = f"kernel {launch.tile.groups}x{launch.tile.panels}/{launch.shares}"
             kernel = kernels.WeightGradient(p, options.dtype, launch, 0)
             ways[name] = partial(kernel, grad, x)
-            errors[name] = _error(kernel(grad, x), truth)
+            errors[name] = _error(kernel(grad, x)[0], truth)
             predicted[name] = kernels.predicted_us(launch, p, options.rows, spec)
     predicted["apart"] = weight_gradients.pytorch_us(p, options.rows)
     times = timing.measure(ways, options.device, max_seconds=0.4, precision=0.02)

@@ -38,11 +38,17 @@ def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device
     return spec is not None and _is_faster(p, _name(dtype), rows, spec)
 
 
-def run(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor | None:
-    """The gradient by a kernel; None where none computes it, or faster.
+def run(
+    grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool, with_bias: bool = False
+) -> tuple[Tensor, Tensor | None] | None:
+    """The gradient, and that of a bias behind the product, by a kernel.
 
     Args:
         grad: [*batch, a*b*d]; x: [*batch, a*c*d], on one device.
+        with_bias: sum the rows of ``grad``, too.
+
+    Returns:
+        The gradient and that sum, or None for it; None where no kernel computes it, or faster.
     """
     if not x.is_cuda or batch_last or x.numel() == 0:
         return None
@@ -50,10 +56,10 @@ def run(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Tensor | N
     rows = x.numel() // x.shape[-1]
     kernel = None
     if is_by_kernel(p, x.dtype, rows, x.device):
-        kernel = _loaded(p, _name(x.dtype), rows, x.get_device())
+        kernel = _loaded(p, _name(x.dtype), rows, x.get_device(), with_bias)
     if host.is_loaded():
         launch = _BY_TORCH if kernel is None else kernel.entry
-        torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, *launch)
+        torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, with_bias, *launch)
     return None if kernel is None else kernel(_rows(grad), _rows(x))
 
 
@@ -75,11 +81,13 @@ def pytorch_us(p: Pattern, rows: int) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def _loaded(p: Pattern, dtype: str, rows: int, device: int) -> WeightGradient | None:
+def _loaded(
+    p: Pattern, dtype: str, rows: int, device: int, with_bias: bool
+) -> WeightGradient | None:
     spec = backend_of("cuda").spec(torch.device("cuda", device))
     assert spec is not None
     try:
-        return WeightGradient(p, dtype, kernels.best(p, rows, spec), device)
+        return WeightGradient(p, dtype, kernels.best(p, rows, spec), device, with_bias)
     except KsoptError as error:
         _log.warning("ksopt: weight gradients of %s are left to PyTorch: %s", p, error)
         return None

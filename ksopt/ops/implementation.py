@@ -306,9 +306,27 @@ def weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> Te
     with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
         check_weight_grad(grad, x, a, d, batch_last)
         made = weight_gradients.run(grad, x, a, d, batch_last)
-        if made is not None:
-            return made
-        return weight_grad_decomposed(grad, x, a, d, batch_last)
+        return weight_grad_decomposed(grad, x, a, d, batch_last) if made is None else made[0]
+
+
+def weight_bias_grad(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
+    """`weight_grad`, batch first, and the gradient of a bias behind the product."""
+    with torch._C._AutoDispatchBelowADInplaceOrView(), torch._C._DisableAutocast():
+        check_weight_grad(grad, x, a, d, False)
+        made = weight_gradients.run(grad, x, a, d, False, with_bias=True)
+        if made is not None and made[1] is not None:
+            return made[0], made[1]
+        return weight_grad_decomposed(grad, x, a, d, False), bias_grad(grad)
+
+
+def weight_bias_grad_fake(grad: Tensor, x: Tensor, a: int, d: int) -> tuple[Tensor, Tensor]:
+    """The shapes of a `weight_bias_grad`."""
+    return weight_grad_fake(grad, x, a, d, False), grad.new_empty(grad.shape[-1])
+
+
+def bias_grad(grad: Tensor) -> Tensor:
+    """The sum over all but the last dim."""
+    return grad.reshape(-1, grad.shape[-1]).sum(0)
 
 
 def is_weight_grad_by_kernel(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool) -> bool:

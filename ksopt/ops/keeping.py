@@ -14,7 +14,12 @@ from torch import Tensor
 from ksopt.kernels import trained_chain, weight_scopes
 from ksopt.ops import implementation
 from ksopt.ops.autograd import in_rows
-from ksopt.ops.schemas import LIBRARY, ks_mm, ks_mm_weight_grad
+from ksopt.ops.schemas import (
+    LIBRARY,
+    ks_mm,
+    ks_mm_weight_bias_grad_inner,
+    ks_mm_weight_grad,
+)
 
 
 def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -60,17 +65,31 @@ class _TrainedChain(torch.autograd.Function):
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = ks_mm(x, right)
         grad_x = grad_left = grad_right = grad_bias = None
-        if of_left:
-            grad_left = ks_mm_weight_grad(grad, between, left.shape[0], left.shape[3], False)
+        if of_left and of_bias and _are_together(grad, between, left):
+            grad_left, grad_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
+        elif of_left:
+            grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
         with weight_scopes.changing():
             grad_between = ks_mm(grad, left.transpose(1, 2))
             if of_x:
                 grad_x = ks_mm(grad_between, right.transpose(1, 2))
         if of_right:
-            grad_right = ks_mm_weight_grad(grad_between, x, right.shape[0], right.shape[3], False)
-        if of_bias:
-            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+            grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
+        if of_bias and grad_bias is None:
+            grad_bias = implementation.bias_grad(grad)
         return grad_x, grad_left, grad_right, grad_bias
+
+
+def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
+    """Whether one kernel computes the gradients of the left factor and of the bias."""
+    if torch.is_grad_enabled():  # it has no gradient of its own
+        return False
+    return implementation.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
+
+
+def _sizes(weight: Tensor) -> tuple[int, int]:
+    a, _, _, d = weight.shape
+    return a, d
 
 
 def trained(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ _OTHER_KINDS = (
 def _refuse_other_kinds(name: str) -> None:
     """Answer tensors of other kinds with a sentence."""
     op = name.partition(".")[0]
-    first, second = ("grad", "x") if "weight_grad" in op else ("x", "weight")
+    first, second = ("grad", "x") if "grad" in op else ("x", "weight")
 
     def kernel(*args: Any, **others: Any) -> Any:
         several = enumerate(args[1]) if isinstance(args[1], list) else ()
@@ -62,6 +62,12 @@ define(
     implementation.weight_grad,
     implementation.weight_grad_fake,
 )
+define(
+    ("ks_mm_weight_bias_grad_inner",),
+    "(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)",
+    implementation.weight_bias_grad,
+    implementation.weight_bias_grad_fake,
+)
 
 # Tensors come first, as Inductor writes them. Nothing is returned: of such an operator torch makes
 # a functional one, where it compiles a user's own call.
@@ -87,6 +93,7 @@ ks_mm_changing_out = torch.ops.ksopt.ks_mm_changing.out
 ks_mm_frozen = torch.ops.ksopt.ks_mm_frozen.default
 ks_mm_weight_grad = torch.ops.ksopt.ks_mm_weight_grad.default
 ks_mm_weight_grad_inner = torch.ops.ksopt.ks_mm_weight_grad_inner.default
+ks_mm_weight_bias_grad_inner = torch.ops.ksopt.ks_mm_weight_bias_grad_inner.default
 
 
 def _ks_mm_once(x: Tensor, weight: Tensor, batch_last: bool = False) -> Tensor:

@@ -2,7 +2,8 @@
 
 What is multiplied is dY's features by X's, all of one i by all of it: d times the sums that are
 needed, and no operand is copied into another order. The rows are split into shares, whose sums a
-second kernel adds in a fixed order: the result is the same at every call.
+second kernel adds in a fixed order: the result is the same at every call. The gradient of a bias
+behind the product, the sum of dY's rows, is computed beside it where it is wanted.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ def predicted_us(launch: Launch, p: Pattern, rows: int, spec: DeviceSpec) -> flo
     return total
 
 
-def source(p: Pattern, tile: Config, dtype: str) -> str:
-    """The generated file: both kernels."""
+def source(p: Pattern, tile: Config, dtype: str, with_bias: bool = False) -> str:
+    """The generated file: the kernel of the gradient, and of the bias's if ``with_bias``."""
     return (
         '#include "weight_grad_wgmma16.cuh"\n'
         f"using Support = Pattern<{p.a}, {p.b}, {p.c}, {p.d}>;\n"
@@ -160,8 +161,8 @@ def source(p: Pattern, tile: Config, dtype: str) -> str:
         f"Tile::TILES == {tile.tiles(p)}, "
         '"csrc and kernels/families/weight_grad_wgmma16.py disagree");\n'
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
-        f"{_name(p, dtype)}(const __grid_constant__ WeightGradArguments arguments) {{\n"
-        f"  weight_grad_wgmma16_kernel<{HALF[dtype]}, Support, Tile>(arguments);\n"
+        f"{_name(p, dtype, with_bias)}(const __grid_constant__ WeightGradArguments arguments) {{\n"
+        f"  weight_grad_wgmma16_kernel<{HALF[dtype]}, Support, Tile, {int(with_bias)}>(arguments);\n"
         "}\n"
     )
 
@@ -177,8 +178,8 @@ def adding_source(dtype: str) -> str:
     )
 
 
-def _name(p: Pattern, dtype: str) -> str:
-    return kernel_name("weight_grad_wgmma16", dtype, p)
+def _name(p: Pattern, dtype: str, with_bias: bool) -> str:
+    return kernel_name("weight_grad_wgmma16", dtype, p) + ("_bias" if with_bias else "")
 
 
 def _adding_name(dtype: str) -> str:
@@ -192,6 +193,7 @@ class Arguments(ctypes.Structure):
         ("grad", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
         ("to", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("batch", ctypes.c_int64),
         ("grad_stride", ctypes.c_int64),
         ("x_stride", ctypes.c_int64),
@@ -206,16 +208,31 @@ class SharesArguments(ctypes.Structure):
     _fields_ = [
         ("shares", ctypes.c_void_p),
         ("to", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("count", ctypes.c_int64),
         ("elements", ctypes.c_int64),
+        ("own", ctypes.c_int64),
     ]
 
 
-def arguments_of(grad: Tensor, x: Tensor, to: Tensor, launch: Launch) -> Arguments:
+def arguments_of(
+    grad: Tensor, x: Tensor, to: Tensor, launch: Launch, bias: Tensor | None = None
+) -> Arguments:
     """What the kernel is launched with; grad and x are rows of features, of any stride."""
     return Arguments(
-        *(grad.data_ptr(), x.data_ptr(), to.data_ptr(), x.shape[0]),
-        *(grad.stride(0), x.stride(0), launch.rows_per_share, launch.shares),
+        *(grad.data_ptr(), x.data_ptr(), to.data_ptr(), 0 if bias is None else bias.data_ptr()),
+        *(x.shape[0], grad.stride(0), x.stride(0), launch.rows_per_share, launch.shares),
+    )
+
+
+def adding_arguments(
+    shares: Tensor, to: Tensor, launch: Launch, bias: Tensor | None = None
+) -> SharesArguments:
+    """What the kernel that adds shares is launched with; where a bias is, it lies behind."""
+    elements = to.numel() + (0 if bias is None else bias.numel())
+    return SharesArguments(
+        *(shares.data_ptr(), to.data_ptr(), 0 if bias is None else bias.data_ptr()),
+        *(launch.shares, elements, to.numel()),
     )
 
 
@@ -233,14 +250,18 @@ class WeightGradient:
         CompilationError, UnavailableError: see :mod:`ksopt.jit`.
     """
 
-    def __init__(self, p: Pattern, dtype: str, launch: Launch, device_index: int) -> None:
+    def __init__(
+        self, p: Pattern, dtype: str, launch: Launch, device_index: int, with_bias: bool = False
+    ) -> None:
         self.pattern, self.launch, self._device = p, launch, device_index
+        self._with_bias = with_bias
         target = arch.of_device(device_index)
-        code = nvrtc.cubin(source(p, launch.tile, dtype), target).data
+        code = nvrtc.cubin(source(p, launch.tile, dtype, with_bias), target).data
         self._kernel = driver.load_kernel(
-            code, _name(p, dtype), launch.tile.shared_bytes, device_index
+            code, _name(p, dtype, with_bias), launch.tile.shared_bytes, device_index
         )
         self._blocks = launch.tile.tiles(p) * launch.shares
+        self._elements = p.nnz + (p.out_features if with_bias else 0)
         code = nvrtc.cubin(adding_source(dtype), target).data
         self._adding = driver.load_kernel(code, _adding_name(dtype), 0, device_index)
 
@@ -250,24 +271,28 @@ class WeightGradient:
         launch, tile = self.launch, self.launch.tile
         return (
             *(self._kernel, self._adding, tile.threads, tile.shared_bytes, _ADDING_THREADS),
-            *(self._blocks, launch.shares, launch.rows_per_share, adding_blocks(self.pattern.nnz)),
+            *(self._blocks, launch.shares, launch.rows_per_share, adding_blocks(self._elements)),
         )
 
-    def __call__(self, grad: Tensor, x: Tensor) -> Tensor:
-        """dK [a, b, c, d] of grad [rows, a*b*d] and x [rows, a*c*d]; rows begin at 16 bytes."""
-        shape, launch = self.pattern.weight_shape, self.launch
-        result = torch.empty(shape, dtype=x.dtype, device=x.device)
+    def __call__(self, grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """dK [a, b, c, d] of grad [rows, a*b*d] and x [rows, a*c*d]; rows begin at 16 bytes.
+
+        Behind it the sum of grad's rows, of a kernel ``with_bias``.
+        """
+        launch = self.launch
+        result, bias = x.new_empty(self.pattern.weight_shape), None
+        if self._with_bias:
+            bias = x.new_empty(self.pattern.out_features)
         to = result
         if launch.shares > 1:
-            to = torch.empty((launch.shares, *shape), dtype=torch.float32, device=x.device)
-        arguments = arguments_of(grad, x, to, launch)
+            to = x.new_empty((launch.shares, self._elements), dtype=torch.float32)
+        arguments = arguments_of(grad, x, to, launch, bias)
         tile = launch.tile
         driver.launch(
             self._kernel, self._blocks, tile.threads, tile.shared_bytes, arguments, self._device
         )
         if launch.shares > 1:
-            elements = self.pattern.nnz
-            adding = SharesArguments(to.data_ptr(), result.data_ptr(), launch.shares, elements)
-            blocks = adding_blocks(elements)
+            adding = adding_arguments(to, result, launch, bias)
+            blocks = adding_blocks(self._elements)
             driver.launch(self._adding, blocks, _ADDING_THREADS, 0, adding, self._device)
-        return result
+        return result, bias

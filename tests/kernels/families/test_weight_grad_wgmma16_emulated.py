@@ -31,7 +31,7 @@ PATTERNS = [
 ]
 TILES = list(kernels.configs())
 CASES = [
-    (p, TILES[at % len(TILES)], dtype)
+    (p, TILES[at % len(TILES)], dtype, at % 3 > 0)
     for at, (p, dtype) in enumerate(
         (p, dtype) for p in PATTERNS for dtype in ("bfloat16", "float16")
     )
@@ -42,8 +42,10 @@ CASES = [
 def emulated(emulator):
     return emulator.on_demand(
         [
-            _instance(p, _Tile(tile), kernels.source(p, tile, dtype), dtype, tile.shared_bytes)
-            for p, tile, dtype in CASES
+            _instance(
+                p, _Tile(tile), kernels.source(p, tile, dtype, with_bias), dtype, tile.shared_bytes
+            )
+            for p, tile, dtype, with_bias in CASES
         ],
         without_predicates,
     )
@@ -75,46 +77,54 @@ def operand(rows: int, features: int, dtype: str, seed: int) -> Tensor:
     return made
 
 
-def computed(kernel, adding, case, launch: Launch, grad: Tensor, x: Tensor) -> Tensor:
-    p, tile, _ = case
-    result = _aligned(torch.full((p.nnz,), float("nan"), dtype=x.dtype))
-    to = result
+def computed(
+    kernel, adding, case, launch: Launch, grad: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    p, tile, _, with_bias = case
+    elements = p.nnz + (p.out_features if with_bias else 0)
+    made = _aligned(torch.full((elements,), float("nan"), dtype=x.dtype))
+    result, bias = made[: p.nnz], made[p.nnz :] if with_bias else None
+    to = made
     if launch.shares > 1:
-        to = _aligned(torch.full((launch.shares * p.nnz,), float("nan")))
-    arguments = kernels.arguments_of(grad, x, to, launch)
+        to = _aligned(torch.full((launch.shares * elements,), float("nan")))
+    arguments = kernels.arguments_of(grad, x, to, launch, bias)
     blocks = tile.tiles(p) * launch.shares
     memory = (grad._base.view(-1), x._base.view(-1), to)
     _emulate(kernel, arguments, (blocks, tile.threads, tile.shared_bytes), memory)
     if launch.shares > 1:
-        added = kernels.SharesArguments(to.data_ptr(), result.data_ptr(), launch.shares, p.nnz)
-        _emulate(adding, added, (kernels.adding_blocks(p.nnz), 256, 0), (to, to[:0], result))
-    return result.view(p.weight_shape)
+        added = kernels.adding_arguments(to, result, launch, bias)
+        _emulate(adding, added, (kernels.adding_blocks(elements), 256, 0), (to, to[:0], made))
+    return result.view(p.weight_shape), bias
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(CASES)), ids=lambda at: f"{CASES[at][0]}-{CASES[at][2]}")
 def test_it_is_the_gradient(emulated, adding, at):
     case = CASES[at]
-    p, tile, dtype = case
+    p, tile, dtype, with_bias = case
     for rows, of_share in ((1, 64), (100, 64), (64, 64), (390, 128)):
         grad = operand(rows, p.out_features, dtype, rows)
         x = operand(rows, p.in_features, dtype, rows + 1)
         launch = Launch(tile, -(-rows // of_share), of_share)
-        dk = computed(emulated[at], adding[dtype], case, launch, grad, x)
+        dk, bias = computed(emulated[at], adding[dtype], case, launch, grad, x)
         truth = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
         sizes = weight_grad_decomposed(grad.abs().double(), x.abs().double(), p.a, p.d, False)
         unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
         wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes + 1e-6)
         assert not wrong.any(), f"{rows} rows: {int(wrong.sum())} of {p.nnz} are wrong"
+        assert (bias is not None) == with_bias
+        if bias is not None:
+            truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
+            assert ((bias.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes).all()
 
 
 def test_infinities_stay_where_they_meet(emulated, adding):
     """Sums of other j are computed, and thrown away."""
     case = CASES[4]
-    p, tile, dtype = case
+    p, tile, dtype, _ = case
     grad, x = operand(70, p.out_features, dtype, 0), operand(70, p.in_features, dtype, 1)
     x[3, 5] = float("inf")
-    dk = computed(emulated[4], adding[dtype], case, Launch(tile, 2, 64), grad, x)
+    dk, _ = computed(emulated[4], adding[dtype], case, Launch(tile, 2, 64), grad, x)
     expected = weight_grad_decomposed(grad.double(), x.double(), p.a, p.d, False)
     assert torch.equal(dk.isfinite(), expected.isfinite())
     assert not dk.isfinite().all()
