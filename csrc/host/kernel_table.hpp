@@ -173,6 +173,15 @@ Plan plan_at(int64_t index) {
 
 bool aligned_16(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
+// The distance of rows that begin at multiples of 16 bytes and lie in one run of elements each.
+std::optional<int64_t> row_stride(const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  const auto stride = common_stride(x, 0, last);
+  const bool fits = stride && x.stride(last) == 1 && aligned_16(x.const_data_ptr()) &&
+                    *stride * static_cast<int64_t>(x.element_size()) % 16 == 0;
+  return fits ? stride : std::nullopt;
+}
+
 // Whether x and y can be accessed in whole 16-byte vectors along their fastest dimension, and a
 // contiguous weight read so.
 bool fit_for_vectors(const Arguments& arguments, bool batch_last, int64_t element) {

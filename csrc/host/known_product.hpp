@@ -33,4 +33,12 @@ struct KnownGradient {
 };
 KnownGradient weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d);
 
+// A trained chain's y and what is between its two factors, if their launch is known; else null. bias: may be
+// null. The handles belong to the caller.
+struct KnownChain {
+  AtenTensorHandle y, between;
+};
+KnownChain trained_chain_known(AtenTensorHandle x, AtenTensorHandle left, AtenTensorHandle right,
+                               AtenTensorHandle bias);
+
 }  // namespace ksopt

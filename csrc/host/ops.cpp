@@ -8,6 +8,7 @@
 #include "kernel_table.hpp"
 #include "known_product.hpp"
 #include "plan_table.hpp"
+#include "trained_chain.hpp"
 #include "weight_gradient.hpp"
 
 namespace {
@@ -64,6 +65,24 @@ int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t
   return static_cast<int64_t>(chain_kernels.size()) - 1;
 }
 
+// Tells the launches of a trained chain's forward pass.
+void know_trained_chain(const Tensor& x, const Tensor& left, const Tensor& right, std::optional<Tensor> bias,
+                        int64_t pack, int64_t pack_blocks, int64_t pack_threads, int64_t packed_elements,
+                        int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes,
+                        int64_t rows_per_unit, int64_t most_blocks, int64_t cluster) {
+  const std::vector<Tensor> weights = {left, right};
+  know_trained_chain_of(
+      {x, weights, bias, std::nullopt, 0, false, 1},
+      {{reinterpret_cast<void*>(pack), pack_blocks, static_cast<unsigned>(pack_threads), packed_elements},
+       {reinterpret_cast<void*>(kernel), out_features, static_cast<unsigned>(threads),
+        static_cast<unsigned>(shared_bytes), rows_per_unit, most_blocks, cluster}});
+}
+
+void forget_all_plans() {
+  forget_plans();
+  forget_trained_chains();
+}
+
 // Registers a product and returns its index; before, after: plans of transposes, or NONE.
 int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before,
                     int64_t after) {
@@ -96,6 +115,13 @@ Tensor borrowed(AtenTensorHandle handle) {
   return Tensor(own);
 }
 
+// The same for one that belongs to who asks.
+AtenTensorHandle owned(const Tensor& tensor) {
+  AtenTensorHandle own = nullptr;
+  aoti_torch_new_tensor_handle(tensor.get(), &own);
+  return own;
+}
+
 }  // namespace
 
 AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
@@ -108,9 +134,7 @@ AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weig
   if (in_form) at_hand.emplace(*in_form, prepared->form, prepared->stream);
   const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.changing, at_hand,
                               optional(out));
-  AtenTensorHandle own = nullptr;
-  if (y) aoti_torch_new_tensor_handle(y->get(), &own);
-  return own;
+  return y ? owned(*y) : nullptr;
 }
 
 ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d) {
@@ -121,9 +145,17 @@ ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTen
   if (launch->kernel == nullptr) return {true, nullptr};
   const auto made = launch_weight_grad(*launch, key, of_y, rows);
   if (!made) return {false, nullptr};
-  AtenTensorHandle own = nullptr;
-  aoti_torch_new_tensor_handle(made->get(), &own);
-  return {true, own};
+  return {true, owned(*made)};
+}
+
+ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandle left, AtenTensorHandle right,
+                                             AtenTensorHandle bias) {
+  const Tensor rows = borrowed(x);
+  const std::vector<Tensor> weights = {borrowed(left), borrowed(right)};
+  const std::optional<Tensor> added = bias == nullptr ? std::nullopt : std::optional(borrowed(bias));
+  const auto made = run_trained_chain({rows, weights, added, std::nullopt, 0, false, 1});
+  if (!made) return {nullptr, nullptr};
+  return {owned(made->y), owned(made->between)};
 }
 
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
@@ -154,6 +186,10 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def(
       "know_weight_grad(Tensor grad, Tensor x, int a, int d, int kernel, int adding, int threads, int shared_bytes, "
       "int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
+  m.def(
+      "know_trained_chain(Tensor x, Tensor left, Tensor right, Tensor? bias, int pack, int pack_blocks, "
+      "int pack_threads, int packed_elements, int kernel, int out_features, int threads, int shared_bytes, "
+      "int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
       "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
@@ -166,7 +202,7 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("set_fallback", TORCH_BOX(&set_fallback));
   m.impl("add_batched", TORCH_BOX(&add_batched));
   m.impl("forget", TORCH_BOX(&forget_known));
-  m.impl("forget_plans", TORCH_BOX(&forget_plans));
+  m.impl("forget_plans", TORCH_BOX(&forget_all_plans));
   m.impl("add_chain", TORCH_BOX(&add_chain));
   // On CPU and CUDA: what is not known of a device is in no table.
   m.impl("launch_known", TORCH_BOX(&launch_known_as_it_is));
@@ -175,4 +211,5 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("run_plan", TORCH_BOX(&run_plan));
   m.impl("know_plan", TORCH_BOX(&know_plan));
   m.impl("know_weight_grad", TORCH_BOX(&know_weight_grad));
+  m.impl("know_trained_chain", TORCH_BOX(&know_trained_chain));
 }

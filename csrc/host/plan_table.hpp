@@ -21,6 +21,11 @@ struct ChainArguments {
   void* z = nullptr;
 };
 
+struct ChainGrid {
+  unsigned blocks;
+  int64_t rows_per_block;
+};
+
 // A kernel that computes a layer, batch first, and how to launch it on any batch.
 struct ChainKernel {
   void* kernel;
@@ -29,6 +34,14 @@ struct ChainKernel {
   int64_t rows_per_unit;  // blocks, or clusters of them, take whole units of so many rows
   int64_t most_blocks;
   int64_t cluster;  // blocks that share the work on their rows
+
+  // As launch_of of ksopt/kernels/families/chain_launcher.py.
+  ChainGrid grid_of(int64_t rows) const {
+    const int64_t units = (rows + rows_per_unit - 1) / rows_per_unit;
+    const int64_t most = std::min(units, most_blocks);
+    const int64_t of_block = (units + most - 1) / most;
+    return {static_cast<unsigned>((units + of_block - 1) / of_block * cluster), of_block * rows_per_unit};
+  }
 };
 
 std::vector<ChainKernel> chain_kernels;  // under plans_mutex
@@ -136,6 +149,11 @@ std::vector<int64_t> sizes_of_result(const Layer& layer, int64_t features) {
   return sizes;
 }
 
+// Whether a chain's kernel can read what is added to its result, if anything is.
+bool is_readable(const std::optional<Tensor>& summand) {
+  return !summand || (summand->is_contiguous() && aligned_16(summand->const_data_ptr()));
+}
+
 std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x, const AtHand& at_hand,
                                    const std::optional<Tensor>& out) {
   ChainKernel chain{};
@@ -143,9 +161,6 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
     const std::shared_lock lock(plans_mutex);
     chain = chain_kernels.at(static_cast<size_t>(choice.kernel));
   }
-  const auto is_readable = [](const std::optional<Tensor>& tensor) {
-    return !tensor || (tensor->is_contiguous() && aligned_16(tensor->const_data_ptr()));
-  };
   if (!x.aligned || layer.batch_last || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
   const std::optional<Tensor> packed = at_hand.in(choice.form, ALL, x.device);
   if (!packed) return std::nullopt;
@@ -153,9 +168,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
   Tensor y = out ? *out : empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
-  const int64_t units = (x.batch + chain.rows_per_unit - 1) / chain.rows_per_unit;
-  const int64_t most = std::min(units, chain.most_blocks);
-  const int64_t of_block = (units + most - 1) / most;
+  const ChainGrid grid = chain.grid_of(x.batch);
   ChainArguments arguments{layer.x.const_data_ptr(),
                            packed->const_data_ptr(),
                            layer.bias ? layer.bias->const_data_ptr() : nullptr,
@@ -165,9 +178,8 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            x.features,
                            chain.out_features,
                            layer.residual ? chain.out_features : 0,
-                           of_block * chain.rows_per_unit};
-  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device,
-                           static_cast<unsigned>((units + of_block - 1) / of_block * chain.cluster));
+                           grid.rows_per_block};
+  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device, grid.blocks);
   return y;
 }
 

@@ -150,6 +150,51 @@ void weight_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet k
   torch::jit::push(*stack, *owned);
 }
 
+// ks_chain_keeping, on CUDA.
+std::optional<c10::SafeKernelFunction>& python_chain_keeping() {
+  static auto* kernel = new std::optional<c10::SafeKernelFunction>;
+  return *kernel;
+}
+
+// y and what is between the factors, where ksopt/ops/keeping.py would launch a kernel that is known and has
+// nothing to forget.
+std::optional<std::array<Tensor, 2>> known_chain(const Tensor& x, const Tensor& left, const Tensor& right,
+                                                 const Tensor* bias) {
+  const bool is_ordinary = !at::globalContext().deterministicAlgorithms() && !x.is_neg() && !left.is_neg() &&
+                           !right.is_neg() && (bias == nullptr || !bias->is_neg()) &&
+                           !ksopt::may_be_kept(ksopt::root_of(left)) && !ksopt::may_be_kept(ksopt::root_of(right));
+  if (!is_ordinary) return std::nullopt;
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto made = ksopt::trained_chain_known(handle_of(&x), handle_of(&left), handle_of(&right), handle_of(bias));
+    if (made.y == nullptr) return std::nullopt;
+    const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(made.y));
+    const std::unique_ptr<Tensor> between(reinterpret_cast<Tensor*>(made.between));
+    ksopt::count_forgotten();
+    return std::array{*y, *between};
+  } catch (const std::exception&) {  // Python's way says what is wrong
+    return std::nullopt;
+  }
+}
+
+void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const c10::IValue* arguments = &(*stack)[stack->size() - 4];
+  const c10::IValue& bias = arguments[3];
+  auto made = known_chain(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
+                          bias.isNone() ? nullptr : &bias.toTensor());
+  if (!made) {
+    python_chain_keeping()->callBoxed(handle, keys, stack);
+    return;
+  }
+  torch::jit::drop(*stack, 4);
+  for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
+}
+
+// Python's kernel of an operator for a device.
+c10::SafeKernelFunction pythons(const char* name, c10::DispatchKey key) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").getComputedKernelForDispatchKey(key);
+}
+
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -170,9 +215,8 @@ void serve_products(bool served) {
         c10::Dispatcher::singleton().findSchemaOrThrow(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str());
     python_kernels()[op].emplace(handle.getComputedKernelForDispatchKey(c10::DispatchKey::CPU));  // CUDA's, too
   }
-  python_weight_grad().emplace(c10::Dispatcher::singleton()
-                                   .findSchemaOrThrow("ksopt::ks_mm_weight_grad_inner", "")
-                                   .getComputedKernelForDispatchKey(c10::DispatchKey::CUDA));
+  python_weight_grad().emplace(pythons("ksopt::ks_mm_weight_grad_inner", c10::DispatchKey::CUDA));
+  python_chain_keeping().emplace(pythons("ksopt::ks_chain_keeping", c10::DispatchKey::CUDA));
   // Torch warns of every kernel that is put above another: here that is meant.
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
@@ -187,6 +231,7 @@ void serve_products(bool served) {
     register_in<CHANGING_OUT>(library);
     if (key == c10::DispatchKey::CUDA) {
       library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel>());
+      library.impl("ks_chain_keeping", torch::CppFunction::makeFromBoxedFunction<&chain_keeping_kernel>());
     }
   }
 }

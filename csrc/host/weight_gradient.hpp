@@ -53,15 +53,6 @@ std::optional<WeightGradLaunch> weight_grad_launch(const WeightGradKey& key) {
   return found == weight_grad_launches.end() ? std::nullopt : std::optional(found->second);
 }
 
-// The distance of rows that begin at multiples of 16 bytes and lie in one run of elements each.
-std::optional<int64_t> row_stride(const Tensor& x) {
-  const int64_t last = x.dim() - 1;
-  const auto stride = common_stride(x, 0, last);
-  const bool fits = stride && x.stride(last) == 1 && aligned_16(x.const_data_ptr()) &&
-                    *stride * static_cast<int64_t>(x.element_size()) % 16 == 0;
-  return fits ? stride : std::nullopt;
-}
-
 // dK [a, b, c, d] of grad [*batch, a*b*d] and x [*batch, a*c*d] in 16 bits; none where the rows do not fit.
 std::optional<Tensor> launch_weight_grad(const WeightGradLaunch& launch, const WeightGradKey& key, const Tensor& grad,
                                          const Tensor& x) {

@@ -96,6 +96,6 @@ def _entry(choice: Choice, changing: bool) -> tuple[int, int]:
 
 
 def forget() -> None:
-    """Forget all plans."""
-    if _run_plan is not None:
+    """Forget all plans, and the launches of trained chains."""
+    if host.is_loaded():
         torch.ops.ksopt_host.forget_plans()

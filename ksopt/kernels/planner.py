@@ -150,16 +150,19 @@ def plan_of_fakes(
     return plan_of(problem, batch, device=x.device, changing=changing)
 
 
-def chosen_for_changing(operands: Operands) -> registry.Candidate | None:
+def chosen_for_changing(operands: Operands) -> tuple[registry.Candidate | None, bool]:
     """The kernel that computes all of a layer whose weights change; None for a launch a factor.
 
     Args:
         operands: of a chain, and a bias or none.
+
+    Returns:
+        It, and whether later calls may take it unasked.
     """
-    decision, _ = _decision_of_call(operands, "none", False, 1)
+    decision, is_final = _decision_of_call(operands, "none", False, 1)
     if decision is None or decision.repacked.name == FACTORS:
-        return None
-    return decision.repacked.candidate
+        return None, is_final
+    return decision.repacked.candidate, is_final
 
 
 def _decision_of_call(

@@ -1,17 +1,21 @@
 """A trained chain's forward pass in one launch: y, and what is between its two factors.
 
 The backward pass reads the latter for a weight's gradient. Which kernel, and whether one, is the
-planner's choice for weights that change.
+planner's choice for weights that change. Once it is known, the host library serves such calls
+without Python (csrc/host/trained_chain.hpp).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError
+from ksopt.jit import host
 from ksopt.kernels import planner, registry
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.families.base import family_of
@@ -19,6 +23,14 @@ from ksopt.kernels.plan import ExecutionPlan
 
 Keeping = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor, Tensor]]
 """(x, weights, bias) -> y and what is between the factors."""
+
+
+@runtime_checkable
+class Launched(Protocol):
+    """A `Keeping` that the host library can do by itself."""
+
+    def launches(self) -> dict[str, int]:
+        """What holds for any rows, as ``know_trained_chain`` of csrc/host names it."""
 
 
 def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -30,11 +42,16 @@ def run(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> tuple[Tens
         bias: [M], or None.
     """
     operands = Operands(x, tuple(weights), bias, None)
-    candidate = planner.chosen_for_changing(operands)
+    candidate, is_final = planner.chosen_for_changing(operands)
     if candidate is None or candidate.family is None:
         return None
     call = _loaded(candidate, x.get_device())
-    return None if call is None else call(x, weights, bias)
+    if call is None:
+        return None
+    made = call(x, weights, bias)
+    if is_final and isinstance(call, Launched) and host.is_loaded():
+        torch.ops.ksopt_host.know_trained_chain(x, *weights, bias, **call.launches())
+    return made
 
 
 def is_kept_whole(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> bool:

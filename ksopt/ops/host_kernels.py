@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ksopt.jit import host
-from ksopt.ops import schemas  # noqa: F401  the operators are defined first
+from ksopt.ops import keeping, schemas  # noqa: F401  the operators are defined first
 
 
 def _serve() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ksopt.kernels import trained_chain, weight_scopes
+from ksopt.kernels import trained_chain, weight_cache, weight_scopes
 from ksopt.ops import implementation
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.schemas import (
@@ -23,6 +23,9 @@ from ksopt.ops.schemas import (
 
 
 def _kernel(x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """y and what is between; entered where the host library's kernel does not know the call."""
+    for weight in (left, right):
+        weight_cache.forget(weight)
     with torch._C._AutoDispatchBelowADInplaceOrView():
         made = trained_chain.run(x, (left, right), bias)
     if made is not None:

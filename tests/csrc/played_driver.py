@@ -3,6 +3,7 @@
 It is compiled with its operators registered for CPU tensors, and with a driver and a stream of the
 test's own. The driver keeps what it was given last, can refuse as the real one does, and has two
 kernels that compute: one packs a weight, one multiplies by what is packed, or by a weight as it is.
+Of a trained chain's kernels it keeps how they were launched.
 """
 
 import ctypes
@@ -19,9 +20,10 @@ from ksopt.kernels.backends import cuda
 from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
 
-PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN = 2, 3, 4, 5
+PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
 
 DRIVER = r"""
+#include <string.h>
 struct Config {
   unsigned blocks[3], threads[3], shared;
   void *stream, *attributes;
@@ -40,7 +42,17 @@ struct ChainArguments {
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
 int packs, pattern[4], chain_features[2];
-enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5 };
+enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
+/* How a trained chain's two kernels were launched last, as `Seen` below has it. */
+struct Seen {
+  long number, blocks, threads, shared, attributes, stream;
+  char arguments[264];
+} trained[2];
+static void see(struct Seen* seen, const struct Config* config, const void* given, int size) {
+  *seen = (struct Seen){launches, config->blocks[0], config->threads[0], config->shared,
+                        config->count, (long)config->stream};
+  memcpy(seen->arguments, given, size);
+}
 /* What is packed cannot be mistaken for a weight. */
 static void pack() {
   const long elements = (long)pattern[0] * pattern[1] * pattern[2] * pattern[3];
@@ -87,6 +99,11 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, vo
     multiply_chain();
     return 0;
   }
+  if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
+    const int is_pack = kernel == (void*)PACK_TRAINED;
+    see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 264 : 88);
+    return 0;
+  }
   arguments = *(struct Arguments*)given[0];
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
@@ -125,6 +142,7 @@ def library(folder):
         '"libcuda.so.1"': f'"{driver}"',
         '"libtorch_cuda.so"': f'"{driver}"',
         "ksopt_host, CUDA": "ksopt_host, CPU",
+        "key == c10::DispatchKey::CUDA": "key == c10::DispatchKey::CPU",
         "(ksopt_host,": "(ksopt_host_on_cpu,",
         "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
     }.items():
@@ -134,6 +152,26 @@ def library(folder):
     built.write_bytes(host._compile("c++", sources, host._flags()))
     torch.ops.load_library(str(built))
     return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
+
+
+class Seen(ctypes.Structure):
+    """A launch, as the driver keeps it."""
+
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("number", "blocks", "threads", "shared_bytes")),
+        *((name, ctypes.c_long) for name in ("attributes", "stream")),
+        ("arguments", ctypes.c_byte * 264),
+    ]
+
+    @property
+    def grid(self):
+        """Blocks, threads, bytes of shared memory."""
+        return self.blocks, self.threads, self.shared_bytes
+
+
+def trained(library):
+    """How a trained chain was launched last: what packs its weights, what multiplies by them."""
+    return (Seen * 2).in_dll(library.driver, "trained")
 
 
 def variable(library, name):

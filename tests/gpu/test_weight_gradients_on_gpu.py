@@ -132,6 +132,70 @@ def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.Mo
         assert torch.equal(weight.grad, before)
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("batch", [(20_000,), (4, 5, 1000), (300,)], ids=str)
+def test_a_known_trained_chain_needs_no_python(
+    spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], has_bias: bool
+) -> None:
+    """It gives what Python's launch gives, whatever the weights are by then."""
+    from ksopt.jit import host
+    from ksopt.kernels import planner, trained_chain
+    from ksopt.ops.keeping import ks_chain_keeping
+    from ksopt.reference import ks_reference
+
+    assert host.load() is None
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    run, runs = trained_chain.run, []
+
+    def seen(*args: object) -> object:
+        made = run(*args)
+        runs.append(made is not None)
+        return made
+
+    monkeypatch.setattr(trained_chain, "run", seen)
+    torch.manual_seed(2)
+    for dtype in (torch.bfloat16, torch.float16):
+        left = torch.empty(1, 192, 64, 2, device="cuda", dtype=dtype)
+        # A view whose elements are in another order.
+        right = torch.empty(64, 2, 192, 1, device="cuda", dtype=dtype).transpose(0, 1)
+        bias = torch.randn(384, device="cuda").to(dtype) if has_bias else None
+        whole = torch.randn(*batch, 384, device="cuda").to(dtype)
+        apart = torch.randn(*batch, 400, device="cuda").to(dtype)[..., 8:392]
+        for x in (whole, apart):
+            planner.forget()
+            runs.clear()
+            ks_chain_keeping(x, left.zero_(), right.zero_(), bias)
+            assert runs == [True], "the planner took no kernel"
+            for _ in range(3):
+                left.normal_(std=0.1)
+                right.normal_(std=0.1)
+                runs.clear()
+                y, between = ks_chain_keeping(x, left, right, bias)
+                assert runs == [], "Python was asked"
+                planner.forget()
+                expected = ks_chain_keeping(x, left, right, bias)
+                assert runs == [True]
+                assert torch.equal(y, expected[0])
+                assert torch.equal(between, expected[1])
+                truth = ks_reference(x.double(), right.double())
+                assert (between.double() - truth).abs().max() <= 2**-8 * truth.abs().max()
+                full = ks_reference(between.double(), left.double())
+                full = full if bias is None else full + bias.double()
+                assert (y.double() - full).abs().max() <= 2**-7 * full.abs().max()
+        graph = torch.cuda.CUDAGraph()
+        runs.clear()
+        with torch.cuda.graph(graph):
+            y, between = ks_chain_keeping(whole, left, right, bias)
+        right.normal_(std=0.1)
+        graph.replay()
+        assert runs == []
+        planner.forget()
+        for one, other in zip(
+            (y, between), ks_chain_keeping(whole, left, right, bias), strict=True
+        ):
+            assert torch.equal(one, other)
+
+
 def test_a_trained_chain_keeps_what_is_between_its_factors(spec: DeviceSpec) -> None:
     """In one launch, with every tile that the planner would try first."""
     from ksopt.kernels import registry

@@ -118,18 +118,21 @@ class ChainLauncher:
 
     def entry(self, form: int) -> Entry | None:
         """What the host library needs to launch it on weights of this form."""
+        return chain_entry(**self.launch(), form=form)
+
+    def launch(self) -> dict[str, int]:
+        """What the host library launches on any rows."""
         tile = self.tile
         is_cluster = tile.cluster > 1
-        return chain_entry(
-            kernel=self._kernel,
-            out_features=self.out_features,
-            threads=tile.threads,
-            shared_bytes=self._shared_bytes,
-            rows_per_unit=tile.rows if is_cluster else ROWS_OF_UNIT,
-            most_blocks=_ANY if is_cluster else self._multiprocessors * tile.blocks,
-            cluster=tile.cluster,
-            form=form,
-        )
+        return {
+            "kernel": self._kernel,
+            "out_features": self.out_features,
+            "threads": tile.threads,
+            "shared_bytes": self._shared_bytes,
+            "rows_per_unit": tile.rows if is_cluster else ROWS_OF_UNIT,
+            "most_blocks": _ANY if is_cluster else self._multiprocessors * tile.blocks,
+            "cluster": tile.cluster,
+        }
 
     def __call__(
         self,

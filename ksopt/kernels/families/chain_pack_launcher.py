@@ -89,6 +89,15 @@ class ChainPacker:
         self._blocks, self._elements = blocks_of(s, tile), tile.packed_elements(s)
         self._device = device_index
 
+    def launch(self) -> dict[str, int]:
+        """What the host library launches."""
+        return {
+            "pack": self._kernel,
+            "pack_blocks": self._blocks,
+            "pack_threads": THREADS,
+            "packed_elements": self._elements,
+        }
+
     def __call__(self, weights: Sequence[Tensor]) -> Tensor:
         """As `chain_packing.pack`; ``weights`` as for `arguments_of`, on the device."""
         weights = [weight.resolve_neg() for weight in weights]

@@ -84,6 +84,10 @@ class LaunchKeeping:
         self._pack = ChainPacker(shape, config, device_index)
         self._launch = ChainLauncher(shape, config, epilogue, problem.dtype, device_index)
 
+    def launches(self) -> dict[str, int]:
+        """What the host library launches, as ``know_trained_chain`` of csrc/host names it."""
+        return {**self._pack.launch(), **self._launch.launch()}
+
     def __call__(
         self, x: Tensor, weights: Sequence[Tensor], bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:

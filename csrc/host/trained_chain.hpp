@@ -1,0 +1,123 @@
+// The forward pass of a trained chain in one launch behind that which packs its weights, where both are known:
+// what ksopt/kernels/families/chain_wgmma16.py (LaunchKeeping) does, without Python.
+#pragma once
+
+#include <array>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include "plan_table.hpp"
+
+namespace {
+
+// The same structs as in csrc/cuda/chain_pack.cuh.
+struct ChainWeights {
+  const void *left, *right;
+  int64_t left_strides[3], right_strides[3];  // in elements
+};
+struct ChainPackArguments {
+  ChainWeights siblings[4];
+  void* packed;
+};
+
+// A kernel that packs the weights of a chain.
+struct ChainPack {
+  void* kernel;
+  int64_t blocks;
+  unsigned threads;
+  int64_t elements;  // of what is packed
+};
+struct TrainedChain {
+  ChainPack pack;
+  ChainKernel chain;  // one that keeps what is between the factors
+};
+
+// Sizes of left, sizes of right, bias, bits of the batch, dtype, device.
+using TrainedChainKey = std::array<int64_t, 12>;
+std::map<TrainedChainKey, TrainedChain> trained_chains;
+std::shared_mutex trained_chains_mutex;
+
+TrainedChainKey trained_chain_key(const Layer& layer, const Rows& x) {
+  const Tensor &left = layer.weights[0], &right = layer.weights[1];
+  return {left.size(0),  left.size(1),  left.size(2),  left.size(3),           right.size(0),    right.size(1),
+          right.size(2), right.size(3), layer.bias.has_value(), bits_of(x.batch), x.dtype, x.device};
+}
+
+// Where a trained chain's launch is looked up; none if a kernel cannot read x as it is.
+std::optional<TrainedChainKey> key_of_trained_chain(const Layer& layer) {
+  if (layer.x.dim() == 0 || layer.x.numel() == 0) return std::nullopt;
+  const Rows x = rows_of(layer.x, false);
+  if (!features_of_result(layer, x) || !row_stride(layer.x)) return std::nullopt;
+  return trained_chain_key(layer, x);
+}
+
+std::optional<TrainedChain> trained_chain_at(const TrainedChainKey& key) {
+  const std::shared_lock lock(trained_chains_mutex);
+  const auto at = trained_chains.find(key);
+  return at == trained_chains.end() ? std::nullopt : std::optional(at->second);
+}
+
+Tensor pack_weights(const ChainPack& pack, const Layer& layer) {
+  const Tensor &left = layer.weights[0], &right = layer.weights[1];
+  Tensor packed = empty_like_in(layer.x, {pack.elements});
+  ChainPackArguments arguments{};
+  arguments.siblings[0] = {left.const_data_ptr(),
+                           right.const_data_ptr(),
+                           {left.stride(1), left.stride(2), left.stride(3)},
+                           {right.stride(0), right.stride(1), right.stride(2)}};
+  arguments.packed = packed.mutable_data_ptr();
+  launch_on_current_stream({pack.kernel, pack.threads, 0, false, &arguments}, layer.x.get_device_index(),
+                           static_cast<unsigned>(pack.blocks));
+  return packed;
+}
+
+// y [*batch, M], and what is between the factors.
+struct KeptBetween {
+  Tensor y, between;
+};
+
+// Both, where their launch is known and can read the operands as they are.
+std::optional<KeptBetween> run_trained_chain(const Layer& layer) {
+  const auto key = key_of_trained_chain(layer);
+  const auto known = key && is_readable(layer.bias) ? trained_chain_at(*key) : std::nullopt;
+  if (!known) return std::nullopt;
+  const ChainKernel& chain = known->chain;
+  const Tensor& right = layer.weights[1];
+  const int32_t device = layer.x.get_device_index();
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
+  const Tensor packed = pack_weights(known->pack, layer);
+  Tensor y = empty_like_in(layer.x, sizes_of_result(layer, chain.out_features));
+  Tensor between = empty_like_in(layer.x, sizes_of_result(layer, right.size(0) * right.size(1) * right.size(3)));
+  const int64_t rows = y.numel() / chain.out_features;
+  const ChainGrid grid = chain.grid_of(rows);
+  ChainArguments arguments{layer.x.const_data_ptr(),
+                           packed.const_data_ptr(),
+                           layer.bias ? layer.bias->const_data_ptr() : nullptr,
+                           nullptr,
+                           y.mutable_data_ptr(),
+                           rows,
+                           *row_stride(layer.x),
+                           chain.out_features,
+                           0,
+                           grid.rows_per_block,
+                           between.mutable_data_ptr()};
+  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device, grid.blocks);
+  return KeptBetween{y, between};
+}
+
+// Tells `run_trained_chain` the launch for operands like these.
+void know_trained_chain_of(const Layer& layer, const TrainedChain& launch) {
+  const auto key = key_of_trained_chain(layer);
+  if (!key) return;
+  const std::unique_lock lock(trained_chains_mutex);
+  trained_chains.insert_or_assign(*key, launch);
+}
+
+void forget_trained_chains() {
+  const std::unique_lock lock(trained_chains_mutex);
+  trained_chains.clear();
+}
+
+}  // namespace

@@ -1,0 +1,237 @@
+"""Trained chains by the host library, on a CPU that plays a CUDA device of compute capability 9.0.
+
+What the library launches is compared with what Python launches itself, argument by argument: only
+the compiler and the driver are played.
+"""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+from played_driver import PACK_TRAINED, TRAINED, trained, variable
+
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels import planner, trained_chain, weight_cache
+from ksopt.kernels.families import chain_launcher, chain_pack_launcher
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops.keeping import ks_chain_keeping
+from ksopt.patterns.chain import Chain
+
+LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,192,1)")
+FEATURES = RIGHT.in_features
+SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
+MANY, FEW = 20_000, 300  # blocks with rows of their own; clusters that share them
+
+
+class Device:
+    """A device on which the planner takes one launch for the chain, and what Python launches."""
+
+    def __init__(self, library, monkeypatch):
+        self.library, self.launches = library, []
+        monkeypatch.setenv("KSOPT_TUNE", "model")
+        monkeypatch.setattr(planner, "backend_of", lambda _: SimpleNamespace(spec=lambda _: SPEC))
+        monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
+        monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
+        monkeypatch.setattr(nvrtc, "cubin", lambda *_: SimpleNamespace(data=b""))
+        monkeypatch.setattr(driver, "load_kernel", self._load_kernel)
+        monkeypatch.setattr(driver, "launch", self._launch)
+        self.left, self.right = (torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT))
+        self.bias = torch.randn(LEFT.out_features).bfloat16()
+
+    @staticmethod
+    def _load_kernel(cubin, name, shared_bytes, device):
+        return PACK_TRAINED if "pack" in name else TRAINED
+
+    def _launch(self, kernel, blocks, threads, shared_bytes, arguments, device):
+        self.launches.append((kernel, (blocks, threads, shared_bytes), arguments))
+
+    def call(self, x):
+        """y, what is between the factors, and whether Python launched it."""
+        before = len(self.launches)
+        y, between = ks_chain_keeping(x, self.left, self.right, self.bias)
+        assert y.shape == (*x.shape[:-1], LEFT.out_features)
+        assert between.shape == (*x.shape[:-1], RIGHT.out_features)
+        assert y.dtype == between.dtype == x.dtype
+        assert y.is_contiguous()
+        assert between.is_contiguous()
+        return y, between, len(self.launches) > before
+
+    def is_by_python(self, x):
+        return self.call(x)[2]
+
+
+@pytest.fixture
+def device(serving, monkeypatch):
+    trained_chain._loaded.cache_clear()
+    yield Device(serving, monkeypatch)
+    trained_chain._loaded.cache_clear()
+
+
+def rows(*batch):
+    return torch.zeros(*batch, FEATURES, dtype=torch.bfloat16)
+
+
+def in_another_order(weight):
+    return weight.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+
+
+def part_of_wider_rows(x):
+    wide = torch.zeros(*x.shape[:-1], x.shape[-1] + 8, dtype=x.dtype)
+    return wide[..., 8:]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("batch", [(MANY,), (4, 5000), (FEW,), (3, 1, 100)], ids=str)
+def test_it_launches_what_python_launches(device, batch, has_bias):
+    if not has_bias:
+        device.bias = None
+    for x in (rows(*batch), part_of_wider_rows(rows(*batch))):
+        device.left, device.right = map(in_another_order, (device.left, device.right))
+        planner.forget()
+        before = variable(device.library, "launches").value
+        python_y, python_between, is_by_python = device.call(x)
+        assert is_by_python
+        (pack, pack_grid, packing), (chain, chain_grid, multiplying) = device.launches[-2:]
+        assert (pack, chain) == (PACK_TRAINED, TRAINED)
+        assert (chain_grid[0] > -(-x[..., 0].numel() // 64)) == (batch not in ((MANY,), (4, 5000)))
+        assert variable(device.library, "launches").value == before
+
+        y, between, is_by_python = device.call(x)
+        assert not is_by_python
+        assert variable(device.library, "launches").value == before + 2
+        seen_pack, seen_chain = trained(device.library)
+        assert seen_chain.number == seen_pack.number + 1
+        assert seen_pack.grid == pack_grid
+        assert seen_chain.grid == chain_grid
+        assert seen_pack.attributes == seen_chain.attributes == 0  # none starts early
+
+        # All that is allocated anew lies elsewhere; all else is the same, bit by bit.
+        found = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
+        assert (multiplying.y, multiplying.z) == (python_y.data_ptr(), python_between.data_ptr())
+        assert (found.y, found.z) == (y.data_ptr(), between.data_ptr())
+        assert packing.packed == multiplying.weights
+        packing.packed, multiplying.weights = found.weights, found.weights
+        multiplying.y, multiplying.z = found.y, found.z
+        packed = bytes(seen_pack.arguments)
+        assert ctypes.sizeof(packing) == len(packed)
+        assert packed == bytes(packing)
+        assert bytes(found) == bytes(multiplying)
+
+
+def test_the_arguments_are_the_operands(device):
+    """In words, beside the comparison with Python."""
+    device.right = in_another_order(device.right)
+    x = part_of_wider_rows(rows(MANY))
+    device.call(x)
+    y, between, _ = device.call(x)
+    seen_pack, seen_chain = trained(device.library)
+    packing = chain_pack_launcher.Arguments.from_buffer_copy(seen_pack.arguments)
+    weights = packing.siblings[0]
+    assert (weights.left, weights.right) == (device.left.data_ptr(), device.right.data_ptr())
+    assert tuple(weights.left_strides) == device.left.stride()[1:]
+    assert tuple(weights.right_strides) == device.right.stride()[:3]
+    assert not any(bytes(packing)[64:-8])  # no siblings
+    found = chain_launcher.Arguments.from_buffer_copy(seen_chain.arguments)
+    assert (found.x, found.bias, found.residual) == (x.data_ptr(), device.bias.data_ptr(), None)
+    assert (found.y, found.z) == (y.data_ptr(), between.data_ptr())
+    assert found.weights == packing.packed
+    assert (found.batch, found.x_stride, found.y_stride) == (MANY, FEATURES + 8, y.shape[-1])
+    assert found.rows_per_block == 3 * 64  # of 313 units, for 132 multiprocessors
+    assert seen_chain.blocks == 105
+
+
+def test_a_known_chain_enters_no_python(device, monkeypatch):
+    x = rows(MANY)
+    device.call(x)
+
+    def refuse(*_):
+        raise AssertionError("Python was entered")
+
+    monkeypatch.setattr(trained_chain, "run", refuse)
+    for _ in range(3):
+        device.left, device.right = device.left * 2, device.right + 1
+        device.call(x)
+
+
+def test_other_numbers_of_rows(device):
+    """Known are those up to the same power of two: they have one choice."""
+    assert device.is_by_python(rows(MANY))
+    for more in (16_385, 32_768):
+        assert not device.is_by_python(rows(more))
+        found = chain_launcher.Arguments.from_buffer_copy(trained(device.library)[1].arguments)
+        assert found.batch == more
+    for other in (16_384, 32_769):
+        assert device.is_by_python(rows(other))
+        assert not device.is_by_python(rows(other))
+
+
+def test_operands_that_the_kernel_cannot_read_are_pythons(device):
+    """Which copies them first, and launches."""
+    x = rows(MANY)
+    device.call(x)
+    odd = rows(MANY + 1).flatten()[1 : MANY * FEATURES + 1].view(MANY, FEATURES)
+    for _ in range(2):
+        assert device.is_by_python(odd)
+    assert device.is_by_python(rows(2 * MANY)[:MANY].t().contiguous().t())
+    assert device.is_by_python(rows(MANY // 100, 100).transpose(0, 1))
+    bias, width = device.bias, len(device.bias)
+    device.bias = torch.zeros(width + 1, dtype=bias.dtype)[1:]
+    assert device.is_by_python(x)
+    device.bias = torch.zeros(2 * width, dtype=bias.dtype)[::2]
+    assert device.is_by_python(x)
+    device.bias = bias
+    assert not device.is_by_python(x)
+
+
+def test_what_is_known_is_of_such_operands(device):
+    x = rows(MANY)
+    device.call(x)
+    bias, device.bias = device.bias, None
+    assert device.is_by_python(x)
+    device.bias = bias
+    launches = variable(device.library, "launches").value
+    assert device.is_by_python(x.half())  # which does not ask what the others are
+    for name in ("left", "right", "bias"):
+        operand = getattr(device, name)
+        setattr(device, name, operand.half())
+        assert device.is_by_python(x)
+        setattr(device, name, operand)
+    device.bias = bias[:-8].contiguous()
+    assert device.is_by_python(x)
+    assert variable(device.library, "launches").value == launches
+
+
+def test_a_weight_of_which_something_is_kept_is_forgotten_by_python(device):
+    x = rows(MANY)
+    device.call(x)
+    for weight in (device.left, device.right):
+        assert not device.is_by_python(x)
+        kept = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
+        assert device.is_by_python(x)
+        assert weight_cache.prepared(weight, "doubled", lambda one: 2 * one) is not kept
+        assert device.is_by_python(x)
+    before = weight_cache.forgotten()
+    assert not device.is_by_python(x)
+    assert weight_cache.forgotten() > before
+
+
+def test_it_is_forgotten_with_the_plans(device):
+    x = rows(MANY)
+    device.call(x)
+    assert not device.is_by_python(x)
+    planner.forget()
+    assert device.is_by_python(x)
+    assert not device.is_by_python(x)
+
+
+def test_deterministic_algorithms_are_chosen_by_python(device):
+    x = rows(MANY)
+    device.call(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert device.is_by_python(x)
+        assert device.is_by_python(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not device.is_by_python(x)
