@@ -25,13 +25,13 @@ struct Taken {
 AtenTensorHandle multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
                                 const PreparedWeight* prepared, AtenTensorHandle out);
 
-// The weight gradient of grad and x, batch first, and whether its launch is known: then no handle says that
-// torch computes it. The handle belongs to the caller.
+// The weight gradient of grad and x, batch first, and that of a bias where it is wanted; and whether their launch is
+// known: then no handles say that torch computes them. The handles belong to the caller.
 struct KnownGradient {
   bool is_known;
-  AtenTensorHandle gradient;
+  AtenTensorHandle gradient, bias;
 };
-KnownGradient weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d);
+KnownGradient weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d, bool with_bias);
 
 // A trained chain's y and what is between its two factors, if their launch is known; else null. bias: may be
 // null. The handles belong to the caller.

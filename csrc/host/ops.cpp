@@ -137,15 +137,19 @@ AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weig
   return y ? owned(*y) : nullptr;
 }
 
-ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d) {
+ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d,
+                                                  bool with_bias) {
   const Tensor of_y = borrowed(grad), rows = borrowed(x);
-  const WeightGradKey key = weight_grad_key(of_y, rows, a, d);
+  const WeightGradKey key = weight_grad_key(of_y, rows, a, d, with_bias);
   const auto launch = weight_grad_launch(key);
-  if (!launch) return {false, nullptr};
-  if (launch->kernel == nullptr) return {true, nullptr};
+  if (!launch) return {false, nullptr, nullptr};
+  if (launch->kernel == nullptr) return {true, nullptr, nullptr};
   const auto made = launch_weight_grad(*launch, key, of_y, rows);
-  if (!made) return {false, nullptr};
-  return {true, owned(*made)};
+  if (!made) return {false, nullptr, nullptr};
+  ksopt::KnownGradient known{true, nullptr, nullptr};
+  aoti_torch_new_tensor_handle(made->of_weight.get(), &known.gradient);
+  if (made->of_bias) aoti_torch_new_tensor_handle(made->of_bias->get(), &known.bias);
+  return known;
 }
 
 ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandle left, AtenTensorHandle right,
@@ -184,8 +188,8 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "add_plan(int kernel, int out_features, bool batch_last, int threads, int shared_bytes, "
       "int rows_per_tile, int tiles_per_row_tile, int max_blocks, bool early, int fallback) -> int");
   m.def(
-      "know_weight_grad(Tensor grad, Tensor x, int a, int d, int kernel, int adding, int threads, int shared_bytes, "
-      "int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
+      "know_weight_grad(Tensor grad, Tensor x, int a, int d, bool with_bias, int kernel, int adding, int threads, "
+      "int shared_bytes, int adding_threads, int blocks, int shares, int rows_per_share, int adding_blocks) -> ()");
   m.def(
       "know_trained_chain(Tensor x, Tensor left, Tensor right, Tensor? bias, int pack, int pack_blocks, "
       "int pack_threads, int packed_elements, int kernel, int out_features, int threads, int shared_bytes, "

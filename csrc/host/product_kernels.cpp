@@ -122,32 +122,37 @@ void register_in(torch::Library& library) {
   library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
 }
 
-// ks_mm_weight_grad_inner, on CUDA.
-std::optional<c10::SafeKernelFunction>& python_weight_grad() {
-  static auto* kernel = new std::optional<c10::SafeKernelFunction>;
-  return *kernel;
+// ks_mm_weight_grad_inner and ks_mm_weight_bias_grad_inner, on CUDA.
+std::optional<c10::SafeKernelFunction>& python_weight_grad(bool with_bias) {
+  static auto* kernels = new std::array<std::optional<c10::SafeKernelFunction>, 2>;
+  return (*kernels)[with_bias];
 }
 
+template <bool WITH_BIAS>
 void weight_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const c10::IValue* arguments = &(*stack)[stack->size() - 5];
+  constexpr size_t COUNT_OF_ARGUMENTS = WITH_BIAS ? 4 : 5;
+  const c10::IValue* arguments = &(*stack)[stack->size() - COUNT_OF_ARGUMENTS];
   const Tensor &grad = arguments[0].toTensor(), &x = arguments[1].toTensor();
   const int64_t a = arguments[2].toInt(), d = arguments[3].toInt();
-  const bool fits = !arguments[4].toBool() && a > 0 && d > 0 && x.dim() > 0 && x.numel() > 0 && !x.is_neg() &&
+  const bool is_batch_first = WITH_BIAS || !arguments[4].toBool();
+  const bool fits = is_batch_first && a > 0 && d > 0 && x.dim() > 0 && x.numel() > 0 && !x.is_neg() &&
                     !grad.is_neg() && grad.scalar_type() == x.scalar_type() && grad.device() == x.device() &&
                     grad.sizes().slice(0, grad.dim() - 1) == x.sizes().slice(0, x.dim() - 1) &&
                     grad.size(-1) % (a * d) == 0 && x.size(-1) % (a * d) == 0;
-  AtenTensorHandle made = nullptr;
+  ksopt::KnownGradient made{};
   if (fits) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    made = ksopt::weight_gradient_known(handle_of(&grad), handle_of(&x), a, d).gradient;
+    made = ksopt::weight_gradient_known(handle_of(&grad), handle_of(&x), a, d, WITH_BIAS);
   }
-  if (made == nullptr) {
-    python_weight_grad()->callBoxed(handle, keys, stack);
+  if (made.gradient == nullptr) {
+    python_weight_grad(WITH_BIAS)->callBoxed(handle, keys, stack);
     return;
   }
-  const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(made));
-  torch::jit::drop(*stack, 5);
-  torch::jit::push(*stack, *owned);
+  torch::jit::drop(*stack, COUNT_OF_ARGUMENTS);
+  for (AtenTensorHandle one : {made.gradient, made.bias}) {
+    const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
+    if (owned) torch::jit::push(*stack, *owned);
+  }
 }
 
 // ks_chain_keeping, on CUDA.
@@ -215,7 +220,8 @@ void serve_products(bool served) {
         c10::Dispatcher::singleton().findSchemaOrThrow(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str());
     python_kernels()[op].emplace(handle.getComputedKernelForDispatchKey(c10::DispatchKey::CPU));  // CUDA's, too
   }
-  python_weight_grad().emplace(pythons("ksopt::ks_mm_weight_grad_inner", c10::DispatchKey::CUDA));
+  python_weight_grad(false).emplace(pythons("ksopt::ks_mm_weight_grad_inner", c10::DispatchKey::CUDA));
+  python_weight_grad(true).emplace(pythons("ksopt::ks_mm_weight_bias_grad_inner", c10::DispatchKey::CUDA));
   python_chain_keeping().emplace(pythons("ksopt::ks_chain_keeping", c10::DispatchKey::CUDA));
   // Torch warns of every kernel that is put above another: here that is meant.
   Silent silent;
@@ -230,7 +236,9 @@ void serve_products(bool served) {
     register_in<INNER_OUT>(library);
     register_in<CHANGING_OUT>(library);
     if (key == c10::DispatchKey::CUDA) {
-      library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel>());
+      library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<false>>());
+      library.impl("ks_mm_weight_bias_grad_inner",
+                   torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<true>>());
       library.impl("ks_chain_keeping", torch::CppFunction::makeFromBoxedFunction<&chain_keeping_kernel>());
     }
   }

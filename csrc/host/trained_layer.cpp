@@ -73,18 +73,30 @@ struct Known {
     return op.call(x, weight, form.batch_last, std::nullopt);
   }
 
-  // As ksopt/ops/implementation.py, weight_grad.
-  Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
+  // As ksopt/ops/implementation.py, weight_grad; where of_bias is, and a kernel sums the rows of grad too, there.
+  Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight, Tensor* of_bias) const {
     if (!x.is_cuda() || form.batch_last || x.element_size() != 2 || x.numel() == 0) return by_torch(grad, x, weight);
     Tensor of_y = grad, rows = x;
     const auto known = ksopt::weight_gradient_known(reinterpret_cast<AtenTensorHandle>(&of_y),
                                                     reinterpret_cast<AtenTensorHandle>(&rows), weight.size(0),
-                                                    weight.size(3));
+                                                    weight.size(3), of_bias != nullptr);
+    if (known.bias != nullptr) {
+      const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(known.bias));
+      *of_bias = *owned;
+    }
     if (known.gradient != nullptr) {
       const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(known.gradient));
       return *owned;
     }
     if (known.is_known) return by_torch(grad, x, weight);
+    if (of_bias != nullptr) {
+      static const auto both = operator_of<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, c10::SymInt,
+                                                                      c10::SymInt)>(
+          "ksopt::ks_mm_weight_bias_grad_inner");
+      auto [of_weight, sum] = both.call(grad, x, weight.size(0), weight.size(3));
+      *of_bias = sum;
+      return of_weight;
+    }
     static const auto op = operator_of<Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, bool)>(
         "ksopt::ks_mm_weight_grad_inner");
     return op.call(grad, x, weight.size(0), weight.size(3), false);
@@ -119,7 +131,7 @@ struct Differentiable {
         operator_of<Tensor(const Tensor&, const Tensor&, bool, const MaybeTensor&)>("ksopt::ks_mm");
     return op.call(x, weight, form.batch_last, std::nullopt);
   }
-  Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
+  Tensor weight_gradient(const Tensor& grad, const Tensor& x, const Tensor& weight, Tensor*) const {
     static const auto op = operator_of<Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, bool)>(
         "ksopt::ks_mm_weight_grad");
     return op.call(grad, x, weight.size(0), weight.size(3), form.batch_last);
@@ -177,10 +189,11 @@ Tensor activated(const Tensor& before, Activation activation) {
   TORCH_CHECK(false, "ksopt: no such activation");
 }
 
-// The gradients of x and of the weights, from that of the products.
+// The gradients of x and of the weights, from that of the products; where of_bias is, and one kernel gives both,
+// that of a bias behind them goes there.
 template <typename Products>
 variable_list gradients(const Products& products, Tensor grad, at::TensorList weights, const std::vector<Tensor>& inputs,
-                        bool of_x) {
+                        bool of_x, Tensor* of_bias) {
   const Form& form = products.form;
   const size_t length = weights.size() / static_cast<size_t>(form.siblings);
   const int64_t dim = form.features_dim(grad), features = grad.size(dim) / form.siblings;
@@ -190,7 +203,8 @@ variable_list gradients(const Products& products, Tensor grad, at::TensorList we
     Tensor part = form.siblings == 1 ? grad : grad.narrow(dim, sibling * features, features);
     part = part.contiguous();
     for (size_t at = first; at < first + length; ++at) {
-      found[at + 1] = products.weight_gradient(part, inputs[at], weights[at]);
+      Tensor* const beside = at == 0 && form.siblings == 1 ? of_bias : nullptr;
+      found[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);
       if (at + 1 < first + length || of_x) part = products.product(part, weights[at].transpose(1, 2));
     }
     if (of_x) found[0] = found[0].defined() ? at::add(found[0], part) : part;
@@ -230,8 +244,8 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
     const at::TensorList weights(saved.data(), count);
     const Tensor& grad = grads[0];
     variable_list found;
-    Tensor of_sum;
-    const bool of_x = ctx->needs_input_grad(0);
+    Tensor of_sum, of_bias;
+    const bool of_x = ctx->needs_input_grad(0), is_bias_trained = summands[0] && ctx->needs_input_grad(count + 1);
     if (at::GradMode::is_enabled()) {
       const Differentiable products{form};
       // A saved input of a factor is cut off from x: it is computed again.
@@ -241,16 +255,15 @@ struct TrainedLayer : torch::autograd::Function<TrainedLayer> {
       const Tensor& bias = saved.back();
       if (bias.defined()) before = at::add(before, along_features(bias, form, before.dim()));
       of_sum = through_activation(grad, before, form.activation);
-      found = gradients(products, of_sum, weights, inputs, of_x);
+      found = gradients(products, of_sum, weights, inputs, of_x, nullptr);
     } else {
       const at::AutoDispatchBelowADInplaceOrView below;
       const std::vector<Tensor> inputs(saved.begin() + static_cast<int64_t>(count),
                                        saved.begin() + static_cast<int64_t>(2 * count));
       of_sum = through_activation(grad, saved[2 * count], form.activation);
-      found = gradients(Known{form}, of_sum, weights, inputs, of_x);
+      found = gradients(Known{form}, of_sum, weights, inputs, of_x, is_bias_trained ? &of_bias : nullptr);
     }
-    Tensor of_bias;
-    if (summands[0] && ctx->needs_input_grad(count + 1)) {
+    if (is_bias_trained && !of_bias.defined()) {
       const int64_t dim = form.features_dim(of_sum);
       of_bias = of_sum.movedim(dim, -1).reshape({-1, of_sum.size(dim)}).sum(0);
     }

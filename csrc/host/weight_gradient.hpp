@@ -13,12 +13,14 @@ struct WeightGradArguments {
   const void* grad;
   const void* x;
   void* to;
+  void* bias;
   int64_t batch, grad_stride, x_stride, rows_per_share, shares;
 };
 struct SharesArguments {
   const void* shares;
   void* to;
-  int64_t count, elements;
+  void* bias;
+  int64_t count, elements, own;
 };
 
 // How a gradient is computed; no kernel: by torch.
@@ -29,8 +31,8 @@ struct WeightGradLaunch {
   int64_t blocks, shares, rows_per_share, adding_blocks;
 };
 
-// a, b, c, d, rows, dtype, device.
-using WeightGradKey = std::array<int64_t, 7>;
+// a, b, c, d, rows, dtype, device, whether the gradient of a bias is computed beside it.
+using WeightGradKey = std::array<int64_t, 8>;
 std::map<WeightGradKey, WeightGradLaunch> weight_grad_launches;
 std::shared_mutex weight_grad_mutex;
 
@@ -40,11 +42,11 @@ int64_t rows_of(const Tensor& x) {
   return rows;
 }
 
-WeightGradKey weight_grad_key(const Tensor& grad, const Tensor& x, int64_t a, int64_t d) {
+WeightGradKey weight_grad_key(const Tensor& grad, const Tensor& x, int64_t a, int64_t d, bool with_bias) {
   int32_t dtype = 0;
   aoti_torch_get_dtype(x.get(), &dtype);
   const int64_t last = x.dim() - 1;
-  return {a, grad.size(last) / (a * d), x.size(last) / (a * d), d, rows_of(x), dtype, x.get_device_index()};
+  return {a, grad.size(last) / (a * d), x.size(last) / (a * d), d, rows_of(x), dtype, x.get_device_index(), with_bias};
 }
 
 std::optional<WeightGradLaunch> weight_grad_launch(const WeightGradKey& key) {
@@ -53,37 +55,45 @@ std::optional<WeightGradLaunch> weight_grad_launch(const WeightGradKey& key) {
   return found == weight_grad_launches.end() ? std::nullopt : std::optional(found->second);
 }
 
-// dK [a, b, c, d] of grad [*batch, a*b*d] and x [*batch, a*c*d] in 16 bits; none where the rows do not fit.
-std::optional<Tensor> launch_weight_grad(const WeightGradLaunch& launch, const WeightGradKey& key, const Tensor& grad,
-                                         const Tensor& x) {
+// dK [a, b, c, d], and the gradient of a bias, where it is wanted.
+struct WeightGrad {
+  Tensor of_weight;
+  std::optional<Tensor> of_bias;
+};
+
+// Of grad [*batch, a*b*d] and x [*batch, a*c*d] in 16 bits; none where the rows do not fit.
+std::optional<WeightGrad> launch_weight_grad(const WeightGradLaunch& launch, const WeightGradKey& key,
+                                             const Tensor& grad, const Tensor& x) {
   const auto grad_stride = row_stride(grad), x_stride = row_stride(x);
   if (!grad_stride || !x_stride) return std::nullopt;
   const int32_t device = x.get_device_index();
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
   if (torch::stable::accelerator::getCurrentDeviceIndex() != device) guard.emplace(device);
-  const std::vector<int64_t> shape(key.begin(), key.begin() + 4);
-  Tensor result = empty_like_in(x, shape), to = result;
-  if (launch.shares > 1) {
-    to = empty_like_in(x, {launch.shares, shape[0], shape[1], shape[2], shape[3]}, aoti_torch_dtype_float32());
-  }
-  WeightGradArguments arguments{grad.const_data_ptr(), x.const_data_ptr(),    to.mutable_data_ptr(), key[4],
-                                *grad_stride,          *x_stride,             launch.rows_per_share, launch.shares};
+  const int64_t own = key[0] * key[1] * key[2] * key[3], features = key[0] * key[1] * key[3];
+  WeightGrad made{empty_like_in(x, std::vector<int64_t>(key.begin(), key.begin() + 4)), std::nullopt};
+  if (key[7]) made.of_bias = empty_like_in(x, {features});
+  void* const of_bias = made.of_bias ? made.of_bias->mutable_data_ptr() : nullptr;
+  const int64_t elements = own + (made.of_bias ? features : 0);
+  Tensor to = made.of_weight;
+  if (launch.shares > 1) to = empty_like_in(x, {launch.shares, elements}, aoti_torch_dtype_float32());
+  WeightGradArguments arguments{grad.const_data_ptr(), x.const_data_ptr(), to.mutable_data_ptr(), of_bias, key[4],
+                                *grad_stride, *x_stride, launch.rows_per_share, launch.shares};
   launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            static_cast<unsigned>(launch.blocks));
   if (launch.shares > 1) {
-    SharesArguments adding{to.const_data_ptr(), result.mutable_data_ptr(), launch.shares,
-                           shape[0] * shape[1] * shape[2] * shape[3]};
+    SharesArguments adding{to.const_data_ptr(), made.of_weight.mutable_data_ptr(), of_bias, launch.shares, elements,
+                           own};
     launch_on_current_stream({launch.adding, launch.adding_threads, 0, true, &adding}, device,
                              static_cast<unsigned>(launch.adding_blocks));
   }
-  return result;
+  return made;
 }
 
 // kernel 0: by torch.
-void know_weight_grad(const Tensor& grad, const Tensor& x, int64_t a, int64_t d, int64_t kernel, int64_t adding,
-                      int64_t threads, int64_t shared_bytes, int64_t adding_threads, int64_t blocks, int64_t shares,
-                      int64_t rows_per_share, int64_t adding_blocks) {
-  const WeightGradKey key = weight_grad_key(grad, x, a, d);
+void know_weight_grad(const Tensor& grad, const Tensor& x, int64_t a, int64_t d, bool with_bias, int64_t kernel,
+                      int64_t adding, int64_t threads, int64_t shared_bytes, int64_t adding_threads, int64_t blocks,
+                      int64_t shares, int64_t rows_per_share, int64_t adding_blocks) {
+  const WeightGradKey key = weight_grad_key(grad, x, a, d, with_bias);
   const std::unique_lock lock(weight_grad_mutex);
   weight_grad_launches.insert_or_assign(
       key, WeightGradLaunch{reinterpret_cast<void*>(kernel), reinterpret_cast<void*>(adding),

@@ -42,6 +42,12 @@ def assert_right(dk: Tensor, grad: Tensor, x: Tensor, p: Pattern) -> None:
     assert not wrong.any(), f"{int(wrong.sum())} of {p.nnz} are wrong"
 
 
+def assert_sums(of_bias: Tensor, grad: Tensor) -> None:
+    truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[of_bias.dtype]
+    assert ((of_bias.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes).all()
+
+
 def test_random_patterns_rows_and_tiles(spec: DeviceSpec) -> None:
     seed = int(time.time())
     print(f"seed {seed}")
@@ -61,10 +67,14 @@ def test_random_patterns_rows_and_tiles(spec: DeviceSpec) -> None:
         grad, x = operand(rows, p.out_features, dtype), operand(rows, p.in_features, dtype)
         launch = kernels.launch_of(tile, p, rows, spec)
         name = str(dtype).removeprefix("torch.")
-        kernel = kernels.WeightGradient(p, name, launch, 0)
-        dk, _ = kernel(grad, x)
+        with_bias = draw.random() < 0.5
+        kernel = kernels.WeightGradient(p, name, launch, 0, with_bias)
+        dk, of_bias = kernel(grad, x)
         assert_right(dk, grad, x, p)
         assert torch.equal(dk, kernel(grad, x)[0]), "not the same at every call"
+        assert (of_bias is not None) == with_bias
+        if of_bias is not None:
+            assert_sums(of_bias, grad)
 
 
 def test_the_operator_takes_it_and_all_that_it_may_be_called_with(spec: DeviceSpec) -> None:
@@ -95,6 +105,52 @@ def test_compiled_training_has_its_gradients(spec: DeviceSpec) -> None:
             truth = grads
         for mine, theirs in zip(grads, truth, strict=True):
             assert (mine - theirs).abs().max() <= 0.02 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_bias_is_summed_beside_it(
+    spec: DeviceSpec, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ksopt.jit import host
+
+    assert host.load() is None
+    p = Pattern(1, 192, 64, 2)
+    inner = torch.ops.ksopt.ks_mm_weight_bias_grad_inner
+    grad, x = (torch.randn(4, 1024, n, device="cuda").bfloat16() for n in (384, 128))
+    if is_known:
+        inner(grad, x, 1, 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(weight_gradients, "run", None)
+            dk, of_bias = inner(grad, x, 1, 2)
+    else:
+        dk, of_bias = inner(grad[1:], x[1:], 1, 2)
+        grad, x = grad[1:], x[1:]
+    assert_right(dk, grad.reshape(-1, 384), x.reshape(-1, 128), p)
+    assert_sums(of_bias, grad.reshape(-1, 384))
+    x = torch.randn(4, 1024, 128, device="cuda").bfloat16()
+    odd = torch.randn(4 * 1024 * 384 + 1, device="cuda").bfloat16()[1:].view(4, 1024, 384)
+    dk, of_bias = inner(odd, x, 1, 2)
+    assert_right(dk, odd.view(-1, 384), x.view(-1, 128), p)
+    assert_sums(of_bias, odd.view(-1, 384))
+
+
+def test_compiled_and_eager_training_sum_the_rows_for_the_bias(spec: DeviceSpec) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    from ksopt import KSLinear
+
+    torch.manual_seed(1)
+    layer = KSLinear(384, 384, "(1,192,64,2)*(2,64,192,1)").cuda().bfloat16()
+    x, grad = (torch.randn(8192, 384, device="cuda").bfloat16() for _ in range(2))
+    for function in (layer, torch.compile(layer, backend="ksopt")):
+        for _ in range(2):
+            layer.zero_grad()
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                function(x).backward(grad)
+                torch.cuda.synchronize()
+        assert_sums(layer.bias.grad, grad)
+        names = [event.key for event in profiled.key_averages()]
+        assert "ksopt_weight_grad_wgmma16_bfloat16_1_192_64_2_bias" in names
 
 
 def test_it_can_be_captured(spec: DeviceSpec) -> None:

@@ -105,6 +105,12 @@ def test_opcheck(layout, requires_grad):
                 torch.library.opcheck(twin, (x, weight, last))
             # In graphs that torch has cached before the name was left.
             torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad_inner, (g, x, a, d, last))
+            if not last:
+                both = torch.ops.ksopt.ks_mm_weight_bias_grad_inner.default
+                torch.library.opcheck(both, (g, x, a, d))
+                of_weight, of_bias = both(g, x, a, d)
+                torch.testing.assert_close(of_weight, ops.ks_mm_weight_grad(g, x, a, d, last))
+                torch.testing.assert_close(of_bias, g.sum(0))
 
 
 @pytest.mark.sweep

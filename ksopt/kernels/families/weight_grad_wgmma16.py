@@ -162,7 +162,8 @@ def source(p: Pattern, tile: Config, dtype: str, with_bias: bool = False) -> str
         '"csrc and kernels/families/weight_grad_wgmma16.py disagree");\n'
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)\n'
         f"{_name(p, dtype, with_bias)}(const __grid_constant__ WeightGradArguments arguments) {{\n"
-        f"  weight_grad_wgmma16_kernel<{HALF[dtype]}, Support, Tile, {int(with_bias)}>(arguments);\n"
+        f"  weight_grad_wgmma16_kernel<{HALF[dtype]}, Support, Tile, {int(with_bias)}>"
+        "(arguments);\n"
         "}\n"
     )
 
