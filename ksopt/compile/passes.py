@@ -282,11 +282,9 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
 
 def _written_results(node: fx.Node, trace: Trace) -> set[int]:
     """Which results of a checkpoint are written in place behind it."""
-    return {
-        user.args[1]
-        for user in node.users
-        if user.target is operator.getitem and not trace.is_intact(trace.memory[user])
-    }
+    results = [user for user in node.users if user.target is operator.getitem]
+    written = [one for one in results if not trace.is_intact(trace.memory[one])]
+    return {at for one in written if isinstance(at := one.args[1], int)}
 
 
 def _copy_views(body: fx.GraphModule, places: Collection[int]) -> None:
