@@ -19,7 +19,7 @@ from ksopt import ops
 from ksopt.compile import dropouts, slice_writes
 from ksopt.compile.capture import frozen_weight
 from ksopt.compile.capture.interpreter import CannotRunError, run
-from ksopt.compile.capture.nodes import fake_result, memory_of
+from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import Contraction, Kind, Miss, Region, Root, Trace
 from ksopt.compile.lowering.absorb import IsWhole, absorb
@@ -31,7 +31,6 @@ from ksopt.compile.lowering.candidates import (
     worth_a_look,
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
-from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
@@ -104,7 +103,9 @@ def _rewrite(
     judge: Judge,
     frozen_values: frozen_weight.FrozenValues | None,
     report: Report,
+    written_behind: Collection[fx.Node] = (),
 ) -> None:
+    """See `rewrite_graph`; ``written_behind`` are values that are written where the graph has ended."""
     bypassed = dropouts.bypass(gm.graph)
     gathered = slice_writes.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -113,6 +114,8 @@ def _rewrite(
         places = {node: at for at, node in enumerate(placeholders) if at in weights}
         pattern_of = frozen_weight.FrozenNodes(frozen_values, places)
     trace, tracker = run(gm, inputs, weights, pattern_of)
+    for storage in {trace.memory[node][0] for node in written_behind if node in trace.memory}:
+        trace.writes.setdefault(storage, []).append(len(trace.order))
     passes = report.passes
     passes["nodes_followed"] += len(trace.order)
     passes["products_recognised"] += len(trace.contractions)
@@ -273,30 +276,30 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
             if view is not None and view.root.kind is Kind.WEIGHT
         )
         if isinstance(body, fx.GraphModule):
-            before = report.passes["products_lowered"]
+            written = _written_behind(node, body.graph, tracker.trace)
             with _inside(tracker.trace.regions[node], inputs):
-                _rewrite(body, inputs, weights, judge, None, report)
-            if report.passes["products_lowered"] > before:
-                _copy_views(body, _written_results(node, tracker.trace))
+                _rewrite(body, inputs, weights, judge, None, report, written)
 
 
-def _written_results(node: fx.Node, trace: Trace) -> set[int]:
-    """Which results of a checkpoint are written in place behind it."""
-    results = [user for user in node.users if user.target is operator.getitem]
-    written = [one for one in results if not trace.is_intact(trace.memory[one])]
-    return {at for one in written if isinstance(at := one.args[1], int)}
+def _written_behind(call: fx.Node, body: fx.Graph, trace: Trace) -> set[fx.Node]:
+    """The inputs and results of a body that are written in place behind its call."""
 
+    def is_written(node: fx.Node) -> bool:
+        storage = trace.memory[node][0] if node in trace.memory else None
+        return any(at > trace.order[call] for at in trace.writes.get(storage, ()))
 
-def _copy_views(body: fx.GraphModule, places: Collection[int]) -> None:
-    """Let results of a body be no views; see `Emitter.no_view`."""
-    output = next(node for node in body.graph.nodes if node.op == "output")
-    results = list(output.args[0]) if isinstance(output.args[0], list | tuple) else []
-    memories = [memory_of(one) if isinstance(one, fx.Node) else None for one in results]
-    for at in places:
-        if at < len(results) and memories[at] is not None and memories.count(memories[at]) == 1:
-            results[at] = Emitter(output, results[at], [], {}).no_view(results[at])
-    output.args = (tuple(results),)
-    body.recompile()
+    inputs = [node for node in body.nodes if node.op == "placeholder"]
+    written = {
+        inside
+        for inside, outside in zip(inputs, call.args[1:], strict=True)
+        if isinstance(outside, fx.Node) and is_written(outside)
+    }
+    (results,) = next(node for node in body.nodes if node.op == "output").args
+    for user in call.users:
+        if user.target is operator.getitem and is_written(user):
+            result = results[user.args[1]]
+            written |= {result} if isinstance(result, fx.Node) else set()
+    return written
 
 
 @contextlib.contextmanager

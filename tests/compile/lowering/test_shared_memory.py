@@ -117,3 +117,44 @@ def test_a_result_that_is_written_is_no_view(model, features, rewritten):
     """torch 2.11 cannot trace these writes into views."""
     model, x = model(), torch.randn(3, features)
     torch.testing.assert_close(rewritten(model, x), model(x))
+
+
+class FactorWrittenBehindACheckpoint(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, 10), requires_grad=False)
+
+    def forward(self, x):
+        def body(x):
+            return torch.matmul(self.weight, x.reshape(-1, 3, 10, 1))
+
+        y = checkpoint(body, x, use_reentrant=False)
+        self.weight.mul_(3)
+        return y
+
+
+class OperandWrittenBehindACheckpoint(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, 10), requires_grad=False)
+
+    def forward(self, x):
+        def body(x):
+            weight = self.weight + 1
+            return weight, torch.matmul(weight, x.reshape(-1, 3, 10, 1))
+
+        weight, y = checkpoint(body, x, use_reentrant=False)
+        weight.mul_(3)
+        return y
+
+
+@pytest.mark.parametrize("model", [FactorWrittenBehindACheckpoint, OperandWrittenBehindACheckpoint])
+def test_what_is_written_behind_a_checkpoint_is_read_by_no_new_operator(model):
+    """What its backward pass reads is for torch to say: the weight of now, or an error."""
+    with backend.collected() as reports:
+        torch.compile(model(), backend="ksopt", options={"tune": "off"})(
+            torch.randn(3, 30, requires_grad=True)
+        )
+    sites = [site for report in reports for site in report.sites]
+    assert [site.verdict for site in sites] == [Verdict.MISSED]
+    assert "is written in place behind it" in sites[0].reason
