@@ -105,7 +105,7 @@ def _rewrite(
     report: Report,
     written_behind: Collection[fx.Node] = (),
 ) -> None:
-    """See `rewrite_graph`; ``written_behind`` are values that are written where the graph has ended."""
+    """See `rewrite_graph`; ``written_behind``: values that are written when the graph has ended."""
     bypassed = dropouts.bypass(gm.graph)
     gathered = slice_writes.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
