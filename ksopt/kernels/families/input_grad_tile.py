@@ -1,4 +1,4 @@
-"""Tiles of csrc/cuda/input_grad_wgmma16.cuh: of which chains they are, what fits, and what it takes."""
+"""Tiles of csrc/cuda/input_grad_wgmma16.cuh: of which chains they are, what fits, how long."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _SHARED_BYTES_US = 138_000.0
 _MOST_BYTES_US = 106_000.0  # that one alone can take in
 _FLOPS_US = 5.0e6
 _LATENCY_US = 0.99  # in which what a block's ring holds arrives
+_BETWEEN_US = 0.06  # from a group of a warpgroup's products to its next
 _LAUNCH_US = 5.8
-_OVERLAP = 1.97
+_OVERLAP = 3.0
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
 def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
     """All tiles worth considering, without order, of a chain whose form is supported."""
     d, right = s.left.d, s.right
-    unit = 32 if d < 4 else 16 * d
+    unit = unit_of(d)
     widths = [nc for nc in (64, 96, 128) if nc - 32 < -(-right.c // 32) * 32] or [32]
     for splits in (n for n in range(1, _MOST_BLOCKS_OF_ROWS + 1) if right.a % n == 0):
         columns = s.middle // splits
@@ -178,6 +179,11 @@ def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
                         stages = _most_stages(tile, s, device)
                         if stages >= 2 and _is_whole(tile, s) and _fits_registers(tile, s):
                             yield replace(tile, stages=stages)
+
+
+def unit_of(d: int) -> int:
+    """Features of the gradient of a group of products, as ``UNIT`` in the template."""
+    return 32 if d < 4 else 16 * d
 
 
 def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
@@ -205,7 +211,8 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
 
     units = of_block // ROWS_OF_UNIT
     passes = -(-units // tile.groups)
-    ring = tile.stages * tile.slot_bytes(s) * at_a_time
+    used = 128 * min(tile.groups, units) * tile.kf + tile.left_bytes(s)  # of a slot
+    ring = tile.stages * max(used, tile.right_bytes(s)) * at_a_time
     grad = 128 * units * s.left.out_features
     left = tile.slots(s) * tile.left_bytes(s)
     right = tile.chunks_of_block(s) * tile.right_bytes(s)
@@ -220,6 +227,7 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
         (2 * grad + (passes + units) * left) / _SHARED_BYTES_US,
         (grad + passes * left) / ring * _LATENCY_US,
         flops * s.left.b / _FLOPS_US,
+        passes / at_a_time * s.left.out_features / unit_of(s.left.d) * _BETWEEN_US,
     )
     of_chunk = tile.nc * tile.chunks(s) // tile.parts
     second = (
@@ -249,9 +257,8 @@ def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
 
 
 def _fits_registers(tile: Config, s: Shape) -> bool:
-    columns, d = tile.columns(s), s.left.d
-    unit = 32 if d < 4 else 16 * d  # of which a thread holds a quarter of two rows, as 16-bit pairs
-    words = unit // 4
+    columns = tile.columns(s)
+    words = unit_of(s.left.d) // 4  # a quarter of a unit, of two rows, in pairs
     first = columns // 2 + 3 * words  # two groups' operands, and what is read for the next
     second = columns // 4 + tile.nc  # what is between, and the sums of two chunks
     return max(first, second) + _OTHER_REGISTERS <= tile.registers

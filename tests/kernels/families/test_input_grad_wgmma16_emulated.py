@@ -1,4 +1,4 @@
-"""The gradient of what a chain reads in one launch: the kernels, run on the CPU, against float64."""
+"""The gradient of what a chain reads, in one launch: kernels run on the CPU, against float64."""
 
 from __future__ import annotations
 
