@@ -241,8 +241,14 @@ def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float
 
 
 def best(s: Shape, rows: int, device: DeviceSpec, count: int = 1) -> list[Config]:
-    """The tiles with the least predicted times, the best first."""
-    return sorted(configs(s, device), key=lambda t: predicted_us(s, t, rows, device))[:count]
+    """The tiles with the least predicted times, the best first; none with idle warpgroups."""
+
+    def is_busy(tile: Config) -> bool:
+        _, of_block = launch_of(tile, rows, device.multiprocessors)
+        return tile.groups == 1 or tile.rows <= of_block
+
+    busy = filter(is_busy, configs(s, device))
+    return sorted(busy, key=lambda t: predicted_us(s, t, rows, device))[:count]
 
 
 def _is_whole(tile: Config, s: Shape) -> bool:
