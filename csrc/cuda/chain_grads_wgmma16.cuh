@@ -183,6 +183,7 @@ __device__ __forceinline__ void sum_rows(const ChainGradOperands& operands, int6
   const uint32 first = __shfl_sync(~0u, shared_address(stages), 0);
 #pragma unroll
   for (int e = 0; e < Tile::N / 2; ++e) sums[e] = 0.0f;
+  wgmma_fence_operand(sums);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     cp_async_wait_group<Tile::STAGES - 3>();
@@ -191,7 +192,6 @@ __device__ __forceinline__ void sum_rows(const ChainGradOperands& operands, int6
     const uint32 stage = first + step % Tile::STAGES * Tile::STAGE_BYTES + own.k_group * 2048;
     const uint64 a = describe_swizzled_rows(stage + own.m_group * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
     const uint64 b = describe_swizzled_rows(stage + Tile::M_GROUPS * Tile::PANEL_BYTES, Tile::PANEL_BYTES);
-    wgmma_fence_operand(sums);
     wgmma_fence();
 #pragma unroll
     for (int s = 0; s < Tile::ROWS / 16; s += Tile::K_GROUPS) multiply_rows<T, Tile::N>(sums, a + s * 128, b + s * 128, 1);

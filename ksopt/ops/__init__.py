@@ -47,6 +47,7 @@ faster (:mod:`ksopt.kernels.weight_gradients`). Else it is what it is made of: o
 for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
+``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 
 ``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled
@@ -79,7 +80,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 9
+CONTRACT = 10
 
 __all__ = [
     "CONTRACT",

@@ -336,7 +336,7 @@ def is_weight_grad_by_kernel(grad: Tensor, x: Tensor, a: int, d: int, batch_last
     """
     if batch_last or x.device.type != "cuda":
         return False
-    sizes = [_at_hand(size) for size in (a, d, grad.shape[-1], *x.shape)]
+    sizes = [at_hand(size) for size in (a, d, grad.shape[-1], *x.shape)]
     if None in sizes or 0 in sizes:
         return False
     a, d, outs, *rows, ins = (int(size) for size in sizes if size is not None)
@@ -344,7 +344,7 @@ def is_weight_grad_by_kernel(grad: Tensor, x: Tensor, a: int, d: int, batch_last
     return weight_gradients.is_by_kernel(pattern, x.dtype, math.prod(rows), x.device)
 
 
-def _at_hand(size: int | torch.SymInt) -> int | None:
+def at_hand(size: int | torch.SymInt) -> int | None:
     """A size, in the call at hand where it is dynamic; None if it depends on data."""
     value = size if isinstance(size, int) else size.node.hint
     return int(value) if isinstance(value, int) else None

@@ -4,7 +4,7 @@
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
 Names of families: only those, and the general kernel. ``chains``: those of chains alone;
-``weight_grads``: those of weight gradients.
+``weight_grads``: those of weight gradients; ``chain_grads``: those of chains' weight gradients.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -17,8 +17,9 @@ import sys
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels.families import naive, weight_grad_wgmma16
+from ksopt.kernels.families import chain_grads_wgmma16, naive, weight_grad_wgmma16
 from ksopt.kernels.families.base import TemplateFamily, families
+from ksopt.kernels.families.chain_grads_launcher import ChainGradients
 from ksopt.kernels.planner import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 from ksopt.patterns.chain import Chain, Pattern
@@ -81,6 +82,25 @@ def run_weight_gradients() -> int:
     return ran
 
 
+def run_chain_gradients() -> int:
+    """Run some blocks of every cluster for chains' gradients, with one share and several."""
+    ran = 0
+    for text in ("(1,20,40,2)*(2,40,40,1)", "(2,16,24,3)*(6,24,40,1)", "(1,72,72,2)*(2,72,136,1)"):
+        left, right = Chain.parse(text)
+        every = list(chain_grads_wgmma16.configs((left, right)))
+        for number, config in enumerate(every[:: max(1, len(every) // 24)]):
+            rows, shares = ((ROWS, (1, 1)), (1300, (1, 2)), (700, (2, 1)))[number % 3]
+            launch = chain_grads_wgmma16.launch_of(config, rows, shares)
+            kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
+            widths = (left.out_features, left.in_features, right.out_features, right.in_features)
+            operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
+            made = kernel(*operands)
+            assert not any(torch.isnan(one).any() for one in made), (text, config)
+            ran += 1
+    torch.cuda.synchronize()
+    return ran
+
+
 def main() -> None:
     every = {
         family.name: family
@@ -93,6 +113,9 @@ def main() -> None:
         return
     if sys.argv[1:] == ["weight_grads"]:
         print(f"{run_weight_gradients()} weight gradients")
+        return
+    if sys.argv[1:] == ["chain_grads"]:
+        print(f"{run_chain_gradients()} chains' weight gradients")
         return
     unknown = set(sys.argv[1:]) - set(every)
     if unknown:

@@ -13,6 +13,8 @@ from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
 from ksopt.patterns.chain import Pattern
 
+FourRows = tuple[Tensor, Tensor, Tensor, Tensor]
+"""grad, between, grad_between and x, [rows, features] of any stride."""
 Gradients = tuple[Tensor, Tensor, Tensor | None]
 """Of the left weight, of the right one, and of the bias where it is wanted."""
 
@@ -29,7 +31,7 @@ def adding_name(dtype: str) -> str:
 
 
 def source(chain: Chain, config: Config, dtype: str, with_bias: bool = False) -> str:
-    """The generated file: the kernel of the gradients, that of the bias included if ``with_bias``."""
+    """The generated file: the kernel of the gradients, of the bias's too if ``with_bias``."""
     left, right = chain
 
     def tile(name: str, p: Pattern, one: Tile, bias: bool) -> str:
@@ -115,7 +117,7 @@ def share_elements(chain: Chain, launch: Launch, with_bias: bool) -> tuple[int, 
 
 
 def arguments_of(
-    rows: tuple[Tensor, Tensor, Tensor, Tensor],
+    rows: FourRows,
     results: Gradients,
     shares: Tensor | None,
     chain: Chain,
@@ -124,7 +126,7 @@ def arguments_of(
     """What the kernel is launched with.
 
     Args:
-        rows: grad, between, grad_between and x, [rows, features] of any stride.
+        rows: the operands.
         results: where the gradients go.
         shares: fp32, of `share_elements`: the left factor's, then the right one's.
         chain: the factors.
@@ -216,15 +218,16 @@ class ChainGradients:
             adding_blocks(self.chain, launch, self._with_bias),
         )
 
-    def __call__(
-        self, grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor
-    ) -> Gradients:
+    def __call__(self, grad: Tensor, between: Tensor, grad_between: Tensor, x: Tensor) -> Gradients:
         """Of [rows, features] each, whose rows begin at 16 bytes."""
         left, right = (x.new_empty(p.weight_shape) for p in self.chain)
         bias = x.new_empty(self.chain[0].out_features) if self._with_bias else None
-        results = (left, right, bias)
         shares = x.new_empty(self._elements, dtype=torch.float32) if self._elements else None
-        rows = (grad, between, grad_between, x)
+        self.write((grad, between, grad_between, x), (left, right, bias), shares)
+        return left, right, bias
+
+    def write(self, rows: FourRows, results: Gradients, shares: Tensor | None) -> None:
+        """The same, into ``results``; ``shares`` is fp32, of `share_elements`, if there are any."""
         arguments = arguments_of(rows, results, shares, self.chain, self.launch)
         blocks, threads = self.launch.blocks(self.chain), self.launch.config.threads
         driver.launch(self._kernel, blocks, threads, self._shared, arguments, self._device)
@@ -232,4 +235,3 @@ class ChainGradients:
             adding = adding_arguments(shares, results, self.chain, self.launch)
             blocks = adding_blocks(self.chain, self.launch, self._with_bias)
             driver.launch(self._adding, blocks, factors.ADDING_THREADS, 0, adding, self._device)
-        return results
