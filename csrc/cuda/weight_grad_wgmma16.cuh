@@ -92,11 +92,12 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Tile::N / 2], con
 template <typename T, typename Tile> struct RowSums {
   float own[8] = {};
 
-  __device__ __forceinline__ void add(const unsigned char* panel) {
+  // Of the stage, in steps of 16 rows: step `first` and every `EVERY`th behind it.
+  template <int EVERY = 1> __device__ __forceinline__ void add(const unsigned char* panel, int first = 0) {
     const int thread = threadIdx.x % 128, chunk = thread % 8;
 #pragma unroll
-    for (int step = 0; step < Tile::ROWS / 16; ++step) {
-      const int row = thread / 8 + step * 16;
+    for (int step = 0; step < Tile::ROWS / 16; step += EVERY) {
+      const int row = thread / 8 + (step + first) * 16;
       const uint4 eight = *reinterpret_cast<const uint4*>(panel + row * 128 + (chunk ^ row % 8) * 16);
       const T* const features = reinterpret_cast<const T*>(&eight);
 #pragma unroll
@@ -203,11 +204,12 @@ struct SharesArguments {
   int64 count, elements, own;  // multiples of 4; `own` elements go to `to`
 };
 
-// Adds the shares up: a block has 128 elements, and each of its 8 warps an eighth of the shares.
-template <typename T> __device__ __forceinline__ void add_shares_kernel(const SharesArguments& arguments) {
+// Adds the shares up: block `block` has 128 elements, and each of its 8 warps an eighth of the shares.
+template <typename T>
+__device__ __forceinline__ void add_shares_kernel(const SharesArguments& arguments, int64 block) {
   __shared__ float sums[8][128];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int64 first = int64(blockIdx.x) * 128, at = first + lane * 4;
+  const int64 first = block * 128, at = first + lane * 4;
   griddepcontrol_wait();
   float own[4] = {};
   if (at < arguments.elements) {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "chain_gradients.hpp"
 #include "kept_weights.hpp"
 #include "known_product.hpp"
 
@@ -222,6 +223,7 @@ void serve_products(bool served) {
   }
   python_weight_grad(false).emplace(pythons("ksopt::ks_mm_weight_grad_inner", c10::DispatchKey::CUDA));
   python_weight_grad(true).emplace(pythons("ksopt::ks_mm_weight_bias_grad_inner", c10::DispatchKey::CUDA));
+  ksopt::keep_python_chain_gradients();
   python_chain_keeping().emplace(pythons("ksopt::ks_chain_keeping", c10::DispatchKey::CUDA));
   // Torch warns of every kernel that is put above another: here that is meant.
   Silent silent;
@@ -239,6 +241,7 @@ void serve_products(bool served) {
       library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<false>>());
       library.impl("ks_mm_weight_bias_grad_inner",
                    torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<true>>());
+      ksopt::serve_chain_gradients(library);
       library.impl("ks_chain_keeping", torch::CppFunction::makeFromBoxedFunction<&chain_keeping_kernel>());
     }
   }

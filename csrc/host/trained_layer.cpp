@@ -23,6 +23,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "chain_gradients.hpp"
 #include "known_product.hpp"
 #include "torch_ops.hpp"
 
@@ -102,6 +107,39 @@ struct Known {
     return op.call(grad, x, weight.size(0), weight.size(3), false);
   }
 
+  // Those of both weights of a chain in one launch, and where of_bias is, that of a bias there; none where each is
+  // known to be launched alone.
+  std::optional<std::array<Tensor, 2>> both_weight_gradients(const Tensor& grad, const Tensor& between,
+                                                             const Tensor& grad_between, const Tensor& x,
+                                                             at::TensorList weights, Tensor* of_bias) const {
+    if (!x.is_cuda() || form.batch_last || x.element_size() != 2 || x.numel() == 0) return std::nullopt;
+    Tensor rows[] = {grad, between, grad_between, x};
+    const auto handle = [&](size_t at) { return reinterpret_cast<AtenTensorHandle>(&rows[at]); };
+    const auto known = ksopt::chain_gradients_known({handle(0),
+                                                     handle(1),
+                                                     handle(2),
+                                                     handle(3),
+                                                     {weights[0].size(0), weights[1].size(0)},
+                                                     {weights[0].size(3), weights[1].size(3)},
+                                                     of_bias != nullptr});
+    if (known.left != nullptr) {
+      const auto take = [](AtenTensorHandle one) {
+        const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(one));
+        return *owned;
+      };
+      if (of_bias != nullptr) *of_bias = take(known.bias);
+      return std::array{take(known.left), take(known.right)};
+    }
+    if (known.is_known) return std::nullopt;
+    static const auto op = operator_of<std::tuple<Tensor, Tensor, Tensor>(
+        const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, c10::SymInt, c10::SymInt,
+        bool)>("ksopt::ks_chain_weight_grads");
+    auto [left, right, sum] = op.call(grad, between, grad_between, x, weights[0].size(0), weights[0].size(3),
+                                      weights[1].size(0), weights[1].size(3), of_bias != nullptr);
+    if (of_bias != nullptr) *of_bias = sum;
+    return std::array{left, right};
+  }
+
   // As weight_grad_decomposed, with fewer calls.
   Tensor by_torch(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
     const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
@@ -135,6 +173,10 @@ struct Differentiable {
     static const auto op = operator_of<Tensor(const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, bool)>(
         "ksopt::ks_mm_weight_grad");
     return op.call(grad, x, weight.size(0), weight.size(3), form.batch_last);
+  }
+  static std::optional<std::array<Tensor, 2>> both_weight_gradients(const Tensor&, const Tensor&, const Tensor&,
+                                                                    const Tensor&, at::TensorList, Tensor*) {
+    return std::nullopt;
   }
 };
 
@@ -202,6 +244,14 @@ variable_list gradients(const Products& products, Tensor grad, at::TensorList we
     const size_t first = static_cast<size_t>(sibling) * length;
     Tensor part = form.siblings == 1 ? grad : grad.narrow(dim, sibling * features, features);
     part = part.contiguous();
+    if (length == 2 && form.siblings == 1) {
+      const Tensor between = products.product(part, weights[0].transpose(1, 2));
+      const auto both = products.both_weight_gradients(part, inputs[0], between, inputs[1], weights, of_bias);
+      found[1] = both ? (*both)[0] : products.weight_gradient(part, inputs[0], weights[0], of_bias);
+      found[2] = both ? (*both)[1] : products.weight_gradient(between, inputs[1], weights[1], nullptr);
+      if (of_x) found[0] = products.product(between, weights[1].transpose(1, 2));
+      break;
+    }
     for (size_t at = first; at < first + length; ++at) {
       Tensor* const beside = at == 0 && form.siblings == 1 ? of_bias : nullptr;
       found[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);

@@ -6,6 +6,7 @@ dK[i,k,l,j] is the sum over the rows n of dY[n,i,k,j] X[n,i,l,j]. With d > 1 nei
 batch of matrices: ``apart`` copies both into one, which is what ksopt does. ``joined`` multiplies
 the j's by each other and keeps the diagonal: d times the flops and no copy. ``split`` adds up
 shares of the rows, in float32. Each way is checked against float64 first, then all take turns.
+``--chains``: both gradients of whole chains instead (chain_weight_gradients.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+import chain_weight_gradients
 from ksopt.bench import paper
 from ksopt.kernels import weight_gradients
 from ksopt.kernels.families import weight_grad_wgmma16 as kernels
@@ -105,7 +107,11 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="of the paper's patterns, too")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--chains", action="store_true", help="both gradients in one launch")
     options = parser.parse_args()
+    if options.chains:
+        chain_weight_gradients.main(options)
+        return
     torch.manual_seed(0)
     for n, m, text in LAYERS:
         for pattern in Chain.parse(text):

@@ -35,7 +35,7 @@ def is_by_kernel(p: Pattern, dtype: torch.dtype, rows: int, device: torch.device
     if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
         return False
     spec = backend_of("cuda").spec(device)
-    return spec is not None and _is_faster(p, _name(dtype), rows, spec)
+    return spec is not None and is_faster(p, _name(dtype), rows, spec)
 
 
 def run(
@@ -60,17 +60,30 @@ def run(
     if host.is_loaded():
         launch = _BY_TORCH if kernel is None else kernel.entry
         torch.ops.ksopt_host.know_weight_grad(grad, x, a, d, with_bias, *launch)
-    return None if kernel is None else kernel(_rows(grad), _rows(x))
+    return None if kernel is None else kernel(in_aligned_rows(grad), in_aligned_rows(x))
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
+def is_faster(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> bool:
+    """Whether a kernel is predicted to be faster than PyTorch."""
     if kernels.unsupported(p, dtype, spec) is not None:
         return False
     if p.a == p.d == 1:
         return False  # one matrix, whose sums over rows cuBLAS splits itself
     launch = kernels.best(p, rows, spec)
     return kernels.predicted_us(launch, p, rows, spec) < pytorch_us(p, rows)
+
+
+def predicted_us(p: Pattern, dtype: str, rows: int, spec: DeviceSpec) -> float:
+    """Microseconds predicted of the faster way."""
+    if is_faster(p, dtype, rows, spec):
+        return kernels.predicted_us(kernels.best(p, rows, spec), p, rows, spec)
+    return pytorch_us(p, rows)
+
+
+def bias_us(features: int, rows: int) -> float:
+    """Microseconds predicted of PyTorch's sum over rows of 16 bits: one reading of them."""
+    return _BMM_LAUNCH_US + 2.0 * rows * features / _COPY_BYTES_PER_US
 
 
 def pytorch_us(p: Pattern, rows: int) -> float:
@@ -97,7 +110,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def in_aligned_rows(tensor: Tensor) -> Tensor:
     """[rows, features], each row's elements side by side from a multiple of 16 bytes on."""
     flat = tensor.reshape(-1, tensor.shape[-1])
     if flat.stride(1) != 1 or (flat.shape[0] > 1 and flat.stride(0) % 8) or flat.data_ptr() % 16:

@@ -50,6 +50,7 @@ both that, batch first, and the sum of ``grad`` over all but its last dim, the g
 ``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right) -> (Tensor, Tensor)`` is the gradient
 of what a chain of two factors reads, batch first, and of what is between them, where one kernel of
 ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
+``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 
 ``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,
 Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()``: compiled

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import trained_chain, weight_cache, weight_scopes
-from ksopt.ops import implementation, input_gradient
+from ksopt.ops import chain_gradients, implementation, input_gradient
 from ksopt.ops.autograd import in_rows
 from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.schemas import (
@@ -69,9 +69,10 @@ class _TrainedChain(torch.autograd.Function):
         if torch.is_grad_enabled():  # gradients of gradients: through x and right, too
             between = ks_mm(x, right)
         grad_x = grad_left = grad_right = grad_bias = None
-        if of_left and of_bias and _are_together(grad, between, left):
+        are_one = of_left and of_right and chain_gradients.are_together(x, left, right, of_bias)
+        if of_left and of_bias and not are_one and _are_together(grad, between, left):
             grad_left, grad_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
-        elif of_left:
+        elif of_left and not are_one:
             grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
         if of_x and _is_one_launch(grad, left, right):
             grad_x, grad_between = ks_chain_input_grad(grad, left, right)
@@ -80,7 +81,11 @@ class _TrainedChain(torch.autograd.Function):
                 grad_between = ks_mm(grad, left.transpose(1, 2))
                 if of_x:
                     grad_x = ks_mm(grad_between, right.transpose(1, 2))
-        if of_right:
+        if are_one:
+            grad_left, grad_right, grad_bias = chain_gradients.weight_grads(
+                grad, between, grad_between, x, left, right, of_bias
+            )
+        elif of_right:
             grad_right = ks_mm_weight_grad(grad_between, x, *_sizes(right), False)
         if of_bias and grad_bias is None:
             grad_bias = implementation.bias_grad(grad)

@@ -3,7 +3,7 @@
 It is compiled with its operators registered for CPU tensors, and with a driver and a stream of the
 test's own. The driver keeps what it was given last, can refuse as the real one does, and has two
 kernels that compute: one packs a weight, one multiplies by what is packed, or by a weight as it is.
-Of a trained chain's kernels it keeps how they were launched.
+Of a trained chain's kernels, and of those of its gradients, it keeps how they were launched.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
+GRADIENTS, ADDING = 8, 9
 
 DRIVER = r"""
 #include <string.h>
@@ -43,11 +44,12 @@ unsigned blocks;
 int launches, has_context = 1, stream, capturing;
 int packs, pattern[4], chain_features[2];
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
+enum { GRADIENTS = 8, ADDING = 9 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
   char arguments[264];
-} trained[2];
+} trained[2], gradients[2]; /* the latter: those of a chain's gradients, and of their shares */
 static void see(struct Seen* seen, const struct Config* config, const void* given, int size) {
   *seen = (struct Seen){launches, config->blocks[0], config->threads[0], config->shared,
                         config->count, (long)config->stream};
@@ -102,6 +104,11 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, vo
   if (kernel == (void*)PACK_TRAINED || kernel == (void*)TRAINED) {
     const int is_pack = kernel == (void*)PACK_TRAINED;
     see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 264 : 88);
+    return 0;
+  }
+  if (kernel == (void*)GRADIENTS || kernel == (void*)ADDING) {
+    const int is_adding = kernel == (void*)ADDING;
+    see(&gradients[is_adding], config, given[0], is_adding ? 104 : 128);
     return 0;
   }
   arguments = *(struct Arguments*)given[0];
@@ -172,6 +179,11 @@ class Seen(ctypes.Structure):
 def trained(library):
     """How a trained chain was launched last: what packs its weights, what multiplies by them."""
     return (Seen * 2).in_dll(library.driver, "trained")
+
+
+def of_gradients(library):
+    """How a chain's gradients were launched last, and what adds their shares."""
+    return (Seen * 2).in_dll(library.driver, "gradients")
 
 
 def variable(library, name):

@@ -4,7 +4,8 @@
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
 Names of families: only those, and the general kernel. ``chains``: those of chains alone;
-``weight_grads``: those of weight gradients; ``input_grads``: those of chains' input gradients.
+``weight_grads``: those of weight gradients; ``input_grads``: those of chains' input gradients;
+``chain_grads``: those of chains' weight gradients.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -17,8 +18,14 @@ import sys
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels.families import input_grad_tile, naive, weight_grad_wgmma16
+from ksopt.kernels.families import (
+    chain_grads_wgmma16,
+    input_grad_tile,
+    naive,
+    weight_grad_wgmma16,
+)
 from ksopt.kernels.families.base import TemplateFamily, families
+from ksopt.kernels.families.chain_grads_launcher import ChainGradients
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.planner import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
@@ -105,8 +112,33 @@ def run_input_gradients() -> int:
             made = InputGradient(shape, tile, "bfloat16", 0)(grad, left, right)
             assert not any(torch.isnan(one).any() for one in made), (text, tile)
             ran += 1
-    torch.cuda.synchronize()
     return ran
+
+
+def run_chain_gradients() -> int:
+    """Run some blocks of every cluster for chains' gradients, with one share and several."""
+    ran = 0
+    for text in ("(1,20,40,2)*(2,40,40,1)", "(2,16,24,3)*(6,24,40,1)", "(1,72,72,2)*(2,72,136,1)"):
+        left, right = Chain.parse(text)
+        every = list(chain_grads_wgmma16.configs((left, right)))
+        for number, config in enumerate(every[:: max(1, len(every) // 24)]):
+            rows, shares = ((ROWS, (1, 1)), (1300, (1, 2)), (700, (2, 1)))[number % 3]
+            launch = chain_grads_wgmma16.launch_of(config, rows, shares)
+            kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
+            widths = (left.out_features, left.in_features, right.out_features, right.in_features)
+            operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
+            made = kernel(*operands)
+            assert not any(torch.isnan(one).any() for one in made), (text, config)
+            ran += 1
+    return ran
+
+
+OF_CHAINS = {
+    "chains": run_chains,
+    "weight_grads": run_weight_gradients,
+    "input_grads": run_input_gradients,
+    "chain_grads": run_chain_gradients,
+}
 
 
 def main() -> None:
@@ -115,15 +147,9 @@ def main() -> None:
         for family in families()
         if isinstance(family, TemplateFamily) and not family.is_fallback
     }
-    if sys.argv[1:] == ["chains"]:
-        print(f"{run_chains()} launches of chains")
+    if len(sys.argv) == 2 and sys.argv[1] in OF_CHAINS:
+        print(f"{OF_CHAINS[sys.argv[1]]()} launches of {sys.argv[1]}")
         torch.cuda.synchronize()
-        return
-    if sys.argv[1:] == ["weight_grads"]:
-        print(f"{run_weight_gradients()} weight gradients")
-        return
-    if sys.argv[1:] == ["input_grads"]:
-        print(f"{run_input_gradients()} input gradients")
         return
     unknown = set(sys.argv[1:]) - set(every)
     if unknown:

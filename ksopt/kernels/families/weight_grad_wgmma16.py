@@ -28,12 +28,12 @@ MOST_D = 8
 """The largest d: more would multiply too much in vain."""
 
 _SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
-_ADDING_THREADS, _ADDED_BY_BLOCK = 256, 128
+ADDING_THREADS, ADDED_BY_BLOCK = 256, 128
 # Fitted to 47 launches on an H200, within 4 % (docs/performance/training.md): TFLOP/s of tiles,
 # TB/s of memory, of the L2 cache and of shares, and how well the first three overlap.
-_TFLOPS, _MEMORY, _L2, _SHARES, _OVERLAP = 652.0, 3.47, 6.84, 2.76, 10.6
-_L2_FILLED = 0.83  # power of the share of the blocks that run
-_LAUNCH_US, _ADDING_US = 3.5, 7.7
+TFLOPS, MEMORY, L2, SHARES, OVERLAP = 652.0, 3.47, 6.84, 2.76, 10.6
+L2_FILLED = 0.83  # power of the share of the blocks that run
+LAUNCH_US, ADDING_US = 3.5, 7.7
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ def predicted_us(launch: Launch, p: Pattern, rows: int, spec: DeviceSpec) -> flo
     blocks = tiles * launch.shares
     waves = -(-blocks // at_a_time)
     filled = blocks / (waves * at_a_time)
-    products = 2 * rows * tiles * m * n / (_TFLOPS * 1e6 * filled)
+    products = 2 * rows * tiles * m * n / (TFLOPS * 1e6 * filled)
     features = p.a * (p.b + p.c) * p.d
-    memory = 2 * rows * features / (_MEMORY * 1e6)
-    l2 = 2 * rows * tiles * (m + n) / (_L2 * 1e6 * filled**_L2_FILLED)
-    total = _LAUNCH_US + overlapped((products, memory, l2), _OVERLAP)
+    memory = 2 * rows * features / (MEMORY * 1e6)
+    l2 = 2 * rows * tiles * (m + n) / (L2 * 1e6 * filled**L2_FILLED)
+    total = LAUNCH_US + overlapped((products, memory, l2), OVERLAP)
     if launch.shares > 1:
-        total += _ADDING_US + 8 * p.nnz * launch.shares / (_SHARES * 1e6)
+        total += ADDING_US + 8 * p.nnz * launch.shares / (SHARES * 1e6)
     return total
 
 
@@ -172,9 +172,9 @@ def adding_source(dtype: str) -> str:
     """The generated file of the kernel that adds shares."""
     return (
         '#include "weight_grad_wgmma16.cuh"\n'
-        f'extern "C" __global__ void __launch_bounds__({_ADDING_THREADS})\n'
+        f'extern "C" __global__ void __launch_bounds__({ADDING_THREADS})\n'
         f"{_adding_name(dtype)}(const __grid_constant__ SharesArguments arguments) {{\n"
-        f"  add_shares_kernel<{HALF[dtype]}>(arguments);\n"
+        f"  add_shares_kernel<{HALF[dtype]}>(arguments, blockIdx.x);\n"
         "}\n"
     )
 
@@ -239,7 +239,7 @@ def adding_arguments(
 
 def adding_blocks(elements: int) -> int:
     """Blocks of the kernel that adds shares."""
-    return -(-elements // _ADDED_BY_BLOCK)
+    return -(-elements // ADDED_BY_BLOCK)
 
 
 class WeightGradient:
@@ -271,7 +271,7 @@ class WeightGradient:
         """What the host library launches, as ``know_weight_grad`` of csrc/host takes it."""
         launch, tile = self.launch, self.launch.tile
         return (
-            *(self._kernel, self._adding, tile.threads, tile.shared_bytes, _ADDING_THREADS),
+            *(self._kernel, self._adding, tile.threads, tile.shared_bytes, ADDING_THREADS),
             *(self._blocks, launch.shares, launch.rows_per_share, adding_blocks(self._elements)),
         )
 
@@ -295,5 +295,5 @@ class WeightGradient:
         if launch.shares > 1:
             adding = adding_arguments(to, result, launch, bias)
             blocks = adding_blocks(self._elements)
-            driver.launch(self._adding, blocks, _ADDING_THREADS, 0, adding, self._device)
+            driver.launch(self._adding, blocks, ADDING_THREADS, 0, adding, self._device)
         return result, bias

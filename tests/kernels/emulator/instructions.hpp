@@ -168,6 +168,14 @@ INSTRUCTION void st_shared_cluster_v4_u32(uint32_t address, uint32_t x, uint32_t
   to[0] = x, to[1] = y, to[2] = z, to[3] = w;
 }
 
+INSTRUCTION void st_shared_cluster_v4_f32(uint32_t address, float x, float y, float z, float w) {
+  float* const to = static_cast<float*>(write_shared_of_cluster(address, 16, __builtin_return_address(0)));
+  to[0] = x, to[1] = y, to[2] = z, to[3] = w;
+}
+INSTRUCTION void st_shared_cluster_f32(uint32_t address, float value) {
+  *static_cast<float*>(write_shared_of_cluster(address, 4, __builtin_return_address(0))) = value;
+}
+
 // Barriers ------------------------------------------------------------------------------------
 
 INSTRUCTION void bar_sync(int name, int threads) { named_barrier(unsigned(name), unsigned(threads)); }

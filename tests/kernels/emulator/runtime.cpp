@@ -24,6 +24,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -44,7 +45,7 @@ namespace emulate {
 namespace {
 
 constexpr std::size_t STACK_BYTES = 128 * 1024;
-constexpr std::size_t SHARED_LIMIT = 1024 * 1024;  // of all blocks of a cluster, with red zones
+constexpr std::size_t SHARED_LIMIT = 2048 * 1024;  // of all blocks of a cluster, with red zones
 constexpr std::size_t RED_ZONE = 256;
 constexpr unsigned MOST_BLOCKS_OF_CLUSTER = 8, BARRIERS = 16;
 constexpr std::size_t GRANULE = 2;  // bytes that share a record: the smallest element's
@@ -150,8 +151,8 @@ bool shuffled;
 
 unsigned rank_of(int thread) { return static_cast<unsigned>(thread) / launch.block_threads; }
 
-// Bytes of shared memory that lie between a block's and the next one's.
-std::size_t window() { return SHARED_LIMIT / (launch.threads / launch.block_threads); }
+// Bytes of shared memory that lie between a block's and the next one's: a power of two.
+std::size_t window() { return std::bit_floor(SHARED_LIMIT / (launch.threads / launch.block_threads)); }
 
 // A place in the code, for cuda_emulator.py to replace by file and line.
 std::string place(Address site) {

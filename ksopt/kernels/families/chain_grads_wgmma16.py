@@ -1,0 +1,251 @@
+"""Both weight gradients of a chain in one launch (csrc/cuda/chain_grads_wgmma16.cuh): its tiles.
+
+The first blocks of the grid have tiles of the left factor's gradient, the others of the right
+one's. How the rows are split decides when they end: all at about the same time, in one wave.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ksopt.kernels.families import weight_grad_wgmma16 as factors
+from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.patterns.chain import Pattern
+
+ROWS = factors.ROWS
+"""The rows of a block are a multiple of so many: whole stages."""
+CLUSTERS = (1, 2, 3, 4, 8)
+
+_SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
+_WIDEST = {1: 4, 2: 4, 3: 3, 4: 2}  # warpgroups: panels whose sums fit into registers
+_CLUSTERED = 16  # multiprocessors of a group, which a cluster lies within
+# Bytes that a multiprocessor sends to others of its cluster in a microsecond (published times of
+# an H100), and a cluster's start and barriers. No launch of this kernel has been measured yet.
+_SENT_BYTES_US, _CLUSTER_US = 25_000.0, 1.4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block computes of one factor's gradient.
+
+    Attributes:
+        m_groups: of 64 features of dY.
+        panels: of 64 features of X.
+    """
+
+    m_groups: int
+    panels: int
+
+    @property
+    def m(self) -> int:
+        """Features of dY."""
+        return 64 * self.m_groups
+
+    @property
+    def n(self) -> int:
+        """Features of X."""
+        return 64 * self.panels
+
+    @property
+    def rows(self) -> int:
+        """Of a stage: of wide ones fewer, so that several are on their way."""
+        return 64 if self.m_groups + self.panels <= 4 else 32
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of the rows of both operands."""
+        return (self.m_groups + self.panels) * self.rows * 128
+
+    def count(self, p: Pattern) -> int:
+        """Tiles of all of the gradient."""
+        return p.a * -(-p.b * p.d // self.m) * -(-p.c * p.d // self.n)
+
+    def kept(self, p: Pattern) -> int:
+        """Sums that leave the registers: of even d those of every second column."""
+        return self.m * self.n // (2 if p.d % 2 == 0 else 1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How blocks are put together.
+
+    Attributes:
+        groups: warpgroups of a block.
+        cluster: blocks that share a tile's rows, and add their sums up.
+        left: tile of the left factor.
+        right: of the right one.
+    """
+
+    groups: int
+    cluster: int
+    left: Tile
+    right: Tile
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 128 * self.groups
+
+    @property
+    def blocks(self) -> int:
+        """That a multiprocessor runs at a time: two where stages and sums are small."""
+        return 2 if self.groups + max(self.left.panels, self.right.panels) <= 3 else 1
+
+    @property
+    def _most_shared(self) -> int:
+        return _SHARED // self.blocks - _RESERVED_SHARED
+
+    def stages(self, tile: Tile) -> int:
+        """Of one of the tiles: as many as fit."""
+        return min(8, self._most_shared // tile.stage_bytes)
+
+    def sources(self, tile: Tile) -> int:
+        """Warpgroups of a cluster that have sums of the same elements."""
+        return self.cluster * (self.groups // tile.m_groups)
+
+    def shared_bytes(self, chain: Chain) -> int:
+        """Of a block: of the stages, and then of what the cluster's blocks send."""
+        needed = self.groups * 4096  # sums for the bias
+        for tile, p in zip((self.left, self.right), chain, strict=True):
+            needed = max(needed, self.stages(tile) * tile.stage_bytes, self._sent_bytes(tile, p))
+        return needed
+
+    def _sent_bytes(self, tile: Tile, p: Pattern) -> int:
+        if self.sources(tile) == 1:
+            return 0
+        chunks = tile.kept(p) // (tile.m_groups * 128 * 4)
+        of_sums = self.sources(tile) * -(-chunks // self.cluster) * tile.m_groups * 128 * 16
+        return of_sums + self.sources(tile) * tile.m * 4
+
+    def fits(self, chain: Chain) -> bool:
+        """Whether a multiprocessor has the memory, and each warpgroup a part of each stage."""
+        return self.shared_bytes(chain) <= self._most_shared and all(
+            self.groups % tile.m_groups == 0
+            and tile.rows // 16 % (self.groups // tile.m_groups) == 0
+            and self.stages(tile) >= 4
+            for tile in (self.left, self.right)
+        )
+
+    def clusters(self, spec: DeviceSpec) -> int:
+        """That a device runs at a time."""
+        if self.cluster <= 2:
+            return spec.multiprocessors // self.cluster * self.blocks
+        return spec.multiprocessors // _CLUSTERED * (_CLUSTERED // self.cluster) * self.blocks
+
+
+Chain = tuple[Pattern, Pattern]
+"""The left factor and the right one."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the gradients are computed.
+
+    Attributes:
+        config: of the blocks.
+        shares: clusters with the same tile, of the left factor and of the right one; where there
+            are several a second kernel adds their sums.
+        rows_per_block: of each factor's blocks, multiples of `ROWS`.
+    """
+
+    config: Config
+    shares: tuple[int, int]
+    rows_per_block: tuple[int, int]
+
+    def blocks(self, chain: Chain) -> int:
+        """Of the grid."""
+        tiles = (self.config.left, self.config.right)
+        counts = (
+            tile.count(p) * shares
+            for tile, p, shares in zip(tiles, chain, self.shares, strict=True)
+        )
+        return sum(counts) * self.config.cluster
+
+
+def unsupported(chain: Chain, dtype: str, spec: DeviceSpec) -> str | None:
+    """Why no kernel computes a chain's weight gradients; None if one does."""
+    for p in chain:
+        reason = factors.unsupported(p, dtype, spec)
+        if reason is not None:
+            return f"{p}: {reason}"
+        if p.a == p.d == 1:
+            return f"{p} is one matrix, whose sums over rows cuBLAS splits itself"
+    return None
+
+
+def configs(chain: Chain) -> Iterator[Config]:
+    """The blocks that a multiprocessor can run."""
+    for groups, most in _WIDEST.items():
+        tiles = [
+            Tile(m_groups, panels)
+            for m_groups in range(1, groups + 1)
+            for panels in range(1, most + 1)
+            if groups % m_groups == 0
+        ]
+        for cluster, left, right in product(CLUSTERS, tiles, tiles):
+            config = Config(groups, cluster, left, right)
+            if config.fits(chain):
+                yield config
+
+
+@functools.lru_cache(maxsize=1024)
+def best(chain: Chain, rows: int, spec: DeviceSpec) -> Launch:
+    """The launch with the least predicted time."""
+    launches = (one for config in configs(chain) for one in launches_of(config, chain, rows, spec))
+    return min(launches, key=lambda launch: predicted_us(launch, chain, rows, spec))
+
+
+def launches_of(config: Config, chain: Chain, rows: int, spec: DeviceSpec) -> Iterator[Launch]:
+    """A cluster for each tile, and ways to fill one wave."""
+    tiles = (config.left.count(chain[0]), config.right.count(chain[1]))
+    yield launch_of(config, rows, (1, 1))
+    at_a_time = config.clusters(spec)
+    for of_left in range(1, min(24, at_a_time // tiles[0]) + 1):
+        of_right = (at_a_time - of_left * tiles[0]) // tiles[1]
+        if of_right > 0 and (of_left, of_right) != (1, 1):
+            yield launch_of(config, rows, (of_left, of_right))
+
+
+def launch_of(config: Config, rows: int, shares: tuple[int, int]) -> Launch:
+    """A launch with so many shares, or with fewer where some would be empty."""
+    stages = max(1, -(-rows // ROWS))
+    of_block = [-(-stages // (wanted * config.cluster)) for wanted in shares]
+    found = [-(-stages // (one * config.cluster)) for one in of_block]
+    return Launch(config, (found[0], found[1]), (of_block[0] * ROWS, of_block[1] * ROWS))
+
+
+def predicted_us(launch: Launch, chain: Chain, rows: int, spec: DeviceSpec) -> float:
+    """Microseconds: the slowest of products, memory and L2 cache, then the sums' ways.
+
+    The rates of these are `weight_grad_wgmma16`'s, which were measured.
+    """
+    config = launch.config
+    at_a_time = spec.multiprocessors * config.blocks
+    waves = -(-launch.blocks(chain) // (config.clusters(spec) * config.cluster))
+    multiplied, read, all_read, sent = 0.0, 0.0, 0.0, 0.0
+    shares_bytes = 0.0
+    for tile, p, shares, of_block in zip(
+        (config.left, config.right), chain, launch.shares, launch.rows_per_block, strict=True
+    ):
+        of_block = min(rows, of_block)
+        multiplied = max(multiplied, 2.0 * of_block * tile.m * tile.n)
+        one = 2.0 * of_block * (tile.m + tile.n)
+        read, all_read = max(read, one), all_read + one * tile.count(p) * shares * config.cluster
+        if config.sources(tile) > 1:
+            sent = max(sent, 4.0 * tile.kept(p))
+        shares_bytes += 8.0 * p.nnz * shares if shares > 1 else 0.0
+    products = waves * multiplied * at_a_time / (factors.TFLOPS * 1e6)
+    filled = all_read / (waves * at_a_time * read)
+    features = sum(p.in_features + p.out_features for p in chain)
+    memory = 2.0 * rows * features / (factors.MEMORY * 1e6)
+    l2 = all_read / (factors.L2 * 1e6 * filled**factors.L2_FILLED)
+    total = factors.LAUNCH_US + overlapped((products, memory, l2), factors.OVERLAP)
+    if sent:
+        total += _CLUSTER_US + waves * sent * config.blocks / _SENT_BYTES_US
+    if shares_bytes:
+        total += factors.ADDING_US + shares_bytes / (factors.SHARES * 1e6)
+    return total

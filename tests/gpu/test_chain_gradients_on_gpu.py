@@ -1,0 +1,209 @@
+"""Both weight gradients of a chain in one launch, against float64."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from ksopt.kernels import chain_gradients
+from ksopt.kernels.families import chain_grads_launcher as launcher
+from ksopt.kernels.families import chain_grads_wgmma16 as kernels
+from ksopt.kernels.families.chain_grads_wgmma16 import Chain
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops.chain_gradients import ks_chain_weight_grads
+from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.patterns import chain as patterns
+
+pytestmark = pytest.mark.gpu
+TEXT = "(1,192,64,2)*(2,64,192,1)"
+
+
+@pytest.fixture
+def spec() -> DeviceSpec:
+    spec = DeviceSpec.of_device(0)
+    if spec.capability != (9, 0):
+        pytest.skip("the kernels are for compute capability 9.0")
+    return spec
+
+
+def chain_of(text: str) -> Chain:
+    left, right = patterns.Chain.parse(text)
+    return left, right
+
+
+def operands(chain: Chain, rows: int, dtype: torch.dtype) -> list[Tensor]:
+    """grad, between, grad_between and x: rows that lie apart, with NaN between them."""
+    left, right = chain
+    made = []
+    for features in (
+        *(left.out_features, left.in_features, right.out_features, right.in_features),
+    ):
+        memory = torch.full((rows, features + 16), float("nan"), dtype=dtype, device="cuda")
+        memory[:, 8 : 8 + features] = torch.randn(rows, features, device="cuda")
+        made.append(memory[:, 8 : 8 + features])
+    return made
+
+
+def assert_right(made: launcher.Gradients, given: list[Tensor], chain: Chain) -> None:
+    grad, between, grad_between, x = (one.flatten(0, -2) for one in given)
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[x.dtype]
+    for dk, p, dy, z in zip(made, chain, (grad, grad_between), (between, x), strict=False):
+        truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
+        sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
+        wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes + 1e-6)
+        assert not wrong.any(), f"{p}: {int(wrong.sum())} of {p.nnz} are wrong"
+    if made[2] is not None and made[2].numel():
+        truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
+        assert ((made[2].double() - truth).abs() <= unit * truth.abs() + 2e-6 * sizes).all()
+
+
+def poisoned(kernel: launcher.ChainGradients, given: list[Tensor], with_bias: bool):
+    """The gradients, written over NaN."""
+    grad, between, grad_between, x = given
+    left, right = (x.new_full(p.weight_shape, torch.nan) for p in kernel.chain)
+    bias = x.new_full((grad.shape[-1],), torch.nan) if with_bias else None
+    elements = sum(launcher.share_elements(kernel.chain, kernel.launch, with_bias))
+    shares = x.new_full((elements,), torch.nan, dtype=torch.float32) if elements else None
+    kernel.write((grad, between, grad_between, x), (left, right, bias), shares)
+    return left, right, bias
+
+
+def test_random_chains(spec: DeviceSpec) -> None:
+    """Every cluster and number of warpgroups; rows that fill no stage."""
+    seed = time.time_ns() % 2**31
+    print(f"seed {seed}")
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    clusters = set()
+    for _ in range(40):
+        d = draw.choice((2, 2, 3, 4, 5, 6, 8))
+        a = draw.choice((2, 3, 4))
+        wide = 8 * draw.randint(1, 20) * d  # features of a block of the right factor
+        c = wide * a // d
+        left = patterns.Pattern(1, 8 * draw.randint(1, 40), c, d)
+        right = patterns.Pattern(a, wide, 8 * draw.randint(1, 40), 1)
+        chain = (left, right)
+        if (left.nnz + right.nnz) * 8 > 2**25:
+            continue
+        rows = draw.choice((1, 63, 64, 65, 777, 3000, 8200))
+        dtype = draw.choice((torch.float16, torch.bfloat16))
+        config = draw.choice(list(kernels.configs(chain)))
+        clusters.add(config.cluster)
+        shares = draw.choice(((1, 1), (1, 1), (2, 1), (1, 3), (4, 2)))
+        launch = kernels.launch_of(config, rows, shares)
+        name, with_bias = str(dtype).removeprefix("torch."), draw.random() < 0.5
+        kernel = launcher.ChainGradients(chain, name, launch, 0, with_bias)
+        given = operands(chain, rows, dtype)
+        made = poisoned(kernel, given, with_bias)
+        assert_right(made, given, chain)
+        for one, other in zip(made, poisoned(kernel, given, with_bias), strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other), "not the same at every call"
+    assert len(clusters) > 2
+
+
+@pytest.mark.parametrize("cluster", kernels.CLUSTERS)
+@pytest.mark.parametrize("text", [TEXT, "(1,512,128,2)*(2,128,512,1)"])
+def test_every_cluster(spec: DeviceSpec, text: str, cluster: int) -> None:
+    """The best predicted config of each size, which must be one that the device can run."""
+    chain = chain_of(text)
+    for rows in (1, 333, 4096):
+        launches = [
+            one
+            for config in kernels.configs(chain)
+            if config.cluster == cluster
+            for one in kernels.launches_of(config, chain, rows, spec)
+        ]
+        launch = min(launches, key=lambda one: kernels.predicted_us(one, chain, rows, spec))
+        kernel = launcher.ChainGradients(chain, "bfloat16", launch, 0, True)
+        given = operands(chain, rows, torch.bfloat16)
+        assert_right(poisoned(kernel, given, True), given, chain)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("batch", [(4096,), (4, 5, 100), (1,)], ids=str)
+def test_a_known_call_needs_no_python(
+    spec: DeviceSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: tuple[int, ...],
+    with_bias: bool,
+) -> None:
+    from ksopt.jit import host
+
+    assert host.load() is None
+    chain = chain_of(TEXT)
+    rows = torch.Size(batch).numel()
+    given = [one.view(*batch, -1) for one in operands(chain, rows, torch.bfloat16)]
+    first = ks_chain_weight_grads(*given, 1, 2, 2, 1, with_bias)
+    assert_right(first, given, chain)
+    assert first[2].numel() == (384 if with_bias else 0)
+    run = chain_gradients.run
+    is_one = chain_gradients.is_by_kernel(chain, torch.bfloat16, rows, first[0].device, with_bias)
+    assert is_one or rows == 1
+
+    def refuse(*args: object) -> object:
+        assert not is_one, "Python was asked"
+        return run(*args)
+
+    monkeypatch.setattr(chain_gradients, "run", refuse)
+    again = ks_chain_weight_grads(*given, 1, 2, 2, 1, with_bias)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_operands_that_it_may_be_called_with(spec: DeviceSpec) -> None:
+    """Rows that begin anywhere, batches in another order, and none at all."""
+    chain = chain_of(TEXT)
+    widths = [384, 128, 128, 384]
+    odd = [torch.randn(1024 * n + 1, device="cuda").bfloat16()[1:].view(1024, n) for n in widths]
+    turned = [torch.randn(64, 16, n, device="cuda").bfloat16().transpose(0, 1) for n in widths]
+    for given in (odd, turned):
+        made = ks_chain_weight_grads(*given, 1, 2, 2, 1, True)
+        assert_right(made, [one.contiguous() for one in given], chain)
+    none = [one[:0] for one in odd]
+    assert not any(one.any() for one in ks_chain_weight_grads(*none, 1, 2, 2, 1, True))
+
+
+def test_it_can_be_captured(spec: DeviceSpec) -> None:
+    chain = chain_of(TEXT)
+    given = operands(chain, 8192, torch.bfloat16)
+    expected = ks_chain_weight_grads(*given, 1, 2, 2, 1, True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = ks_chain_weight_grads(*given, 1, 2, 2, 1, True)
+    for _ in range(2):
+        for one in made:
+            one.fill_(torch.nan)
+        graph.replay()
+        assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+
+
+def test_eager_and_compiled_training_take_it(spec: DeviceSpec) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    from ksopt import KSLinear
+
+    torch.manual_seed(1)
+    for bias in (True, False):
+        layer = KSLinear(384, 384, TEXT, bias=bias).cuda().bfloat16()
+        x, grad = (torch.randn(8192, 384, device="cuda").bfloat16() for _ in range(2))
+        found = []
+        for function in (layer, torch.compile(layer, backend="ksopt")):
+            for _ in range(2):
+                layer.zero_grad()
+                with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                    function(x).backward(grad)
+                    torch.cuda.synchronize()
+            names = [event.key for event in profiled.key_averages()]
+            assert any(name.startswith("ksopt_chain_grads_wgmma16_bfloat16") for name in names)
+            assert not any("weight_grad" in name for name in names)
+            found.append([weight.grad.clone() for weight in layer.parameters()])
+        twin = KSLinear(384, 384, TEXT, bias=bias).cuda().double()
+        twin.load_state_dict(layer.state_dict())
+        twin(x.double()).backward(grad.double())
+        for eager, compiled, truth in zip(*found, twin.parameters(), strict=True):
+            for mine in (eager, compiled):
+                assert (mine.double() - truth.grad).abs().max() <= 0.02 * truth.grad.abs().max()

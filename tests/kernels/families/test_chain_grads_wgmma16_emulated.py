@@ -1,0 +1,229 @@
+"""The kernels of chains' weight gradients, run on the CPU, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from checks import H200
+from cuda_emulator import EmulationError
+from packed_kernels import without_predicates
+from torch import Tensor
+
+from chain_kernels import _aligned, _emulate, _instance
+from ksopt.kernels.families import chain_grads_launcher as launcher
+from ksopt.kernels.families import chain_grads_wgmma16 as kernels
+from ksopt.kernels.families import weight_grad_wgmma16 as factors
+from ksopt.kernels.families.chain_grads_wgmma16 import Chain, Config, Launch, Tile
+from ksopt.ops.implementation import weight_grad_decomposed
+from ksopt.patterns import chain as patterns
+
+# Every d that is taken; tiles that are filled up in both directions; several i; every cluster and
+# number of warpgroups, those that share a stage's rows included.
+CASES: list[tuple[str, Config]] = [
+    ("(1,20,40,2)*(2,40,40,1)", Config(1, 1, Tile(1, 1), Tile(1, 1))),
+    ("(1,96,40,2)*(2,40,72,1)", Config(2, 2, Tile(2, 2), Tile(1, 2))),
+    ("(1,40,64,2)*(2,64,136,1)", Config(2, 8, Tile(1, 1), Tile(2, 3))),
+    ("(1,10,20,4)*(5,16,24,1)", Config(4, 3, Tile(2, 2), Tile(1, 1))),
+    ("(2,16,24,3)*(6,24,40,1)", Config(3, 4, Tile(3, 2), Tile(3, 1))),
+    ("(1,5,9,8)*(3,24,8,1)", Config(4, 1, Tile(1, 2), Tile(4, 1))),
+    ("(1,8,8,6)*(2,24,32,1)", Config(1, 8, Tile(1, 4), Tile(1, 1))),
+    ("(1,136,72,2)*(2,72,264,1)", Config(2, 4, Tile(2, 4), Tile(1, 4))),
+    ("(1,24,8,5)*(5,8,16,1)", Config(2, 3, Tile(1, 1), Tile(1, 1))),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel of the sweep."""
+
+    chain: Chain
+    config: Config
+    dtype: str
+    with_bias: bool
+
+
+def _cases() -> list[Case]:
+    made = []
+    for at, (text, config) in enumerate(CASES):
+        left, right = patterns.Chain.parse(text)
+        for dtype in ("bfloat16", "float16"):
+            made.append(Case((left, right), config, dtype, (at + (dtype == "float16")) % 4 > 0))
+    return made
+
+
+SWEEP = _cases()
+
+
+class _Block:
+    """What `_instance` asks of a tile."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.rows = threads, kernels.ROWS
+
+
+@pytest.fixture(scope="module")
+def emulated(emulator):
+    return emulator.on_demand(
+        [
+            _instance(
+                case.chain[0],
+                _Block(case.config.threads),
+                launcher.source(case.chain, case.config, case.dtype, case.with_bias),
+                case.dtype,
+                case.config.shared_bytes(case.chain),
+            )
+            for case in SWEEP
+        ],
+        without_predicates,
+    )
+
+
+@pytest.fixture(scope="module")
+def adding(emulator):
+    dtypes = ("bfloat16", "float16")
+    instances = [
+        _instance(SWEEP[0].chain[0], _Block(256), launcher.adding_source(dtype), "bfloat16", 0)
+        for dtype in dtypes
+    ]
+    return dict(zip(dtypes, emulator.build(instances, without_predicates), strict=True))
+
+
+def operands(case: Case, rows: int, seed: int) -> tuple[Tensor, list[Tensor]]:
+    """Their memory, and grad, between, grad_between and x in it, with NaN between the rows."""
+    left, right = case.chain
+    generator = torch.Generator().manual_seed(seed)
+    widths = [left.out_features, left.in_features, right.out_features, right.in_features]
+    sizes = [rows * (features + 24) for features in widths]
+    memory = _aligned(torch.full((sum(sizes),), float("nan"), dtype=getattr(torch, case.dtype)))
+    made = []
+    for features, part in zip(widths, memory.split(sizes), strict=True):
+        inside = part.view(rows, features + 24)[:, 8 : 8 + features]
+        inside.copy_(torch.randn(rows, features, generator=generator))
+        made.append(inside)
+    return memory, made
+
+
+def computed(
+    kernel, adding, case: Case, launch: Launch, memory: Tensor, rows: list[Tensor]
+) -> launcher.Gradients:
+    """By the kernel, and by the one that adds shares where there are some.
+
+    What a kernel writes lies side by side: the emulator looks for bytes that are not written.
+    """
+    left, right = case.chain
+    of_bias = left.out_features if case.with_bias else 0
+    counts = (left.nnz + of_bias, right.nnz)
+    elements = launcher.share_elements(case.chain, launch, case.with_bias)
+    straight = [0 if one else count for one, count in zip(elements, counts, strict=True)]
+    later = [count - one for count, one in zip(counts, straight, strict=True)]
+    first = _aligned(torch.full((2 * sum(elements) + sum(straight),), float("nan")).to(memory))
+    second = _aligned(torch.full((sum(later),), float("nan")).to(memory))
+    shares = first[: 2 * sum(elements)].view(torch.float32)
+    parts = zip(first[2 * sum(elements) :].split(straight), second.split(later), strict=True)
+    of_left, of_right = (one if one.numel() else other for one, other in parts)
+    bias = of_left[left.nnz :] if case.with_bias else None
+    results = (of_left[: left.nnz].view(left.weight_shape), of_right.view(right.weight_shape), bias)
+    arguments = launcher.arguments_of(
+        tuple(rows), results, shares if sum(elements) else None, case.chain, launch
+    )
+    grid = (launch.blocks(case.chain), case.config.threads, case.config.shared_bytes(case.chain))
+    _emulate(kernel, arguments, grid, (memory, memory[:0], first))
+    if sum(elements):
+        added = launcher.adding_arguments(shares, results, case.chain, launch)
+        blocks = launcher.adding_blocks(case.chain, launch, case.with_bias)
+        _emulate(adding, added, (blocks, factors.ADDING_THREADS, 0), (shares, shares[:0], second))
+    return results
+
+
+def assert_right(found: launcher.Gradients, case: Case, rows: list[Tensor]) -> None:
+    grad, between, grad_between, x = rows
+    unit = {"float16": 2**-11, "bfloat16": 2**-8}[case.dtype]
+    for dk, p, dy, z in zip(found, case.chain, (grad, grad_between), (between, x), strict=False):
+        truth = weight_grad_decomposed(dy.double(), z.double(), p.a, p.d, False)
+        sizes = weight_grad_decomposed(dy.abs().double(), z.abs().double(), p.a, p.d, False)
+        wrong = ~((dk.double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes + 1e-6)
+        assert not wrong.any(), f"{p}: {int(wrong.sum())} of {p.nnz} are wrong"
+    assert (found[2] is not None) == case.with_bias
+    if found[2] is not None:
+        truth, sizes = grad.double().sum(0), grad.abs().double().sum(0)
+        assert ((found[2].double() - truth).abs() <= unit * truth.abs() + 1e-6 * sizes).all()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("at", range(len(SWEEP)), ids=lambda at: f"{SWEEP[at].chain}-{at}")
+def test_they_are_the_gradients(emulated, adding, at):
+    case = SWEEP[at]
+    launches = [(rows, (1, 1)) for rows in (1, 64, 600)] + [(390, (2, 1)), (300, (1, 3))]
+    for rows, shares in launches:
+        memory, given = operands(case, rows, rows)
+        launch = kernels.launch_of(case.config, rows, shares)
+        found = computed(emulated[at], adding[case.dtype], case, launch, memory, given)
+        assert_right(found, case, given)
+
+
+def test_infinities_stay_where_they_meet(emulated, adding):
+    """Sums of other j are computed, and thrown away."""
+    case = SWEEP[2]
+    memory, given = operands(case, 70, 0)
+    given[1][3, 5] = float("inf")
+    launch = kernels.launch_of(case.config, 70, (1, 1))
+    dk, other, _ = computed(emulated[2], adding[case.dtype], case, launch, memory, given)
+    p = case.chain[0]
+    expected = weight_grad_decomposed(given[0].double(), given[1].double(), p.a, p.d, False)
+    assert torch.equal(dk.isfinite(), expected.isfinite())
+    assert not dk.isfinite().all()
+    assert other.isfinite().all()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_blocks_that_do_not_meet_are_noticed(emulator, which: int) -> None:
+    """Without one of the cluster's two meetings: while stages are read, and before sums are."""
+    case = SWEEP[2]
+    call = "    meet_in_cluster<Block>();"
+
+    def edit(name: str, text: str) -> str:
+        text = without_predicates(name, text)
+        if name != "chain_grads_wgmma16.cuh":
+            return text
+        parts = text.split(call)
+        assert len(parts) == 3
+        return parts[0] + (call if which else "") + parts[1] + ("" if which else call) + parts[2]
+
+    source = launcher.source(case.chain, case.config, case.dtype, case.with_bias)
+    shared = case.config.shared_bytes(case.chain)
+    block = _Block(case.config.threads)
+    instance = _instance(case.chain[0], block, source, case.dtype, shared)
+    (kernel,) = emulator.build([instance], edit)
+    memory, given = operands(case, 600, 0)
+    launch = kernels.launch_of(case.config, 600, (1, 1))
+    with pytest.raises(EmulationError, match=("race: write", "have ended")[which]):
+        computed(kernel, None, case, launch, memory, given)
+
+
+def test_launches_fill_the_device_and_leave_no_share_empty() -> None:
+    for text, _ in (*CASES, ("(1,768,64,2)*(2,64,192,1)", None)):
+        left, right = patterns.Chain.parse(text)
+        chain = (left, right)
+        for rows in (1, 64, 1000, 25_088, 1_000_000):
+            launch = kernels.best(chain, rows, H200)
+            for shares, of_block in zip(launch.shares, launch.rows_per_block, strict=True):
+                assert of_block % kernels.ROWS == 0
+                of_share = of_block * launch.config.cluster
+                assert (shares - 1) * of_share < rows <= shares * of_share
+            assert kernels.predicted_us(launch, chain, rows, H200) > 0
+    launch = kernels.best(chain, 25_088, H200)
+    assert 100 <= launch.blocks(chain) <= 132
+
+
+def test_what_it_does_not_compute_has_a_reason() -> None:
+    for text, dtype, words in (
+        ("(1,64,64,16)*(16,64,64,1)", "bfloat16", "d = 16"),
+        ("(1,64,64,1)*(1,64,64,1)", "bfloat16", "is one matrix"),
+        ("(1,64,64,2)*(2,64,64,1)", "float32", "float32 is not one of float16, bfloat16"),
+    ):
+        left, right = patterns.Chain.parse(text)
+        assert words in str(kernels.unsupported((left, right), dtype, H200))
+    left, right = patterns.Chain.parse("(1,64,64,2)*(2,64,64,1)")
+    assert kernels.unsupported((left, right), "bfloat16", H200) is None

@@ -1,0 +1,100 @@
+"""Both weight gradients of a trained chain by one operator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ksopt
+from ksopt.ops import chain_gradients, implementation
+from ksopt.ops.keeping import trained
+from ksopt.reference import ks_reference
+from tests.kernels import toy_chains
+
+CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
+SIZES = (1, 4, 4, 1)
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """One launch is faster, wherever no gradient of gradients is recorded."""
+    asked: list[bool] = []
+
+    def are_together(x: Tensor, left: Tensor, right: Tensor, with_bias: bool) -> bool:
+        asked.append(with_bias)
+        return not torch.is_grad_enabled()
+
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    monkeypatch.setattr(chain_gradients, "are_together", are_together)
+    with toy_chains.registered():
+        yield asked
+
+
+def rows(*batch: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(*batch, features, dtype=dtype) for features in (32, 16, 16, 32)]
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("batch", [(6,), (2, 3), (0,)], ids=str)
+def test_the_operator_is_one_of_torchs(batch: tuple[int, ...], with_bias: bool) -> None:
+    given = rows(*batch)
+    op = chain_gradients.ks_chain_weight_grads
+    for test in ("test_faketensor", "test_schema"):
+        torch.library.opcheck(op, (*given, *SIZES, with_bias), test_utils=test)
+    left, right, bias = op(*given, *SIZES, with_bias)
+    grad, between, grad_between, x = given
+    expected = implementation.weight_grad_decomposed(grad, between, 1, 4, False)
+    torch.testing.assert_close(left, expected)
+    expected = implementation.weight_grad_decomposed(grad_between, x, 4, 1, False)
+    torch.testing.assert_close(right, expected)
+    assert bias.shape == (32 if with_bias else 0,)
+    if with_bias:
+        torch.testing.assert_close(bias, grad.flatten(0, -2).sum(0))
+
+
+def test_it_refuses_rows_that_do_not_fit() -> None:
+    given = rows(6)
+    with pytest.raises(ksopt.errors.InvalidInputError):
+        chain_gradients.ks_chain_weight_grads(given[0][:5], *given[1:], *SIZES, True)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_training_takes_it(together: list[bool], bias: bool) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = ksopt.KSLinear(32, 32, CHAIN, activation="gelu", bias=bias)
+    twin = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ksopt")
+    x = torch.randn(7, 32)
+    found = []
+    for function, given in ((compiled, x), (twin, x.double())):
+        function(given).square().sum().backward()
+        owner = twin if function is twin else model
+        found.append([one.grad.double() for one in owner.parameters() if one.grad is not None])
+    assert together == [bias]
+    assert len(found[0]) == len(found[1]) == (3 if bias else 2)
+    for mine, truth in zip(*found, strict=True):
+        torch.testing.assert_close(mine, truth, rtol=1e-4, atol=1e-4)
+
+
+def test_frozen_operands_and_gradients_of_gradients(together: list[bool]) -> None:
+    """Where not all weights are trained, or gradients are recorded, each is computed alone."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 32, dtype=torch.float64, requires_grad=True)
+    left = torch.randn(1, 8, 4, 4, dtype=torch.float64, requires_grad=True)
+    right = torch.randn(4, 4, 8, 1, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(32, dtype=torch.float64, requires_grad=True)
+    for needed in ((x, left, right, bias), (left, right), (left,), (right, bias), (left, bias)):
+        y = trained(*(one if any(one is n for n in needed) else one.detach()
+                      for one in (x, left, right, bias)))  # fmt: skip
+        grad = torch.randn_like(y)
+        found = torch.autograd.grad(y, needed, grad)
+        reference = ks_reference(ks_reference(x, right), left) + bias
+        truth = torch.autograd.grad(reference, needed, grad)
+        for mine, theirs in zip(found, truth, strict=True):
+            torch.testing.assert_close(mine, theirs)
+    assert together == [True, False]
+    assert torch.autograd.gradgradcheck(trained, (x, left, right, bias))
