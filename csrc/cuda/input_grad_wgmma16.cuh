@@ -141,15 +141,22 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
 #pragma unroll
     for (int e = 0; e < Tile::NL / 2; ++e) sums[j][e] = 0.0f;
   Unit unit;
-  ring.wait_until_full();
-  unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, 0, own.row & 1);
   uint32 a[2][Unit::PRODUCTS][4] = {};
+  // Words of one class are operands as they are, so they are loaded when no product reads the registers any more.
+  // (Loaded before, they would be copied, and ptxas lets such a load write registers that a product still reads.)
+  constexpr bool AS_THEY_ARE = P::D1 == 1;
+  const auto load = [&](int u) {
+    unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, u, own.row & 1);
+    if constexpr (AS_THEY_ARE) unit.sort(a[u % 2]);
+  };
+  ring.wait_until_full();
+  load(0);
   int before = 0;
 #pragma unroll 1
   for (int slot = 0; slot < Tile::SLOTS_1; ++slot) {
 #pragma unroll
     for (int u = 0; u < Tile::UNITS; ++u) {
-      unit.sort(a[u % 2]);
+      if constexpr (!AS_THEY_ARE) unit.sort(a[u % 2]);
       const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16) + u * (Unit::PRODUCTS * Tile::NL * 2);
       keep_operands(a[u % 2]);
       wgmma_fence();
@@ -160,20 +167,24 @@ __device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile:
       }
       wgmma_commit_group();
       const int used = ring.slot;
-      if (u + 1 < Tile::UNITS) {
-        unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, u + 1, own.row & 1);
-      } else {
-        ring.next();
-        if (slot + 1 < Tile::SLOTS_1) {
-          ring.wait_until_full();
-          unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, 0, own.row & 1);
+      const auto load_next = [&] {
+        if (u + 1 < Tile::UNITS) {
+          load(u + 1);
+        } else {
+          ring.next();
+          if (slot + 1 < Tile::SLOTS_1) {
+            ring.wait_until_full();
+            load(0);
+          }
         }
-      }
+      };
+      if constexpr (!AS_THEY_ARE) load_next();
       // The group before is over: its operands' registers may be written, its slot given back.
       wgmma_wait_group<1>();
       keep_operands(a[(u + 1) % 2]);
       if (u == 0 && slot > 0) ring.release(before);
       if (u + 1 == Tile::UNITS) before = used;
+      if constexpr (AS_THEY_ARE) load_next();
     }
   }
   wgmma_wait_group<0>();
