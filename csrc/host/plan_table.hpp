@@ -179,7 +179,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            chain.out_features,
                            layer.residual ? chain.out_features : 0,
                            grid.rows_per_block};
-  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device, grid.blocks);
+  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
   return y;
 }
 

@@ -103,7 +103,7 @@ std::optional<KeptBetween> run_trained_chain(const Layer& layer) {
                            0,
                            grid.rows_per_block,
                            between.mutable_data_ptr()};
-  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, false, &arguments}, device, grid.blocks);
+  launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
   return KeptBetween{y, between};
 }
 

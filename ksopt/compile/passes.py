@@ -285,8 +285,10 @@ def _written_behind(call: fx.Node, body: fx.Graph, trace: Trace) -> set[fx.Node]
     """The inputs and results of a body that are written in place behind its call."""
 
     def is_written(node: fx.Node) -> bool:
-        storage = trace.memory[node][0] if node in trace.memory else None
-        return any(at > trace.order[call] for at in trace.writes.get(storage, ()))
+        if node not in trace.memory:
+            return False
+        writes = trace.writes.get(trace.memory[node][0], ())
+        return any(at > trace.order[call] for at in writes)
 
     inputs = [node for node in body.nodes if node.op == "placeholder"]
     written = {

@@ -88,8 +88,16 @@ def launch(
     shared_bytes: int,
     arguments: ctypes.Structure,
     device: int,
+    early: bool = False,
 ) -> None:
     """Launch on the current stream of ``device``; ``arguments`` is passed by value.
+
+    Args:
+        kernel: the driver's handle.
+        blocks, threads, shared_bytes: of the launch; bytes are of a block.
+        arguments: what the kernel takes.
+        device: CUDA device index.
+        early: the kernel waits for earlier ones by itself, so it may start before their end.
 
     Raises:
         UnavailableError: the driver refuses; the message carries its words.
@@ -100,15 +108,14 @@ def launch(
         stream = torch.cuda.current_stream(device).cuda_stream
 
         def attempt() -> Any:
-            return driver.cuLaunchKernel(
-                driver.CUfunction(kernel),
-                *(blocks, 1, 1),
-                *(threads, 1, 1),
-                shared_bytes,
-                stream,
-                ctypes.addressof(parameters),
-                0,
-            )[0]
+            config = driver.CUlaunchConfig()
+            config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+            config.sharedMemBytes, config.hStream = shared_bytes, stream
+            config.attrs = [_early(driver)] if early else []
+            config.numAttrs = len(config.attrs)
+            function = driver.CUfunction(kernel)
+            return driver.cuLaunchKernelEx(config, function, ctypes.addressof(parameters), 0)[0]
 
         status = attempt()
         if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
@@ -118,6 +125,14 @@ def launch(
             driver.cuCtxSetCurrent(context)
             status = attempt()
     _check(driver, status, "launch a kernel")
+
+
+def _early(driver: Any) -> Any:
+    """The attribute of programmatic dependent launch (sm_90 and up)."""
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
 
 
 def _driver() -> Any:

@@ -288,7 +288,8 @@ class _PythonLauncher(Launcher):
         tiles = -(-rows // g.rows_per_tile) * g.tiles_per_row_tile
         blocks = min(tiles, g.max_blocks)
         device = x.get_device()
-        driver.launch(self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
+        launch = (self.kernel, blocks, g.threads, g.shared_bytes, arguments, device)
+        driver.launch(*launch, early=g.early)
         return y
 
 

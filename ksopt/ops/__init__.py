@@ -47,6 +47,9 @@ faster (:mod:`ksopt.kernels.weight_gradients`). Else it is what it is made of: o
 for d > 1 between permuting copies, which Inductor fuses with what stands beside them.
 ``ks_mm_weight_bias_grad_inner(Tensor grad, Tensor x, SymInt a, SymInt d) -> (Tensor, Tensor)`` is
 both that, batch first, and the sum of ``grad`` over all but its last dim, the gradient of a bias.
+``ks_chain_input_grad(Tensor grad, Tensor left, Tensor right) -> (Tensor, Tensor)`` is the gradient
+of what a chain of two factors reads, batch first, and of what is between them, where one kernel of
+ksopt's computes both faster (:mod:`ksopt.kernels.input_gradients`).
 ``ks_chain_weight_grads`` (ops/chain_gradients.py) is that of both factors of a chain.
 
 ``ks_mm_inner.out`` and ``ks_mm_changing.out`` write y into a tensor that is given, ``(Tensor x,

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ksopt.kernels import trained_chain, weight_cache, weight_scopes
-from ksopt.ops import chain_gradients, implementation
+from ksopt.ops import chain_gradients, implementation, input_gradient
 from ksopt.ops.autograd import in_rows
+from ksopt.ops.input_gradient import ks_chain_input_grad
 from ksopt.ops.schemas import (
     LIBRARY,
     ks_mm,
@@ -73,10 +74,13 @@ class _TrainedChain(torch.autograd.Function):
             grad_left, grad_bias = ks_mm_weight_bias_grad_inner(grad, between, *_sizes(left))
         elif of_left and not are_one:
             grad_left = ks_mm_weight_grad(grad, between, *_sizes(left), False)
-        with weight_scopes.changing():
-            grad_between = ks_mm(grad, left.transpose(1, 2))
-            if of_x:
-                grad_x = ks_mm(grad_between, right.transpose(1, 2))
+        if of_x and _is_one_launch(grad, left, right):
+            grad_x, grad_between = ks_chain_input_grad(grad, left, right)
+        else:
+            with weight_scopes.changing():
+                grad_between = ks_mm(grad, left.transpose(1, 2))
+                if of_x:
+                    grad_x = ks_mm(grad_between, right.transpose(1, 2))
         if are_one:
             grad_left, grad_right, grad_bias = chain_gradients.weight_grads(
                 grad, between, grad_between, x, left, right, of_bias
@@ -93,6 +97,13 @@ def _are_together(grad: Tensor, between: Tensor, left: Tensor) -> bool:
     if torch.is_grad_enabled():  # it has no gradient of its own
         return False
     return implementation.is_weight_grad_by_kernel(grad, between, *_sizes(left), False)
+
+
+def _is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
+    """Whether one kernel computes the gradients of x and of what is between the factors."""
+    if torch.is_grad_enabled():  # it has no gradient of its own
+        return False
+    return input_gradient.is_one_launch(grad, left, right)
 
 
 def _sizes(weight: Tensor) -> tuple[int, int]:

@@ -272,7 +272,7 @@ def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(l
 
 def test_without_the_host_library_y_is_written_where_it_is_asked_for_too(monkeypatch):
     given = []
-    monkeypatch.setattr(driver, "launch", lambda *args: given.append(args[4]))
+    monkeypatch.setattr(driver, "launch", lambda *args, **_: given.append(args[4]))
     problem = Problem.of_factor(Pattern(1, 8, 16, 1), "float32", batch_last=False)
     geometry = Geometry(32, 0, 16, 1, 100)
     general = _PythonLauncher(problem, geometry, 1, None)
@@ -332,8 +332,17 @@ class Driver:
     """Refuses the first launch of a thread that has no context, as the real one does."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_INVALID_CONTEXT=201)
+    CUlaunchAttributeID = SimpleNamespace(
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="may start early"
+    )
+    CUlaunchConfig = SimpleNamespace
     context = None
-    launches = 0
+
+    def __init__(self):
+        self.launches = []
+
+    def CUlaunchAttribute(self):
+        return SimpleNamespace(value=SimpleNamespace())
 
     def CUfunction(self, kernel):
         return kernel
@@ -345,10 +354,10 @@ class Driver:
         self.context = context
         return (0,)
 
-    def cuLaunchKernel(self, *_):
+    def cuLaunchKernelEx(self, config, *_):
         if self.context != "of device 3":
             return (201,)
-        self.launches += 1
+        self.launches.append(config)
         return (0,)
 
 
@@ -357,6 +366,12 @@ def test_a_thread_without_a_context_gets_the_devices_in_python_too(monkeypatch):
     monkeypatch.setattr(driver, "_driver", lambda: played)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    for _ in range(2):
-        driver.launch(1, 2, 32, 0, _Arguments(), 3)
-    assert played.launches == 2
+    for early in (False, True):
+        driver.launch(1, 2, 32, 0, _Arguments(), 3, early=early)
+    assert [(one.gridDimX, one.blockDimX, one.numAttrs) for one in played.launches] == [
+        (2, 32, 0),
+        (2, 32, 1),
+    ]
+    (attribute,) = played.launches[1].attrs
+    assert attribute.id == "may start early"
+    assert attribute.value.programmaticStreamSerializationAllowed == 1

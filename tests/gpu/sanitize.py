@@ -4,7 +4,8 @@
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
 Names of families: only those, and the general kernel. ``chains``: those of chains alone;
-``weight_grads``: those of weight gradients; ``chain_grads``: those of chains' weight gradients.
+``weight_grads``: those of weight gradients; ``input_grads``: those of chains' input gradients;
+``chain_grads``: those of chains' weight gradients.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -17,9 +18,15 @@ import sys
 import torch
 
 from ksopt.bench.paper import stratified_sample
-from ksopt.kernels.families import chain_grads_wgmma16, naive, weight_grad_wgmma16
+from ksopt.kernels.families import (
+    chain_grads_wgmma16,
+    input_grad_tile,
+    naive,
+    weight_grad_wgmma16,
+)
 from ksopt.kernels.families.base import TemplateFamily, families
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients
+from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.planner import random_operands
 from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
 from ksopt.patterns.chain import Chain, Pattern
@@ -82,6 +89,32 @@ def run_weight_gradients() -> int:
     return ran
 
 
+def run_input_gradients() -> int:
+    """Run the input gradients of chains by a tile of each way to share the work; how often."""
+    ran, device = 0, DeviceSpec.of_device(0)
+    for text in (
+        "(1,52,48,2)*(3,32,72,1)",
+        "(1,72,64,1)*(2,32,40,1)",
+        "(1,40,32,4)*(4,32,24,1)",
+        "(1,19,32,8)*(4,64,72,1)",
+    ):
+        shape = input_grad_tile.Shape(*Chain.parse(text))
+        tiles = {
+            (tile.groups, tile.blocks, tile.splits, tile.parts): tile
+            for tile in input_grad_tile.configs(shape, device)
+        }
+        for tile, rows in itertools.product(list(tiles.values())[::3], (ROWS, 300)):
+            grad = torch.randn(rows, shape.left.out_features, device="cuda").bfloat16()
+            left, right = (
+                torch.randn(p.weight_shape, device="cuda").bfloat16()
+                for p in (shape.left, shape.right)
+            )
+            made = InputGradient(shape, tile, "bfloat16", 0)(grad, left, right)
+            assert not any(torch.isnan(one).any() for one in made), (text, tile)
+            ran += 1
+    return ran
+
+
 def run_chain_gradients() -> int:
     """Run some blocks of every cluster for chains' gradients, with one share and several."""
     ran = 0
@@ -97,8 +130,15 @@ def run_chain_gradients() -> int:
             made = kernel(*operands)
             assert not any(torch.isnan(one).any() for one in made), (text, config)
             ran += 1
-    torch.cuda.synchronize()
     return ran
+
+
+OF_CHAINS = {
+    "chains": run_chains,
+    "weight_grads": run_weight_gradients,
+    "input_grads": run_input_gradients,
+    "chain_grads": run_chain_gradients,
+}
 
 
 def main() -> None:
@@ -107,15 +147,9 @@ def main() -> None:
         for family in families()
         if isinstance(family, TemplateFamily) and not family.is_fallback
     }
-    if sys.argv[1:] == ["chains"]:
-        print(f"{run_chains()} launches of chains")
+    if len(sys.argv) == 2 and sys.argv[1] in OF_CHAINS:
+        print(f"{OF_CHAINS[sys.argv[1]]()} launches of {sys.argv[1]}")
         torch.cuda.synchronize()
-        return
-    if sys.argv[1:] == ["weight_grads"]:
-        print(f"{run_weight_gradients()} weight gradients")
-        return
-    if sys.argv[1:] == ["chain_grads"]:
-        print(f"{run_chain_gradients()} chains' weight gradients")
         return
     unknown = set(sys.argv[1:]) - set(every)
     if unknown:

@@ -127,7 +127,13 @@ class EmulatedKernel:
         y_row_bytes = self.instance.problem.pattern.out_features * x.element_size()
 
         def launch(
-            kernel: int, blocks: int, threads: int, shared_bytes: int, arguments: Any, device: int
+            kernel: int,
+            blocks: int,
+            threads: int,
+            shared_bytes: int,
+            arguments: Any,
+            device: int,
+            early: bool = False,
         ) -> None:
             given_y = arguments.y
             near_x, near_weight = _Apart(*_extent(x)), _Apart(*_extent(weight))

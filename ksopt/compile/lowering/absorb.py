@@ -30,6 +30,7 @@ from ksopt.compile.lowering.layer import (
     is_one_call,
     product,
     with_next,
+    with_spelled,
 )
 from ksopt.kernels.problem import Problem
 
@@ -66,9 +67,11 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
     trains = _records_gradients(graph)
     layers: dict[fx.Node, Layer] = {}
     for node in graph.nodes:
-        layer = product(node, layers) or with_next(node, layers)
-        if layer is not None and (not trains or _is_trained(layer)):
-            layers[node] = layer
+        layer = product(node, layers) or with_next(node, layers) or layers.get(node)
+        if layer is None or (trains and not _is_trained(layer)):
+            continue
+        layers[node] = layer
+        layers |= dict(with_spelled(node, layer))  # a later node's
 
     @functools.cache  # the layers of a model repeat
     def is_faster(problem: Problem, rows: int, device: torch.device) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import hint, is_contiguous, same
 from ksopt.compile.lowering.epilogue import ACTIVATIONS
+from ksopt.compile.lowering.spelled_activation import spelled_activation
 from ksopt.epilogue import Activation
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
 from ksopt.patterns.chain import Chain, Pattern
@@ -137,6 +138,16 @@ def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
             if isinstance(added, fx.Node) and added is not value and are_alike(added, value):
                 return _with_summand(layer, value, added, inner)
     return None
+
+
+def with_spelled(value: fx.Node, layer: Layer) -> Iterator[tuple[fx.Node, Layer]]:
+    """A layer's result with the activation that elementwise operations apply to it."""
+    if layer.activation != "none" or layer.residual is not None:
+        return
+    spelled = spelled_activation(value)
+    if spelled is not None:
+        inner = (*layer.inner, *spelled.nodes)
+        yield spelled.nodes[-1], replace(layer, activation=spelled.activation, inner=inner)
 
 
 def _activation(node: fx.Node) -> Activation | None:

@@ -175,5 +175,6 @@ class ChainLauncher:
         driver.launch(
             *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
             *(arguments, self._device),
+            early=True,
         )
         return y

@@ -1,5 +1,7 @@
 """What surrounds a chain becomes the operator's, where one launch computes all of it faster."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +120,56 @@ def test_every_activation(function, name):
         torch.testing.assert_close(y, function(layer(x)))
     (node,) = chains(graph)
     assert node.args[4] == name
+
+
+def gpt2s_gelu(y):
+    return 0.5 * y * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))
+
+
+SPELLED = {
+    "GPT-2's": (gpt2s_gelu, "gelu_tanh"),
+    "by x * x": (
+        lambda y: y * 0.5 * (1 + torch.tanh(y * 0.7978845608 * (1 + 0.044715 * y * y))),
+        "gelu_tanh",
+    ),
+    "by erf": (lambda y: y.mul(0.5) * (1 + torch.erf(y / math.sqrt(2))), "gelu"),
+    "by sigmoid": (lambda y: y * torch.sigmoid(y), "silu"),
+    "by exp": (lambda y: y / (1 + (-y).exp()), "silu"),
+    "by clamp": (lambda y: y.clamp(min=0), "relu"),
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_activations_that_are_spelled_out(name):
+    function, activation = SPELLED[name]
+    layer, x = ByEinsum(), torch.randn(6, 32)
+    with torch.no_grad():
+        y, graph, _ = graphs_of(lambda x: x + function(layer(x)), x)
+        torch.testing.assert_close(y, x + function(layer(x)))
+    (node,) = chains(graph)
+    assert node.args[4] == activation
+    assert node.args[3] is not None  # the residual behind it
+    assert not any("mul" in one or "add" in one for one in targets(graph))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: y * torch.sigmoid(1.702 * y),  # another function
+        lambda y: y * torch.sigmoid(y + y.mean()),  # not elementwise
+        lambda y: y * torch.sigmoid(y[:, :1]),  # broadcast
+        lambda y: (gpt2s_gelu(y), y),  # read elsewhere, too
+        lambda y: y.float().sigmoid().double() * y,  # rounded between
+    ],
+)
+def test_what_is_no_activation_of_an_epilogue_stays(function):
+    layer, x = ByEinsum(), torch.randn(6, 32)
+    with torch.no_grad():
+        y, graph, _ = graphs_of(lambda x: function(layer(x)), x)
+        torch.testing.assert_close(y, function(layer(x)))
+    (node,) = chains(graph)
+    assert node.args[4] == "none"
+    assert node.args[2] is not None
 
 
 def test_what_is_read_elsewhere_too_stays(toy):

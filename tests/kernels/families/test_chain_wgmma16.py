@@ -150,7 +150,7 @@ def test_clusters_are_predicted_to_help_where_multiprocessors_are_idle():
 def test_weights_are_packed_by_one_launch_a_version(monkeypatch):
     launched = []
 
-    def launch(kernel, blocks, threads, shared_bytes, arguments, device):
+    def launch(kernel, blocks, threads, shared_bytes, arguments, device, early=False):
         launched.append((kernel, blocks, arguments))
 
     monkeypatch.setattr(nvrtc, "cubin", lambda source, arch: SimpleNamespace(data=b""))

@@ -1,0 +1,328 @@
+// The gradient of what a chain of two 16-bit factors reads, in one launch, on Hopper's warpgroup tensor cores
+// (batch first, sm_90a).
+//
+// (1, b1, c1, d1) * (a2, b2, c2, 1), with z between the factors:
+//   dz[n, l, j] = sum over k of dY[n, k, j] K1[k, l, j],    z's features in the order (l, j) = l * d1 + j;
+//   dx[n, i, c] = sum over k of dz[n, i, k] K2[i, k, c],    z's features in the order (i, k) = i * b2 + k.
+// Both are written: dz is for the gradient of K2.
+//
+// A warpgroup that multiplies has 64 rows:
+//   1. dz, of all classes j. A thread reads runs of 8 features of dY, sorts them by class in registers, and brings
+//      them to products with the weights of a class. The summation runs over k in the order in which threads hold
+//      them, and so do the weights.
+//   2. The columns of dz's sums are ordered so that a thread holds runs of 8 neighbouring features: it rounds and
+//      writes them, and keeps the words in registers. As they are they are its operands of the second product, for
+//      any b2 that is a multiple of 32.
+// Blocks of the right factor need each their own part of dz: SPLITS blocks share them without a word.
+#pragma once
+
+#include "chain_wgmma16.cuh"
+#include "input_grad_tile.cuh"
+
+// Which rows and columns a block has.
+template <typename Tile> struct InputGradPlace {
+  int split, part;
+  int64 first, end;  // rows
+  __device__ __forceinline__ explicit InputGradPlace(const InputGradArguments& arguments) {
+    const int of_rows = static_cast<int>(blockIdx.x) % Tile::OF_ROWS;
+    split = of_rows / Tile::PARTS, part = of_rows % Tile::PARTS;
+    first = blockIdx.x / Tile::OF_ROWS * arguments.rows_per_block;
+    const int64 last = first + arguments.rows_per_block;
+    end = last < arguments.batch ? last : arguments.batch;
+  }
+};
+
+// A run of 64 bytes of a row lies at place `run`, or at that of its neighbour: eight threads that read two rows meet
+// all banks.
+template <typename Tile> __device__ __forceinline__ int place_of_run(int run, int row) {
+  return Tile::CHUNKS_OF_ROW % 8 == 0 ? run ^ (row & 1) : run;
+}
+
+// Loads rows of dY and the left factor's weights for them.
+template <typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void load_rows_of_grad(const InputGradArguments& arguments, AnyRing& ring, int64 row0,
+                                                  int rows, const unsigned char* weights) {
+  using Walk = RowWalk<Tile::ROWS, Tile::CHUNKS_OF_ROW, Tile::LOADERS>;
+  constexpr int COUNT = (Tile::ROWS + Walk::PASS_ROWS - 1) / Walk::PASS_ROWS;
+  const int m0 = threadIdx.x / Walk::WIDTH, first_chunk = threadIdx.x % Walk::WIDTH;
+  const uint16* const grad = static_cast<const uint16*>(arguments.grad) + (row0 + m0) * arguments.grad_stride;
+#pragma unroll 1
+  for (int slot = 0; slot < Tile::SLOTS_1; ++slot) {
+    ring.wait_until_empty();
+    if (threadIdx.x == 0) ring.load_weights(weights, Tile::GRAD_BYTES, Tile::WEIGHT_BYTES_1);
+#pragma unroll
+    for (int pass = 0; pass < Walk::CHUNK_PASSES; ++pass) {
+      const int chunk = first_chunk + pass * Walk::WIDTH, feature = slot * Tile::KF + chunk * 8;
+      const bool inside = P::OUT % Tile::KF == 0 || feature < P::OUT;
+      const uint16* from = inside ? grad + feature : static_cast<const uint16*>(arguments.grad);
+#pragma unroll
+      for (int step = 0; step < COUNT; ++step) {
+        const int row = m0 + step * Walk::PASS_ROWS;
+        if (row < Walk::end(m0)) {
+          const int place = place_of_run<Tile>(chunk / 4, row) * 4 + chunk % 4;
+          copy_async_16(ring.here() + row * Tile::ROW_BYTES + place * 16, from, inside && row < rows);
+        }
+        from += Walk::PASS_ROWS * arguments.grad_stride;
+      }
+    }
+    ring.full[ring.slot].arrive_after_copies();
+    ring.next();
+  }
+}
+
+// The first warpgroup's job.
+template <typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void load_input_grad(const InputGradArguments& arguments, AnyRing ring) {
+  const InputGradPlace<Tile> own(arguments);
+  const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
+  const unsigned char* const left = weights + int64(own.split) * Tile::SLOTS_1 * Tile::WEIGHT_BYTES_1;
+  for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
+    load_rows_of_grad<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), left);
+    prefetch_rows<P::OUT, Tile::ROWS>(arguments.grad, arguments.grad_stride, row0 + Tile::ROWS, own.end);
+#pragma unroll 1
+    for (int of_share = 0; of_share < Tile::SHARE; ++of_share) {
+      const int chunk = (own.split * Tile::SHARE + of_share) * Tile::CHUNKS + own.part * Tile::COUNT;
+      load_weight_slots(ring, weights + Tile::LEFT_BYTES + int64(chunk) * Tile::WEIGHT_BYTES_2, Tile::COUNT,
+                        Tile::WEIGHT_BYTES_2);
+    }
+  }
+}
+
+// Two 16-bit halves side by side: both lower or both upper ones.
+__device__ __forceinline__ uint32 halves_of(uint32 first, uint32 second, bool upper) {
+  return upper ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
+}
+
+// What a thread has of a unit of dY, in its two rows.
+template <typename P, typename Tile> struct GradUnit {
+  static constexpr int PRODUCTS = Tile::STEPS_OF_UNIT * P::D1;  // of each 16 k of a class
+  uint32 words[2][4 * Tile::LOADS];
+
+  // `rows`: where the thread's first row of a slot begins, with its 16 bytes of a run of 64; `odd`: the row is.
+  __device__ __forceinline__ void load(const unsigned char* rows, int unit, int odd) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int load = 0; load < Tile::LOADS; ++load) {
+        const int run = place_of_run<Tile>(unit * Tile::LOADS + load, odd);
+        const uint4 four = *reinterpret_cast<const uint4*>(rows + half * 8 * Tile::ROW_BYTES + run * 64);
+        words[half][4 * load] = four.x, words[half][4 * load + 1] = four.y;
+        words[half][4 * load + 2] = four.z, words[half][4 * load + 3] = four.w;
+      }
+  }
+
+  // The operands of its products: classes side by side, step after step.
+  __device__ __forceinline__ void sort(uint32 (&a)[PRODUCTS][4]) const {
+#pragma unroll
+    for (int product = 0; product < PRODUCTS; ++product)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int step = product / P::D1, j = product % P::D1, first = 4 * step + 2 * (e / 2);  // of 8 or more k
+        const uint32(&row)[4 * Tile::LOADS] = words[e % 2];
+        if constexpr (P::D1 == 1) {
+          a[product][e] = row[first / 2];
+        } else {
+          a[product][e] = halves_of(row[(first * P::D1 + j) / 2], row[((first + 1) * P::D1 + j) / 2], j % 2 != 0);
+        }
+      }
+  }
+};
+
+// Phase 1: dz of a warpgroup's rows.
+template <typename T, typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void multiply_rows_of_grad(float (&sums)[P::D1][Tile::NL / 2], AnyRing& ring,
+                                                      const ChainThread<Tile>& own) {
+  using Unit = GradUnit<P, Tile>;
+  const unsigned char* const rows = ring.slots + own.row * Tile::ROW_BYTES + own.quarter * 16;
+  const uint64 first_weights =
+      describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0) + Tile::GRAD_BYTES, Tile::N1 * 16, 128);
+#pragma unroll
+  for (int j = 0; j < P::D1; ++j)
+#pragma unroll
+    for (int e = 0; e < Tile::NL / 2; ++e) sums[j][e] = 0.0f;
+  Unit unit;
+  ring.wait_until_full();
+  unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, 0, own.row & 1);
+  uint32 a[2][Unit::PRODUCTS][4] = {};
+  int before = 0;
+#pragma unroll 1
+  for (int slot = 0; slot < Tile::SLOTS_1; ++slot) {
+#pragma unroll
+    for (int u = 0; u < Tile::UNITS; ++u) {
+      unit.sort(a[u % 2]);
+      const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16) + u * (Unit::PRODUCTS * Tile::NL * 2);
+      keep_operands(a[u % 2]);
+      wgmma_fence();
+#pragma unroll
+      for (int product = 0; product < Unit::PRODUCTS; ++product) {
+        const int step = product / P::D1, j = product % P::D1;
+        multiply_columns<T, Tile::NL>(sums[j], a[u % 2][product], weights + step * Tile::N1 * 2 + j * Tile::NL, 1);
+      }
+      wgmma_commit_group();
+      const int used = ring.slot;
+      if (u + 1 < Tile::UNITS) {
+        unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, u + 1, own.row & 1);
+      } else {
+        ring.next();
+        if (slot + 1 < Tile::SLOTS_1) {
+          ring.wait_until_full();
+          unit.load(rows + ring.slot * AnyRing::SLOT_BYTES, 0, own.row & 1);
+        }
+      }
+      // The group before is over: its operands' registers may be written, its slot given back.
+      wgmma_wait_group<1>();
+      keep_operands(a[(u + 1) % 2]);
+      if (u == 0 && slot > 0) ring.release(before);
+      if (u + 1 == Tile::UNITS) before = used;
+    }
+  }
+  wgmma_wait_group<0>();
+  keep_operands(a[1]);
+  ring.release(before);
+#pragma unroll
+  for (int j = 0; j < P::D1; ++j) wgmma_fence_operand(sums[j]);
+}
+
+// Rounds dz: a thread's run of 8 features of each 32 are its words of two steps of the second product.
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void round_between(uint32 (&z)[Tile::STEPS][4], const float (&sums)[P::D1][Tile::NL / 2]) {
+#pragma unroll
+  for (int step = 0; step < Tile::STEPS; ++step)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int run = step / 2, word = step % 2 * 2 + e / 2, half = e % 2;
+      float values[2];
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const int feature = 2 * word + v, k = feature / P::D1;
+        const int tile = P::D1 == 8 ? run / 2 : run * Tile::RUN_TILES + k / 2, column = P::D1 == 8 ? run % 2 : k % 2;
+        values[v] = sums[feature % P::D1][tile * 4 + half * 2 + column];
+      }
+      z[step][e] = pack_pair<T>(values[0], values[1]);
+    }
+}
+
+// Writes the thread's part of dz: `to` is its first feature in its first row, `left` rows are from there to the end.
+template <typename P, typename Tile>
+__device__ __forceinline__ void store_between(uint16* to, const uint32 (&z)[Tile::STEPS][4], int64 left) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half * 8 >= left) continue;
+#pragma unroll
+    for (int run = 0; run < Tile::STEPS / 2; ++run) {
+      store_16_bytes(to + half * 8 * P::MIDDLE + run * 32, z[2 * run][half], z[2 * run][2 + half],
+                     z[2 * run + 1][half], z[2 * run + 1][2 + half]);
+    }
+  }
+}
+
+// Writes a chunk of dx: `to` is the thread's first feature in its first row, `first` the column that it is.
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void store_input_grad(uint16* to, const float (&sums)[Tile::NC / 2], int first, int64 left) {
+#pragma unroll
+  for (int run = 0; run < Tile::NC / 32; ++run) {
+    if (P::C2 % Tile::NC != 0 && first + run * 32 >= P::C2) continue;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half * 8 >= left) continue;
+      uint32 words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int at = (run * 4 + w) * 4 + half * 2;
+        words[w] = pack_pair<T>(sums[at], sums[at + 1]);
+      }
+      store_16_bytes(to + half * 8 * P::IN + run * 32, words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+// Phase 2: dx of the block's share of the right factor's blocks, a chunk of columns after the other; one is stored
+// while the next is multiplied. `to`: as in `store_input_grad`, of the first block. (The loop has no end to jump back
+// from: there the compiler would wait for every product before it lets sums be read.)
+template <typename T, typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void multiply_between(uint32 (&z)[Tile::STEPS][4], AnyRing& ring, uint16* to, int column,
+                                                 int64 left) {
+  constexpr int CHUNKS = Tile::SHARE * Tile::COUNT;
+  const uint64 first_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::NC * 16, 128);
+  float sums[2][Tile::NC / 2];
+  int before = 0;
+  const auto store = [&](int chunk) {
+    wgmma_fence_operand(sums[chunk % 2]);
+    ring.release(before);
+    const int of_block = chunk % Tile::COUNT * Tile::NC;
+    store_input_grad<T, P, Tile>(to + chunk / Tile::COUNT * P::C2 + of_block, sums[chunk % 2], column + of_block, left);
+  };
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    ring.wait_until_full();
+    const uint64 weights = first_weights + ring.slot * (AnyRing::SLOT_BYTES / 16);
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < Tile::STEPS_2; ++s) {
+      const int step = chunk / Tile::COUNT * Tile::STEPS_2 + s;
+      multiply_columns<T, Tile::NC>(sums[chunk % 2], z[step], weights + s * Tile::NC * 2, s);
+    }
+    wgmma_commit_group();
+    if (chunk > 0) {
+      wgmma_wait_group<1>();
+      store(chunk - 1);
+    }
+    before = ring.slot;
+    ring.next();
+  }
+  wgmma_wait_group<0>();
+  keep_operands(z);
+  store(CHUNKS - 1);
+}
+
+// The other warpgroups' job.
+template <typename T, typename P, typename Tile, typename AnyRing>
+__device__ __forceinline__ void multiply_input_grad(const InputGradArguments& arguments, AnyRing ring) {
+  const ChainThread<Tile> own(threadIdx.x - Tile::LOADERS);
+  const InputGradPlace<Tile> place(arguments);
+  for (int64 row0 = place.first; row0 < place.end; row0 += Tile::ROWS) {
+    if (row0 + own.group * 64 >= place.end) {
+      pass_slots_by(ring, Tile::SLOTS);
+      continue;
+    }
+    const int64 row = row0 + own.row;
+    uint32 z[Tile::STEPS][4];
+    {
+      float sums[P::D1][Tile::NL / 2];
+      multiply_rows_of_grad<T, P, Tile>(sums, ring, own);
+      round_between<T, P, Tile>(z, sums);
+    }
+    if (place.part == 0) {
+      uint16* const between = static_cast<uint16*>(arguments.between) + row * P::MIDDLE;
+      store_between<P, Tile>(between + place.split * Tile::N1 + own.quarter * 8, z, place.end - row);
+    }
+    const int column = place.part * Tile::COUNT * Tile::NC + own.quarter * 8;
+    uint16* const to = static_cast<uint16*>(arguments.to) + row * P::IN + place.split * Tile::SHARE * P::C2 + column;
+    multiply_between<T, P, Tile>(z, ring, to, column, place.end - row);
+  }
+}
+
+template <typename T, typename P, typename Tile>
+__device__ __forceinline__ void input_grad_wgmma16_kernel(const InputGradArguments& arguments) {
+  using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  Mbarrier* const full = reinterpret_cast<Mbarrier*>(shared);
+  Mbarrier* const empty = full + Tile::STAGES;
+  unsigned char* const slots = shared + Tile::BARRIER_BYTES;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Tile::STAGES; ++s) {
+      full[s].init(Tile::LOADERS + 1);  // once more the one that asks for weights
+      empty[s].init(Tile::MULTIPLIERS);
+    }
+    fence_for_tensor_cores();  // and for the copy engine
+  }
+  __syncthreads();
+  griddepcontrol_wait();
+  if (threadIdx.x < Tile::LOADERS) {
+    if constexpr (Tile::AT_START < 240) setmaxnreg_dec<Tile::LOADER_REGISTERS>();
+    load_input_grad<P, Tile>(arguments, TileRing(slots, full, empty, 1));
+  } else {
+    if constexpr (Tile::AT_START < 240) setmaxnreg_inc<Tile::MULTIPLIER_REGISTERS>();
+    multiply_input_grad<T, P, Tile>(arguments, TileRing(slots, full, empty, 0));
+  }
+}

@@ -1,0 +1,228 @@
+"""The gradient of what a trained chain reads in one launch, checked and timed.
+
+    python docs/experiments/input_gradients.py [--tiles 5] [--dtype bfloat16] [--layers NAME ...]
+
+Of each layer the tiles that are predicted best, in several ways to share the work, are checked
+first: float64, outputs poisoned with NaN, odd numbers of rows, the error beside that of PyTorch's
+two einsum products. Then they are timed beside the two launches that they are to replace and beside
+the dense layer's gradient: in CUDA graphs of eight calls, the cache emptied before each replay.
+"pack" is the kernel that packs the weights alone; a tile's time has it, too. Kernels of the two
+launches are chosen by their cost models, so that nothing is tuned here: set KSOPT_TUNE=measure for
+what a training run would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ksopt.jit import arch, nvrtc
+from ksopt.kernels import input_gradients
+from ksopt.kernels.families import input_grad_tile as tiles
+from ksopt.kernels.families import input_grad_wgmma16 as kernels
+from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.measure import cuda_graphs, timing
+from ksopt.ops import implementation
+from ksopt.patterns.chain import Chain
+
+VIT, GPT = 25_216, 4_096
+CHECKED_ROWS = (1, 63, 200, 1000, 8_200)
+_WORSE = 1.05  # times PyTorch's own error: the same roundings, in another order
+_CALLS = 8  # of a graph
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A chain in the place of a dense layer, and its rows in training."""
+
+    name: str
+    chain: str
+    rows: int
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(*Chain.parse(self.chain))
+
+
+LAYERS = (
+    Layer("vit-384-1536", "(1,768,64,2)*(2,64,192,1)", VIT),
+    Layer("vit-1536-384", "(1,192,64,2)*(2,64,768,1)", VIT),
+    Layer("vit-384-384", "(1,192,64,2)*(2,64,192,1)", VIT),
+    Layer("gpt-1024-1024", "(1,512,128,2)*(2,128,512,1)", GPT),
+    Layer("gpt-1024-4096", "(1,2048,128,2)*(2,128,512,1)", GPT),
+    Layer("gpt-4096-1024", "(1,512,128,2)*(2,128,2048,1)", GPT),
+)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A gradient, whose rows lie apart, and both factors."""
+
+    grad: Tensor
+    left: Tensor
+    right: Tensor
+
+    @classmethod
+    def random(cls, s: Shape, rows: int, dtype: torch.dtype) -> Operands:
+        def draw(*size: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(*size, device="cuda") * scale).to(dtype)
+
+        left = draw(*s.left.weight_shape, scale=s.left.b**-0.5)
+        right = draw(*s.right.weight_shape, scale=s.right.b**-0.5)
+        return cls(draw(rows, s.left.out_features + 16)[:, 8:-8], left, right)
+
+    def by_einsum(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Both gradients, each product rounded to ``dtype``."""
+        grad, left, right = (one.to(dtype) for one in (self.grad, self.left, self.right))
+        rows = len(grad)
+        _, b, _, d = left.shape
+        between = torch.einsum("nbd,bcd->ncd", grad.reshape(rows, b, d), left[0])
+        between = between.reshape(rows, -1)
+        a, b, _, _ = right.shape
+        to = torch.einsum("nab,abc->nac", between.view(rows, a, b), right[..., 0])
+        return to.reshape(rows, -1), between
+
+
+def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
+    """The best predicted of each way to share the work, the best ways first."""
+    of_way: dict[tuple[int, ...], Config] = {}
+    for tile in tiles.best(s, rows, spec, 10_000):
+        of_way.setdefault((tile.groups, tile.blocks, tile.splits, tile.parts), tile)
+    chosen = list(of_way.values())[:count]
+    best = chosen[0]
+    # Beside the best one its nearest relatives: other slots, other chunks.
+    for tile in tiles.best(s, rows, spec, 10_000):
+        is_near = astuple(tile)[:4] == astuple(best)[:4] and tile not in chosen
+        if is_near and (tile.kf == best.kf) != (tile.nc == best.nc):
+            chosen.append(tile)
+    return chosen
+
+
+def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:
+    """What is wrong with a kernel's results, or None."""
+    packed = kernel.pack(o.left, o.right)
+    rows, s = len(o.grad), kernel.shape
+    apart = [
+        torch.full((rows + 2, features), float("nan"), device="cuda", dtype=o.grad.dtype)
+        for features in (s.right.in_features, s.middle)
+    ]
+    to, between = (one[1:-1] for one in apart)
+    kernel.launch(o.grad, packed, between, to)
+    if not all(one[end].isnan().all() for one in apart for end in (0, -1)):
+        return "it writes beside its results"
+    truths, theirs = o.by_einsum(torch.float64), o.by_einsum(o.grad.dtype)
+    for name, made, truth, their in zip(
+        ("x", "between"), (to, between), truths, theirs, strict=True
+    ):
+        ours, error = ((one.double() - truth).norm() / truth.norm() for one in (made, their))
+        if not ours <= _WORSE * error:
+            return f"{rows} rows, {name}: error {ours:.2e}, PyTorch's {error:.2e}"
+    first = to.clone(), between.clone()
+    kernel.launch(o.grad, packed, between, to)
+    is_same = torch.equal(to, first[0]) and torch.equal(between, first[1])
+    return None if is_same else f"{rows} rows: it gives another result the second time"
+
+
+def by_factors(o: Operands, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """What the launch replaces."""
+    between = implementation.changing(grad, o.left.transpose(1, 2))
+    return implementation.changing(between, o.right.transpose(1, 2)), between
+
+
+def compile_all(todo: Sequence[tuple[Shape, Config]], dtype: str) -> None:
+    """Compile the kernels of all tiles, several at a time."""
+    sources = [kernels.source(s, tile, dtype) for s, tile in todo]
+    sources += {kernels.pack_source(s, tile) for s, tile in todo}
+    began = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
+    print(f"# compiled {len(sources)} kernels in {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def right_kernels(
+    layer: Layer, chosen: Sequence[Config], dtype: torch.dtype
+) -> Iterator[kernels.InputGradient]:
+    """Kernels whose results are right; of others it is said what is wrong."""
+    name = str(dtype).removeprefix("torch.")
+    for tile in chosen:
+        kernel = kernels.InputGradient(layer.shape, tile, name, 0)
+        faults = (fault_of(kernel, Operands.random(layer.shape, n, dtype)) for n in CHECKED_ROWS)
+        fault = next((one for one in faults if one is not None), None)
+        if fault is None:
+            yield kernel
+        else:
+            print(f"WRONG {layer.name} {astuple(tile)}: {fault}", flush=True)
+
+
+def time_layer(layer: Layer, ready: Sequence[kernels.InputGradient], dtype: torch.dtype) -> None:
+    """Print a line of each way."""
+    s, spec = layer.shape, DeviceSpec.of_device(0)
+    name = str(dtype).removeprefix("torch.")
+    o = Operands.random(s, layer.rows, dtype)
+    grad = o.grad.contiguous()
+    dense = torch.randn(s.left.out_features, s.right.in_features, device="cuda").to(dtype)
+    ways: dict[str, Callable[[Tensor], object]] = {
+        "dense": lambda rows: rows @ dense,
+        "two launches": partial(by_factors, o),
+    }
+    predicted = {"two launches": input_gradients.factors_us(s, name, layer.rows, spec)}
+    if ready:
+        ways["pack"] = lambda _: ready[0].pack(o.left, o.right)
+    for kernel in ready:
+        label = " ".join(map(str, astuple(kernel.tile)))
+        ways[label] = lambda rows, kernel=kernel: kernel(rows, o.left, o.right)  # type: ignore[misc]
+        predicted[label] = tiles.predicted_us(s, kernel.tile, layer.rows, spec)
+    graphs = {}
+    for label, way in ways.items():
+        for _ in range(2):
+            way(grad)
+        graphs[label] = cuda_graphs.Replay([way] * _CALLS, grad)  # type: ignore[list-item]
+    results = timing.measure(graphs, "cuda", max_seconds=0.2 * len(graphs), precision=0.02)
+    moved = 2 * layer.rows * (s.left.out_features + s.middle + s.right.in_features)
+    print(f"{layer.name}, {layer.rows} rows, {s}: floor {moved / 4.25e6:.1f} us", flush=True)
+    dense_us = results["dense"].median_us
+    for label, one in sorted(results.items(), key=lambda item: item[1].median_us):
+        us = one.median_us / _CALLS
+        guess = f", predicted {predicted[label]:.1f}" if label in predicted else ""
+        print(f"    {us:7.1f} us  {us * _CALLS / dense_us:.2f} of dense  {label}{guess}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Check and time the layers."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--tiles", type=int, default=4, help="ways to share the work, of each layer"
+    )
+    parser.add_argument("--dtype", default="bfloat16")
+    names = [layer.name for layer in LAYERS]
+    parser.add_argument("--layers", nargs="*", default=names, choices=names)
+    parser.add_argument("--check", action="store_true", help="time nothing")
+    given = parser.parse_args(arguments)
+    os.environ.setdefault("KSOPT_TUNE", "model")
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    spec, dtype = DeviceSpec.of_device(0), getattr(torch, given.dtype)
+    layers = [layer for layer in LAYERS if layer.name in given.layers]
+    chosen = {one: tiles_of(one.shape, one.rows, spec, given.tiles) for one in layers}
+    todo = [(layer.shape, tile) for layer, mine in chosen.items() for tile in mine]
+    compile_all(todo, given.dtype)
+    for layer, mine in chosen.items():
+        ready = list(right_kernels(layer, mine, dtype))
+        print(f"# {layer.name}: {len(ready)} of {len(mine)} tiles are right", flush=True)
+        if not given.check:
+            time_layer(layer, ready, dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Activations that an author spelled by elementwise operations, as GPT-2 does its GELU.
+
+They are recognised by what they compute: the nodes between a value and what is made of it alone are
+run in float64 on numbers, and compared with the activations that an epilogue may have.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.symbolic import same_shape
+from ksopt.epilogue import ACTIVATIONS, Activation, with_epilogue
+
+_FUNCTIONS = frozenset(
+    {
+        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg, operator.pow),
+        *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.pow, torch.square),
+        *(torch.tanh, torch.sigmoid, torch.exp, torch.erf, torch.special.erf, torch.rsub),
+        *(torch.clamp, torch.clamp_min, torch.abs, torch.reciprocal),
+        *(F.tanh, F.sigmoid),
+    }
+)
+_METHODS = frozenset(
+    {
+        *("add", "sub", "mul", "div", "neg", "pow", "square", "tanh", "sigmoid", "exp", "erf"),
+        *("clamp", "clamp_min", "abs", "reciprocal"),
+    }
+)
+_MOST_NODES = 16
+"""GPT-2's GELU has 8."""
+_REACH = 64
+"""Nodes of the graph that are looked at; the spelled ones may stand apart."""
+_TOLERANCE = 1e-6
+"""Largest difference: constants are often written with ten digits; the two GELUs differ by 5e-4."""
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """An activation of a value.
+
+    Attributes:
+        activation: which.
+        nodes: those that compute it, in the order of the graph; the last one is its result.
+    """
+
+    activation: Activation
+    nodes: tuple[fx.Node, ...]
+
+
+def spelled_activation(value: fx.Node) -> Spelled | None:
+    """The activation that is all that is made of a value; None if there is none.
+
+    Args:
+        value: a node that holds a tensor.
+    """
+    for nodes in _closed(value):
+        result = _evaluated(value, nodes)
+        if result is None:
+            return None
+        for activation in ACTIVATIONS:
+            expected = with_epilogue(_samples(), activation=activation)
+            if activation != "none" and (result - expected).abs().max() <= _TOLERANCE:
+                return Spelled(activation, nodes)
+    return None
+
+
+def _closed(value: fx.Node) -> Iterator[tuple[fx.Node, ...]]:
+    """Elementwise nodes of a value alone, whose last one alone is read by others."""
+    nodes: list[fx.Node] = []
+    inside = {value}
+    node = value
+    for _ in range(_REACH):
+        node = node.next
+        if node.op in ("output", "root") or len(nodes) == _MOST_NODES:
+            return
+        if not inside.intersection(node.all_input_nodes):
+            continue
+        if not _is_elementwise_of(node, inside, value):
+            return  # it reads what would be computed no more
+        nodes.append(node)
+        if all(user in inside or user is node for one in inside for user in one.users):
+            yield tuple(nodes)
+        inside.add(node)
+
+
+def _is_elementwise_of(node: fx.Node, inside: Collection[fx.Node], value: fx.Node) -> bool:
+    is_known = (node.op == "call_function" and node.target in _FUNCTIONS) or (
+        node.op == "call_method" and node.target in _METHODS
+    )
+    own, other = fake_result(node), fake_result(value)
+    return (
+        is_known
+        and all(one in inside for one in node.all_input_nodes)
+        and isinstance(own, Tensor)
+        and own.dtype == other.dtype
+        and same_shape(own.shape, other.shape)
+    )
+
+
+def _samples() -> Tensor:
+    return torch.linspace(-12, 12, 481, dtype=torch.float64)
+
+
+def _evaluated(value: fx.Node, nodes: Collection[fx.Node]) -> Tensor | None:
+    """What the last node is for each of `_samples`; None where that cannot be run."""
+    known: dict[fx.Node, Any] = {value: _samples()}
+    try:
+        with torch.no_grad():
+            for node in nodes:
+                args = fx.map_arg(node.args, known.__getitem__)
+                kwargs = fx.map_arg(node.kwargs, known.__getitem__)
+                if node.op == "call_method":
+                    known[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+                else:
+                    known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    result: Tensor = known[node]
+    return result if result.isfinite().all() else None

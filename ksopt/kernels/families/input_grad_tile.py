@@ -1,0 +1,270 @@
+"""Tiles of csrc/cuda/input_grad_wgmma16.cuh: of which chains they are, what fits, how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.cost_terms import overlapped
+from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
+from ksopt.patterns.chain import Pattern
+
+ROWS_OF_UNIT = 64
+"""Blocks take whole units of so many rows."""
+
+_BARRIER_BYTES = 128
+_LOADER_REGISTERS = 40
+_OTHER_REGISTERS = 40  # of a thread that multiplies, beside sums and operands
+_MOST_SUMS = 256  # columns between the factors that a block computes
+_MOST_CHUNKS = 32  # of what it gives: each is code of its own
+_MOST_BLOCKS_OF_ROWS = 8
+# The cost model's constants, of one multiprocessor. They are those of the forward kernel
+# (chain_cost.py), and of the L2 cache that of weight_grad_wgmma16: not fitted to this kernel yet.
+_READ_BYTES_US = 24_000.0
+_WRITTEN_BYTES_US = 37_800.0
+_L2_BYTES_US = 52_000.0
+_SHARED_BYTES_US = 138_000.0
+_MOST_BYTES_US = 106_000.0  # that one alone can take in
+_FLOPS_US = 5.0e6
+_LATENCY_US = 0.99  # in which what a block's ring holds arrives
+_BETWEEN_US = 0.06  # from a group of a warpgroup's products to its next
+_LAUNCH_US = 5.8
+_OVERLAP = 3.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A chain (1,b1,c1,d1)*(a2,b2,c2,1).
+
+    Attributes:
+        left, right: the factors.
+    """
+
+    left: Pattern
+    right: Pattern
+
+    @property
+    def middle(self) -> int:
+        """Features between the factors."""
+        return self.right.out_features
+
+    def __str__(self) -> str:
+        return f"{self.left}*{self.right}"
+
+
+@dataclass(frozen=True)
+class Config:
+    """Template arguments of ``InputGradTile``, in its order.
+
+    Attributes:
+        groups: warpgroups that multiply, of 64 rows each.
+        blocks: that a multiprocessor runs at a time.
+        splits: blocks that share the right factor's blocks for the same rows.
+        parts: blocks that share the columns of the result; each computes what is between anew.
+        kf: features of the gradient in a slot.
+        nc: columns of the result that are computed at a time.
+        stages: slots.
+    """
+
+    groups: int
+    blocks: int
+    splits: int
+    parts: int
+    kf: int
+    nc: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        """Rows that a block has at a time."""
+        return 64 * self.groups
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 128 * (self.groups + 1)
+
+    @property
+    def of_rows(self) -> int:
+        """Blocks that have the same rows."""
+        return self.splits * self.parts
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies."""
+        at_start = 65536 // (self.threads * self.blocks) // 8 * 8
+        taken = (at_start * (self.groups + 1) - _LOADER_REGISTERS) // self.groups // 8 * 8
+        return min(taken, 240)
+
+    @property
+    def packing(self) -> Config:
+        """The plainest tile that reads the same packed weights."""
+        return replace(self, groups=1, blocks=1, parts=1, stages=2)
+
+    def columns(self, s: Shape) -> int:
+        """Columns between the factors that a block computes."""
+        return s.middle // self.splits
+
+    def chunks(self, s: Shape) -> int:
+        """Chunks of columns that a block of the right factor gives."""
+        return -(-s.right.c // self.nc)
+
+    def chunks_of_block(self, s: Shape) -> int:
+        """Chunks of columns that a block of the kernel computes."""
+        return s.right.a // self.splits * self.chunks(s) // self.parts
+
+    def slots(self, s: Shape) -> int:
+        """Slots that the gradient's rows take."""
+        return -(-s.left.out_features // self.kf)
+
+    def left_bytes(self, s: Shape) -> int:
+        """Weights of the left factor in a slot."""
+        return self.kf // s.left.d * self.columns(s) * 2
+
+    def right_bytes(self, s: Shape) -> int:
+        """Weights of the right factor for a chunk."""
+        return s.right.b * self.nc * 2
+
+    def slot_bytes(self, s: Shape) -> int:
+        """Of the ring."""
+        return max(self.rows * self.kf * 2 + self.left_bytes(s), self.right_bytes(s))
+
+    def shared_bytes(self, s: Shape) -> int:
+        """Dynamic shared memory of a block."""
+        return _BARRIER_BYTES + self.stages * self.slot_bytes(s)
+
+    def packed_elements(self, s: Shape) -> int:
+        """Of the packed weights."""
+        left = self.splits * self.slots(s) * self.left_bytes(s)
+        return (left + s.right.a * self.chunks(s) * self.right_bytes(s)) // 2
+
+
+def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
+    """Why no kernel computes a chain's input gradient on ``device``, or None if one does."""
+    left, right = s.left, s.right
+    if device.capability != (9, 0):
+        return "it needs compute capability 9.0"
+    if dtype not in HALF:
+        return f"{dtype} is not one of {', '.join(HALF)}"
+    if left.a != 1 or right.d != 1:
+        return f"{s} is not of the form (1,b,c,d)*(a,b,c,1)"
+    if left.in_features != right.out_features:
+        return f"{left} takes {left.in_features} features and {right} gives {right.out_features}"
+    if left.d not in (1, 2, 4, 8):
+        return f"d = {left.d} of the left factor is not 1, 2, 4 or 8"
+    if right.b % 32 != 0:
+        return f"b = {right.b} of the right factor is not a multiple of 32"
+    if right.c % 8 != 0 or left.out_features % 8 != 0:
+        return "rows of the gradients are not whole runs of 16 bytes"
+    if next(configs(s, device), None) is None:
+        return "no tile fits in shared memory and registers"
+    return None
+
+
+def configs(s: Shape, device: DeviceSpec) -> Iterator[Config]:
+    """All tiles worth considering, without order, of a chain whose form is supported."""
+    d, right = s.left.d, s.right
+    unit = unit_of(d)
+    widths = [nc for nc in (64, 96, 128) if nc - 32 < -(-right.c // 32) * 32] or [32]
+    for splits in (n for n in range(1, _MOST_BLOCKS_OF_ROWS + 1) if right.a % n == 0):
+        columns = s.middle // splits
+        if columns > _MOST_SUMS or columns % (8 * d) != 0:
+            continue
+        for groups, blocks in ((1, 1), (1, 2), (2, 1), (3, 1)):
+            for nc in widths:
+                for kf in (2 * unit, 4 * unit):
+                    for parts in (1, 2, 4):
+                        tile = Config(groups, blocks, splits, parts, kf, nc, 2)
+                        stages = _most_stages(tile, s, device)
+                        if stages >= 2 and _is_whole(tile, s) and _fits_registers(tile, s):
+                            yield replace(tile, stages=stages)
+
+
+def unit_of(d: int) -> int:
+    """Features of the gradient of a group of products, as ``UNIT`` in the template."""
+    return 32 if d < 4 else 16 * d
+
+
+def template_arguments(s: Shape, tile: Config) -> tuple[str, str]:
+    """Of ``InputGradPattern``, and of ``InputGradTile`` behind the pattern."""
+    pattern = (s.right.a, s.right.b, s.right.c, s.left.b, s.left.d)
+    return ", ".join(map(str, pattern)), ", ".join(map(str, astuple(tile)))
+
+
+def launch_of(tile: Config, rows: int, multiprocessors: int) -> tuple[int, int]:
+    """Blocks of a launch, and the rows of each."""
+    units = -(-rows // ROWS_OF_UNIT)
+    at_a_time = max(1, multiprocessors * tile.blocks // tile.of_rows)
+    of_block = -(-units // min(units, at_a_time))
+    return -(-units // of_block) * tile.of_rows, of_block * ROWS_OF_UNIT
+
+
+def predicted_us(s: Shape, tile: Config, rows: int, device: DeviceSpec) -> float:
+    """Predicted time of a tile, in microseconds: one phase after the other."""
+    blocks, of_block = launch_of(tile, rows, device.multiprocessors)
+    busy = min(1.0, blocks / device.multiprocessors)
+    at_a_time = min(tile.blocks, -(-blocks // device.multiprocessors))  # of a multiprocessor
+
+    def rate(of_all: float) -> float:
+        return min(of_all / busy, _MOST_BYTES_US)
+
+    units = of_block // ROWS_OF_UNIT
+    passes = -(-units // tile.groups)
+    used = 128 * min(tile.groups, units) * tile.kf + tile.left_bytes(s)  # of a slot
+    ring = tile.stages * max(used, tile.right_bytes(s)) * at_a_time
+    grad = 128 * units * s.left.out_features
+    left = tile.slots(s) * tile.left_bytes(s)
+    right = tile.chunks_of_block(s) * tile.right_bytes(s)
+    between, result = (
+        128 * units * features
+        for features in (tile.columns(s) / tile.parts, s.right.in_features / tile.of_rows)
+    )
+    flops = 128 * units * tile.columns(s)  # for each thing that a column is multiplied with
+    first = (
+        grad / tile.of_rows / rate(_READ_BYTES_US),
+        (grad + passes * left) / rate(_L2_BYTES_US),
+        (2 * grad + (passes + units) * left) / _SHARED_BYTES_US,
+        (grad + passes * left) / ring * _LATENCY_US,
+        flops * s.left.b / _FLOPS_US,
+        passes / at_a_time * s.left.out_features / unit_of(s.left.d) * _BETWEEN_US,
+    )
+    of_chunk = tile.nc * tile.chunks(s) // tile.parts
+    second = (
+        (between + result) / rate(_WRITTEN_BYTES_US),
+        passes * right / rate(_L2_BYTES_US),
+        (passes + units) * right / _SHARED_BYTES_US,
+        passes * right / ring * _LATENCY_US,
+        flops * of_chunk / _FLOPS_US,
+    )
+    return _LAUNCH_US + at_a_time * (overlapped(first, _OVERLAP) + overlapped(second, _OVERLAP))
+
+
+def best(s: Shape, rows: int, device: DeviceSpec, count: int = 1) -> list[Config]:
+    """The tiles with the least predicted times, the best first; none with idle warpgroups."""
+
+    def is_busy(tile: Config) -> bool:
+        _, of_block = launch_of(tile, rows, device.multiprocessors)
+        return tile.groups == 1 or tile.rows <= of_block
+
+    busy = filter(is_busy, configs(s, device))
+    return sorted(busy, key=lambda t: predicted_us(s, t, rows, device))[:count]
+
+
+def _is_whole(tile: Config, s: Shape) -> bool:
+    """Whether blocks share what there is evenly, and have no more code than they may."""
+    few = tile.chunks_of_block(s) <= _MOST_CHUNKS and tile.of_rows <= _MOST_BLOCKS_OF_ROWS
+    return few and tile.chunks(s) % tile.parts == 0
+
+
+def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
+    limit = min(SHARED_LIMIT, device.shared_bytes // tile.blocks - 1024)
+    return min((limit - _BARRIER_BYTES) // tile.slot_bytes(s), 8)
+
+
+def _fits_registers(tile: Config, s: Shape) -> bool:
+    columns = tile.columns(s)
+    words = unit_of(s.left.d) // 4  # a quarter of a unit, of two rows, in pairs
+    first = columns // 2 + 3 * words  # two groups' operands, and what is read for the next
+    second = columns // 4 + tile.nc  # what is between, and the sums of two chunks
+    return max(first, second) + _OTHER_REGISTERS <= tile.registers

@@ -1,0 +1,171 @@
+"""The gradient of what a chain reads, in one launch (csrc/cuda/input_grad_wgmma16.cuh): kernels.
+
+Of a chain (1,b1,c1,d1)*(a2,b2,c2,1) in 16 bits, batch first, on Hopper. The gradient of what is
+between the factors is written beside it: the right factor's own gradient is made of it. The
+weights, which have changed since the last step, are packed by a small kernel before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from torch import Tensor
+
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels.families.base import HALF
+from ksopt.kernels.families.chain_pack_launcher import Weights
+from ksopt.kernels.families.input_grad_tile import Config, Shape, launch_of, template_arguments
+from ksopt.kernels.problem import DeviceSpec
+
+PACK_THREADS = 256
+
+
+class Arguments(ctypes.Structure):
+    """``InputGradArguments`` of csrc/cuda/input_grad_tile.cuh."""
+
+    _fields_ = [
+        ("grad", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("between", ctypes.c_void_p),
+        ("to", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("grad_stride", ctypes.c_int64),
+        ("rows_per_block", ctypes.c_int64),
+    ]
+
+
+class PackArguments(ctypes.Structure):
+    """``InputGradPackArguments`` of csrc/cuda/input_grad_pack.cuh."""
+
+    _fields_ = [("weights", Weights), ("packed", ctypes.c_void_p)]
+
+
+def source(s: Shape, tile: Config, dtype: str) -> str:
+    """The generated file: one instance of the template."""
+    return _source(
+        "input_grad_wgmma16",
+        s,
+        tile,
+        f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(s)} && "
+        f"Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, ",
+        "Tile::THREADS, Tile::BLOCKS",
+        f"{_name(s, dtype)}(const __grid_constant__ InputGradArguments arguments) {{\n"
+        f"  input_grad_wgmma16_kernel<{HALF[dtype]}, Support, Tile>(arguments);\n",
+    )
+
+
+def pack_source(s: Shape, tile: Config) -> str:
+    """The generated file of the kernel that packs, for all tiles of the same packing."""
+    return _source(
+        "input_grad_pack",
+        s,
+        tile.packing,
+        f"static_assert(Tile::PACKED_BYTES == {2 * tile.packed_elements(s)}, ",
+        str(PACK_THREADS),
+        f"{_pack_name(s)}(const __grid_constant__ InputGradPackArguments arguments) {{\n"
+        "  input_grad_pack_kernel<Support, Tile>(arguments);\n",
+    )
+
+
+def _source(header: str, s: Shape, tile: Config, facts: str, bounds: str, kernel: str) -> str:
+    pattern, fields = template_arguments(s, tile)
+    return (
+        f'#include "{header}.cuh"\n'
+        f"using Support = InputGradPattern<{pattern}>;\n"
+        f"using Tile = InputGradTile<Support, {fields}>;\n"
+        f'{facts}"csrc and kernels/families/input_grad_tile.py disagree");\n'
+        f'extern "C" __global__ void __launch_bounds__({bounds})\n'
+        f"{kernel}"
+        "}\n"
+    )
+
+
+def _sizes(s: Shape) -> str:
+    return "_".join(map(str, (*s.left.weight_shape[1:], *s.right.weight_shape[:3])))
+
+
+def _name(s: Shape, dtype: str) -> str:
+    return f"ksopt_input_grad_wgmma16_{dtype}_{_sizes(s)}"
+
+
+def _pack_name(s: Shape) -> str:
+    return f"ksopt_input_grad_pack_{_sizes(s)}"
+
+
+def arguments_of(
+    grad: Tensor, packed: Tensor, between: Tensor, to: Tensor, rows_per_block: int
+) -> Arguments:
+    """What the kernel is launched with; of grad rows may lie apart."""
+    return Arguments(
+        *(grad.data_ptr(), packed.data_ptr(), between.data_ptr(), to.data_ptr()),
+        *(grad.shape[0], grad.stride(0), rows_per_block),
+    )
+
+
+def pack_arguments_of(left: Tensor, right: Tensor, packed: Tensor) -> PackArguments:
+    """What the kernel that packs is launched with; weights [1,b,c,d] and [a,b,c,1], any strides."""
+    weights = Weights(
+        *(left.data_ptr(), right.data_ptr()),
+        (ctypes.c_int64 * 3)(*left.stride()[1:]),
+        (ctypes.c_int64 * 3)(*right.stride()[:3]),
+    )
+    return PackArguments(weights, packed.data_ptr())
+
+
+def pack_blocks(s: Shape, tile: Config) -> int:
+    """Blocks of the kernel that packs: a thread packs 8 elements."""
+    return -(-tile.packed_elements(s) // (8 * PACK_THREADS))
+
+
+class InputGradient:
+    """Loaded kernels of one chain: called with (grad, left, right).
+
+    They are right in a graph that is being captured: all that they take is memory.
+
+    Raises:
+        CompilationError, UnavailableError: see :mod:`ksopt.jit`.
+    """
+
+    def __init__(self, s: Shape, tile: Config, dtype: str, device_index: int) -> None:
+        self.shape, self.tile, self._device = s, tile, device_index
+        target = arch.of_device(device_index)
+        code = nvrtc.cubin(source(s, tile, dtype), target).data
+        self._shared_bytes = tile.shared_bytes(s)
+        self._kernel = driver.load_kernel(code, _name(s, dtype), self._shared_bytes, device_index)
+        code = nvrtc.cubin(pack_source(s, tile), target).data
+        self._pack = driver.load_kernel(code, _pack_name(s), 0, device_index)
+        self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
+
+    def pack(self, left: Tensor, right: Tensor) -> Tensor:
+        """The weights as the kernel reads them."""
+        left, right = left.resolve_neg(), right.resolve_neg()
+        packed = left.new_empty(self.tile.packed_elements(self.shape))
+        arguments = pack_arguments_of(left, right, packed)
+        blocks = pack_blocks(self.shape, self.tile)
+        driver.launch(self._pack, blocks, PACK_THREADS, 0, arguments, self._device)
+        return packed
+
+    def launch(self, grad: Tensor, packed: Tensor, between: Tensor, to: Tensor) -> None:
+        """Write both gradients, contiguous, of weights that are packed."""
+        blocks, of_block = launch_of(self.tile, grad.shape[0], self._multiprocessors)
+        arguments = arguments_of(grad, packed, between, to, of_block)
+        driver.launch(
+            *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
+            *(arguments, self._device),
+        )
+
+    def __call__(self, grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of what the chain reads, and of what is between its factors.
+
+        Args:
+            grad: [rows, b1*d1], the elements of a row side by side, rows at multiples of 16 bytes.
+            left, right: [1,b1,c1,d1] and [a2,b2,c2,1], of grad's dtype, any strides.
+
+        Returns:
+            [rows, a2*c2] and [rows, a2*b2].
+        """
+        between = grad.new_empty(grad.shape[0], self.shape.middle)
+        to = grad.new_empty(grad.shape[0], self.shape.right.in_features)
+        if grad.shape[0] > 0:
+            self.launch(grad, self.pack(left, right), between, to)
+        return to, between

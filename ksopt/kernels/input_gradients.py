@@ -1,0 +1,104 @@
+"""Which input gradients of trained chains one launch computes, and by which tile."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+
+from ksopt import settings
+from ksopt.errors import KsoptError
+from ksopt.kernels import registry
+from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.families import input_grad_tile
+from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
+from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.patterns.chain import Pattern
+
+_log = logging.getLogger("ksopt")
+
+
+def is_by_kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> bool:
+    """Whether one launch is predicted to be faster than one a factor.
+
+    Args:
+        s: the chain.
+        dtype: of the gradient and the weights; batch first.
+        rows: of the gradient.
+        device: where.
+    """
+    return _tile(s, dtype, rows, device) is not None
+
+
+def run(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The gradients of what a chain reads and of what is between its factors, by a kernel.
+
+    Args:
+        grad: [*batch, b1*d1]; left, right: [1,b1,c1,d1] and [a2,b2,c2,1], on one device.
+
+    Returns:
+        [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them, or faster.
+    """
+    if grad.numel() == 0 or not grad.is_cuda or not grad.dtype == left.dtype == right.dtype:
+        return None
+    s = Shape(Pattern(*left.shape), Pattern(*right.shape))
+    rows = grad.numel() // grad.shape[-1]
+    kernel = _kernel(s, grad.dtype, rows, grad.device)
+    if kernel is None:
+        return None
+    to, between = kernel(_rows(grad), left, right)
+    return (to.view(*grad.shape[:-1], -1), between.view(*grad.shape[:-1], -1))
+
+
+def _kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> InputGradient | None:
+    tile = _tile(s, dtype, rows, device)
+    return None if tile is None else _loaded(s, tile, _name(dtype), device.index)
+
+
+def _tile(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
+    if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
+        return None
+    spec = backend_of("cuda").spec(device)
+    return None if spec is None else faster_tile(s, _name(dtype), rows, spec)
+
+
+@functools.lru_cache(maxsize=4096)
+def faster_tile(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> Config | None:
+    """The best tile; None where none computes the chain, or is predicted to be faster."""
+    if input_grad_tile.unsupported_reason(s, dtype, spec) is not None:
+        return None
+    tile = input_grad_tile.best(s, rows, spec)[0]
+    us = input_grad_tile.predicted_us(s, tile, rows, spec)
+    return tile if us < factors_us(s, dtype, rows, spec) else None
+
+
+def factors_us(s: Shape, dtype: str, rows: int, spec: DeviceSpec) -> float:
+    """Microseconds predicted of a launch a factor; as here, weights are packed before."""
+    # The factors of the way back.
+    transposed = (Pattern(p.a, p.c, p.b, p.d) for p in (s.left, s.right))
+    problems = (Problem.of_factor(p, dtype, False) for p in transposed)
+    return sum(registry.best_predicted(one, rows, spec)[0].predicted_us for one in problems)
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded(s: Shape, tile: Config, dtype: str, device: int) -> InputGradient | None:
+    try:
+        return InputGradient(s, tile, dtype, device)
+    except KsoptError as error:
+        _log.warning("ksopt: input gradients of %s are left to a launch a factor: %s", s, error)
+        return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[rows, features], each row's elements side by side from a multiple of 16 bytes on."""
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    if flat.stride(1) != 1 or (flat.shape[0] > 1 and flat.stride(0) % 8) or flat.data_ptr() % 16:
+        return flat.clone(memory_format=torch.contiguous_format)
+    return flat

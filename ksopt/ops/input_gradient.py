@@ -1,0 +1,60 @@
+"""The gradient of what a chain of two factors reads, in one launch: ``ks_chain_input_grad``.
+
+It is no public operator: the backward pass of a trained chain is made of it where that is faster
+(:mod:`ksopt.kernels.input_gradients`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ksopt.kernels import input_gradients, weight_cache
+from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.ops import implementation
+from ksopt.ops.schemas import LIBRARY
+from ksopt.patterns.chain import Pattern
+
+
+def _kernel(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of what the chain reads, and of what is between its factors."""
+    for weight in (left, right):
+        weight_cache.forget(weight)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        made = input_gradients.run(grad, left, right)
+    if made is not None:
+        return made
+    between = implementation.changing(grad, left.transpose(1, 2))
+    return implementation.changing(between, right.transpose(1, 2)), between
+
+
+def _fake(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    between = implementation.fake(grad, left.transpose(1, 2))
+    return implementation.fake(between, right.transpose(1, 2)), between
+
+
+LIBRARY.define(
+    "ks_chain_input_grad(Tensor grad, Tensor left, Tensor right) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+for _key in ("CPU", "CUDA"):
+    LIBRARY.impl("ks_chain_input_grad", _kernel, _key)
+torch.library.register_fake("ksopt::ks_chain_input_grad", _fake, lib=LIBRARY)
+ks_chain_input_grad = torch.ops.ksopt.ks_chain_input_grad.default
+
+
+def is_one_launch(grad: Tensor, left: Tensor, right: Tensor) -> bool:
+    """Whether one kernel computes both gradients faster, of fakes too.
+
+    Of a dynamic number of rows the one at hand decides.
+    """
+    sizes = [implementation.at_hand(size) for size in (*left.shape, *right.shape, *grad.shape)]
+    if grad.device.type != "cuda" or None in sizes or 0 in sizes:
+        return False
+    if not grad.dtype == left.dtype == right.dtype:
+        return False
+    known = [size for size in sizes if size is not None]
+    shape = Shape(Pattern(*known[:4]), Pattern(*known[4:8]))
+    return input_gradients.is_by_kernel(shape, grad.dtype, math.prod(known[8:-1]), grad.device)

@@ -1,0 +1,186 @@
+"""The gradient of what a trained chain reads, in one launch, against float64."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ksopt.kernels import input_gradients
+from ksopt.kernels.families import input_grad_tile as tiles
+from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+
+pytestmark = pytest.mark.gpu
+
+LAYER = "(1,192,64,2)*(2,64,192,1)"
+CHAINS = (
+    LAYER,
+    "(1,768,64,2)*(2,64,192,1)",
+    "(1,512,128,2)*(2,128,512,1)",
+    "(1,52,48,2)*(3,32,72,1)",
+    "(1,72,96,1)*(3,32,40,1)",
+    "(1,200,192,1)*(1,192,136,1)",
+    "(1,90,64,4)*(4,64,96,1)",
+    "(1,33,64,8)*(4,128,40,1)",
+)
+
+
+@pytest.fixture
+def spec() -> DeviceSpec:
+    spec = DeviceSpec.of_device(0)
+    if spec.capability != (9, 0):
+        pytest.skip("the kernel is for compute capability 9.0")
+    return spec
+
+
+@pytest.fixture
+def is_faster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It is taken wherever it computes a chain, whatever is predicted."""
+    input_gradients.faster_tile.cache_clear()
+    monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
+    yield
+    input_gradients.faster_tile.cache_clear()
+
+
+def drawn(s: Shape, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient, whose rows lie apart with NaN between them, and both factors."""
+    features = s.left.out_features
+    memory = torch.full((rows, features + 16), float("nan"), dtype=dtype, device="cuda")
+    memory[:, 8:-8] = torch.randn(rows, features, device="cuda")
+    left = (torch.randn(s.left.weight_shape, device="cuda") * s.left.b**-0.5).to(dtype)
+    # A view whose elements are in another order.
+    right = torch.randn(s.right.weight_shape, device="cuda").transpose(0, 1).contiguous()
+    return memory[:, 8:-8], left, (right.transpose(0, 1) * s.right.b**-0.5).to(dtype)
+
+
+def assert_right(to: Tensor, between: Tensor, grad: Tensor, left: Tensor, right: Tensor) -> None:
+    """Each within one rounding of its own, and the first within one of what is between, too."""
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grad.dtype]
+    of_left, of_right = left.double().transpose(1, 2), right.double().transpose(1, 2)
+    truth = ks_reference(grad.double(), of_left)
+    size = ks_reference(grad.double().abs(), of_left.abs())
+    wrong = ~((between.double() - truth).abs() <= unit * truth.abs() + 2e-6 * size + 1e-6)
+    assert not wrong.any(), f"{int(wrong.sum())} between the factors are wrong"
+    spread, sizes = ks_reference(truth.abs(), of_right.abs()), ks_reference(size, of_right.abs())
+    truth = ks_reference(truth, of_right)
+    allowed = unit * (truth.abs() + 1.01 * spread) + 4e-6 * sizes + 1e-6
+    wrong = ~((to.double() - truth).abs() <= allowed)
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} are wrong"
+
+
+def computed(kernel: InputGradient, grad: Tensor, left: Tensor, right: Tensor) -> list[Tensor]:
+    """Both gradients, with nothing written beside them."""
+    s, rows = kernel.shape, len(grad)
+    apart = [
+        torch.full((rows + 2, features), float("nan"), device="cuda", dtype=grad.dtype)
+        for features in (s.right.in_features, s.middle)
+    ]
+    to, between = (one[1:-1] for one in apart)
+    kernel.launch(grad, kernel.pack(left, right), between, to)
+    for one in apart:
+        assert one[0].isnan().all()
+        assert one[-1].isnan().all()
+    return [to, between]
+
+
+@pytest.mark.parametrize("text", CHAINS)
+def test_random_tiles_and_rows(spec: DeviceSpec, text: str) -> None:
+    seed = int(time.time())
+    print(f"seed {seed}")
+    torch.manual_seed(seed)
+    draw, s = random.Random(seed), Shape(*Chain.parse(text))
+    of_way: dict[tuple[int, int, int, int], list[Config]] = {}
+    for tile in tiles.configs(s, spec):
+        of_way.setdefault((tile.groups, tile.blocks, tile.splits, tile.parts), []).append(tile)
+    for way in draw.sample(list(of_way.values()), min(6, len(of_way))):
+        dtype = draw.choice((torch.float16, torch.bfloat16))
+        kernel = InputGradient(s, draw.choice(way), str(dtype).removeprefix("torch."), 0)
+        for rows in (1, draw.choice((63, 64, 65, 200)), draw.choice((1000, 8_200, 20_011))):
+            operands = drawn(s, rows, dtype)
+            made = computed(kernel, *operands)
+            assert_right(*made, *operands)
+            for one, again in zip(made, kernel(*operands), strict=True):
+                assert torch.equal(one, again), "not the same at every call"
+
+
+def test_what_is_not_finite_reaches_what_it_met(spec: DeviceSpec) -> None:
+    s = Shape(*Chain.parse("(1,52,48,2)*(3,32,72,1)"))
+    kernel = InputGradient(s, tiles.best(s, 300, spec)[0], "bfloat16", 0)
+    grad, left, right = drawn(s, 300, torch.bfloat16)
+    grad[3, -1], grad[170, 0] = float("inf"), float("nan")
+    to, between = computed(kernel, grad, left, right)
+    truth = ks_reference(grad.double(), left.double().transpose(1, 2))
+    assert torch.equal(between.isfinite(), truth.isfinite())
+    truth = ks_reference(truth, right.double().transpose(1, 2))
+    assert torch.equal(to.isfinite(), truth.isfinite())
+
+
+@pytest.mark.usefixtures("is_faster")
+def test_the_operator_takes_all_that_it_may_be_called_with(spec: DeviceSpec) -> None:
+    s = Shape(*Chain.parse(LAYER))
+    grad, left, right = drawn(s, 4096, torch.bfloat16)
+    for one in (
+        grad,
+        grad.contiguous().view(4, 1024, -1),
+        grad.contiguous().view(4, 1024, -1).transpose(0, 1),
+        torch.randn(4096 * 384 + 1, device="cuda").bfloat16()[1:].view(4096, 384),
+        grad[:0],
+    ):
+        to, between = ks_chain_input_grad(one, left, right)
+        assert to.shape == (*one.shape[:-1], 384)
+        assert between.shape == (*one.shape[:-1], 128)
+        flat = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (to, between, one))
+        if one.numel() > 0:
+            assert_right(*flat, left, right)
+    assert input_gradients.run(grad, left, right) is not None
+
+
+@pytest.mark.usefixtures("is_faster")
+def test_it_can_be_captured(spec: DeviceSpec) -> None:
+    s = Shape(*Chain.parse(LAYER))
+    grad, left, right = drawn(s, 4096, torch.float16)
+    ks_chain_input_grad(grad, left, right)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = ks_chain_input_grad(grad, left, right)
+    for _ in range(2):
+        left.normal_(std=0.1)
+        grad.normal_()
+        graph.replay()
+        for one, expected in zip(made, ks_chain_input_grad(grad, left, right), strict=True):
+            assert torch.equal(one, expected)
+
+
+@pytest.mark.usefixtures("is_faster")
+def test_compiled_training_takes_it(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    from ksopt import KSLinear
+
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    torch.manual_seed(0)
+    layer = KSLinear(384, 384, LAYER).cuda().bfloat16()
+    x = torch.randn(8192, 384, device="cuda").bfloat16().requires_grad_()
+    grad = torch.randn(8192, 384, device="cuda").bfloat16()
+    results = []
+    for function in (layer, torch.compile(layer, backend="ksopt")):
+        for _ in range(2):
+            layer.zero_grad()
+            x.grad = None
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                function(x).backward(grad)
+                torch.cuda.synchronize()
+        results.append([x.grad.clone(), *(weight.grad.clone() for weight in layer.parameters())])
+    names = [event.key for event in profiled.key_averages()]
+    assert "ksopt_input_grad_wgmma16_bfloat16_192_64_2_2_64_192" in names
+    for mine, theirs in zip(*results, strict=True):
+        assert (mine - theirs).abs().max() <= 0.02 * theirs.abs().max()

@@ -1,0 +1,212 @@
+"""The gradient of what a chain reads, in one launch: kernels run on the CPU, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import H200
+from cuda_emulator import EmulationError
+from packed_kernels import without_predicates
+from torch import Tensor
+
+from chain_kernels import _aligned, _emulate, _instance
+from ksopt.kernels.families import input_grad_tile as tiles
+from ksopt.kernels.families import input_grad_wgmma16 as kernels
+from ksopt.kernels.families.input_grad_tile import Config, Shape
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+
+# Chain, tile, dtype.
+CASES = [
+    # Two classes; one group and several; blocks that share the right factor, and their columns.
+    ("(1,64,32,2)*(2,32,64,1)", (1, 1, 1, 1, 64, 64, 2), "bfloat16"),
+    ("(1,64,32,2)*(2,32,64,1)", (2, 1, 2, 1, 64, 32, 3), "float16"),
+    ("(1,96,64,2)*(2,64,192,1)", (3, 1, 2, 3, 64, 64, 4), "bfloat16"),
+    # Features and columns that fill no tile: of the gradient, and of the result.
+    ("(1,52,32,2)*(2,32,40,1)", (1, 1, 1, 1, 128, 64, 2), "bfloat16"),
+    ("(1,36,48,2)*(3,32,72,1)", (1, 2, 3, 1, 64, 96, 3), "float16"),
+    # One class, four, eight; three blocks of the right factor, an odd number of chunks.
+    ("(1,72,96,1)*(3,32,40,1)", (2, 1, 1, 1, 64, 32, 2), "bfloat16"),
+    ("(1,64,128,1)*(1,128,64,1)", (1, 1, 1, 1, 64, 64, 3), "float16"),
+    ("(1,40,32,4)*(4,32,24,1)", (1, 1, 2, 1, 128, 32, 2), "bfloat16"),
+    ("(1,64,64,4)*(2,128,96,1)", (2, 1, 2, 1, 256, 96, 2), "float16"),
+    ("(1,19,16,8)*(2,64,72,1)", (1, 1, 2, 1, 256, 32, 2), "bfloat16"),
+    ("(1,40,32,8)*(8,32,32,1)", (2, 1, 4, 1, 256, 32, 2), "float16"),
+]
+ALL = [(Shape(*Chain.parse(text)), Config(*tile), dtype) for text, tile, dtype in CASES]
+
+
+def build(emulator, cases, edit=without_predicates):
+    """For each case the kernel that multiplies."""
+    return emulator.build(
+        [
+            _instance(s.left, tile, kernels.source(s, tile, dtype), dtype, tile.shared_bytes(s))
+            for s, tile, dtype in cases
+        ],
+        edit,
+    )
+
+
+@pytest.fixture(scope="module")
+def multiply(emulator):
+    return build(emulator, ALL)
+
+
+@pytest.fixture(scope="module")
+def pack(emulator):
+    return emulator.build(
+        [_instance(s.left, tile, kernels.pack_source(s, tile), dtype, 0) for s, tile, dtype in ALL],
+        without_predicates,
+    )
+
+
+def drawn(s: Shape, dtype: str, rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """A gradient, whose rows lie apart with NaN between them, and both factors."""
+    generator = torch.Generator().manual_seed(seed)
+    kind, features = getattr(torch, dtype), s.left.out_features
+
+    def draw(*size: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*size, generator=generator) * scale).to(kind)
+
+    memory = _aligned(torch.full((rows * (features + 24),), float("nan"), dtype=kind))
+    grad = memory.view(rows, features + 24)[:, 8 : 8 + features]
+    grad.copy_(draw(rows, features))
+    left = draw(*s.left.weight_shape, scale=s.left.b**-0.5)
+    right = draw(*s.right.weight_shape, scale=s.right.b**-0.5)
+    return grad, left, right
+
+
+def packed(kernel, s: Shape, tile: Config, left: Tensor, right: Tensor) -> Tensor:
+    """The weights as the kernel that packs makes them; one is read at strides of its own."""
+    made = _aligned(torch.full((tile.packed_elements(s),), float("nan"), dtype=left.dtype))
+    memory = torch.cat([left.transpose(1, 2).reshape(-1), right.reshape(-1)])
+    own = memory[: left.numel()].view(left.transpose(1, 2).shape).transpose(1, 2)
+    arguments = kernels.pack_arguments_of(own, memory[left.numel() :].view(right.shape), made)
+    launch = (kernels.pack_blocks(s, tile), kernels.PACK_THREADS, 0)
+    _emulate(kernel, arguments, launch, (memory, memory[:0], made))
+    return made
+
+
+def computed(kernel, case, grad: Tensor, weights: Tensor, sms: int = 2) -> tuple[Tensor, Tensor]:
+    """The gradients of what is read and of what is between, of packed weights."""
+    s, tile, _ = case
+    rows, features = grad.shape[0], s.right.in_features
+    made = _aligned(torch.full((rows * (features + s.middle),), float("nan"), dtype=grad.dtype))
+    to, between = made[: rows * features], made[rows * features :]
+    blocks, of_block = tiles.launch_of(tile, rows, sms)
+    arguments = kernels.arguments_of(grad, weights, between, to, of_block)
+    memory = (grad._base.view(-1), weights, made)
+    _emulate(kernel, arguments, (blocks, tile.threads, tile.shared_bytes(s)), memory)
+    return to.view(rows, features), between.view(rows, s.middle)
+
+
+def assert_right(made, grad: Tensor, left: Tensor, right: Tensor) -> None:
+    """Each within one rounding of its own, and the first within one of what is between, too."""
+    unit = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[grad.dtype]
+    of_left, of_right = left.double().transpose(1, 2), right.double().transpose(1, 2)
+    between = ks_reference(grad.double(), of_left)
+    size = ks_reference(grad.double().abs(), of_left.abs())
+    allowed = unit * between.abs() + 1e-6 * size + 1e-6
+    assert ((made[1].double() - between).abs() <= allowed).all()
+    to, sizes = ks_reference(between, of_right), ks_reference(size, of_right.abs())
+    spread = ks_reference(between.abs(), of_right.abs())
+    allowed = unit * (to.abs() + 1.01 * spread) + 2e-6 * sizes + 1e-6
+    assert ((made[0].double() - to).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
+def test_both_gradients(multiply, pack, at):
+    s, tile, dtype = ALL[at]
+    for rows in (1, 200):
+        grad, left, right = drawn(s, dtype, rows, rows)
+        weights = packed(pack[at], s, tile, left, right)
+        made = computed(multiply[at], ALL[at], grad, weights)
+        assert_right(made, grad, left, right)
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_one_block_takes_several_passes(multiply, pack, at):
+    s, tile, dtype = ALL[at]
+    grad, left, right = drawn(s, dtype, 450)
+    weights = packed(pack[at], s, tile, left, right)
+    made = computed(multiply[at], ALL[at], grad, weights, sms=1)
+    assert_right(made, grad, left, right)
+    for one, other in zip(made, computed(multiply[at], ALL[at], grad, weights, sms=8), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("at", [3, 9])
+def test_what_is_not_finite_reaches_what_it_met(multiply, pack, at):
+    """Also where rows are filled up: a zero times infinity is in no sum."""
+    s, tile, dtype = ALL[at]
+    grad, left, right = drawn(s, dtype, 40)
+    grad[3, -1], grad[17, 0] = float("inf"), float("nan")
+    to, between = computed(multiply[at], ALL[at], grad, packed(pack[at], s, tile, left, right))
+    truth = ks_reference(grad.double(), left.double().transpose(1, 2))
+    assert torch.equal(between.isfinite(), truth.isfinite())
+    assert torch.equal(between.isnan(), truth.isnan())
+    truth = ks_reference(truth, right.double().transpose(1, 2))
+    assert torch.equal(to.isfinite(), truth.isfinite())
+    assert not to[17].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("header", "cut", "left"),
+    [
+        ("chain_wgmma16.cuh", "{ full[slot].wait(parity); }", "{}"),
+        ("chain_wgmma16.cuh", "{ empty[slot].wait(parity); }", "{}"),
+    ],
+)
+def test_a_missing_wait_is_found(emulator, pack, header, cut, left):
+    """So the hand-over of slots is really checked."""
+
+    def edit(name: str, text: str) -> str:
+        if name == header:
+            assert text.count(cut) == 1
+            text = text.replace(cut, left)
+        return without_predicates(name, text)
+
+    (kernel,) = build(emulator, ALL[:1], edit)
+    s, tile, dtype = ALL[0]
+    grad, *factors = drawn(s, dtype, 200)
+    weights = packed(pack[0], s, tile, *factors)
+    with pytest.raises(EmulationError):
+        computed(kernel, ALL[0], grad, weights)
+
+
+CHAINS = [
+    Shape(*Chain.parse(text))
+    for text in (
+        "(1,192,64,2)*(2,64,768,1)",
+        "(1,768,64,2)*(2,64,192,1)",
+        "(1,512,128,2)*(2,128,512,1)",
+        "(1,2048,128,2)*(2,128,512,1)",
+        "(1,128,128,8)*(8,128,128,1)",
+        "(1,768,96,1)*(1,96,768,1)",
+    )
+]
+
+
+@pytest.mark.parametrize("s", CHAINS, ids=str)
+def test_launches_have_all_rows_and_fill_the_device(s):
+    assert tiles.unsupported_reason(s, "bfloat16", H200) is None
+    for rows in (1, 64, 1000, 4096, 25_216):
+        tile = tiles.best(s, rows, H200)[0]
+        blocks, of_block = tiles.launch_of(tile, rows, H200.multiprocessors)
+        assert blocks // tile.of_rows * of_block >= rows
+        assert (blocks // tile.of_rows - 1) * of_block < rows
+        assert blocks <= H200.multiprocessors * tile.blocks
+        assert tiles.predicted_us(s, tile, rows, H200) > 0
+    assert tile.rows >= 128  # of many rows several warpgroups read one block's weights
+
+
+def test_what_it_does_not_compute_has_a_reason():
+    for text, dtype, words in (
+        ("(1,64,32,2)*(2,32,64,1)", "float32", "float32 is not one of float16, bfloat16"),
+        ("(2,64,32,2)*(4,32,64,1)", "bfloat16", "is not of the form"),
+        ("(1,64,24,16)*(12,32,64,1)", "bfloat16", "d = 16"),
+        ("(1,64,40,2)*(2,40,64,1)", "bfloat16", "b = 40"),
+        ("(1,63,32,2)*(2,32,64,1)", "bfloat16", "16 bytes"),
+        ("(1,64,512,1)*(1,512,64,1)", "bfloat16", "no tile fits"),
+    ):
+        assert words in str(tiles.unsupported_reason(Shape(*Chain.parse(text)), dtype, H200))

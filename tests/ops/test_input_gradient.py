@@ -1,0 +1,103 @@
+"""The input gradient of a trained chain as one operator: where it is called, what it gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import ksopt
+from ksopt.kernels import input_gradients
+from ksopt.kernels.families.input_grad_tile import Shape
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops import input_gradient
+from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+from tests.kernels import toy_chains
+
+CHAIN = "(1,8,4,4)*(4,4,8,1)"  # 32 -> 16 -> 32
+H200 = DeviceSpec((9, 0), 132, 228 * 1024)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+    """Gradients that the operator is called with, where a kernel would be taken for any chain."""
+    seen: list[Tensor] = []
+
+    def run(grad: Tensor, left: Tensor, right: Tensor) -> None:
+        seen.append(grad)
+
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    monkeypatch.setattr(input_gradients, "run", run)
+    monkeypatch.setattr(input_gradient, "is_one_launch", lambda *_: True)
+    with toy_chains.registered():
+        yield seen
+
+
+def drawn(*rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(*rows, 32), torch.randn(1, 8, 4, 4), torch.randn(4, 4, 8, 1)
+
+
+def test_it_is_two_products(calls: list[Tensor]) -> None:
+    grad, left, right = drawn(3, 5)
+    to, between = ks_chain_input_grad(grad, left, right)
+    torch.testing.assert_close(between, ks_reference(grad, left.transpose(1, 2)))
+    torch.testing.assert_close(to, ks_reference(between, right.transpose(1, 2)))
+    assert len(calls) == 1
+
+
+def test_the_operator_is_one_of_torchs() -> None:
+    for check in ("test_faketensor", "test_schema"):
+        torch.library.opcheck(ks_chain_input_grad, drawn(6), test_utils=check)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_training_calls_it(calls: list[Tensor], dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model = ksopt.KSLinear(32, 32, CHAIN)
+    twin = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
+    for rows in (5, 8):
+        x = torch.randn(rows, 32).requires_grad_()
+        own = x.detach().double().requires_grad_()
+        for function, of, given in ((compiled, model, x), (twin, twin, own)):
+            of.zero_grad()
+            function(given).square().sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad.double(), own.grad, rtol=1e-4, atol=1e-4)
+        for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+    assert [len(grad) for grad in calls] == [5, 8]
+
+
+def test_it_is_not_called_for_weights_alone(calls: list[Tensor]) -> None:
+    model = ksopt.KSLinear(32, 32, CHAIN)
+    torch.compile(model, backend="ksopt")(torch.randn(5, 32)).sum().backward()
+    assert model.weights[1].grad is not None
+    assert calls == []
+
+
+def test_nothing_but_a_cuda_device_has_a_kernel() -> None:
+    assert not input_gradient.is_one_launch(*drawn(6))
+    assert input_gradients.run(*drawn(6)) is None
+    shape = Shape(*Chain.parse("(1,192,64,2)*(2,64,192,1)"))
+    assert not input_gradients.is_by_kernel(shape, torch.bfloat16, 4096, torch.device("cpu"))
+
+
+def test_it_is_taken_where_it_is_predicted_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(*Chain.parse("(1,512,128,2)*(2,128,512,1)"))
+    other = Shape(*Chain.parse("(1,512,40,2)*(2,40,512,1)"))
+    input_gradients.faster_tile.cache_clear()
+    try:
+        assert input_gradients.faster_tile(shape, "bfloat16", 4096, H200) is not None
+        assert input_gradients.faster_tile(shape, "float32", 4096, H200) is None
+        assert input_gradients.faster_tile(other, "bfloat16", 4096, H200) is None
+        input_gradients.faster_tile.cache_clear()
+        monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1.0)
+        assert input_gradients.faster_tile(shape, "bfloat16", 4096, H200) is None
+    finally:
+        input_gradients.faster_tile.cache_clear()
