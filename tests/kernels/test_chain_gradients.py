@@ -1,0 +1,80 @@
+"""Which chains' weight gradients are one launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checks import H200
+
+from ksopt.kernels import chain_gradients, weight_gradients
+from ksopt.kernels.families import chain_grads_wgmma16 as kernels
+from ksopt.kernels.families.chain_grads_wgmma16 import Chain
+from ksopt.patterns import chain as patterns
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimpleNamespace(spec=lambda _: H200)
+    monkeypatch.setattr(chain_gradients, "backend_of", lambda _: backend)
+
+
+def chain_of(text: str) -> Chain:
+    left, right = patterns.Chain.parse(text)
+    return left, right
+
+
+def is_one(text: str, rows: int = 4096, dtype: torch.dtype = torch.bfloat16) -> bool:
+    return chain_gradients.is_by_kernel(chain_of(text), dtype, rows, CUDA, True)
+
+
+def test_where_one_launch_is_predicted_to_be_faster() -> None:
+    assert is_one("(1,512,128,2)*(2,128,512,1)")
+    assert is_one("(1,192,64,2)*(2,64,192,1)", 25_216)
+    # Eight times the products that are needed, for an operand that copies of 3 us would reorder.
+    assert not is_one("(1,2048,512,8)*(8,512,2048,1)")
+    assert not is_one("(1,512,128,2)*(2,128,512,1)", dtype=torch.float32)
+    assert not is_one("(1,512,128,16)*(16,128,512,1)")
+    assert not is_one("(1,512,128,2)*(2,128,512,1)", rows=0)
+
+
+def test_elsewhere_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = chain_of("(1,512,128,2)*(2,128,512,1)")
+    call = (chain, torch.bfloat16, 4096)
+    assert not chain_gradients.is_by_kernel(*call, torch.device("cpu"), True)
+    monkeypatch.setenv("KSOPT_TUNE", "off")
+    assert not chain_gradients.is_by_kernel(*call, CUDA, True)
+
+
+def test_what_a_launch_a_factor_takes() -> None:
+    """The bias costs a sum of its own only where no kernel has the left factor."""
+    by_kernel = chain_of("(1,512,128,2)*(2,128,512,1)")
+    by_torch = chain_of("(1,512,128,16)*(16,128,512,1)")
+    for chain in (by_kernel, by_torch):
+        without, with_bias = (
+            chain_gradients.by_factors_us(chain, "bfloat16", 4096, H200, bias)
+            for bias in (False, True)
+        )
+        parts = [weight_gradients.predicted_us(p, "bfloat16", 4096, H200) for p in chain]
+        assert without == sum(parts)
+        extra = weight_gradients.bias_us(chain[0].out_features, 4096)
+        assert with_bias - without == pytest.approx(extra if chain is by_torch else 0.0)
+
+
+def test_the_patterns_follow_from_the_rows() -> None:
+    left, right = chain_of("(3,8,4,4)*(6,8,16,1)")
+    of = chain_gradients.Factors(3, 4, 6, 1)
+    widths = (left.out_features, left.in_features, right.out_features, right.in_features)
+    assert of.chain(*widths) == (left, right)
+
+
+def test_more_rows_take_longer() -> None:
+    chain = chain_of("(1,192,64,2)*(2,64,192,1)")
+    times = [
+        kernels.predicted_us(kernels.best(chain, rows, H200), chain, rows, H200)
+        for rows in (64, 4096, 25_216, 200_000)
+    ]
+    assert times == sorted(times)
