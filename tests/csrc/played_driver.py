@@ -3,7 +3,7 @@
 It is compiled with its operators registered for CPU tensors, and with a driver and a stream of the
 test's own. The driver keeps what it was given last, can refuse as the real one does, and has two
 kernels that compute: one packs a weight, one multiplies by what is packed, or by a weight as it is.
-Of a trained chain's kernels it keeps how they were launched.
+Of the kernels of a trained chain, there and back, it keeps how they were launched.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
+PACK_INPUT_GRAD, INPUT_GRAD = 8, 9
 
 DRIVER = r"""
 #include <string.h>
@@ -43,6 +44,7 @@ unsigned blocks;
 int launches, has_context = 1, stream, capturing;
 int packs, pattern[4], chain_features[2];
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
+enum { PACK_INPUT_GRAD = 8, INPUT_GRAD = 9 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
@@ -104,6 +106,11 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, vo
     see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 264 : 88);
     return 0;
   }
+  if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
+    const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
+    see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 72 : 56);
+    return 0;
+  }
   arguments = *(struct Arguments*)given[0];
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
@@ -143,6 +150,7 @@ def library(folder):
         '"libtorch_cuda.so"': f'"{driver}"',
         "ksopt_host, CUDA": "ksopt_host, CPU",
         "key == c10::DispatchKey::CUDA": "key == c10::DispatchKey::CPU",
+        "key = c10::DispatchKey::CUDA": "key = c10::DispatchKey::CPU",
         "(ksopt_host,": "(ksopt_host_on_cpu,",
         "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
     }.items():
@@ -170,7 +178,7 @@ class Seen(ctypes.Structure):
 
 
 def trained(library):
-    """How a trained chain was launched last: what packs its weights, what multiplies by them."""
+    """How a trained chain or its input gradient was launched last: what packs, what multiplies."""
     return (Seen * 2).in_dll(library.driver, "trained")
 
 
