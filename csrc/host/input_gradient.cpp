@@ -107,7 +107,8 @@ InputGradient launch_input_grad(const InputGradLaunch& launch, int64_t rows, int
                                rows,
                                grad_stride,
                                launch.rows_per_block};
-  launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, false, &arguments}, device,
+  // It waits for what packs, which has waited for all before it.
+  launch_on_current_stream({launch.kernel, launch.threads, launch.shared_bytes, true, &arguments}, device,
                            launch.blocks);
   return made;
 }

@@ -94,7 +94,7 @@ def test_it_launches_what_python_launches(device, batch):
         seen_pack, seen = trained(device.library)
         assert seen.number == seen_pack.number + 1
         assert (seen_pack.grid, seen.grid) == (pack_grid, grid)
-        assert seen_pack.attributes == seen.attributes == 0  # none starts early
+        assert (seen_pack.attributes, seen.attributes) == (0, 1)  # the second may start early
 
         found_packing = kernels.PackArguments.from_buffer_copy(seen_pack.arguments)
         found = kernels.Arguments.from_buffer_copy(seen.arguments)
