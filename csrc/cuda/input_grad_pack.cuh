@@ -1,6 +1,4 @@
 // The weights of a chain of two 16-bit factors, in the order that input_grad_wgmma16.cuh reads them in.
-//
-// ksopt/kernels/families/input_grad_packing.py has the same arithmetic, which tests compare with this one.
 #pragma once
 
 #include "chain_pack.cuh"

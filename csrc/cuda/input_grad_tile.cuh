@@ -16,7 +16,7 @@ struct InputGradArguments {
 // (1, b1, c1, d1) * (a2, b2, c2, 1).
 template <int A2_, int B2_, int C2_, int B1_, int D1_> struct InputGradPattern {
   static constexpr int A2 = A2_, B2 = B2_, C2 = C2_, B1 = B1_, D1 = D1_;
-  static constexpr int MIDDLE = A2 * B2, C1 = MIDDLE / D1, IN = A2 * C2, OUT = B1 * D1;  // features
+  static constexpr int MIDDLE = A2 * B2, IN = A2 * C2, OUT = B1 * D1;  // features
   static_assert(D1 == 1 || D1 == 2 || D1 == 4 || D1 == 8, "");
   static_assert(B2 % 32 == 0 && MIDDLE % D1 == 0 && C2 % 8 == 0 && OUT % 8 == 0, "");
 };
@@ -42,8 +42,7 @@ struct InputGradTile {
   static constexpr int CHUNKS_OF_ROW = KF / 8, ROW_BYTES = KF * 2, GRAD_BYTES = ROWS * ROW_BYTES;
   static constexpr int WEIGHT_BYTES_1 = KF / P::D1 * N1 * 2;
   static constexpr int64 LEFT_BYTES = int64(SPLITS) * SLOTS_1 * WEIGHT_BYTES_1;
-  // Tiles of 8 columns of a class, that make whole runs of 8 features; such runs of a thread in them.
-  static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1, RUNS = P::D1 == 8 ? 2 : 1;
+  static constexpr int RUN_TILES = P::D1 >= 4 ? 1 : 4 / P::D1;  // of 8 columns, that make whole runs of 8 features
   // Phase 2.
   static constexpr int STEPS_2 = P::B2 / 16, STEPS = N1 / 16;
   static constexpr int CHUNKS = (P::C2 + NC - 1) / NC, COUNT = CHUNKS / PARTS;  // of a block of the right factor

@@ -28,6 +28,7 @@
 #include <optional>
 
 #include "chain_gradients.hpp"
+#include "input_gradient.hpp"
 #include "known_product.hpp"
 #include "torch_ops.hpp"
 
@@ -140,6 +141,25 @@ struct Known {
     return std::array{left, right};
   }
 
+  // The gradients of what is between two factors and of what they read, where one launch computes both; else none.
+  variable_list input_gradient(const Tensor& grad, const Tensor& left, const Tensor& right) const {
+    if (!grad.is_cuda() || form.batch_last || grad.element_size() != 2 || grad.numel() == 0) return {};
+    Tensor rows = grad, of_left = left, of_right = right;
+    const auto known = ksopt::input_gradient_known(reinterpret_cast<AtenTensorHandle>(&rows),
+                                                   reinterpret_cast<AtenTensorHandle>(&of_left),
+                                                   reinterpret_cast<AtenTensorHandle>(&of_right));
+    if (known.of_x != nullptr) {
+      const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(known.of_x));
+      const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(known.of_between));
+      return {*of_between, *of_x};
+    }
+    if (known.is_known) return {};
+    static const auto op = operator_of<std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&)>(
+        "ksopt::ks_chain_input_grad");
+    const auto [of_x, of_between] = op.call(grad, left, right);
+    return {of_between, of_x};
+  }
+
   // As weight_grad_decomposed, with fewer calls.
   Tensor by_torch(const Tensor& grad, const Tensor& x, const Tensor& weight) const {
     const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
@@ -178,6 +198,7 @@ struct Differentiable {
                                                                     const Tensor&, at::TensorList, Tensor*) {
     return std::nullopt;
   }
+  variable_list input_gradient(const Tensor&, const Tensor&, const Tensor&) const { return {}; }
 };
 
 Tensor along_features(const Tensor& bias, const Form& form, int64_t dims) {
@@ -244,18 +265,24 @@ variable_list gradients(const Products& products, Tensor grad, at::TensorList we
     const size_t first = static_cast<size_t>(sibling) * length;
     Tensor part = form.siblings == 1 ? grad : grad.narrow(dim, sibling * features, features);
     part = part.contiguous();
+    variable_list ahead;  // of what is behind each factor, where all are computed at once
+    if (of_x && length == 2) ahead = products.input_gradient(part, weights[first], weights[first + 1]);
     if (length == 2 && form.siblings == 1) {
-      const Tensor between = products.product(part, weights[0].transpose(1, 2));
+      const Tensor between = ahead.empty() ? products.product(part, weights[0].transpose(1, 2)) : ahead[0];
       const auto both = products.both_weight_gradients(part, inputs[0], between, inputs[1], weights, of_bias);
       found[1] = both ? (*both)[0] : products.weight_gradient(part, inputs[0], weights[0], of_bias);
       found[2] = both ? (*both)[1] : products.weight_gradient(between, inputs[1], weights[1], nullptr);
-      if (of_x) found[0] = products.product(between, weights[1].transpose(1, 2));
+      if (of_x) found[0] = ahead.empty() ? products.product(between, weights[1].transpose(1, 2)) : ahead[1];
       break;
     }
     for (size_t at = first; at < first + length; ++at) {
       Tensor* const beside = at == 0 && form.siblings == 1 ? of_bias : nullptr;
       found[at + 1] = products.weight_gradient(part, inputs[at], weights[at], beside);
-      if (at + 1 < first + length || of_x) part = products.product(part, weights[at].transpose(1, 2));
+      if (!ahead.empty()) {
+        part = ahead[at - first];
+      } else if (at + 1 < first + length || of_x) {
+        part = products.product(part, weights[at].transpose(1, 2));
+      }
     }
     if (of_x) found[0] = found[0].defined() ? at::add(found[0], part) : part;
   }

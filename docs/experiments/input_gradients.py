@@ -95,16 +95,14 @@ class Operands:
 def tiles_of(s: Shape, rows: int, spec: DeviceSpec, count: int) -> list[Config]:
     """The best predicted of each way to share the work, the best ways first."""
     of_way: dict[tuple[int, ...], Config] = {}
-    for tile in tiles.best(s, rows, spec, 10_000):
+    ranked = tiles.best(s, rows, spec, 10_000)
+    for tile in ranked:
         of_way.setdefault((tile.groups, tile.blocks, tile.splits, tile.parts), tile)
     chosen = list(of_way.values())[:count]
     best = chosen[0]
     # Beside the best one its nearest relatives: other slots, other chunks.
-    for tile in tiles.best(s, rows, spec, 10_000):
-        is_near = astuple(tile)[:4] == astuple(best)[:4] and tile not in chosen
-        if is_near and (tile.kf == best.kf) != (tile.nc == best.nc):
-            chosen.append(tile)
-    return chosen
+    near = [tile for tile in ranked if astuple(tile)[:4] == astuple(best)[:4]]
+    return chosen + [tile for tile in near if (tile.kf == best.kf) != (tile.nc == best.nc)][:2]
 
 
 def fault_of(kernel: kernels.InputGradient, o: Operands) -> str | None:

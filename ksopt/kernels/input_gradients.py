@@ -10,14 +10,16 @@ from torch import Tensor
 
 from ksopt import settings
 from ksopt.errors import KsoptError
+from ksopt.jit import host
 from ksopt.kernels import registry
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families import input_grad_tile
 from ksopt.kernels.families.input_grad_tile import Config, Shape
-from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
+from ksopt.kernels.families.input_grad_wgmma16 import LAUNCH, InputGradient
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
+_A_LAUNCH_A_FACTOR = dict.fromkeys(LAUNCH, 0)
 _log = logging.getLogger("ksopt")
 
 
@@ -42,27 +44,31 @@ def run(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | No
     Returns:
         [*batch, a2*c2] and [*batch, a2*b2]; None where no kernel computes them, or faster.
     """
-    if grad.numel() == 0 or not grad.is_cuda or not grad.dtype == left.dtype == right.dtype:
+    if grad.numel() == 0 or not grad.dtype == left.dtype == right.dtype:
         return None
     s = Shape(Pattern(*left.shape), Pattern(*right.shape))
     rows = grad.numel() // grad.shape[-1]
-    kernel = _kernel(s, grad.dtype, rows, grad.device)
+    tile = _tile(s, grad.dtype, rows, grad.device)
+    kernel = None if tile is None else _loaded(s, tile, _name(grad.dtype), grad.get_device())
+    if host.is_loaded():
+        launch = _A_LAUNCH_A_FACTOR if kernel is None else kernel.launches(rows)
+        torch.ops.ksopt_host.know_input_grad(grad, left, right, **launch)
     if kernel is None:
         return None
     to, between = kernel(_rows(grad), left, right)
     return (to.view(*grad.shape[:-1], -1), between.view(*grad.shape[:-1], -1))
 
 
-def _kernel(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> InputGradient | None:
-    tile = _tile(s, dtype, rows, device)
-    return None if tile is None else _loaded(s, tile, _name(dtype), device.index)
-
-
 def _tile(s: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> Config | None:
-    if device.type != "cuda" or rows == 0 or settings.tuning() == "off":
+    spec = _spec(device)
+    return None if spec is None or rows == 0 else faster_tile(s, _name(dtype), rows, spec)
+
+
+def _spec(device: torch.device) -> DeviceSpec | None:
+    """What kernels must fit into; None where none may be taken."""
+    if device.type != "cuda" or settings.tuning() == "off":
         return None
-    spec = backend_of("cuda").spec(device)
-    return None if spec is None else faster_tile(s, _name(dtype), rows, spec)
+    return backend_of("cuda").spec(device)
 
 
 @functools.lru_cache(maxsize=4096)

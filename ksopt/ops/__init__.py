@@ -83,7 +83,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 10
+CONTRACT = 11
 
 __all__ = [
     "CONTRACT",

@@ -1,7 +1,7 @@
 """The host library's own kernels of the products that compiled graphs call.
 
 They stand above those of `ksopt.ops.implementation`: what the tables know runs without Python, all
-else goes on to it. See csrc/host/product_kernels.cpp.
+else goes on to it. See csrc/host/product_kernels.cpp and input_gradient_kernel.cpp.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 
 from ksopt.jit import host
-from ksopt.ops import keeping, schemas  # noqa: F401  the operators are defined first
+from ksopt.ops import input_gradient, keeping, schemas  # noqa: F401  operators come first
 
 
 def _serve() -> None:
     torch.ops.ksopt_host.serve_products(True)
+    torch.ops.ksopt_host.serve_input_gradients(True)
 
 
 host.when_loaded(_serve)

@@ -42,5 +42,7 @@ def played(library, monkeypatch):
 def serving(played):
     """The same, its own kernels of the products registered."""
     played.ops.serve_products(True)
+    played.ops.serve_input_gradients(True)
     yield played
+    played.ops.serve_input_gradients(False)
     played.ops.serve_products(False)

@@ -21,7 +21,7 @@ from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
-GRADIENTS, ADDING = 8, 9
+GRADIENTS, ADDING, PACK_INPUT_GRAD, INPUT_GRAD = 8, 9, 10, 11
 
 DRIVER = r"""
 #include <string.h>
@@ -44,7 +44,7 @@ unsigned blocks;
 int launches, has_context = 1, stream, capturing;
 int packs, pattern[4], chain_features[2];
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
-enum { GRADIENTS = 8, ADDING = 9 };
+enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
 struct Seen {
   long number, blocks, threads, shared, attributes, stream;
@@ -111,6 +111,11 @@ int cuLaunchKernelEx(const struct Config* config, void* kernel, void** given, vo
     see(&gradients[is_adding], config, given[0], is_adding ? 104 : 128);
     return 0;
   }
+  if (kernel == (void*)PACK_INPUT_GRAD || kernel == (void*)INPUT_GRAD) {
+    const int is_pack = kernel == (void*)PACK_INPUT_GRAD;
+    see(&trained[is_pack ? 0 : 1], config, given[0], is_pack ? 72 : 56);
+    return 0;
+  }
   arguments = *(struct Arguments*)given[0];
   if (kernel == (void*)PACK) pack();
   if (kernel == (void*)MULTIPLY) multiply(-2);
@@ -150,6 +155,7 @@ def library(folder):
         '"libtorch_cuda.so"': f'"{driver}"',
         "ksopt_host, CUDA": "ksopt_host, CPU",
         "key == c10::DispatchKey::CUDA": "key == c10::DispatchKey::CPU",
+        "key = c10::DispatchKey::CUDA": "key = c10::DispatchKey::CPU",
         "(ksopt_host,": "(ksopt_host_on_cpu,",
         "torch::stable::accelerator::getCurrentDeviceIndex() != device": "false",
     }.items():
@@ -177,7 +183,7 @@ class Seen(ctypes.Structure):
 
 
 def trained(library):
-    """How a trained chain was launched last: what packs its weights, what multiplies by them."""
+    """How a trained chain or its input gradient was launched last: what packs, what multiplies."""
     return (Seen * 2).in_dll(library.driver, "trained")
 
 

@@ -161,26 +161,56 @@ def test_it_can_be_captured(spec: DeviceSpec) -> None:
 
 
 @pytest.mark.usefixtures("is_faster")
-def test_compiled_training_takes_it(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_and_eager_training_take_it(
+    spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     from ksopt import KSLinear
+    from ksopt.jit import host
 
+    assert host.load() is None
     monkeypatch.setenv("KSOPT_TUNE", "model")
     torch.manual_seed(0)
+    rows = 7_101  # of no other test: whether a kernel is taken is kept
     layer = KSLinear(384, 384, LAYER).cuda().bfloat16()
-    x = torch.randn(8192, 384, device="cuda").bfloat16().requires_grad_()
-    grad = torch.randn(8192, 384, device="cuda").bfloat16()
+    x = torch.randn(rows, 384, device="cuda").bfloat16().requires_grad_()
+    grad = torch.randn(rows, 384, device="cuda").bfloat16()
     results = []
     for function in (layer, torch.compile(layer, backend="ksopt")):
-        for _ in range(2):
+        for _ in range(3):
             layer.zero_grad()
             x.grad = None
             with profile(activities=[ProfilerActivity.CUDA]) as profiled:
                 function(x).backward(grad)
                 torch.cuda.synchronize()
+            names = [event.key for event in profiled.key_averages()]
+            assert "ksopt_input_grad_wgmma16_bfloat16_192_64_2_2_64_192" in names
+        assert x.grad is not None
         results.append([x.grad.clone(), *(weight.grad.clone() for weight in layer.parameters())])
-    names = [event.key for event in profiled.key_averages()]
-    assert "ksopt_input_grad_wgmma16_bfloat16_192_64_2_2_64_192" in names
+    left, right = (weight.detach() for weight in layer.weights)
+    between = ks_reference(grad.double(), left.double().transpose(1, 2))
+    truth = ks_reference(between, right.double().transpose(1, 2))
+    assert (results[0][0].double() - truth).abs().max() <= 2**-7 * truth.abs().max()
     for mine, theirs in zip(*results, strict=True):
         assert (mine - theirs).abs().max() <= 0.02 * theirs.abs().max()
+
+
+@pytest.mark.usefixtures("is_faster")
+def test_a_known_launch_needs_no_python(spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksopt.jit import host
+
+    assert host.load() is None
+    s = Shape(*Chain.parse(LAYER))
+    grad, left, right = drawn(s, 7_102, torch.bfloat16)
+    expected = ks_chain_input_grad(grad, left, right)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("Python was asked")
+
+    monkeypatch.setattr(input_gradients, "run", refuse)
+    for one, other in zip(ks_chain_input_grad(grad, left, right), expected, strict=True):
+        assert torch.equal(one, other)
+    left.mul_(2)
+    to, between = ks_chain_input_grad(grad, left, right)
+    assert_right(to, between, grad, left, right)

@@ -15,7 +15,7 @@ ROWS_OF_UNIT = 64
 
 _BARRIER_BYTES = 128
 _LOADER_REGISTERS = 40
-_OTHER_REGISTERS = 40  # of a thread that multiplies, beside sums and operands
+_OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 _MOST_SUMS = 256  # columns between the factors that a block computes
 _MOST_CHUNKS = 32  # of what it gives: each is code of its own
 _MOST_BLOCKS_OF_ROWS = 8

@@ -18,6 +18,11 @@ from ksopt.kernels.families.input_grad_tile import Config, Shape, launch_of, tem
 from ksopt.kernels.problem import DeviceSpec
 
 PACK_THREADS = 256
+LAUNCH = (
+    *("pack", "pack_blocks", "pack_threads", "packed_elements"),
+    *("kernel", "blocks", "threads", "shared_bytes", "rows_per_block"),
+)
+"""What the host library needs to know, as ``know_input_grad`` of csrc/host names it."""
 
 
 class Arguments(ctypes.Structure):
@@ -135,6 +140,14 @@ class InputGradient:
         code = nvrtc.cubin(pack_source(s, tile), target).data
         self._pack = driver.load_kernel(code, _pack_name(s), 0, device_index)
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
+
+    def launches(self, rows: int) -> dict[str, int]:
+        """What the host library launches on so many rows: of each of `LAUNCH` the number."""
+        s, tile = self.shape, self.tile
+        blocks, of_block = launch_of(tile, rows, self._multiprocessors)
+        packing = (self._pack, pack_blocks(s, tile), PACK_THREADS, tile.packed_elements(s))
+        multiplying = (self._kernel, blocks, tile.threads, self._shared_bytes, of_block)
+        return dict(zip(LAUNCH, (*packing, *multiplying), strict=True))
 
     def pack(self, left: Tensor, right: Tensor) -> Tensor:
         """The weights as the kernel reads them."""

@@ -10,6 +10,8 @@ from packed_kernels import without_predicates
 from torch import Tensor
 
 from chain_kernels import _aligned, _emulate, _instance
+from ksopt.errors import UnavailableError
+from ksopt.jit import nvrtc
 from ksopt.kernels.families import input_grad_tile as tiles
 from ksopt.kernels.families import input_grad_wgmma16 as kernels
 from ksopt.kernels.families.input_grad_tile import Config, Shape
@@ -198,6 +200,19 @@ def test_launches_have_all_rows_and_fill_the_device(s):
         assert blocks <= H200.multiprocessors * tile.blocks
         assert tiles.predicted_us(s, tile, rows, H200) > 0
     assert tile.rows >= 128  # of many rows several warpgroups read one block's weights
+
+
+@pytest.mark.parametrize("s", CHAINS[::2], ids=str)
+def test_the_real_compiler_takes_it(s):
+    try:
+        nvrtc.version()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    for dtype in ("bfloat16", "float16"):
+        tile = tiles.best(s, 4096, H200)[0]
+        code = nvrtc.cubin(kernels.source(s, tile, dtype), "sm_90a").data
+        assert f"ksopt_input_grad_wgmma16_{dtype}".encode() in code
+    assert b"ksopt_input_grad_pack" in nvrtc.cubin(kernels.pack_source(s, tile), "sm_90a").data
 
 
 def test_what_it_does_not_compute_has_a_reason():

@@ -1,0 +1,89 @@
+// The kernel of ks_chain_input_grad on CUDA: a call that is known runs without Python.
+//
+// As in product_kernels.cpp; Python's kernel (ksopt/ops/input_gradient.py) stays registered below this one.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "input_gradient.hpp"
+#include "kept_weights.hpp"
+
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+constexpr const char* NAME = "ks_chain_input_grad";
+
+// Python's. Never freed: what it holds belongs to the interpreter, which ends first.
+std::optional<c10::SafeKernelFunction>& python_kernel() {
+  static auto* kernel = new std::optional<c10::SafeKernelFunction>;
+  return *kernel;
+}
+
+AtenTensorHandle handle_of(const Tensor& tensor) {
+  return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(&tensor));
+}
+
+// The gradients of x and of what is between the factors, where a kernel is known and has nothing to forget.
+std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& left, const Tensor& right) {
+  const bool is_ordinary = !grad.is_neg() && !left.is_neg() && !right.is_neg() &&
+                           !ksopt::may_be_kept(ksopt::root_of(left)) && !ksopt::may_be_kept(ksopt::root_of(right));
+  if (!is_ordinary) return std::nullopt;
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto made = ksopt::input_gradient_known(handle_of(grad), handle_of(left), handle_of(right));
+    if (made.of_x == nullptr) return std::nullopt;
+    const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(made.of_x));
+    const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(made.of_between));
+    ksopt::count_forgotten();
+    return std::array{*of_x, *of_between};
+  } catch (const std::exception&) {  // Python's way says what is wrong
+    return std::nullopt;
+  }
+}
+
+void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const c10::IValue* arguments = &(*stack)[stack->size() - 3];
+  auto made = known(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor());
+  if (!made) {
+    python_kernel()->callBoxed(handle, keys, stack);
+    return;
+  }
+  torch::jit::drop(*stack, 3);
+  for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
+}
+
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// Registers the kernel above Python's, or takes it away again.
+void serve_input_gradients(bool served) {
+  static std::mutex mutex;
+  static auto* library = new std::unique_ptr<torch::Library>;
+  const std::scoped_lock lock(mutex);
+  if (served == (*library != nullptr)) return;
+  library->reset();
+  if (!served) return;
+  const auto key = c10::DispatchKey::CUDA;
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("ksopt::") + NAME).c_str(), "");
+  python_kernel().emplace(handle.getComputedKernelForDispatchKey(key));
+  // Torch warns of every kernel that is put above another: here that is meant.
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  const c10::WarningUtils::WarnAlways not_once(true);
+  *library = std::make_unique<torch::Library>(torch::Library::IMPL, "ksopt", key, __FILE__, __LINE__);
+  (*library)->impl(NAME, torch::CppFunction::makeFromBoxedFunction<&kernel>());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(ksopt_host, m) { m.def("serve_input_gradients(bool served) -> ()", serve_input_gradients); }

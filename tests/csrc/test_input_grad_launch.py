@@ -1,0 +1,173 @@
+"""Input gradients of trained chains by the host library, on a CPU that plays a CUDA device.
+
+What the library launches is compared with what Python launches itself, argument by argument: only
+the compiler and the driver are played.
+"""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+from played_driver import INPUT_GRAD, PACK_INPUT_GRAD, trained, variable
+
+from ksopt.jit import arch, driver, nvrtc
+from ksopt.kernels import input_gradients, weight_cache
+from ksopt.kernels.families import input_grad_wgmma16 as kernels
+from ksopt.kernels.problem import DeviceSpec
+from ksopt.ops.input_gradient import ks_chain_input_grad
+from ksopt.patterns.chain import Chain
+from ksopt.reference import ks_reference
+
+LEFT, RIGHT = Chain.parse("(1,192,64,2)*(2,64,96,1)")
+FEATURES = LEFT.out_features
+SPEC = DeviceSpec((9, 0), 132, 228 * 1024)
+
+
+class Device:
+    """A device on which one launch computes the gradients, and what Python launches."""
+
+    def __init__(self, library, monkeypatch):
+        self.library, self.launches = library, []
+        monkeypatch.setenv("KSOPT_TUNE", "model")
+        monkeypatch.setattr(input_gradients, "_spec", lambda _: SPEC)
+        monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 1e9)
+        monkeypatch.setattr(DeviceSpec, "of_device", lambda _: SPEC)
+        monkeypatch.setattr(arch, "of_device", lambda _: "sm_90a")
+        monkeypatch.setattr(nvrtc, "cubin", lambda *_: SimpleNamespace(data=b""))
+        monkeypatch.setattr(driver, "load_kernel", self._load_kernel)
+        monkeypatch.setattr(driver, "launch", self._launch)
+        self.left, self.right = (torch.randn(p.weight_shape).bfloat16() for p in (LEFT, RIGHT))
+
+    @staticmethod
+    def _load_kernel(cubin, name, shared_bytes, device):
+        return PACK_INPUT_GRAD if "pack" in name else INPUT_GRAD
+
+    def _launch(self, kernel, blocks, threads, shared_bytes, arguments, device):
+        self.launches.append((kernel, (blocks, threads, shared_bytes), arguments))
+
+    def call(self, grad):
+        """Both gradients, and whether Python launched them."""
+        before = len(self.launches)
+        to, between = ks_chain_input_grad(grad, self.left, self.right)
+        assert to.shape == (*grad.shape[:-1], RIGHT.in_features)
+        assert between.shape == (*grad.shape[:-1], RIGHT.out_features)
+        assert to.dtype == between.dtype == grad.dtype
+        assert to.is_contiguous()
+        assert between.is_contiguous()
+        return to, between, len(self.launches) > before
+
+    def is_by_python(self, grad):
+        return self.call(grad)[2]
+
+
+@pytest.fixture
+def device(serving, monkeypatch):
+    for cache in (input_gradients._loaded, input_gradients.faster_tile):
+        cache.cache_clear()
+    yield Device(serving, monkeypatch)
+    for cache in (input_gradients._loaded, input_gradients.faster_tile):
+        cache.cache_clear()
+
+
+def rows(*batch):
+    return torch.zeros(*batch, FEATURES, dtype=torch.bfloat16)
+
+
+def part_of_wider_rows(grad):
+    wide = torch.zeros(*grad.shape[:-1], grad.shape[-1] + 8, dtype=grad.dtype)
+    return wide[..., 8:]
+
+
+@pytest.mark.parametrize("batch", [(20_000,), (4, 5001), (300,), (3, 1, 101)], ids=str)
+def test_it_launches_what_python_launches(device, batch):
+    device.right = device.right.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
+    python_to, python_between, is_by_python = device.call(rows(*batch))
+    assert is_by_python
+    for grad in (rows(*batch), part_of_wider_rows(rows(*batch))):
+        before = variable(device.library, "launches").value
+        to, between, is_by_python = device.call(grad)
+        assert not is_by_python
+        assert variable(device.library, "launches").value == before + 2
+        (pack, pack_grid, packing), (kernel, grid, multiplying) = device.launches[-2:]
+        assert (pack, kernel) == (PACK_INPUT_GRAD, INPUT_GRAD)
+        seen_pack, seen = trained(device.library)
+        assert seen.number == seen_pack.number + 1
+        assert (seen_pack.grid, seen.grid) == (pack_grid, grid)
+        assert (seen_pack.attributes, seen.attributes) == (0, 1)  # the second may start early
+
+        found_packing = kernels.PackArguments.from_buffer_copy(seen_pack.arguments)
+        found = kernels.Arguments.from_buffer_copy(seen.arguments)
+        assert found_packing.packed == found.weights
+        assert (found.grad, found.grad_stride) == (grad.data_ptr(), grad.stride(-2))
+        assert (found.to, found.between) == (to.data_ptr(), between.data_ptr())
+        assert found.batch == grad[..., 0].numel()
+        weights = found_packing.weights
+        assert (weights.left, weights.right) == (device.left.data_ptr(), device.right.data_ptr())
+        assert tuple(weights.left_strides) == device.left.stride()[1:]
+        assert tuple(weights.right_strides) == device.right.stride()[:3]
+
+        # What is allocated anew, or another gradient, lies elsewhere; all else is the same.
+        assert multiplying.weights == packing.packed
+        assert (multiplying.to, multiplying.between) == (
+            python_to.data_ptr(),
+            python_between.data_ptr(),
+        )
+        packed, own = bytes(packing)[:-8], bytes(found_packing)[:-8]
+        assert packed == own
+        for name in ("grad", "weights", "between", "to", "grad_stride"):
+            setattr(found, name, getattr(multiplying, name))
+        assert bytes(found) == bytes(multiplying)
+        assert ctypes.sizeof(packing) == 72
+        assert ctypes.sizeof(found) == 56
+
+
+def test_a_known_launch_enters_no_python(device, monkeypatch):
+    device.call(rows(1001))
+
+    def refuse(*_):
+        raise AssertionError("Python was entered")
+
+    monkeypatch.setattr(input_gradients, "run", refuse)
+    for _ in range(3):
+        device.left, device.right = device.left * 2, device.right + 1
+        device.call(rows(1001))
+
+
+def test_what_is_known_is_of_such_operands(device):
+    device.call(rows(1002))
+    assert not device.is_by_python(rows(1002))
+    assert device.is_by_python(rows(1003))
+    assert device.is_by_python(rows(501, 2)[..., ::1].transpose(0, 1))  # Python copies them
+    odd = rows(1003).flatten()[1 : 1002 * FEATURES + 1].view(1002, FEATURES)
+    assert device.is_by_python(odd)
+    device.left, device.right = device.left.half(), device.right.half()
+    assert device.is_by_python(rows(1002).half())
+    assert not device.is_by_python(rows(1002).half())
+
+
+def test_a_weight_of_which_something_is_kept_is_forgotten_by_python(device):
+    device.call(rows(1004))
+    for weight in (device.left, device.right):
+        assert not device.is_by_python(rows(1004))
+        kept = weight_cache.prepared(weight, "doubled", lambda one: 2 * one)
+        assert device.is_by_python(rows(1004))
+        assert weight_cache.prepared(weight, "doubled", lambda one: 2 * one) is not kept
+        assert device.is_by_python(rows(1004))
+    before = weight_cache.forgotten()
+    assert not device.is_by_python(rows(1004))
+    assert weight_cache.forgotten() > before
+
+
+def test_what_a_launch_a_factor_computes_faster_it_computes(device, monkeypatch):
+    """The library knows that, too, and asks Python to do so."""
+    monkeypatch.setattr(input_gradients, "factors_us", lambda *_: 0.0)
+    grad = torch.randn(1005, FEATURES).bfloat16()
+    products = []
+    monkeypatch.setattr(
+        "ksopt.ops.implementation.changing",
+        lambda x, weight: products.append(weight) or ks_reference(x, weight),
+    )
+    for _ in range(2):
+        assert not device.is_by_python(grad)
+    assert len(products) == 4
