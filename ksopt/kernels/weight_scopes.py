@@ -1,6 +1,7 @@
 """What the caller says of the weights in a block of code, for the thread that runs it.
 
-Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells.
+Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells. Where
+weights change the host library, too, has to know: it runs what it knows without Python.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
+
+from ksopt.jit import host
 
 
 class Recorder(Protocol):
@@ -37,6 +41,24 @@ class _Said(threading.local):
 
 said = _Said()
 """What is said in this thread at this moment."""
+
+# What the overload itself calls, once the library is loaded. Of a thread that has told it nothing
+# yet all products enter Python, which tells it.
+_say_changing: Callable[[bool], None] | None = None
+
+
+def tell_host() -> None:
+    """Tell the host library, if it is loaded, what this thread says."""
+    if _say_changing is not None:
+        _say_changing(said.changing)
+
+
+def _follow_host() -> None:
+    global _say_changing
+    _say_changing = torch.ops.ksopt_host.say_changing.default._op
+
+
+host.when_loaded(_follow_host)
 
 
 class _Scope:  # a class, because a generator costs twice as much
@@ -68,6 +90,16 @@ class changing(_Scope):
 
     __slots__ = ()
     _what = "changing"
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        if self._value != self._before:
+            tell_host()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self._value != self._before:
+            tell_host()
 
 
 class frozen(_Scope):

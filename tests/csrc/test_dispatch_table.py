@@ -5,10 +5,12 @@ The driver is played, and its two kernels compute: one packs a weight, one multi
 
 import gc
 import random
+import threading
 
 import pytest
 import torch
 from played_driver import MULTIPLY, PACK, Product, decide, multiplies_by, variable
+from seen_products import Python
 from torch import nn
 
 import ksopt
@@ -93,13 +95,6 @@ class Dispatched(Device):
 def device(request):
     library = request.getfixturevalue("serving" if request.param is Dispatched else "played")
     return request.param(library)
-
-
-@pytest.fixture
-def deterministic():
-    """A function that makes torch's algorithms deterministic, or no longer."""
-    yield torch.use_deterministic_algorithms
-    torch.use_deterministic_algorithms(False)
 
 
 def test_the_first_call_packs_and_the_next_ones_are_known(device):
@@ -217,8 +212,8 @@ def test_another_stream_is_not_known(device):
 
 def test_a_deterministic_product_is_not_known(device, deterministic):
     device.product()
-    deterministic(True)
-    assert device.known() is None
+    with deterministic():
+        assert device.known() is None
 
 
 def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(device):
@@ -235,6 +230,67 @@ def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(devic
     assert device.packs == before
 
 
+def by_inner_out(x, weight):
+    y = torch.full((len(x), PATTERN.out_features), torch.nan)
+    ops.ks_mm_inner_out(x, weight, out=y)
+    return y
+
+
+@pytest.mark.parametrize("multiply", [ops.ks_mm_inner, ops.ks_mm_frozen, by_inner_out])
+def test_graphs_products_see_what_is_said_of_their_weights(serving, multiply):
+    """Nothing is taken that was kept of them, for torch may not have counted the change."""
+    device = Dispatched(serving)
+    for _ in range(2):
+        device.check(multiply(device.x, device.weight))
+    packs = device.packs
+    with weight_scopes.changing():
+        device.weight.data.mul_(0.5)
+        device.check(multiply(device.x, device.weight))
+        assert device.packs == packs + 1
+        with weight_scopes.changing(False):
+            device.weight.data.mul_(2)
+            device.check(device.known())
+        device.weight.data.mul_(0.5)
+        device.check(multiply(device.x, device.weight))
+        assert device.packs == packs + 2
+    device.weight.data.mul_(2)
+    device.check(device.known())
+    assert device.packs == packs + 2
+
+
+def test_a_thread_is_asked_once_what_it_says_of_weights(serving):
+    device = Dispatched(serving)
+    device.check(device.product())
+    took_python = []
+
+    def multiply():
+        for _ in range(3):
+            with Python() as python:
+                device.product()
+            took_python.append(bool(python.entered))
+
+    thread = threading.Thread(target=torch.no_grad()(multiply))
+    thread.start()
+    thread.join()
+    assert took_python == [True, False, False]
+
+
+def test_what_a_thread_says_is_no_other_threads(serving):
+    device = Dispatched(serving)
+    device.check(device.product())
+    known = []
+
+    def look():
+        device.check(device.product())
+        known.append(device.known() is not None)
+
+    with weight_scopes.changing():
+        thread = threading.Thread(target=torch.no_grad()(look))
+        thread.start()
+        thread.join()
+    assert known == [True]
+
+
 def test_a_layer_past_the_dispatcher_is_right_too(device):
     device.check(functional.ks_linear(device.x, [device.weight]))
     before = device.packs
@@ -245,11 +301,9 @@ def test_a_layer_past_the_dispatcher_is_right_too(device):
 def test_what_is_decided_under_determinism_is_known_to_nobody(device, monkeypatch, deterministic):
     decided, cuda._decisions = cuda._decisions, {}
     try:
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, deterministic():
             patch.setattr(cuda, "_predicted", decided)
-            deterministic(True)
             device.check(device.product())
-            deterministic(False)
         assert device.known() is None
     finally:
         cuda._decisions = decided

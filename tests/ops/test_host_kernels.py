@@ -9,16 +9,14 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from seen_products import by_pythons_kernels, without_library
+from seen_products import Python, by_pythons_kernels, without_library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ksopt
 from ksopt import KSLinear
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import host
@@ -47,24 +45,6 @@ def nothing_known(monkeypatch):
         yield
     cpu.forget()
     weight_cache.refresh()
-
-
-class Python:
-    """The functions of ksopt that this thread enters inside of this block."""
-
-    PACKAGE = str(Path(ksopt.__file__).parent)
-
-    def __enter__(self):
-        self.entered = []
-        sys.setprofile(self._see)
-        return self
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
-
-    def _see(self, frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(self.PACKAGE):
-            self.entered.append(frame.f_code.co_name)
 
 
 def call(kind, x, weight, last=False, owner=None, out=None):
@@ -211,14 +191,11 @@ def test_lazily_negated_operands_have_the_memory_of_others(kind):
         torch.testing.assert_close(call(kind, torch._neg_view(x), weight), -expected)
 
 
-def test_a_deterministic_product_is_pythons(kind):
+def test_a_deterministic_product_is_pythons(kind, deterministic):
     x, weight = operands()
     call(kind, x, weight)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         y, takes_python = watched(kind, x, weight)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert takes_python
     close(y, x, weight)
 

@@ -1,0 +1,42 @@
+// What the library's kernels share that stand above Python's, which serve what is not known.
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "kept_weights.hpp"
+#include "known_product.hpp"
+
+namespace ksopt {
+
+inline AtenTensorHandle handle_of(const at::Tensor* tensor) {
+  return reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(tensor));
+}
+
+inline std::vector<PreparedWeight> handles_of(const std::vector<KeptWeight>& kept) {
+  std::vector<PreparedWeight> handles;
+  for (const KeptWeight& one : kept) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
+  return handles;
+}
+
+// Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact says.
+inline bool is_exact(const at::Tensor& x) {
+  return x.scalar_type() != at::kFloat ||
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
+             at::Float32Precision::TF32;
+}
+
+// Python's kernel of an operator for a device.
+inline c10::SafeKernelFunction python_kernel(const char* name, const char* overload, c10::DispatchKey key) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).getComputedKernelForDispatchKey(key);
+}
+
+// ks_chain_inner and ks_chain.out: takes note of Python's kernels, and registers those above them.
+void find_python_layers();
+void register_layers(torch::Library& library);
+
+}  // namespace ksopt
