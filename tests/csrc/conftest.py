@@ -10,8 +10,8 @@ from ksopt.kernels.backends import cuda
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    return played_driver.library(tmp_path_factory.mktemp("launcher"))
+def library():
+    return played_driver.library()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ksopt import settings
 from ksopt.jit import host
 from ksopt.kernels import (
     dispatch,
@@ -27,6 +28,7 @@ from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
+from ksopt.system import locks
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
 GRADIENTS, ADDING, PACK_INPUT_GRAD, INPUT_GRAD = 8, 9, 10, 11
@@ -148,15 +150,26 @@ int cuStreamIsCapturing(void* asked, int* answer) {
 """
 
 
-def library(folder):
+def library():
     """``torch.ops.ksopt_host_on_cpu``, which can be registered once, and the driver's variables."""
+    folder = settings.cache_dir() / "played"
+    folder.mkdir(parents=True, exist_ok=True)
+    driver, built = folder / "driver.so", folder / "ksopt_host_on_cpu.so"
+    with locks.Lock(folder / "lock"):  # the processes of a run share it
+        if not built.exists():
+            build(driver, built)
+    torch.ops.load_library(str(built))
+    return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
+
+
+def build(driver, built):
+    """Compile the driver, and the library that loads it."""
     compiler = shutil.which("cc")
     if compiler is None or shutil.which("c++") is None:
         pytest.skip("no C and C++ compiler on this machine")
-    driver = folder / "driver.so"
-    (folder / "driver.c").write_text(DRIVER)
-    command = [compiler, "-shared", "-fPIC", "-o", str(driver), str(folder / "driver.c")]
-    subprocess.run(command, check=True)
+    code = driver.with_suffix(".c")
+    code.write_text(DRIVER)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(driver), str(code)], check=True)
     sources = host._sources()
     for real, played in {
         '"libcuda.so.1"': f'"{driver}"',
@@ -169,10 +182,8 @@ def library(folder):
     }.items():
         assert any(real in source for source in sources.values())
         sources = {name: source.replace(real, played) for name, source in sources.items()}
-    built = folder / "ksopt_host_on_cpu.so"
-    built.write_bytes(host._compile("c++", sources, host._flags()))
-    torch.ops.load_library(str(built))
-    return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
+    quickly = ["-O0" if flag == "-O2" else flag for flag in host._flags()]
+    built.write_bytes(host._compile("c++", sources, quickly))
 
 
 def stand_ins(library):
