@@ -44,6 +44,10 @@ exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctr
 """
 
 
+_SCHEMA = 2
+"""Of --json. Under 1 a choice's ``key`` was ``situation``, and a ``repacked`` weight ``fresh``."""
+
+
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments; --json and --traceback are the caller's."""
     what = command.add_argument_group("what is tuned").add_argument
@@ -218,7 +222,7 @@ def _print_json(device: torch.device, reports: Sequence[ChoiceReport]) -> None:
 
     machine = backend_of(device.type).fingerprint(device)
     document = {
-        "schema": 1,
+        "schema": _SCHEMA,
         "device": str(device),
         "machine": machine,
         "folder": str(tuning_cache.folder_of(machine)),

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, fx, nn
 
+from ksopt import settings
 from ksopt.compile.graph_breaks import GraphBreak, graph_breaks
 from ksopt.compile.lowering.benchmark import Times
 from ksopt.compile.sites import Report, Site, Verdict
@@ -156,6 +157,9 @@ def explain(
     Returns:
         An `Explanation`: print it, or take ``.markdown()`` or ``.to_json()``.
 
+    Raises:
+        InvalidInputError: ``tune`` or ``KSOPT_TUNE`` is none of its values.
+
     Example:
         >>> from ksopt.nn import KSLinear
         >>> found = explain(KSLinear(8, 8, "(2,4,4,1)"), torch.ones(3, 8))
@@ -170,6 +174,7 @@ def explain(
 
     total = Report()
     mode = checked_tune(tune)
+    settings.tuning()  # refused here: inside the backend Dynamo would wrap the error
 
     def collect(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         values = FrozenValues(example_inputs)

@@ -57,6 +57,16 @@ def test_what_is_recorded_is_not_measured_again_unless_asked(capsys, monkeypatch
     assert json.loads(capsys.readouterr().out)["choices"][0]["source"] == "measured"
 
 
+def test_a_schema_of_another_number_has_keys_of_other_names(capsys):
+    words = ["--pattern", "(2,8,8,2)", "--batch", "33", "--json", *QUICK]
+    assert tune(*words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 2
+    (choice,) = document["choices"]
+    assert choice["key"]["pattern"] == "(2,8,8,2)"
+    assert {one["weight"] for one in choice["timed"]} <= {"cached", "repacked", "any"}
+
+
 def test_show_measures_nothing(capsys, monkeypatch):
     assert tune("--show", "--device", "cpu") == 0
     assert "No choices." in capsys.readouterr().out

@@ -129,6 +129,12 @@ def test_wrong_arguments_are_refused_in_words():
         ksopt.explain(nn.Linear(2, 2), torch.ones(1, 2), tune="fast")
 
 
+def test_a_setting_that_is_no_word_is_not_the_models_fault(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "sometimes")
+    with pytest.raises(InvalidInputError, match="KSOPT_TUNE is 'sometimes'"):
+        ksopt.explain(ksopt.KSLinear(32, 32, "(1,8,8,4)*(4,8,8,1)"), torch.randn(6, 32))
+
+
 def test_a_report_without_products_covers_nothing():
     report = Report()
     report.add(Report(sites=[Site("n", ksopt_place(), "mm", Verdict.KEPT, "")], graphs=1))

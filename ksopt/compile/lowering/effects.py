@@ -29,6 +29,7 @@ from ksopt.compile.capture.values import (
     View,
 )
 from ksopt.compile.lowering.fusion_context import is_product
+from ksopt.compile.lowering.layer import has_epilogue
 from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, operands, product_of
 from ksopt.compile.lowering.shared_memory import fixed_in_memory
 
@@ -247,7 +248,8 @@ def _may_be_made_again(
         seen.add(one)
         if written.get(one, -1) > trace.order[at]:
             return True
-        if not is_product(one):
+        # What ks_chain adds to its product is made again, too.
+        if not is_product(one) or has_epilogue(one):
             left += one.all_input_nodes
     return False
 

@@ -12,11 +12,14 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from ksopt.compile.lowering.layer import has_epilogue
+
 _PRODUCTS = {
     *("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "tensordot", "matvec"),
     *("conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_attention"),
-    *("ks_mm", "ks_mm_inner", "ks_mm_changing", "ks_mm_frozen", "ks_mm_once", "ks_mm_saving"),
 }
+_OWN = ("ks_mm", "ks_chain")
+"""The names of all of ksopt's operators begin so."""
 _MOVEMENTS = {
     *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "contiguous", "squeeze"),
     *("unsqueeze", "expand", "getitem", "split", "chunk", "unbind", "t", "movedim", "clone"),
@@ -25,10 +28,13 @@ _MOVEMENTS = {
 
 
 def is_made_elementwise(node: fx.Node | None) -> bool:
-    """Whether a node's value comes from work that Inductor generates: no input, no product."""
+    """Whether a node's value comes from work that Inductor generates: no input, no product.
+
+    What a layer of ksopt's adds to its product is such work, too.
+    """
     while node is not None and _name(node) in _MOVEMENTS and node.all_input_nodes:
         node = node.all_input_nodes[0]
-    return node is not None and _is_generated(node)
+    return node is not None and (_is_generated(node) or has_epilogue(node))
 
 
 def is_read_elementwise(exits: Iterable[fx.Node]) -> bool:
@@ -49,7 +55,8 @@ def _is_generated(node: fx.Node) -> bool:
 
 def is_product(node: fx.Node) -> bool:
     """Whether a node is a product or attention, of torch's or ksopt's."""
-    return _name(node) in _PRODUCTS
+    name = _name(node)
+    return name in _PRODUCTS or name.startswith(_OWN)
 
 
 def _name(node: fx.Node) -> str:

@@ -100,8 +100,7 @@ def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
 
 def _native(node: fx.Node) -> Layer | None:
     """A call of ``ks_chain`` by the author."""
-    arguments: dict[str, Any] = dict(zip(_CHAIN_ARGUMENTS, node.args, strict=False))
-    arguments |= node.kwargs
+    arguments = _arguments(node)
     weights: tuple[Any, ...] = tuple(arguments["weights"])
     named = [arguments.get(name) for name in ("bias", "residual")]
     nodes = [arguments["x"], *weights, *(one for one in named if one is not None)]
@@ -113,6 +112,20 @@ def _native(node: fx.Node) -> Layer | None:
         *(arguments["x"], weights, weights, named[0], arguments.get("activation", "none")),
         *(named[1], (), (node,)),
     )
+
+
+def has_epilogue(node: fx.Node) -> bool:
+    """Whether a node is a call of ``ks_chain`` that adds to its product or activates it."""
+    if node.target not in CHAINS:
+        return False
+    arguments = _arguments(node)
+    summands = [arguments.get(name) for name in ("bias", "residual")]
+    return summands != [None, None] or arguments.get("activation", "none") != "none"
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Those of a call of ``ks_chain``, by name; what was left out is missing."""
+    return dict(zip(_CHAIN_ARGUMENTS, node.args, strict=False)) | node.kwargs
 
 
 def with_next(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
