@@ -141,6 +141,7 @@ class Verdict(enum.Enum):
     KEEP_DENSE = "keep the dense layer"
     NOT_ENOUGH = "not as much faster as asked"
     NO_DIFFERENCE = "no measurable difference"
+    UNJUDGED = "cannot be judged"
     UNKNOWN = "nothing was measured"
     UNMET = "no chain has so few weights"
 
@@ -153,8 +154,8 @@ class Recommendation:
         budget: The step.
         least: The fewest weights that count as using it.
         verdict: What to do.
-        chosen: The fastest finalist of the step; None where no chain was measured, or none is
-            within the request's ``max_error`` (the verdict is KEEP_DENSE then).
+        chosen: The fastest finalist of the step; None where no chain was measured, none is within
+            the request's ``max_error`` (the verdict is KEEP_DENSE then), or it cannot be judged.
         ties: Its other finalists that are within noise of the chosen one.
         heuristic: The chain that the largest rho would have chosen, if it was measured.
         sentence: The verdict with its evidence, for a person.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ksopt.search import diagnostics, suspect_dense
 from ksopt.search.plan import Effect, choice, effect_of
+from ksopt.search.recommend import least_speedup
 from ksopt.search.report import phrases
 from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verdict
 
@@ -117,10 +118,8 @@ def _why_dense(result: SearchResult, effect: Effect) -> str:
             # There is no finalist of any size.
             return f"no measured chain is within a weight error of {result.request.max_error:g}"
         return "nothing was measured"
-    least = result.request.min_speedup
-    if least is not None:
-        return f"no chain that was measured is measurably {least:g} times as fast as they are"
-    return "no chain that was measured is measurably faster than they are"
+    least = least_speedup(result.request)
+    return f"no chain that was measured is measurably {least:g} times as fast as they are"
 
 
 def _whole_sentences(result: SearchResult) -> list[str]:
