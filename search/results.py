@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -292,6 +293,13 @@ class SearchResult:
     def of(self, dims: Dims) -> LayerResult | None:
         """What was measured of a size; None if it was not searched."""
         return next((one for one in self.layers if one.size == dims), None)
+
+    def __str__(self) -> str:
+        from ksopt.search.report import terminal
+
+        stream = io.StringIO()
+        terminal.print_result(self, stream)
+        return stream.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         """The first screen of its report in a notebook."""

@@ -37,9 +37,9 @@ class EndToEnd:
         """The answer in words.
 
         Example:
-            >>> fast, slow = Measurement(500.0, 490.0, 510.0, 9), Measurement(1e3, 990.0, 1010.0, 9)
+            >>> fast, slow = Measurement(50.0, 49.0, 51.0, 9), Measurement(100.0, 99.0, 101.0, 9)
             >>> EndToEnd(slow, fast).sentence
-            'With ksopt the model is 2.00 times as fast: a call takes 500.0 us in place of 1000.0 us.'
+            'With ksopt the model is 2.00 times as fast: a call takes 50.0 us in place of 100.0 us.'
         """
         both = f"a call takes {self.ksopt.median_us:.1f} us in place of "
         both += f"{self.inductor.median_us:.1f} us"
