@@ -80,8 +80,9 @@ class Optimized:
         return (
             "Check what the model still can do: its weights are changed. The largest error is "
             f"{worst.relative_error:.2f}, of {worst.name}.",
-            "Distil it from the model that you passed, which is still dense: docs/convert.md has "
-            "the recipe. In the example, 300 steps took ten minutes on two CPU cores.",
+            "Distil it from the model that you passed, which is still dense: "
+            "ksopt.distil(optimized.model, model, batches). For a sentence encoder of 23 million "
+            "parameters 300 steps took ten minutes on two CPU cores.",
             "Make the optimizer after this call: the parameters are new.",
             'Keep it: ksopt.save_converted(optimized.conversion, "FOLDER").',
         )
