@@ -75,9 +75,10 @@ class DenseLayer:
         if self.over_floor > _LEAST_OF_FLOOR:
             return ""
         return (
-            f"The dense layer took {phrases.timed(self.measured)}, far less than its roofline "
-            f"floor of {phrases.microseconds(self.floor_us)}. Something else was using the machine "
-            "while its ceilings were measured: take no floor and no efficiency here for a fact."
+            f"The dense layer took {phrases.timed(self.measured)}. That is far less than its "
+            f"roofline floor of {phrases.microseconds(self.floor_us)}. Something else was using "
+            "the machine while its ceilings were measured. Take no floor and no efficiency here "
+            "for a fact."
         )
 
     @property

@@ -249,8 +249,8 @@ def _answer(explanation: Explanation) -> str:
     if not report.count(Verdict.LOWERED):
         return "With ksopt the model is as fast as under Inductor alone: nothing in it is lowered."
     return (
-        "How much faster the model is was not timed: ksopt explain without --no-time, or "
-        "ksopt.explain with timed=True, says so."
+        "Not timed: ksopt.explain with timed=True, or the command without --no-time, says how much "
+        "faster the model is."
     )
 
 

@@ -52,16 +52,17 @@ def _lead(layer: LayerResult) -> list[str]:
     if answer is None or answer.chosen is None:
         return [f"Keep {linear} dense.", _why_dense(layer)]
     measured = sum(trial.ratio_seen is not None for trial in layer.trials)
+    used = phrases.percent(layer.request.min_use)
     why = (
-        f"Of {phrases.chains(measured)} measured on this device, it is the fastest that uses a "
-        f"budget of {answer.budget.text}."
+        f"Of {phrases.chains(measured)} measured on this device, it is the fastest that uses at "
+        f"least {used} of a budget of {answer.budget.text}."
     )
-    if len(layer.recommendations) > 1:
-        why += " Of the budgets with a chain worth using, it is the largest: it keeps most."
-    why += _faster_one(layer, answer.chosen)
     if answer.ties:
         others = "1 other is" if len(answer.ties) == 1 else f"{len(answer.ties)} others are"
         why += f" {others} as fast within noise."
+    if len(layer.recommendations) > 1:
+        why += " Of the budgets with a chain worth using, it is the largest: it keeps most."
+    why += _faster_one(layer, answer.chosen)
     return [f"Use {answer.chosen.facts.chain} in place of {linear}.", why]
 
 

@@ -67,7 +67,7 @@ def test_far_above_its_floor_is_warned_of(
 def test_far_below_its_floor_the_floor_is_not_a_fact(search: Search) -> None:
     assert DenseLayer(around(301.0), 600.0, "cpu").beats_floor == ""
     # A copy at 0.17 GB/s, as it was seen on a loaded CPU, is no machine's memory.
-    assert "far less than its" in DenseLayer(around(299.0), 600.0, "cpu").beats_floor
+    assert "far less than its roofline floor" in DenseLayer(around(299.0), 600.0, "cpu").beats_floor
     result = search(trials=2)
     (layer,) = result.layers
     slow = replace(layer, roofline=replace(layer.roofline, bandwidth=1e3))
