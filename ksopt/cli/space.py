@@ -15,8 +15,8 @@ from ksopt.system import option_fields
 
 SUMMARY = "Count and list the chains that a search of a layer chooses from."
 EPILOG = f"""\
-The space is what `ksopt search` chooses from: see docs/search.md. Counting is cut off after so many
-choices as --visits allows, and then says "more than".
+The space is what `ksopt search` chooses from: see docs/searching.md. Counting is cut off after so
+many choices as --visits allows, and then says "more than".
 
 {constraint_arguments.HELP}
 examples:
