@@ -5,7 +5,9 @@ PYTHON ?=
 BIN := .venv/bin
 READY := .venv/ready
 READY_TEST := .venv/ready-test
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# On a terminal pip shows how far it is, for the first installation takes minutes. (2: make reads 1.)
+QUIET := $(shell test -t 2 || echo --quiet)
+PIP := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-all check bench clean
@@ -74,7 +76,11 @@ $(READY): pyproject.toml constraints.txt
 	    echo "Making .venv with $$("$$python" --version)"; \
 	    "$$python" -m venv --clear .venv; \
 	fi; \
-	echo "Installing ksopt into .venv (about a minute, and a download of torch the first time)"; \
+	echo "Installing ksopt into .venv: the first time torch is downloaded, which with CUDA is over 3 GB."; \
+	if [ ! -e /proc/driver/nvidia/version ] && [ -z "$$PIP_EXTRA_INDEX_URL" ]; then \
+	    echo "There is no NVIDIA GPU here. torch for CPUs is a tenth of that: stop this, and run it again with"; \
+	    echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu before make."; \
+	fi; \
 	$(PIP) setuptools; \
 	$(PIP) --no-build-isolation --editable .; \
 	touch $@

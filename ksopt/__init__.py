@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ksopt.compile.export import export_pass
     from ksopt.compile.patching import patch
     from ksopt.conversion.apply import Conversion, convert
+    from ksopt.conversion.distillation import distil
     from ksopt.conversion.folder import load_converted, save_converted
     from ksopt.conversion.plan import Plan
     from ksopt.functional import ks_linear
@@ -45,6 +46,7 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "convert",
+    "distil",
     "explain",
     "export_pass",
     "ks_linear",
@@ -70,6 +72,7 @@ _LAZY = {
     "param_groups": "nn",
     "Conversion": "conversion.apply",
     "convert": "conversion.apply",
+    "distil": "conversion.distillation",
     "Plan": "conversion.plan",
     "load_converted": "conversion.folder",
     "save_converted": "conversion.folder",

@@ -167,7 +167,7 @@ def _energy_remark(finalist: Finalist) -> str:
 LATENCY = Metric(
     "latency_us",
     "latency",
-    axis="latency over dense",
+    axis="latency, us",
     measure=lambda timed: timed.latency.median_us,
     shown=phrases.microseconds,
     # Over the dense layer's, so that trials of several runs can be compared.

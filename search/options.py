@@ -217,7 +217,8 @@ class SearchOptions:
     )
     min_speedup: float | None = option(
         None,
-        "how many times as fast as dense a recommended chain must be, such as 1.2",
+        "how many times as fast as dense a recommended chain must be; what is asked for, the "
+        "search heeds too (1.1)",
         _WANTED,
         parse=number,
         metavar="TIMES",

@@ -11,6 +11,7 @@ from ksopt.search import metrics, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.objectives import DENSE
+from ksopt.search.options import SearchOptions
 from ksopt.search.pareto import pareto_front
 from ksopt.search.report import phrases
 from ksopt.search.results import Finalist, Recommendation, TrialRecord, Verdict
@@ -18,8 +19,21 @@ from ksopt.search.space.space import Space, Step
 
 FINALISTS_PER_STEP = 3
 """Chains of each step that are timed again at the end, besides the heuristic's."""
+LEAST_SPEEDUP = 1.1
+"""How many times as fast as dense a recommended chain is, where the request asks for nothing else:
+less is not worth the error that a chain costs."""
 # Spread over the median at which a reader is warned.
 _BUSY_NOISE = 0.5
+
+
+def least_speedup(request: SearchOptions) -> float:
+    """How many times as fast as dense a chain that a request recommends is.
+
+    Example:
+        >>> least_speedup(LayerRequest("8x8")), least_speedup(LayerRequest("8x8", min_speedup=1.0))
+        (1.1, 1.0)
+    """
+    return request.min_speedup or LEAST_SPEEDUP
 
 
 def admitted(trials: Sequence[TrialRecord], request: LayerRequest) -> list[TrialRecord]:
@@ -118,9 +132,10 @@ def recommend(
     Args:
         space: What was searched.
         standing: The finalists.
-        max_error, min_speedup: The request's.
+        max_error: The request's.
+        min_speedup: The request's; None for `LEAST_SPEEDUP`.
         dense_in_trials_us: The dense layer's latency in the trials. Where it was strangely slow in
-            the final, a chain has to be faster than that, too.
+            a final, a chain has to be faster than that, too.
         not_admitted: Trials of the study that no step may recommend: see `admitted`.
         trials: The others: with ``max_error``, those of a step say that chains were measured where
             none stands.
@@ -194,13 +209,14 @@ def _for_step(
         Comparison.SLOWER: Verdict.KEEP_DENSE,
         Comparison.WITHIN_NOISE: Verdict.NO_DIFFERENCE,
     }[chosen.versus_dense]
-    if verdict is Verdict.USE and min_speedup is not None and chosen.ratio * min_speedup > 1:
-        verdict = Verdict.NOT_ENOUGH
-    doubted_us = None
-    if verdict is Verdict.USE and dense_in_trials_us is not None:
+    if verdict is Verdict.USE and chosen.retimed and dense_in_trials_us is not None:
         strange = suspect_dense.is_suspect(chosen.dense.median_us, dense_in_trials_us)
         if strange and chosen.latency.median_us > dense_in_trials_us:
-            verdict, doubted_us = Verdict.NO_DIFFERENCE, dense_in_trials_us
+            sentence = _unjudged(step, chosen, dense_in_trials_us)
+            unjudged = Verdict.UNJUDGED
+            return Recommendation(step.budget, step.least, unjudged, None, (), None, sentence)
+    if verdict is Verdict.USE and chosen.ratio * (min_speedup or LEAST_SPEEDUP) > 1:
+        verdict = Verdict.NOT_ENOUGH
     ties = tuple(f for f in others if compare(f.latency, chosen.latency) is Comparison.WITHIN_NOISE)
     chains = [f for f in inside if isinstance(f.facts.chain, Chain)]
     heuristic = max(chains, key=lambda f: f.facts.rho, default=None)
@@ -211,32 +227,32 @@ def _for_step(
         chosen,
         ties,
         heuristic,
-        _sentence(step, verdict, chosen, min_speedup, doubted_us),
+        _sentence(step, verdict, chosen, min_speedup),
     )
 
 
-def _sentence(
-    step: Step,
-    verdict: Verdict,
-    chosen: Finalist,
-    min_speedup: float | None,
-    doubted_us: float | None,
-) -> str:
-    budget = f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
-    chain = chosen.facts.chain
+def _at(step: Step) -> str:
+    return f"At a budget of {step.budget.text} ({step.budget.parameters:,} weights)"
+
+
+def _unjudged(step: Step, fastest: Finalist, in_trials_us: float) -> str:
+    return (
+        f"{_at(step)}, the fastest chain, {fastest.facts.chain}, cannot be judged. In the final it "
+        f"took {phrases.timed(fastest.latency)}, but something held back the dense layer: it took "
+        f"{phrases.timed(fastest.dense)}, and {phrases.microseconds(in_trials_us)} in the trials. "
+        "Measure again on an idle machine."
+    )
+
+
+def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float | None) -> str:
+    budget, chain = _at(step), chosen.facts.chain
     evidence = (
         f"It has {phrases.weights(chosen.facts)}. It takes {phrases.timed(chosen.latency)}. "
         f"The dense layer takes {phrases.timed(chosen.dense)}."
     )
     speed = f"It is {phrases.times(chosen.ratio)} the dense layer."
     is_noisy = max(chosen.latency.noise, chosen.dense.noise) > _BUSY_NOISE
-    if doubted_us is not None:
-        text = (
-            f"{budget}, the fastest chain, {chain}, cannot be judged. {evidence} In the final "
-            "something held back the dense layer, which took "
-            f"{phrases.microseconds(doubted_us)} in the trials. Measure again on an idle machine."
-        )
-    elif verdict is Verdict.NO_DIFFERENCE and is_noisy:
+    if verdict is Verdict.NO_DIFFERENCE and is_noisy:
         text = (
             f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
             f"dense layer. {evidence}"
@@ -244,9 +260,12 @@ def _sentence(
     elif verdict is Verdict.USE:
         text = f"{budget}, use {chain}. {speed} {evidence}"
     elif verdict is Verdict.NOT_ENOUGH:
+        wanted = f"{LEAST_SPEEDUP:g} times, and no chain keeps all that a dense layer can do"
+        if min_speedup is not None:
+            wanted = f"the {min_speedup:g} times that were asked for"
         text = (
             f"{budget}, keep the dense layer. The fastest chain is {chain}. {speed} That is less "
-            f"than the {min_speedup:g} times that were asked for. {evidence}"
+            f"than {wanted}. {evidence}"
         )
     elif verdict is Verdict.KEEP_DENSE:
         text = f"{budget}, keep the dense layer. The fastest chain is {chain}. {speed} {evidence}"

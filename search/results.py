@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +142,7 @@ class Verdict(enum.Enum):
     KEEP_DENSE = "keep the dense layer"
     NOT_ENOUGH = "not as much faster as asked"
     NO_DIFFERENCE = "no measurable difference"
+    UNJUDGED = "cannot be judged"
     UNKNOWN = "nothing was measured"
     UNMET = "no chain has so few weights"
 
@@ -153,8 +155,8 @@ class Recommendation:
         budget: The step.
         least: The fewest weights that count as using it.
         verdict: What to do.
-        chosen: The fastest finalist of the step; None where no chain was measured, or none is
-            within the request's ``max_error`` (the verdict is KEEP_DENSE then).
+        chosen: The fastest finalist of the step; None where no chain was measured, none is within
+            the request's ``max_error`` (the verdict is KEEP_DENSE then), or it cannot be judged.
         ties: Its other finalists that are within noise of the chosen one.
         heuristic: The chain that the largest rho would have chosen, if it was measured.
         sentence: The verdict with its evidence, for a person.
@@ -291,6 +293,13 @@ class SearchResult:
     def of(self, dims: Dims) -> LayerResult | None:
         """What was measured of a size; None if it was not searched."""
         return next((one for one in self.layers if one.size == dims), None)
+
+    def __str__(self) -> str:
+        from ksopt.search.report import terminal
+
+        stream = io.StringIO()
+        terminal.print_result(self, stream)
+        return stream.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         """The first screen of its report in a notebook."""

@@ -19,6 +19,9 @@ _OVERHEAD_US = {"cpu": 200.0, "cuda": 20.0}
 # trials, and so many microseconds more: the slack is for layers that are done in no time.
 _SUSPECT, _SLACK_US = 2.0, 20.0
 
+# Caches are overwritten before each repeat, so that little of what the floor moves is kept there.
+_LEAST_OF_FLOOR = 0.5
+
 _WHY = (
     "In a large product this device was far better just before. Something held it back: other "
     "work, its threads, or a library without a fast path for this size. A speedup may say more "
@@ -64,6 +67,18 @@ class DenseLayer:
         return (
             f"The dense layer took {phrases.timed(self.measured)}, {self.over_floor:.0f} times its "
             f"roofline floor of {phrases.microseconds(self.floor_us)}. {_WHY}"
+        )
+
+    @property
+    def beats_floor(self) -> str:
+        """A sentence if the time is far below the floor, so that the floor is wrong."""
+        if self.over_floor > _LEAST_OF_FLOOR:
+            return ""
+        return (
+            f"The dense layer took {phrases.timed(self.measured)}. That is far less than its "
+            f"roofline floor of {phrases.microseconds(self.floor_us)}. Something else was using "
+            "the machine while its ceilings were measured. Take no floor and no efficiency here "
+            "for a fact."
         )
 
     @property

@@ -6,6 +6,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import pages
 import pytest
 
 import ksopt
@@ -58,7 +59,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("code", "output"),
     snippets((ROOT / "README.md").read_text(encoding="utf-8")),
@@ -69,6 +70,14 @@ def test_the_readmes_python_prints_what_the_readme_says(
 ) -> None:
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     assert without_measurements(capsys.readouterr().out) == without_measurements(output)
+
+
+@pytest.mark.usefixtures("brief", "in_a_folder")
+@pytest.mark.parametrize(
+    "name", ["extending.md", pytest.param("quickstart.md", marks=pytest.mark.slow)]
+)
+def test_pages_of_no_room_run_as_they_stand(name: str) -> None:
+    assert pages.faults(pages.DOCS / name) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -51,6 +51,8 @@ def test_a_search(dims: str | tuple[str, ...], tmp_path: Path) -> None:
     cell = Cell(result)
     assert {"svg", "table"} <= cell.tags
     assert "faster" in cell.text or "fastest" in cell.text
+    # Printed, it is what the command prints.
+    assert str(result).splitlines()[-1].startswith(("report: ", "plan:   "))
     layer = Cell(result.layers[0])
     assert "nn.Linear(32, 64)" in layer.text or "nn.Linear(64, 32)" in layer.text
     assert {"svg", "table"} <= layer.tags
@@ -65,7 +67,10 @@ def test_a_plan() -> None:
 
 def test_a_conversion() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))
-    cell = Cell(ksopt.convert(model, {"16x16": "(1,4,4,4)*(4,4,4,1)"}))
+    done = ksopt.convert(model, {"16x16": "(1,4,4,4)*(4,4,4,1)"})
+    assert str(done).startswith(done.sentence)
+    assert len(str(done).splitlines()) == 4  # the sentence, and a table of one row
+    cell = Cell(done)
     assert "1 layer converted" in cell.text
     assert "relative error" in cell.text
     assert {"svg", "table"} <= cell.tags

@@ -1,4 +1,4 @@
-"""One layer with its bias, `KSLinear` beside `nn.Linear`: what docs/performance/chains.md says.
+"""One layer with its bias, `KSLinear` beside `nn.Linear`: what docs/development/chains.md says.
 
     python docs/experiments/layer_time.py
 

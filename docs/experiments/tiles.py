@@ -1,6 +1,6 @@
 """Random tiles of a kernel family, checked and timed.
 
-The tables of docs/performance.md are of such tiles, and the cost models (``predicted_us`` of the
+The tables of docs/development are of such tiles, and the cost models (``predicted_us`` of the
 families in ksopt.kernels) are fitted to them and judged by them: for each pattern, how much slower
 the fastest of its best few predicted tiles is than the fastest of all.
 """

@@ -7,6 +7,8 @@ import json
 
 SUMMARY = "Say what ksopt finds on this machine, what will be slow, and how to fix it."
 EPILOG = """\
+The last line says whether ksopt is ready, or the one thing to do first.
+
 exit codes: 0, or 1 when something keeps ksopt from working at all
 """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the parser is built for every command: it must not load tor
 
     from ksopt.compile.explain import Explanation
 
-SUMMARY = "Say which products of a model torch.compile(backend='ksopt') lowers, and why not others."
+SUMMARY = "Say how much faster a model is with backend='ksopt', what is lowered, and why not more."
 EPILOG = """\
 inputs:
   --input SHAPE or SHAPE:DTYPE for each argument of the model, such as 128x197x384 or 8x1024:int64,
@@ -30,7 +30,8 @@ inputs:
   as many rows as the model will see: what is faster depends on them.
 
 MODULE is imported, from the current folder too, and FACTORY is called without arguments; it returns
-the model, which runs once, uncompiled. (--time compiles it twice, and runs it.)
+the model, which runs once, uncompiled. Where something would be lowered, it is then compiled by
+Inductor alone and by ksopt, and a call of each is timed (--no-time leaves that out).
 
 the columns:
   rows          that the chain multiplies
@@ -45,7 +46,7 @@ below the table, for each row: how it is written, then what follows and could be
 examples:
   ksopt explain mymodel:build --input 128x197x384 --dtype bfloat16 --device cuda
   ksopt explain mymodel:build --input 8x1024:int64 --out explained.md
-  ksopt explain mymodel:build --input 128x197x384 --tune measure --time
+  ksopt explain mymodel:build --input 128x197x384 --tune measure --no-time
 
 exit codes: 0 done, 1 failed, 2 an argument is not allowed, 130 stopped with Ctrl-C
 """
@@ -70,7 +71,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     how("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
     ask = command.add_argument_group("what is asked").add_argument
     ask("--tune", help="how it is decided what is faster: model, measure or off")
-    ask("--time", action="store_true", help="compile the model both ways, and time a call of each")
+    ask(
+        "--time",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile the model both ways, and time a call of each (default)",
+    )
     ask("--out", metavar="FILE", help="write it to a .md or .json file, too")
 
 

@@ -15,8 +15,8 @@ from ksopt.system import option_fields
 
 SUMMARY = "Count and list the chains that a search of a layer chooses from."
 EPILOG = f"""\
-The space is what `ksopt search` chooses from: see docs/search.md. Counting is cut off after so many
-choices as --visits allows, and then says "more than".
+The space is what `ksopt search` chooses from: see docs/searching.md. Counting is cut off after so
+many choices as --visits allows, and then says "more than".
 
 {constraint_arguments.HELP}
 examples:
@@ -61,7 +61,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="for --aligned: the transposed factors too, for the input's gradient",
     )
-    add("--limit", type=int, default=20, metavar="COUNT", help="chains listed (%(default)s)")
+    add("--limit", type=int, default=100, metavar="COUNT", help="chains listed (%(default)s)")
     add(
         "--order",
         default="weights",
@@ -105,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{in_options(no_chain(request))}.")
     if listed.chains:
         of = "them" if listed.exact else "those counted"
-        print(f"\nThe first {len(listed.chains)} of {of}, by {listed.order}:\n")
+        print(
+            f"\nThe first {len(listed.chains)} of {of}, by {listed.order}. Those of the same "
+            "factors, weights, rho and rank share a line:\n"
+        )
         tables.write(listed.table(), sys.stdout)
     return 0

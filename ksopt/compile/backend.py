@@ -153,6 +153,8 @@ def _tell(report: Report) -> None:
             100 * report.covered,
             1e3 * report.pass_s,
         )
+    elif report.linear_flops:
+        log.info("no product of this graph is Kronecker-sparse: Inductor compiles it as it is")
 
 
 def _reset() -> None:

@@ -1,4 +1,4 @@
-"""What was lowered in a model, what was not, and why: as a table, Markdown and JSON.
+"""How much faster a model is, what was lowered in it, what was not, and why.
 
 Nothing in it is a weight's value, so it can be attached to a bug report.
 """
@@ -6,15 +6,15 @@ Nothing in it is a weight's value, so it can be attached to a bug report.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from ksopt import settings
+from ksopt.compile.end_to_end import EndToEnd, measured, restored
 from ksopt.compile.graph_breaks import GraphBreak, graph_breaks
 from ksopt.compile.lowering.benchmark import Times
 from ksopt.compile.sites import Report, Site, Verdict
@@ -29,19 +29,6 @@ class RequirementError(KsoptError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class EndToEnd:
-    """What one call of the model takes, microseconds.
-
-    Args:
-        inductor_us: compiled by Inductor alone.
-        ksopt_us: compiled by the backend "ksopt".
-    """
-
-    inductor_us: float
-    ksopt_us: float
-
-
-@dataclass(frozen=True)
 class Explanation:
     """What the backend does to a model.
 
@@ -49,11 +36,13 @@ class Explanation:
         report: its sites.
         end_to_end: times of the whole model, if they were asked for.
         graph_breaks: lines of the model that Dynamo could not follow.
+        dense_layers: how many ``nn.Linear`` the model has.
     """
 
     report: Report
     end_to_end: EndToEnd | None = None
     graph_breaks: tuple[GraphBreak, ...] = ()
+    dense_layers: int = 0
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -82,9 +71,13 @@ class Explanation:
             for at, site in enumerate(self.report.sites, 1)
         )
 
+    def answer(self) -> str:
+        """How much faster the model is, in a sentence."""
+        return _answer(self)
+
     def summary(self) -> str:
-        """A few sentences."""
-        return _summary(self)
+        """The answer, what it comes from, and what stood in the way: a line each."""
+        return "\n".join([self.answer(), *_evidence(self)])
 
     def markdown(self) -> str:
         """A section of a Markdown document."""
@@ -99,9 +92,8 @@ class Explanation:
             Fact(f"{100 * report.covered:.0f}%", "of the linear flops are in them"),
         ]
         if times is not None:
-            both = f"{times.ksopt_us:.1f} us against {times.inductor_us:.1f} us"
-            speed = f"{times.inductor_us / times.ksopt_us:.2f}x"
-            facts.insert(0, Fact(speed, "as fast as Inductor alone", both))
+            both = f"{times.ksopt.median_us:.1f} us against {times.inductor.median_us:.1f} us"
+            facts.insert(0, Fact(f"{times.speedup:.2f}x", "speedup over Inductor alone", both))
         answer = Section("Explanation", tuple(self.summary().split("\n")), facts=tuple(facts))
         sites = Section("Sites", table=self.table(), is_folded=True)
         return document.fragment([answer, *([sites] if report.sites else [])])
@@ -118,20 +110,22 @@ class Explanation:
             "deciding_s": report.deciding_s,
             "notes": list(report.notes),
             "graph_breaks": [one.to_json() for one in self.graph_breaks],
+            "dense_layers": self.dense_layers,
             "passes": dict(report.passes),
-            "end_to_end": None if times is None else vars(times),
+            "end_to_end": None if times is None else times.to_json(),
         }
 
     def print(self, stream: TextIO | None = None) -> None:
-        """Write the table and the summary, with colours and lines on a terminal."""
+        """Write the summary and the table, with colours and lines on a terminal."""
+        print(self.summary(), file=stream)
         if self.report.sites:
+            print(file=stream)
             tables.write(self.overview(), stream)
             print(self.details(), file=stream)
-        print(self.summary(), file=stream)
 
     def __str__(self) -> str:
-        rows = [self.overview().plain(), self.details()] if self.report.sites else []
-        return "\n".join([*rows, self.summary()])
+        rows = ["", self.overview().plain(), self.details()] if self.report.sites else []
+        return "\n".join([self.summary(), *rows])
 
 
 def explain(
@@ -142,7 +136,7 @@ def explain(
     timed: bool = False,
     **named: Any,
 ) -> Explanation:
-    """Say what ``torch.compile(model, backend="ksopt")`` would lower, and why not the rest.
+    """Say what ``torch.compile(model, backend="ksopt")`` would lower and gain, and why not more.
 
     The model runs once, uncompiled, on the inputs; its buffers and the random state are restored.
 
@@ -151,7 +145,8 @@ def explain(
         *inputs: what to call it with; as many rows as it will see, because times depend on them.
         tune: as ``options["tune"]``.
         dynamic: as in torch.compile.
-        timed: whether to compile the model both ways and time a call of each.
+        timed: whether to compile the model both ways and time a call of each. Where nothing would
+            be lowered, both are the same and nothing is timed.
         **named: keyword arguments of the model.
 
     Returns:
@@ -183,10 +178,14 @@ def explain(
         total.add(rewrite_graph(gm, example_inputs, decides, values, is_whole=wholes))
         return original if values.found else gm.forward
 
-    with _undone(model), graph_breaks() as breaks:
+    with restored(model), graph_breaks() as breaks:
         torch.compile(model, backend=collect, dynamic=dynamic)(*inputs, **named)
-    times = _end_to_end(model, inputs, named, mode, dynamic) if timed else None
-    return Explanation(total, times, tuple(breaks))
+    times = None
+    if timed and total.count(Verdict.LOWERED):
+        times = measured(model, inputs, named, mode, dynamic)
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    dense_layers = sum(isinstance(module, nn.Linear) for module in modules)
+    return Explanation(total, times, tuple(breaks), dense_layers)
 
 
 def table_of(report: Report) -> Table:
@@ -248,65 +247,44 @@ def _us(times: Times | None) -> str:
     return "-" if times is None else f"{times.ksopt_us:.1f} / {times.unfused_us:.1f}"
 
 
-def _summary(explanation: Explanation) -> str:
+def _answer(explanation: Explanation) -> str:
     report, times = explanation.report, explanation.end_to_end
-    counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in Verdict)
-    graphs = "1 graph" if report.graphs == 1 else f"{report.graphs} graphs"
-    lines = [
-        f"{len(report.sites)} sites in {graphs}: {counts}. Lowered sites do "
-        f"{100 * report.covered:.0f} % of the linear flops. "
-        f"The pass took {1e3 * report.pass_s:.0f} ms{_deciding(report)}."
-    ]
-    lines += [f"Note: {note}." for note in report.notes]
-    lines += [f"Note: {one}." for one in explanation.graph_breaks]
     if times is not None:
-        lines.append(
-            f"One call takes {times.inductor_us:.1f} us under Inductor alone and "
-            f"{times.ksopt_us:.1f} us under ksopt."
-        )
-    return "\n".join(lines)
+        return times.sentence
+    if not report.count(Verdict.LOWERED):
+        return "With ksopt the model is as fast as under Inductor alone: nothing in it is lowered."
+    return (
+        "Not timed: ksopt.explain with timed=True, or the command without --no-time, says how much "
+        "faster the model is."
+    )
+
+
+def _evidence(explanation: Explanation) -> list[str]:
+    report = explanation.report
+    graphs = _count(report.graphs, "graph")
+    if report.sites:
+        counts = ", ".join(f"{report.count(verdict)} {verdict.value}" for verdict in Verdict)
+        lines = [
+            f"{_count(len(report.sites), 'site')} in {graphs}: {counts}. Lowered sites do "
+            f"{100 * report.covered:.0f} % of the linear flops. "
+            f"The pass took {1e3 * report.pass_s:.0f} ms{_deciding(report)}."
+        ]
+    else:
+        lines = [f"No product in {graphs} is Kronecker-sparse."]
+        if explanation.dense_layers:
+            lines[0] += (
+                f" The model has {_count(explanation.dense_layers, 'dense linear layer')}: "
+                "ksopt search --model, or ksopt.optimize, finds out whether chains in their place "
+                "are faster."
+            )
+    lines += [f"Note: {note}." for note in report.notes]
+    return lines + [f"Note: {one}." for one in explanation.graph_breaks]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _deciding(report: Report) -> str:
     spent = report.deciding_s
     return f", and deciding what is faster {spent:.1f} s" if spent >= 0.05 else ""
-
-
-@contextmanager
-def _undone(model: Callable[..., Any]) -> Iterator[None]:
-    """Restore buffers and random state afterwards."""
-    buffers: dict[str, Tensor] = {}
-    if isinstance(model, nn.Module):
-        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        if isinstance(model, nn.Module):
-            with torch.no_grad():
-                for name, buffer in model.named_buffers():
-                    if not torch.equal(buffer, buffers[name]):
-                        buffer.copy_(buffers[name])
-
-
-def _end_to_end(
-    model: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    named: dict[str, Any],
-    tune: Any,
-    dynamic: bool | None,
-) -> EndToEnd:
-    from ksopt.compile.lowering.benchmark import medians_us
-
-    device = next((value.device for value in inputs if isinstance(value, Tensor)), None)
-    ours = torch.compile(model, backend="ksopt", dynamic=dynamic, options={"tune": tune})
-    plain = torch.compile(model, backend="inductor", dynamic=dynamic)
-    with _undone(model), torch.no_grad():
-        found = medians_us(
-            {
-                "inductor": lambda: plain(*inputs, **named),
-                "ksopt": lambda: ours(*inputs, **named),
-            },
-            device or torch.device("cpu"),
-        )
-    return EndToEnd(found["inductor"], found["ksopt"])

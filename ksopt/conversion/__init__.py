@@ -4,6 +4,7 @@
 - `ksopt.conversion.layers`: the layers that can be converted, and what takes their place;
 - `ksopt.conversion.resolve`: a plan applied to the names of a model;
 - `ksopt.conversion.apply`: the conversion, and its way back;
+- `ksopt.conversion.distillation`: what was converted learns from the dense model;
 - `ksopt.conversion.folder`: a converted model on disk;
 - `ksopt.cli.convert`: ``ksopt convert``.
 """

@@ -154,6 +154,9 @@ class Conversion:
         )
         return tables.of(heads, rows)
 
+    def __str__(self) -> str:
+        return "\n\n".join([self.sentence, *([self.table().plain()] if self.layers else [])])
+
     def _repr_html_(self) -> str:
         """Its numbers and its table in a notebook, and its chains drawn."""
         errors = sorted(layer.relative_error for layer in self.layers)

@@ -19,6 +19,7 @@ from ksopt.operators import registry
 from ksopt.operators.base import StructuredOperator
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.chain_texts import chain_of, is_named
 from ksopt.report import document, tables
 from ksopt.report.document import Section
 from ksopt.report.tables import Table
@@ -134,6 +135,8 @@ class Plan:
         ['dense', '(1,768,192,2)*(2,192,192,1)']
         >>> Plan.from_json(plan.to_json()) == plan
         True
+        >>> [rule.text for rule in Plan.of({"384x1536": "monarch"}).rules]
+        ['(1,384,96,4)*(4,96,96,1)']
     """
 
     rules: tuple[Rule, ...]
@@ -151,7 +154,8 @@ class Plan:
         Args:
             given: In a mapping, the keys are names, patterns for names, or sizes INxOUT as in
                 ``nn.Linear(in, out)``; the values are chains, their texts, lists of either (one for
-                each part of a fused layer), or None to keep a layer dense.
+                each part of a fused layer), or None to keep a layer dense. Under a size a text may
+                be the name of a family, such as "monarch".
 
         Raises:
             InvalidInputError: It is none of these, or something in it is not allowed.
@@ -172,7 +176,7 @@ class Plan:
             size = _DIMS.fullmatch(key)
             rules.append(
                 Rule(
-                    _chains(value, key),
+                    _chains(value, key, None if size is None else (int(size[1]), int(size[2]))),
                     match="*" if size else key,
                     in_features=int(size[1]) if size else None,
                     out_features=int(size[2]) if size else None,
@@ -196,6 +200,9 @@ class Plan:
             for rule in self.rules
         ]
         return tables.of(("layers", ">in_features", ">out_features", "become"), rows)
+
+    def __str__(self) -> str:
+        return self.table().plain()
 
     def _repr_html_(self) -> str:
         """Its table in a notebook, and its chains drawn."""
@@ -274,10 +281,12 @@ def _rule_from_json(value: Any) -> Rule:
     chains = value["chains"] if "chains" in value else value["chain"]
     if "chain" in value and isinstance(chains, list):
         raise InvalidInputError(f"the plan's rule for {match!r}: a list belongs in 'chains'")
-    return Rule(_chains(chains, match), match, *sizes)
+    columns, rows = sizes
+    known = None if columns is None or rows is None else (columns, rows)
+    return Rule(_chains(chains, match, known), match, columns, rows)
 
 
-def _chains(value: Any, name: str) -> tuple[Replacement, ...]:
+def _chains(value: Any, name: str, size: tuple[int, int] | None) -> tuple[Replacement, ...]:
     if value is None:
         return ()
     if isinstance(value, (*_REPLACEMENTS, str)):
@@ -292,10 +301,21 @@ def _chains(value: Any, name: str) -> tuple[Replacement, ...]:
         if not isinstance(chain, (*_REPLACEMENTS, str)):
             raise InvalidInputError(f"the plan's rule for {name!r}: {chain!r} is not a chain")
         try:
-            found.append(registry.parse(chain) if isinstance(chain, str) else chain)
+            found.append(_parsed(chain, size) if isinstance(chain, str) else chain)
         except InvalidInputError as error:
             raise InvalidInputError(f"the plan's rule for {name!r}: {error}") from None
     return tuple(found)
+
+
+def _parsed(text: str, size: tuple[int, int] | None) -> Replacement:
+    if not is_named(text):
+        return registry.parse(text)
+    if size is None:
+        raise InvalidInputError(
+            f"{text!r} is a chain of a layer whose size is known: write the size for the key, such "
+            'as "384x1536", or the chain\'s patterns'
+        )
+    return chain_of(text, *size)
 
 
 def _no_other_keys(value: dict[str, Any], allowed: set[str], what: str) -> None:

@@ -23,12 +23,16 @@ _OLDEST_CAPABILITY = (8, 0)  # Ampere: the first with bf16 tensor cores and asyn
 class Advice:
     """One sentence or two for the user.
 
-    ``level``: ``broken`` (ksopt cannot do its work), ``slow`` (it works, slower than it could),
-    ``note`` (worth knowing).
+    Args:
+        level: ``broken`` (ksopt cannot do its work), ``slow`` (it works, slower than it could),
+            ``note`` (worth knowing).
+        text: The sentences.
+        remedy: What to do, in a few words; empty where there is nothing to do.
     """
 
     level: Literal["broken", "slow", "note"]
     text: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,24 @@ class Diagnosis:
         """Whether something keeps ksopt from working at all."""
         return any(a.level == "broken" for a in self.advice)
 
+    @property
+    def verdict(self) -> str:
+        """Ready, or the one thing to do.
+
+        Example:
+            >>> diagnosis = Diagnosis(examine(), (Advice("slow", "...", "pip install ninja"),))
+            >>> diagnosis.verdict
+            'ready, but slower than it could be: pip install ninja'
+        """
+        first = next((advice for advice in self.advice if advice.level != "note"), None)
+        if first is None:
+            return "ready"
+        state = "not ready" if self.is_broken else "ready, but slower than it could be"
+        return f"{state}: {first.remedy}"
+
     def to_json(self) -> dict[str, object]:
         """The diagnosis as plain values for ``json.dumps``."""
-        return dataclasses.asdict(self)
+        return {"verdict": self.verdict, **dataclasses.asdict(self)}
 
 
 def diagnose() -> Diagnosis:
@@ -60,13 +79,12 @@ def diagnose() -> Diagnosis:
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Write what was found, then the advice, to stdout."""
+    """Write what was found, then the advice, and in the last line the verdict, to stdout."""
     tables.write(tables.of(("what", "found"), _rows(diagnosis.facts)))
     print()
-    if not diagnosis.advice:
-        print("Nothing stands in the way.")
     for advice in diagnosis.advice:
         print(f"{advice.level}: {advice.text}")
+    print(diagnosis.verdict)
 
 
 def _rows(facts: Facts) -> list[tuple[str, str]]:
@@ -112,14 +130,16 @@ def _advise_packages(facts: Facts) -> list[Advice]:
     found = []
     for name in _REQUIRED:
         if facts.version(name) is None:
-            found.append(Advice("broken", f"{name} is not installed: pip install {name}."))
+            remedy = f"pip install {name}"
+            found.append(Advice("broken", f"{name} is not installed: {remedy}.", remedy))
     if facts.torch_problem:
-        found.append(Advice("broken", f"torch cannot be imported: {facts.torch_problem}"))
+        text = f"torch cannot be imported: {facts.torch_problem}"
+        found.append(Advice("broken", text, "install torch again"))
     torch_version = facts.version("torch")
     if torch_version and _release(torch_version) < _OLDEST_TORCH:
         oldest = ".".join(map(str, _OLDEST_TORCH))
         text = f"torch {torch_version} is too old: ksopt needs {oldest} or newer."
-        found.append(Advice("broken", text))
+        found.append(Advice("broken", text, f"pip install 'torch>={oldest}'"))
     return found
 
 
@@ -134,16 +154,16 @@ def _advise_gpu(facts: Facts) -> list[Advice]:
                 f"{gpu.id} ({gpu.name}) has compute capability {major}.{minor}; ksopt's kernels "
                 "need 8.0 or newer, so PyTorch's own operators run there instead."
             )
-            found.append(Advice("slow", text))
+            found.append(Advice("slow", text, "use a GPU of compute capability 8.0 or newer"))
     if facts.cuda.nvrtc is None:
         text = (
             "GPU kernels cannot be compiled, so PyTorch's own operators run instead. "
             f"{facts.cuda.nvrtc_problem}"
         )
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "pip install nvidia-cuda-nvrtc"))
     if facts.version("triton") is None:
         text = "triton is not installed, so torch.compile cannot make GPU code: pip install triton."
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "pip install triton"))
     return found
 
 
@@ -156,13 +176,13 @@ def _advise_no_gpu(facts: Facts) -> Advice:
             f"There is an NVIDIA driver, but torch {facts.version('torch')} is a build without "
             "CUDA, so the GPU is not used: install a CUDA build of torch."
         )
-        return Advice("slow", text)
+        return Advice("slow", text, "install a CUDA build of torch")
     text = (
         f"There is an NVIDIA driver, but torch (built for CUDA {facts.cuda.torch_runtime}) sees no "
         "GPU: run nvidia-smi, look at CUDA_VISIBLE_DEVICES, and check that the driver is new "
         "enough for that CUDA."
     )
-    return Advice("slow", text)
+    return Advice("slow", text, "find out with nvidia-smi why torch sees no GPU")
 
 
 def _advise_host(facts: Facts) -> list[Advice]:
@@ -175,30 +195,30 @@ def _advise_host(facts: Facts) -> list[Advice]:
             "code, and calls into GPU kernels go through Python: install g++ (on Debian and "
             "Ubuntu: apt install g++) or set CXX to a compiler."
         )
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "install g++"))
     elif not facts.gpus:
         pass  # the host library launches GPU kernels
     elif facts.version("ninja") is None:
         text = "ninja is not installed, so the host library cannot be built: pip install ninja."
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "pip install ninja"))
     elif facts.host_library.problem and not facts.torch_problem:
         text = (
             "The host library does not build, so calls into GPU kernels go through Python: "
             f"{facts.host_library.problem.rstrip('.')}."
         )
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "make the host library build, as said above"))
     if facts.cache.problem:
         text = (
             f"The cache {facts.cache.path} cannot be used ({facts.cache.problem}), so every "
             "process compiles again: set KSOPT_CACHE_DIR to a private, writable folder."
         )
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "set KSOPT_CACHE_DIR to a private, writable folder"))
     if facts.torch_threads is not None and facts.torch_threads * 2 < facts.cpus:
         text = (
             f"torch uses {facts.torch_threads} of {facts.cpus} CPUs: unset OMP_NUM_THREADS, or "
             "call torch.set_num_threads, to use more."
         )
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "unset OMP_NUM_THREADS"))
     return found
 
 
@@ -210,10 +230,10 @@ def _advise_settings(facts: Facts) -> list[Advice]:
             f"KSOPT_TUNE is {mode}, so nothing is measured to choose a kernel: unset it, or set it "
             "to measure."
         )
-        found.append(Advice("slow", text))
+        found.append(Advice("slow", text, "unset KSOPT_TUNE"))
     elif mode != "measure":
         text = f"KSOPT_TUNE is {mode!r}, so every product fails: set it to measure, model or off."
-        found.append(Advice("broken", text))
+        found.append(Advice("broken", text, "unset KSOPT_TUNE"))
     known = ", ".join(name for name in settings.KNOWN if name.startswith("KSOPT_"))
     for name in facts.settings:
         if name not in settings.KNOWN:

@@ -17,6 +17,7 @@ from ksopt.functional import ks_linear
 from ksopt.kernels.validation import DTYPES
 from ksopt.nn import init
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.chain_texts import chain_of
 from ksopt.projection import project
 from ksopt.reference import chain_to_dense, is_batch_last
 
@@ -27,7 +28,8 @@ class KSLinear(nn.Module):
     Args:
         in_features: size of each input.
         out_features: size of each output.
-        chain: the patterns of the factors, or their text: ``"(1,768,192,2)*(2,192,192,1)"``.
+        chain: the patterns of the factors, their text (``"(1,768,192,2)*(2,192,192,1)"``), or the
+            name of a family, such as ``"monarch"``: see `ksopt.patterns.chain_texts.chain_of`.
         bias: whether to add a learnable bias.
         layout: "batch_first" for x [*batch, in_features], "batch_last" for [in_features, *batch].
         device: where the parameters are.
@@ -54,8 +56,8 @@ class KSLinear(nn.Module):
     For one factor (1, M, N, 1) this is nn.Linear's own rule. The bias is U(-1/√N, 1/√N), as there.
 
     Raises:
-        InvalidInputError: the chain's features are not those given, or the layout or the activation
-            is unknown.
+        InvalidInputError: there is no chain, its features are not those given, or the layout or the
+            activation is unknown.
 
     Source: the paper, section 1; the patterns of `ksopt.patterns.chain.Chain`.
 
@@ -77,7 +79,7 @@ class KSLinear(nn.Module):
         self,
         in_features: int,
         out_features: int,
-        chain: Chain | str,
+        chain: Chain | str | None = None,
         bias: bool = True,
         layout: str = "batch_first",
         device: torch.device | str | None = None,
@@ -86,9 +88,13 @@ class KSLinear(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(chain, str):
-            chain = Chain.parse(chain)
+            chain = chain_of(chain, in_features, out_features)
         if not isinstance(chain, Chain):
-            raise InvalidInputError(f"KSLinear: chain is {chain!r}: give a Chain or its text")
+            raise InvalidInputError(
+                f"KSLinear({in_features}, {out_features}): chain is {chain!r}: give a Chain, its "
+                f'text, or a name such as "monarch"; ksopt search {in_features}x{out_features} '
+                "finds a fast one"
+            )
         if chain.shape != (out_features, in_features):
             raise InvalidInputError(
                 f"KSLinear: the chain {chain} has in_features={chain.in_features} and "

@@ -11,6 +11,8 @@ from torch import nn
 from ksopt.conversion.apply import Conversion, ConvertedLayer
 from ksopt.conversion.plan import Plan
 from ksopt.optimization.speed import Speed
+from ksopt.report import document
+from ksopt.report.document import Fact, Section
 from ksopt.search.report import phrases
 from ksopt.search.results import SearchResult
 
@@ -78,8 +80,9 @@ class Optimized:
         return (
             "Check what the model still can do: its weights are changed. The largest error is "
             f"{worst.relative_error:.2f}, of {worst.name}.",
-            "Distil it from the model that you passed, which is still dense: docs/convert.md has "
-            "the recipe. In the example, 300 steps took ten minutes on two CPU cores.",
+            "Distil it from the model that you passed, which is still dense: "
+            "ksopt.distil(optimized.model, model, batches). For a sentence encoder of 23 million "
+            "parameters 300 steps took ten minutes on two CPU cores.",
             "Make the optimizer after this call: the parameters are new.",
             'Keep it: ksopt.save_converted(optimized.conversion, "FOLDER").',
         )
@@ -93,6 +96,26 @@ class Optimized:
             f"{phrases.timed(self.speed.dense)} dense, compiled by Inductor: "
             f"{phrases.times(1 / self.speed.times)} dense."
         )
+
+    def _repr_html_(self) -> str:
+        """What it gains, what it costs and what is next, in a notebook."""
+        facts = []
+        if self.speed is not None:
+            both = f"{phrases.microseconds(self.speed.chains.median_us)} against "
+            both += phrases.microseconds(self.speed.dense.median_us)
+            facts.append(Fact(f"{self.speed.times:.2f}x", "speedup over the dense model", both))
+        if self.conversion is None:
+            answer = Section("Optimized", (self.sentence,), self.next_steps, facts=tuple(facts))
+            return document.fragment([answer])
+        share = phrases.percent(self.conversion.parameters / self.conversion.dense_parameters)
+        errors = sorted(layer.relative_error for layer in self.layers)
+        facts += [
+            Fact(share, "of the model's parameters"),
+            Fact(f"{errors[0]:.2f} to {errors[-1]:.2f}", "weight error, before training"),
+        ]
+        table = self.conversion.table()
+        answer = Section("Optimized", (self.sentence,), self.next_steps, table, facts=tuple(facts))
+        return document.fragment([answer])
 
     def __str__(self) -> str:
         parts = [self.sentence]

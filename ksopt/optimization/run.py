@@ -232,7 +232,7 @@ def _why_none(result: SearchResult, conversion: Conversion) -> str:
     if conversion.layers:
         return ""
     if all(not rule.chains for rule in plan_of(result).rules):
-        return "no chain that was measured is faster than its dense layer on this device."
+        return "no chain that was measured is enough faster than its dense layer on this device."
     return "every chain that wins is left out for its error, or a weight that it shares."
 
 

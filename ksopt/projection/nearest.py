@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
+from ksopt.patterns.chain_texts import chain_of
 from ksopt.patterns.validate import checked_int
 from ksopt.projection.alternating import alternate
 from ksopt.projection.hierarchical import keeps_the_best, left_to_right
@@ -90,7 +91,7 @@ def project(
 
     Args:
         matrix: [out_features, in_features], floating point.
-        chain: a chain of that shape, or its text.
+        chain: a chain of that shape, its text, or the name of a family, such as "monarch".
         refine: steps of L-BFGS on all factors together afterwards; they only lower the error.
         rows: a permutation of the outputs: the chain is fitted to ``matrix[rows][:, columns]``.
         columns: a permutation of the inputs.
@@ -114,7 +115,9 @@ def project(
         >>> torch.allclose(found.to_dense(), torch.ones(4, 6))
         True
     """
-    chain = Chain.parse(chain) if isinstance(chain, str) else chain
+    if isinstance(chain, str):
+        sized = matrix.ndim == 2  # other matrices are refused below
+        chain = chain_of(chain, *matrix.shape[::-1]) if sized else Chain.parse(chain)
     _check(matrix, chain)
     for name, value in (("refine", refine), ("iterations", iterations)):
         checked_int(value, name, "project", minimum=0)

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ksopt.errors import InvalidInputError
+from ksopt.system.suggest import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,10 +76,14 @@ def load_function(option: str, text: str, stream: TextIO) -> Callable[..., Any]:
             f"{option} {text!r}: write MODULE:FACTORY, such as mymodel:build for the function "
             "build() of mymodel.py"
         )
-    module = _imported(f"{option} {text}", module_name, f"running {factory_name}() of", stream)
+    module = _imported(f"{option} {text}", module_name, stream)
     function: object = getattr(module, factory_name, None)
     if not callable(function):
-        raise InvalidInputError(f"{option} {text}: {module_name} has no function {factory_name}")
+        names = [name for name, value in vars(module).items() if callable(value)]
+        raise InvalidInputError(
+            f"{option} {text}: {module_name} has no function {factory_name}"
+            f"{nearest(factory_name, names)}"
+        )
     return function
 
 
@@ -99,10 +104,10 @@ def import_plugins(names: Iterable[str], stream: TextIO) -> None:
                 f"--plugins {name!r}: write the name of a module, such as mine for mine.py"
             )
         if name not in sys.modules:
-            _imported(f"--plugins {name}", name, "importing", stream)
+            _imported(f"--plugins {name}", name, stream)
 
 
-def _imported(what: str, module_name: str, doing: str, stream: TextIO) -> ModuleType:
+def _imported(what: str, module_name: str, stream: TextIO) -> ModuleType:
     """A user's module."""
     with _current_folder_first():
         try:
@@ -113,7 +118,8 @@ def _imported(what: str, module_name: str, doing: str, stream: TextIO) -> Module
             raise InvalidInputError(
                 f"{what}: there is no module {module_name}, neither installed nor in {Path.cwd()}"
             )
-        print(f"{doing} {spec.origin}: this is its own code", file=stream)
+        if module_name not in sys.modules:
+            print(f"importing {spec.origin}: this is its own code", file=stream)
         # What it prints must not come between the lines of a result.
         with contextlib.redirect_stdout(stream), _in_words(f"{what}: importing {module_name}"):
             return importlib.import_module(module_name)

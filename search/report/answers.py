@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ksopt.search import diagnostics, suspect_dense
 from ksopt.search.plan import Effect, choice, effect_of
+from ksopt.search.recommend import least_speedup
 from ksopt.search.report import phrases
 from ksopt.search.results import LayerResult, Recommendation, SearchResult, Verdict
 
@@ -53,6 +54,8 @@ def warnings(result: SearchResult) -> list[str]:
     beside = {str(one.size): suspect_dense.dense_layer(one) for one in result.layers}
     strange = suspect_dense.warning_of({size: dense for size, dense in beside.items() if dense})
     sentences = [strange] if strange else []
+    floors = [(size, one.beats_floor) for size, one in beside.items() if one is not None]
+    sentences += [f"{size}: {text}" for size, text in floors if text]
     failures = [(one.size, diagnostics.failures(one)) for one in result.layers]
     sentences += [f"{size}: {sentence}" for size, sentence in failures if sentence]
     if drifted:
@@ -67,7 +70,8 @@ def warnings(result: SearchResult) -> list[str]:
 def layer_warnings(layer: LayerResult) -> list[str]:
     """What makes the times of one layer less certain than they look."""
     dense, failures = suspect_dense.dense_layer(layer), diagnostics.failures(layer)
-    return [text for text in ("" if dense is None else dense.warning, failures) if text]
+    of_dense = () if dense is None else (dense.warning, dense.beats_floor)
+    return [text for text in (*of_dense, failures) if text]
 
 
 def effect_sentences(result: SearchResult) -> list[str]:
@@ -117,10 +121,8 @@ def _why_dense(result: SearchResult, effect: Effect) -> str:
             # There is no finalist of any size.
             return f"no measured chain is within a weight error of {result.request.max_error:g}"
         return "nothing was measured"
-    least = result.request.min_speedup
-    if least is not None:
-        return f"no chain that was measured is measurably {least:g} times as fast as they are"
-    return "no chain that was measured is measurably faster than they are"
+    least = least_speedup(result.request)
+    return f"no chain that was measured is measurably {least:g} times as fast as they are"
 
 
 def _whole_sentences(result: SearchResult) -> list[str]:

@@ -29,25 +29,37 @@ class Scale:
     is_log: bool = False
 
     @classmethod
-    def around(cls, name: str, values: Sequence[float], is_log: bool) -> Scale:
+    def around(
+        cls, name: str, values: Sequence[float], is_log: bool, most: float | None = None
+    ) -> Scale:
         """One that holds some values, and 0 if it is linear; linear if one is not positive.
+
+        Args:
+            name: What stands beside it.
+            values: They lie on it; those above ``most`` lie on its upper end.
+            is_log: Whether it is logarithmic.
+            most: The largest value that counts, so that a few do not squash the others.
 
         Example:
             >>> Scale.around("us", [10.0, 100.0], is_log=True)
             Scale(name='us', low=8.333333333333334, high=120.0, is_log=True)
+            >>> Scale.around("us", [10.0, 9000.0], is_log=True, most=100.0).high
+            120.0
             >>> Scale.around("score", [-1.0, 3.0], is_log=True).is_log
             False
         """
-        least, most = min(values), max(values)
+        least, most = min(values), min(max(values), max(values) if most is None else most)
         if is_log and least > 0:
             return cls(name, least / 1.2, most * 1.2, is_log=True)
         return cls(name, min(0.0, 1.05 * least), max(1.05 * most, 1e-6))
 
     def share(self, value: float) -> float:
-        """Where a value lies between the ends, 0 to 1."""
+        """Where a value lies between the ends, 0 to 1; at the nearer one if it is not between."""
         if self.is_log:
-            return log10(value / self.low) / log10(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
+            share = log10(value / self.low) / log10(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, share))
 
     def ticks(self, count: int) -> list[float]:
         """Round values, about so many where it is linear."""

@@ -60,7 +60,7 @@ def sections(searches: Searches) -> list[Section]:
         for answer in [choice(one, layer.size)]
     ]
     caption = (
-        "Each point is a chain of a final, each ring one that its search recommends. Below the "
+        "Each point is a chain of a final, each ring one that its search recommends. Above the "
         "line, chains are faster than dense."
     )
     answer = Section(
@@ -155,14 +155,13 @@ def _shown(value: Any) -> str:
 
 def table(searches: Searches) -> Table:
     """The chain that each search uses for each size, beside dense."""
-    heads = ["search", "INxOUT", "chain", ">weights", ">of dense", ">latency", ">dense"]
-    heads.append(">dense / chain")
+    heads = ["search", "INxOUT", ">speedup", "chain", ">weights", ">of dense", ">latency", ">dense"]
     rows = []
     has_error = False
     for name, one in searches.items():
         for size in one.request.sizes:
             used = dict(_used({name: one}, size)).get(name)
-            cells = ["dense", *[""] * 6] if used is None else _cells(used)
+            cells = ["", "dense", *[""] * 5] if used is None else _cells(used)
             has_error = has_error or cells[-1] != ""
             rows.append([name, str(size), *cells])
     if has_error:
@@ -172,11 +171,11 @@ def table(searches: Searches) -> Table:
 
 def _cells(used: Finalist) -> list[str]:
     return [
+        f"{1 / used.ratio:.2f}x",
         str(used.facts.chain),
         f"{used.facts.nnz:,}",
         phrases.percent(used.facts.share),
         phrases.microseconds(used.latency.median_us),
         phrases.microseconds(used.dense.median_us),
-        f"{1 / used.ratio:.2f}x",
         WEIGHT_ERROR.cell(used.values),
     ]

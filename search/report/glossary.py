@@ -21,7 +21,8 @@ TERMS = {
     "p20 to p80": "The middle 60% of the times. Two latencies differ if each median lies outside "
     "the other's band.",
     "within noise": "The two latencies do not differ so.",
-    "dense / chain": "The dense layer's latency over the chain's. At 2 the chain is twice as fast.",
+    "speedup": "The dense layer's latency over the chain's. At 2 the chain is twice as fast, below "
+    "1 it is slower.",
     "floor": "The least time by the roofline: moving the data once, or computing, whichever takes "
     "longer.",
     "efficiency": "The floor over the latency. At 1 nothing is left to gain.",

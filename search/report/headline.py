@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from ksopt.measure.timing import Comparison, compare
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Fact, Section
 from ksopt.search import diagnostics, metrics, suspect_dense
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
-from ksopt.search.recommend import busy
+from ksopt.search.recommend import busy, least_speedup
 from ksopt.search.report import answers, phrases, result_tables
 from ksopt.search.report.overview import Series, overview_plot
-from ksopt.search.report.plots import figure, latency_plot
+from ksopt.search.report.plots import beyond, figure, latency_plot
 from ksopt.search.results import Finalist, LayerResult, SearchResult, Verdict
 
 
@@ -21,7 +22,7 @@ def of_layer(layer: LayerResult) -> Section:
     """That of one layer: its answer, with the plot of its chains."""
     answer = choice_of_layer(layer)
     used = None if answer is None else answer.chosen
-    shown = used or min(layer.finalists, key=lambda one: one.ratio, default=None)
+    shown = used or _fastest(layer)
     paragraphs = [*phrases.what_is_timed(layer.request)]
     if layer.replayed:
         paragraphs.append(phrases.replayed(layer.device))
@@ -31,6 +32,7 @@ def of_layer(layer: LayerResult) -> Section:
     )
     if any(not isinstance(trial.facts.chain, Chain) for trial in layer.trials):
         caption += " Diamonds are operators of other structures."
+    caption += f" {beyond(layer)}".rstrip()
     name = f"latency-{layer.size}"
     return Section(
         "Answer",
@@ -50,22 +52,52 @@ def _lead(layer: LayerResult) -> list[str]:
     if answer is None or answer.chosen is None:
         return [f"Keep {linear} dense.", _why_dense(layer)]
     measured = sum(trial.ratio_seen is not None for trial in layer.trials)
+    used = phrases.percent(layer.request.min_use)
     why = (
-        f"Of {phrases.chains(measured)} measured on this device, it is the fastest that uses a "
-        f"budget of {answer.budget.text}."
+        f"Of {phrases.chains(measured)} measured on this device, it is the fastest that uses at "
+        f"least {used} of a budget of {answer.budget.text}."
     )
-    if len(layer.recommendations) > 1:
-        why += " Of the budgets with a chain faster than dense, it is the largest: it keeps most."
     if answer.ties:
         others = "1 other is" if len(answer.ties) == 1 else f"{len(answer.ties)} others are"
         why += f" {others} as fast within noise."
+    if len(layer.recommendations) > 1:
+        why += " Of the budgets with a chain worth using, it is the largest: it keeps most."
+    why += _faster_one(layer, answer.chosen)
     return [f"Use {answer.chosen.facts.chain} in place of {linear}.", why]
+
+
+def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
+    """What a smaller budget gains over what is used; empty where it gains nothing."""
+    others = [
+        (answer, answer.chosen)
+        for answer in layer.recommendations
+        if answer.verdict is Verdict.USE and answer.chosen is not None
+    ]
+    answer, fastest = min(others, key=lambda one: one[1].latency.median_us)
+    if compare(fastest.latency, chosen.latency) is not Comparison.FASTER:
+        return ""
+    return (
+        f" The chain of {answer.budget.text} is faster, {1 / fastest.ratio:.2f}x against "
+        f"{1 / chosen.ratio:.2f}x, and has fewer weights."
+    )
+
+
+def _fastest(layer: LayerResult) -> Finalist | None:
+    """The fastest chain of a layer that stays dense, where it can be judged."""
+    if any(answer.verdict is Verdict.UNJUDGED for answer in layer.recommendations):
+        return None
+    return min(layer.finalists, key=lambda one: one.ratio, default=None)
 
 
 def _why_dense(layer: LayerResult) -> str:
     request, verdicts = layer.request, {answer.verdict for answer in layer.recommendations}
+    if Verdict.UNJUDGED in verdicts:
+        return (
+            "That is not certain: something held back the dense layer in the final, so no chain "
+            "can be judged. Measure again on an idle machine."
+        )
     if Verdict.NOT_ENOUGH in verdicts:
-        return f"No measured chain is {request.min_speedup:g} times as fast, as was asked for."
+        return f"No measured chain is {least_speedup(request):g} times as fast."
     if not layer.finalists and Verdict.KEEP_DENSE in verdicts:
         return f"No measured chain comes within a weight error of {request.max_error:g}."
     if not layer.finalists:
@@ -78,7 +110,7 @@ def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
     dense = layer.size.dense_parameters
     latency, beside = (phrases.microseconds(one.median_us) for one in (shown.latency, shown.dense))
     facts = [
-        Fact(f"{1 / shown.ratio:.2f}x", "as fast as dense", f"{latency} against {beside}"),
+        Fact(f"{1 / shown.ratio:.2f}x", "speedup over dense", f"{latency} against {beside}"),
         Fact(phrases.percent(shown.facts.share), "of the weights", f"{shown.facts.nnz:,} of "
              f"{dense:,}"),
     ]  # fmt: skip
@@ -116,7 +148,7 @@ def of_search(result: SearchResult) -> Section:
     chosen = [(one, choice(result, one.size)) for one in result.layers]
     series = [Series.of(str(layer.size), layer, answer) for layer, answer in chosen]
     caption = (
-        "Each point is a chain of a final, each ring one that the plan uses. Below the line, "
+        "Each point is a chain of a final, each ring one that the plan uses. Above the line, "
         "chains are faster than dense."
     )
     used = [answer.chosen for _, answer in chosen if answer is not None and answer.chosen]
@@ -148,11 +180,12 @@ def _of_model(result: SearchResult, effect: Effect, used: Sequence[Finalist]) ->
         whole = result.whole
         detail = f"{phrases.microseconds(whole.planned.median_us)} against "
         detail += phrases.microseconds(whole.dense.median_us)
-        facts.append(Fact(f"{1 / whole.ratio:.2f}x", "the whole model, measured", detail))
+        facts.append(Fact(f"{1 / whole.ratio:.2f}x", "speedup of the model, measured", detail))
     if effect.ratio is not None:
         detail = f"{phrases.microseconds(effect.latency_us)} against "
         detail += phrases.microseconds(effect.dense_us)
-        facts.append(Fact(f"{1 / effect.ratio:.2f}x", "the linear layers, predicted", detail))
+        name = "speedup of its linear layers, predicted"
+        facts.append(Fact(f"{1 / effect.ratio:.2f}x", name, detail))
     share = effect.parameters / effect.dense_parameters
     detail = f"{effect.parameters:,} of {effect.dense_parameters:,}"
     facts.append(Fact(phrases.percent(share), "of their weights", detail))
@@ -165,7 +198,8 @@ def _of_sizes(result: SearchResult, used: Sequence[Finalist]) -> list[Fact]:
     if used:
         speeds = [1 / one.ratio for one in used]
         shares = [one.facts.share for one in used]
-        facts.append(Fact(_span([f"{speed:.2f}x" for speed in sorted(speeds)]), "as fast as dense"))
+        shown = _span([f"{speed:.2f}x" for speed in sorted(speeds)])
+        facts.append(Fact(shown, "speedup over dense"))
         shown = _span([phrases.percent(share) for share in sorted(shares)])
         facts.append(Fact(shown, "of the weights"))
     return [*facts, *_errors(used)]

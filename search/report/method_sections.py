@@ -11,7 +11,7 @@ from ksopt.report.document import Section
 from ksopt.search import diagnostics
 from ksopt.search.metrics import ENERGY
 from ksopt.search.report import phrases
-from ksopt.search.report.plots import figure, scatter
+from ksopt.search.report.plots import beyond, figure, scatter
 from ksopt.search.report.sections import section
 from ksopt.search.results import LayerResult
 from ksopt.search.samplers import factor_times
@@ -24,7 +24,7 @@ def predictions(result: LayerResult) -> Iterator[Section]:
     if not correlations:
         return
     text = (
-        "Spearman's rank correlation of each prediction with the measured latency over dense. "
+        "Spearman's rank correlation of each prediction with the measured latency. "
         "Chains given up as hopeless count with the time seen, and are crosses in the plots. The "
         "largest rho is where a fused kernel gains most over PyTorch's ways. It claims nothing of "
         "latency."
@@ -46,7 +46,7 @@ def predictions(result: LayerResult) -> Iterator[Section]:
         name = f"{one.predictor.key}-{result.size}"
         drawing = figure(partial(scatter, result, one.predictor), name)
         title = f"Measured latency against {one.predictor.name}"
-        text = f"Spearman's correlation {one.spearman:+.2f}."
+        text = f"Spearman's correlation {one.spearman:+.2f}. {beyond(result)}".rstrip()
         yield Section(title, (), (text,), figure=drawing)
 
 

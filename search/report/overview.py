@@ -1,4 +1,4 @@
-"""Latency over dense against the share of dense weights, of several sizes or searches."""
+"""Speedup over dense against the share of dense weights, of several sizes or searches."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def overview_plot(series: Sequence[Series], width: int, height: int) -> str:
         return ""
     legend = _legend([one.name for one in drawn], width)
     below = height + _ROW * legend.rows
-    ratios = [finalist.ratio for one in drawn for finalist in one.finalists]
+    speedups = [1 / finalist.ratio for one in drawn for finalist in one.finalists]
     shares = [100 * finalist.facts.share for one in drawn for finalist in one.finalists]
     axes = Axes(
         width,
         height,
         Scale("weights, % of the dense layer's", 0.0, 1.06 * max(shares)),
-        Scale.around("latency over dense", [1.0, *ratios], is_log=True),
+        Scale.around("speedup over dense", [1.0, *speedups], is_log=True),
     )
     parts, tips = [*axes.drawn(), *axes.dense_line(1.0, "dense")], []
     for place, one in enumerate(drawn):
         colour = _COLOURS[min(place, len(_COLOURS) - 1)]
         for finalist in one.finalists:
-            x, y = axes.x(100 * finalist.facts.share), axes.y(finalist.ratio)
+            x, y = axes.x(100 * finalist.facts.share), axes.y(1 / finalist.ratio)
             parts.append(f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
             if finalist is one.chosen:
                 parts.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
             tips.append(Tip(x, y, _facts(one, finalist)))
     parts += [part for entry in legend.entries for part in entry.drawn(height + 4)]
-    label = f"Latency over dense against weights, of {', '.join(one.name for one in drawn)}"
+    label = f"Speedup over dense against weights, of {', '.join(one.name for one in drawn)}"
     return svg.svg([*parts, *svg.hover(tips, width, below)], width, below, label)
 
 

@@ -112,10 +112,10 @@ def times(ratio: float) -> str:
     """Latency ratio chain/dense as a phrase.
 
     Example:
-        >>> times(0.5), times(1.3)
-        ('2.00 times as fast as', '1.30 times as slow as')
+        >>> times(0.5), times(1.25)
+        ('2.00 times as fast as', '0.80 times as fast as')
     """
-    return f"{1 / ratio:.2f} times as fast as" if ratio < 1 else f"{ratio:.2f} times as slow as"
+    return f"{1 / ratio:.2f} times as fast as"
 
 
 def layer(dims: Dims) -> str:

@@ -39,23 +39,23 @@ def budgets_table(result: SearchResult) -> Table:
     rows = [
         [
             text,
+            f"{1 / one.ratio:.2f}x" if one.ratio else "",
             f"{one.converted}",
             f"{one.parameters:,}",
             phrases.percent(one.parameters / one.dense_parameters),
             phrases.microseconds(one.latency_us) if one.dense_us else "",
             phrases.microseconds(one.dense_us) if one.dense_us else "",
-            f"{1 / one.ratio:.2f}x" if one.ratio else "",
         ]
         for text, one in effects
     ]
     heads = (
         "budget",
+        ">speedup",
         ">chains",
         ">weights",
         ">of dense",
         ">sum of latencies",
         ">dense",
-        ">dense / plan",
     )
     return tables.of(heads, rows)
 

@@ -17,6 +17,7 @@ from ksopt.search.report.axes import Axes, Box, Scale, beside
 from ksopt.search.results import LayerResult, Recommendation, TrialRecord
 
 WIDE, NARROW = (800, 376), (360, 340)
+_SHOWN_TIMES_DENSE = 4.0
 
 
 def figure(drawn: Callable[[int, int], str], name: str) -> Figure:
@@ -40,21 +41,20 @@ def latency_plot(
     measured = [trial for trial in result.trials if trial.ratio is not None]
     if not measured or not result.finalists:
         return ""
-    dense_us = result.finalists[0].dense.median_us
+    dense_us = _dense_us(result)
 
     def place(trial: TrialRecord) -> tuple[float, float]:
-        return float(trial.facts.nnz), dense_us * (trial.ratio or 1.0)
+        return float(trial.facts.nnz), _latency_us(trial, dense_us)
 
     most = max(result.request.steps[-1].parameters, *(trial.facts.nnz for trial in measured))
     least = min(trial.facts.nnz for trial in measured)
     # From 0, unless that would leave a large part of the drawing empty.
     low = 0.85 * least if least > 0.25 * most else 0.0
-    heights = [dense_us, *(place(trial)[1] for trial in measured)]
     axes = Axes(
         width,
         height,
         Scale(PARAMETERS.axis, low, 1.06 * most),
-        Scale.around("latency, us", heights, is_log=True),
+        _latency_scale(result),
     )
     parts = axes.drawn()
     for answer in result.recommendations:
@@ -75,6 +75,41 @@ def latency_plot(
     return svg.svg(parts, width, height, label)
 
 
+def beyond(result: LayerResult) -> str:
+    """That some chains are too slow for the plots of latency; nothing where none is."""
+    most, dense_us = _most_us(result), _dense_us(result)
+    times = [_latency_us(trial, dense_us) for trial in result.trials if trial.ratio is not None]
+    slower = sum(time > most for time in times)
+    if not slower:
+        return ""
+    are = "1 chain takes" if slower == 1 else f"{slower} chains take"
+    return f"{are} more than {phrases.microseconds(most)}, and lie on the edge."
+
+
+def _dense_us(result: LayerResult) -> float:
+    """The dense layer's latency: of the final, or of the first trial that has one."""
+    finals = [one.dense.median_us for one in result.finalists]
+    trials = (trial.dense.median_us for trial in result.trials if trial.dense is not None)
+    return finals[0] if finals else next(trials, 1.0)
+
+
+def _latency_us(trial: TrialRecord, dense_us: float) -> float:
+    """A trial's latency beside the dense layer's of the final, so that runs share one scale."""
+    return dense_us * (trial.ratio_seen or 1.0)
+
+
+def _most_us(result: LayerResult) -> float:
+    """What is slower lies on the edge of a plot: the few slowest would squash all others."""
+    chosen = [one.chosen.ratio for one in result.recommendations if one.chosen is not None]
+    return _dense_us(result) * max([_SHOWN_TIMES_DENSE, *chosen])
+
+
+def _latency_scale(result: LayerResult) -> Scale:
+    dense_us = _dense_us(result)
+    times = [_latency_us(t, dense_us) for t in result.trials if t.ratio_seen is not None]
+    return Scale.around(LATENCY.axis, [dense_us, *times], is_log=True, most=_most_us(result))
+
+
 def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) -> str:
     """A metric against what `Metric.plotted_against` names; nothing if no trial has it.
 
@@ -84,12 +119,13 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
     if metric.plotted_against is None:
         return ""
     against = METRICS[metric.plotted_against]
+    dense_us = _dense_us(result)
 
     def place(trial: TrialRecord) -> tuple[float, float]:
         x, y = against.of(trial), metric.of(trial)
         assert x is not None
         assert y is not None
-        return x, y
+        return _latency_us(trial, dense_us) if against is LATENCY else x, y
 
     trials = [
         trial
@@ -100,17 +136,17 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
         return ""
     dense = next((one.dense_values.get(metric.name) for one in result.finalists), None)
     xs, ys = zip(*map(place, trials), strict=True)
-    # What is left of the dense layer's own latency is faster than it.
-    beside = [1.0] if against is LATENCY else [float(result.request.steps[-1].parameters)]
+    most = float(result.request.steps[-1].parameters)
+    x_scale = Scale.around(against.axis, [most, *xs], against.is_log)
     axes = Axes(
         width,
         height,
-        Scale.around(against.axis, [*beside, *xs], against.is_log),
+        _latency_scale(result) if against is LATENCY else x_scale,
         Scale.around(metric.axis, [*ys, *([] if dense is None else [dense])], metric.is_log),
     )
     parts = axes.drawn()
     if against is LATENCY:
-        x = axes.x(1.0)
+        x = axes.x(dense_us)  # what is left of it is faster than the dense layer
         parts.append(f'<path class="dense" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
     if dense is not None:
         parts += axes.dense_line(dense, f"dense {metric.shown(dense)}")
@@ -137,13 +173,15 @@ def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) 
         width,
         height,
         Scale.around(predictor.name, [value for value, _, _ in points], is_log=True),
-        Scale.around(LATENCY.axis, [ratio for _, ratio, _ in points], is_log=True),
+        _latency_scale(result),
     )
-    parts, tips = axes.drawn(), []
+    dense_us, tips = _dense_us(result), []
+    parts = [*axes.drawn(), *axes.dense_line(dense_us, "dense")]
     for value, ratio, trial in points:
-        x, y = axes.x(value), axes.y(ratio)
-        said = f"{predictor.name} {value:.4g}, {LATENCY.axis} {ratio:.3g}"
-        tips.append(Tip(x, y, (str(trial.facts.chain), said)))
+        latency_us = _latency_us(trial, dense_us)
+        x, y = axes.x(value), axes.y(latency_us)
+        speed = f"{phrases.microseconds(latency_us)}, {phrases.times(ratio)} dense"
+        tips.append(Tip(x, y, (str(trial.facts.chain), f"{predictor.name} {value:.4g}", speed)))
         if trial.state == "pruned":
             parts.append(f'<path class="axis" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>')
         else:

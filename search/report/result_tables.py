@@ -26,29 +26,29 @@ def answers_table(result: SearchResult) -> Table:
 
 def layer_answers_table(layer: LayerResult) -> Table:
     """The fastest chain of each step beside the dense layer."""
-    heads = ["chain", ">weights", ">latency", ">dense", ">dense / chain", ">rho", ">efficiency"]
+    heads = ["chain", ">weights", ">latency", ">dense", ">rho", ">efficiency"]
     # By what was asked, so that tables of several sizes have the same columns.
     measured = metrics.measured(layer.request)
     heads += [f">{metric.title}" for metric in measured]
     rows = []
     for answer in layer.recommendations:
-        chosen, cells = answer.chosen, [""] * len(heads)
+        chosen, speedup, cells = answer.chosen, "", [""] * len(heads)
         if chosen is not None:
-            known = chosen.facts
+            known, speedup = chosen.facts, f"{1 / chosen.ratio:.2f}x"
             cells = [
                 str(known.chain),
                 f"{known.nnz:,}",
                 phrases.microseconds(chosen.latency.median_us),
                 phrases.microseconds(chosen.dense.median_us),
-                f"{1 / chosen.ratio:.2f}x",
                 f"{known.rho:.4f}",
                 f"{chosen.efficiency:.2f}",
                 *(metric.cell(chosen.values) for metric in measured),
             ]
-        rows.append([answer.budget.text, *cells, answer.verdict.value])
+        rows.append([answer.budget.text, speedup, answer.verdict.value, *cells])
     size = layer.request.size
     return tables.of(
-        ("budget", *heads, "verdict"),
+        # What is looked for first: a telephone shows no more without scrolling.
+        ("budget", ">speedup", "verdict", *heads),
         rows,
         title=f"Fastest chain of each budget for {phrases.layer(size)}",
     )
@@ -63,7 +63,7 @@ def finalists_table(result: LayerResult) -> Table:
         rows.append([str(place + 1), *_finalist_cells(one), noise, one.origin])
     heads = [">", *_FINALIST_HEADS, "ties with", "chosen by"]
     # Beside the latency: what a chain costs else, and what it keeps.
-    return _with_metrics(heads, rows, heads.index("against dense") + 1, result.finalists)
+    return _with_metrics(heads, rows, heads.index(">latency") + 1, result.finalists)
 
 
 def front_table(trials: Sequence[TrialRecord]) -> Table:
@@ -73,16 +73,16 @@ def front_table(trials: Sequence[TrialRecord]) -> Table:
         known = trial.facts
         rows.append(
             [
+                "" if trial.ratio is None else f"{1 / trial.ratio:.2f}x",
                 str(known.chain),
                 "" if trial.latency is None else phrases.microseconds(trial.latency.median_us),
-                "" if trial.ratio is None else f"{1 / trial.ratio:.2f}x",
                 f"{known.nnz:,}",
                 phrases.percent(known.share),
                 str(trial.number),
                 trial.origin,
             ]
         )
-    heads = ["chain", ">latency", ">dense / chain", ">weights", ">of dense", ">trial", "chosen by"]
+    heads = [">speedup", "chain", ">latency", ">weights", ">of dense", ">trial", "chosen by"]
     return _with_metrics(heads, rows, heads.index(">trial"), trials)
 
 
@@ -107,10 +107,10 @@ def trials_table(trials: list[TrialRecord]) -> Table:
         rows.append(
             [
                 str(trial.number),
+                "" if ratio is None else f"{1 / ratio:.2f}x",
                 str(known.chain),
                 f"{known.nnz:,}",
                 "" if latency is None else phrases.microseconds(latency.median_us),
-                "" if ratio is None else f"{1 / ratio:.2f}x",
                 f"{known.rho:.4f}",
                 trial.origin,
                 trial.reason or "",
@@ -118,10 +118,10 @@ def trials_table(trials: list[TrialRecord]) -> Table:
         )
     heads = [
         ">trial",
+        ">speedup",
         "chain",
         ">weights",
         ">latency",
-        ">dense / chain",
         ">rho",
         "chosen by",
         "given up or failed because",
@@ -132,12 +132,12 @@ def trials_table(trials: list[TrialRecord]) -> Table:
 
 
 _FINALIST_HEADS = (
+    ">speedup",
+    "against dense",
     "chain",
     ">weights",
     ">of dense",
     ">latency",
-    ">dense / chain",
-    "against dense",
     ">rho",
     ">efficiency",
 )
@@ -146,12 +146,12 @@ _FINALIST_HEADS = (
 def _finalist_cells(finalist: Finalist) -> list[str]:
     known = finalist.facts
     return [
+        f"{1 / finalist.ratio:.2f}x",
+        finalist.versus_dense.value,
         str(known.chain),
         f"{known.nnz:,}",
         phrases.percent(known.share),
         phrases.microseconds(finalist.latency.median_us),
-        f"{1 / finalist.ratio:.2f}x",
-        finalist.versus_dense.value,
         f"{known.rho:.4f}",
         f"{finalist.efficiency:.2f}",
     ]

@@ -1,4 +1,4 @@
-"""results.json: its keys and its schema, which docs/search.md describes.
+"""results.json: its keys and its schema, which docs/searching.md describes.
 
 Keys are added in later versions, and never removed or given another meaning under the same number.
 """

@@ -173,7 +173,7 @@ class Estimator:
 
         The sampler has a turn now and then: an estimate knows the time of factors, and nothing of
         what makes a chain more than their sum, so the sampler may find what the estimate overlooks.
-        But factors' times rank chains nearly perfectly (docs/search.md).
+        But factors' times rank chains nearly perfectly (docs/searching.md).
         """
         ended = [trial for trial in trials if "chain" in trial.user_attrs]
         ours = sum(trial.user_attrs.get("origin") == ORIGIN for trial in ended)

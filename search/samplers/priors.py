@@ -20,7 +20,7 @@ from ksopt.search.space.space import Space
 HEURISTIC = "largest rho"
 _MOST_FAMILY_PRIORS = 4
 _COST_MODEL_PRIORS = 2
-# Beside a cost model: what is estimated from the first trials finds more (docs/search.md).
+# Beside a cost model: what is estimated from the first trials finds more (docs/searching.md).
 _FAMILY_PRIORS_BESIDE = 1
 
 

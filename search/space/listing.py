@@ -89,18 +89,24 @@ class Listing:
         return f"{text} ({', '.join(parts)})."
 
     def table(self) -> Table:
-        """The listed chains."""
+        """The listed chains; those of the same factors, weights, rho and rank share a line."""
+        alike: dict[tuple[object, ...], list[Chain]] = {}
+        for chain in self.chains:
+            known = (len(chain), chain.nnz, f"{_rho(chain.patterns):.4f}", chain.rank_bound)
+            alike.setdefault(known, []).append(chain)
         rows = [
             [
-                str(chain),
-                f"{chain.nnz:,}",
-                phrases.percent(chain.nnz / self.request.size.dense_parameters),
-                f"{_rho(chain.patterns):.4f}",
-                f"{chain.rank_bound:,}",
+                str(chains[0]),
+                f"{len(chains) - 1:,}" if len(chains) > 1 else "",
+                f"{chains[0].nnz:,}",
+                phrases.percent(chains[0].nnz / self.request.size.dense_parameters),
+                f"{_rho(chains[0].patterns):.4f}",
+                f"{chains[0].rank_bound:,}",
             ]
-            for chain in self.chains
+            for chains in alike.values()
         ]
-        return tables.of(("chain", ">weights", ">of dense", ">rho", ">rank bound"), rows)
+        heads = ("chain", ">others alike", ">weights", ">of dense", ">rho", ">rank bound")
+        return tables.of(heads, rows)
 
     def to_json(self) -> str:
         """The listing as JSON, with the schema "ksopt.space/1"."""

@@ -35,7 +35,7 @@ WORDS = ("convert", "--model", "usersmodel:tiny", "--plan", "plan.json", "--out"
 def test_it_converts_reports_and_writes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(WORDS) == 0
     printed = capsys.readouterr()
-    assert f"running tiny() of {place / 'usersmodel.py'}: this is its own code" in printed.err
+    assert f"importing {place / 'usersmodel.py'}: this is its own code" in printed.err
     assert "projecting 3/3 blocks.1.down" in printed.err
     assert "3 layers converted" in printed.out
     assert str(place / "out") in printed.out
@@ -112,6 +112,7 @@ def test_a_dry_run_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str
         ({"--model": "nowhere:build"}, "there is no module nowhere"),
         ({"--model": "no.where:build"}, "there is no module no.where"),
         ({"--model": "usersmodel:nothing"}, "has no function nothing"),
+        ({"--model": "usersmodel:tniy"}, "has no function tniy; did you mean 'tiny'?"),
         ({"--model": "usersmodel:not_a_model"}, "must return a torch.nn.Module, and returned int"),
         ({"--plan": "none.json"}, "the plan none.json cannot be read"),
         ({"--plan": "usersmodel.py"}, "usersmodel.py: the plan is not JSON"),

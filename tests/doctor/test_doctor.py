@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 import ksopt
 from ksopt import settings
 from ksopt.doctor import machine
-from ksopt.doctor.advice import Advice, advise, diagnose
+from ksopt.doctor.advice import Advice, Diagnosis, advise, diagnose, print_diagnosis
 from ksopt.doctor.machine import Cache, Compiler, Cuda, Device, Facts, HostLibrary, Package
 
 HEALTHY = Facts(
@@ -72,6 +73,32 @@ def test_a_healthy_machine_needs_no_advice() -> None:
 def test_each_trouble_has_its_sentence(change: dict, level: str, words: str) -> None:
     matching = [a for a in advise(dataclasses.replace(HEALTHY, **change)) if words in a.text]
     assert [a.level for a in matching] == [level]
+
+
+def test_the_last_line_is_ready_or_the_one_thing_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def last_line(**change: Any) -> str:
+        facts = dataclasses.replace(HEALTHY, **change)
+        print_diagnosis(Diagnosis(facts, advise(facts)))
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert last_line() == "ready"
+    assert last_line(settings={"KSOPT_X": "1"}) == "ready"  # a note is nothing to do
+    assert last_line(packages=without("ninja")).endswith("could be: pip install ninja")
+    assert last_line(packages=without("optuna"), torch_threads=1) == "not ready: pip install optuna"
+
+
+def test_whatever_is_wrong_can_be_mended() -> None:
+    facts = dataclasses.replace(
+        HEALTHY,
+        packages=(),
+        compiler=Compiler("c++", None, None),
+        torch_threads=1,
+        cuda=Cuda("13.0", True, None, "No NVRTC."),
+        settings={"KSOPT_TUNE": "on"},
+    )
+    assert all(one.remedy and not one.remedy.endswith(".") for one in advise(facts))
 
 
 def test_a_missing_nvrtc_does_not_matter_without_a_gpu() -> None:

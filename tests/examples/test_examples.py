@@ -44,6 +44,17 @@ def test_digits(tmp_path: Path, epochs: int) -> None:
 
 
 @pytest.mark.slow
+def test_distil_digits(tmp_path: Path) -> None:
+    printed = run("distil_digits.py", folder=tmp_path)
+    found = dict(re.findall(r"^(\w+) +([\d.]+) %", printed, flags=re.MULTILINE))
+    dense, converted, distilled = (
+        float(found[name]) for name in ("dense", "converted", "distilled")
+    )
+    assert dense > 95
+    assert converted < distilled > dense - 2
+
+
+@pytest.mark.slow
 def test_compile_model(tmp_path: Path) -> None:
     printed = run("compile_model.py", "--batch", "16", "--device", "cpu", folder=tmp_path)
     assert "compiled and eager agree" in printed

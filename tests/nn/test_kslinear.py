@@ -181,7 +181,7 @@ def test_from_linear_refuses_what_is_not_a_product_and_says_by_how_much():
     [
         ((24, 12, MONARCH), "has in_features=12 and out_features=24, but the layer is asked for"),
         ((12, 24, "(1,2"), "is not a pattern"),
-        ((12, 24, 3), "chain is 3: give a Chain or its text"),
+        ((12, 24, 3), "chain is 3: give a Chain, its text"),
         ((12, 24, MONARCH, True, "bsl"), "layout 'bsl' is unknown"),
     ],
 )

@@ -72,6 +72,10 @@ def test_a_model_becomes_faster(optimize: Optimize, tmp_path: Path) -> None:
     assert "0.unused stays dense: the inputs do not reach it as a layer" in text
     assert "Distil it from the model that you passed" in text
     assert text.splitlines()[-1].startswith("report: ")
+    # A notebook shows it.
+    cell = done._repr_html_()
+    assert "2.00x" in cell
+    assert "0.up" in cell
 
 
 @pytest.mark.slow
@@ -140,7 +144,8 @@ def test_a_model_of_which_no_layer_wins_is_unchanged(
     assert done.model is dense
     assert not done.is_changed
     assert (
-        done.reason == "no chain that was measured is faster than its dense layer on this device."
+        done.reason
+        == "no chain that was measured is enough faster than its dense layer on this device."
     )
     assert done.speed is None
     assert done.layers == ()
@@ -167,6 +172,7 @@ def test_a_model_that_is_not_faster_as_a_whole_is_unchanged(
     assert done.speed is not None
     assert done.speed.chains.median_us == chains_us
     assert f"took {chains_us:,.0f} us" in str(done)
+    assert "The model is unchanged" in done._repr_html_()
     assert any(rule.chains for rule in done.plan.rules)  # for who wants the weights alone
 
 

@@ -1,4 +1,4 @@
-"""docs/search.md runs as it stands, and prints what it says."""
+"""docs/searching.md runs as it stands, and prints what it says."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pages
 from ksopt.cli.main import _parser
 from ksopt.search.results import Verdict
 
-PAGE = pages.DOCS / "search.md"
+PAGE = pages.DOCS / "searching.md"
 
 
 def test_the_page_runs_as_it_stands(quick: None) -> None:

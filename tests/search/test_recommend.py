@@ -68,7 +68,7 @@ def test_dense_wins() -> None:
     answer = recommend(space(*LADDER[:1]), standing)[0]
     assert answer.verdict is Verdict.KEEP_DENSE
     assert "keep the dense layer" in answer.sentence
-    assert "1.50 times as slow as" in answer.sentence
+    assert "0.67 times as fast as" in answer.sentence
     assert str(SMALL) in answer.sentence
 
 
@@ -99,15 +99,43 @@ def test_a_final_whose_dense_layer_is_strangely_slow_does_not_recommend() -> Non
     final = {"dense": time_of(13_800), str(SMALL): time_of(370)}
     standing = finalists([trial(0, SMALL, 160, dense_us=147)], final)
     (answer,) = recommend(space(*LADDER[:1]), standing, dense_in_trials_us=147)
-    assert answer.verdict is Verdict.NO_DIFFERENCE
-    assert "cannot be judged" in answer.sentence
-    assert "which took 147 us in the trials" in answer.sentence
+    assert (answer.verdict, answer.chosen) == (Verdict.UNJUDGED, None)
+    assert "147 us in the trials" in answer.sentence
+    assert "times as fast" not in answer.sentence
     # Faster than the dense layer at its best, or a dense layer as in the trials: it is used.
     for dense_us, us in ((13_800, 100), (150, 60)):
         final = {"dense": time_of(dense_us), str(SMALL): time_of(us)}
         standing = finalists([trial(0, SMALL, 160, dense_us=147)], final)
         (answer,) = recommend(space(*LADDER[:1]), standing, dense_in_trials_us=147)
         assert answer.verdict is Verdict.USE
+
+
+def test_without_a_final_nothing_is_said_to_have_held_back_the_dense_layer_there() -> None:
+    standing = finalists([trial(0, SMALL, 160, dense_us=700)], None)
+    (answer,) = recommend(space(*LADDER[:1]), standing, dense_in_trials_us=147)
+    assert answer.verdict is Verdict.USE
+    assert "stopped before the final" in answer.sentence
+
+
+@pytest.mark.parametrize(
+    ("us", "min_speedup", "verdict"),
+    [
+        (92.0, None, Verdict.NOT_ENOUGH),  # 1.09 times as fast
+        (89.0, None, Verdict.USE),
+        (92.0, 1.0, Verdict.USE),
+        (60.0, 2.0, Verdict.NOT_ENOUGH),
+    ],
+)
+def test_a_chain_that_gains_little_is_not_used(
+    us: float, min_speedup: float | None, verdict: Verdict
+) -> None:
+    def exact(median_us: float) -> Measurement:
+        return Measurement(median_us, 0.99 * median_us, 1.01 * median_us, 50)
+
+    final = {"dense": exact(100), str(SMALL): exact(us)}
+    standing = finalists([trial(0, SMALL, us)], final)
+    (answer,) = recommend(space(*LADDER[:1]), standing, min_speedup=min_speedup)
+    assert answer.verdict is verdict
 
 
 def test_ties_are_named() -> None:

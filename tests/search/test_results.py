@@ -35,7 +35,7 @@ from layer_models import inputs, tiny  # isort: skip
 from test_whole_model import final_of  # isort: skip
 
 Search = Callable[..., SearchResult]
-PAGE = Path(__file__).parents[2] / "docs" / "search.md"
+PAGE = Path(__file__).parents[2] / "docs" / "searching.md"
 OPTIONS: dict[str, Any] = {"batch": 16, "device": "cpu"}
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
 from ksopt.search import SearchRequest, finals, layers_of_model, run_search, suspect_dense
 from ksopt.search.layer_request import LayerRequest
-from ksopt.search.report import results_json, terminal
+from ksopt.search.report import answers, results_json, terminal
 from ksopt.search.results import SearchResult
 from ksopt.search.suspect_dense import DenseLayer, dense_layer, warning_of
 from ksopt.search.worker_processes import Spare
@@ -61,6 +62,17 @@ def test_far_above_its_floor_is_warned_of(
             "The dense layer took 14,000 us (p20 to p80: 13,860 to 14,140), 21 times its roofline "
             "floor of 660 us"
         )
+
+
+def test_far_below_its_floor_the_floor_is_not_a_fact(search: Search) -> None:
+    assert DenseLayer(around(301.0), 600.0, "cpu").beats_floor == ""
+    # A copy at 0.17 GB/s, as it was seen on a loaded CPU, is no machine's memory.
+    assert "far less than its roofline floor" in DenseLayer(around(299.0), 600.0, "cpu").beats_floor
+    result = search(trials=2)
+    (layer,) = result.layers
+    slow = replace(layer, roofline=replace(layer.roofline, bandwidth=1e3))
+    assert "Something else was using the machine" in " ".join(answers.layer_warnings(slow))
+    assert "its ceilings" not in " ".join(answers.layer_warnings(layer))
 
 
 @pytest.mark.slow

@@ -245,7 +245,7 @@ def write(book: Book) -> list[Path]:
 
 
 def markdown(book: Book) -> str:
-    """What it comes to in sentences, and the tables, for docs/search.md."""
+    """What it comes to in sentences, and the tables, for docs/searching.md."""
     rows = [
         [
             cell.dims,

@@ -149,7 +149,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             return "it computes one factor's product alone"
         c = min(pattern.c for pattern in problem.chain)
         if self.splits and problem.exact and c < _SHORTEST_EXACT_SUM:
-            # Three TF32 products are then further from float64 than cuBLAS (docs/performance.md).
+            # Three TF32 products are then further from float64 than cuBLAS (docs/development).
             return f"sums of c = {c} < {_SHORTEST_EXACT_SUM} values are less exact than cuBLAS's"
         if problem.dtype not in self.dtypes:
             return f"{problem.dtype} is not one of {', '.join(self.dtypes)}"

@@ -30,7 +30,7 @@ _MOST_STAGES = 8
 _STAGE_BYTES = (4096, 65536)  # the least and most of a stage that are worth a barrier
 _LONG_SUM = 128
 """From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
-cuBLAS's own error is larger there (docs/performance/fp32.md)."""
+cuBLAS's own error is larger there (docs/development/fp32.md)."""
 
 # Of one multiprocessor of an H200, in bytes, cycles and microseconds, fitted together to 324 tiles
 # of 24 of the paper's patterns (exact products, batch 25,088, as many stages as fit): half of them

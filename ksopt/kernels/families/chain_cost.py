@@ -9,7 +9,7 @@ from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import DeviceSpec
 
 # The cost model's constants, of one multiprocessor: fitted to 144 tiles of 24 chains (bf16, 25,088
-# rows, one H200; docs/performance/chains.md).
+# rows, one H200; docs/development/chains.md).
 _READ_BYTES_US = 24_000.0
 _WRITTEN_BYTES_US = 37_800.0
 _SHARED_BYTES_US = 138_000.0

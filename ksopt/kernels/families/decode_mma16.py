@@ -21,7 +21,7 @@ _MAX_THREADS = 2048  # of a multiprocessor
 _MAX_BLOCKS = 2**30  # never reached: its outputs would not fit into any device's memory
 
 # The cost model's constants: fitted to about 30 tiles of each of 13 patterns at 1, 16 and 64 rows
-# (bfloat16, one H200, cold weights, docs/performance.md). Among those tiles, the best of the four
+# (bfloat16, one H200, cold weights, docs/development). Among those tiles, the best of the four
 # that it ranks first takes a median 1.01 times as long as the fastest, at most 1.23 times.
 _LAUNCH_US = 1.05
 _DRAM_BYTES_US = 3_500_000.0

@@ -18,7 +18,7 @@ _REGISTERS = 65536  # of a multiprocessor
 
 # The cost model's constants, for one multiprocessor: fitted to 70 random tiles of each of 18 of the
 # paper's patterns (fp16, batch 25,088, one H200). ``docs/experiments/tiles.py`` measures such
-# tiles, and how much slower the best predicted ones are than the best (docs/performance.md).
+# tiles, and how much slower the best predicted ones are than the best (docs/development).
 _DRAM_BYTES_US = 32_300.0  # per multiprocessor and microsecond
 _L2_BYTES_US = 22_500.0
 _SHARED_BYTES_US = 107_800.0

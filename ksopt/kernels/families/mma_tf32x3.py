@@ -20,7 +20,7 @@ _LARGEST_INT = 2**31 - 1
 
 # The cost model's constants, of one multiprocessor in a microsecond: a roofline, not a fit. The
 # rates of memory, caches and shared memory are those that were fitted for the 16-bit family of the
-# same walk (mma16.py); that of the products is read off docs/performance.md: 54 effective TFLOP/s
+# same walk (mma16.py); that of the products is read off docs/development: 54 effective TFLOP/s
 # of an H200 where d = 1, which splits the fewest values. For 16 of the patterns there, the best
 # predicted tile's time is 0.75 to 1.4 times that of the fastest tile measured.
 _DRAM_BYTES = 32_300.0

@@ -23,7 +23,7 @@ from ksopt.kernels.launcher import Entry, Launcher, batched_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
-# For one multiprocessor of an H200, from 25 patterns at a batch of 25,088 (docs/performance.md).
+# For one multiprocessor of an H200, from 25 patterns at a batch of 25,088 (docs/development).
 _DRAM_BYTES_US = 32_300.0
 _COPY_OVERHEAD = 1.05  # a transpose against a plain copy
 _LAUNCHES_US = 12.0

@@ -29,7 +29,7 @@ MOST_D = 8
 
 _SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
 ADDING_THREADS, ADDED_BY_BLOCK = 256, 128
-# Fitted to 47 launches on an H200, within 4 % (docs/performance/training.md): TFLOP/s of tiles,
+# Fitted to 47 launches on an H200, within 4 % (docs/development/training.md): TFLOP/s of tiles,
 # TB/s of memory, of the L2 cache and of shares, and how well the first three overlap.
 TFLOPS, MEMORY, L2, SHARES, OVERLAP = 652.0, 3.47, 6.84, 2.76, 10.6
 L2_FILLED = 0.83  # power of the share of the blocks that run

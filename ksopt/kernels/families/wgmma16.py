@@ -26,7 +26,7 @@ _RESERVED_SHARED = 1024  # bytes of shared memory that each block costs beyond i
 
 # The cost model's constants: fitted to 142 tiles of 18 of the paper's patterns (fp16, batch 25,088,
 # one H200). ``python docs/experiments/tiles.py wgmma16`` measures such tiles, and how much slower
-# the best predicted ones are than the best (docs/performance.md).
+# the best predicted ones are than the best (docs/development).
 _DRAM_BYTES_US = 32_300.0  # per multiprocessor and microsecond
 _L2_BYTES_US = 37_600.0  # of y, and of x's first reading; per multiprocessor too
 _L2_REQUESTS_US = 100_000.0  # of the device; a request is of one line of 128 bytes
@@ -170,7 +170,7 @@ def tiles(problem: Problem, kind: type[AnyConfig]) -> Iterator[AnyConfig]:
 def most_blocks(p: Pattern, config: Config, multiprocessors: int) -> int:
     """Whole teams, and where that leaves few idle, as many for each group of columns.
 
-    No team then passes from one group to the next (docs/performance/16-bit.md).
+    No team then passes from one group to the next (docs/development/16-bit.md).
     """
     teams = max(1, multiprocessors * config.blocks // config.team(p))
     groups = config.columns(p) // config.team(p)

@@ -15,7 +15,7 @@ from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 # The cost model's constants: fitted to 306 tiles of 45 patterns with large b*c (fp16, batch 25,088,
-# one H200; docs/performance/16-bit.md). Where nothing else is said, of one multiprocessor.
+# one H200; docs/development/16-bit.md). Where nothing else is said, of one multiprocessor.
 _DRAM_BYTES_US = 32_300.0
 _FETCHED_BYTES_US = 108_000.0
 _SHARED_BYTES_US = 205_600.0

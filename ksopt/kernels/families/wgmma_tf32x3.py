@@ -19,7 +19,7 @@ _BARRIER_BYTES = 256
 _STAGES = (8, 6, 4, 3, 2)
 _LONG_SUM = 128
 """From so many l on, exact products may leave sums of 16 and not only 8 to the tensor cores:
-cuBLAS's own error is larger there (docs/performance.md)."""
+cuBLAS's own error is larger there (docs/development)."""
 
 # Of one multiprocessor of an H200, in bytes, cycles and microseconds, fitted to 298 tiles of 47 of
 # the paper's patterns (exact products, batch 25,088, as many stages as fit): the fastest of a

@@ -103,7 +103,7 @@ def test_one_product_takes_less_time_than_three() -> None:
         assert fast.predicted_us < slow.predicted_us
 
 
-# The fastest tiles measured on an H200 at batch 25,088 (docs/performance.md), in microseconds.
+# The fastest tiles measured on an H200 at batch 25,088 (docs/development), in microseconds.
 MEASURED = {
     "(16,64,64,4)": 233,
     "(64,64,64,8)": 2333,

@@ -66,7 +66,7 @@ def test_more_rows_than_a_few_are_for_other_families(module, dtype):
     assert module.predicted_us(problem, config, many, H200) == math.inf
 
 
-# The fastest tiles measured on an H200 at 1, 16 and 64 rows (docs/performance.md): microseconds.
+# The fastest tiles measured on an H200 at 1, 16 and 64 rows (docs/development): microseconds.
 MEASURED = {
     "(8,512,512,1)": (2.42, 2.61, 4.15),
     "(4,1024,1024,1)": (3.88, 4.22, 7.43),

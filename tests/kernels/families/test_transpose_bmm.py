@@ -83,7 +83,7 @@ def test_the_transposes_compile(target, dtype, tmp_path, monkeypatch):
 
 
 def test_predicted_times_of_measured_patterns():
-    # Batch 25,088, fp16, one H200: microseconds (docs/performance.md).
+    # Batch 25,088, fp16, one H200: microseconds (docs/development).
     measured = {
         (4, 64, 64, 16): 326,
         (1, 128, 128, 96): 957,

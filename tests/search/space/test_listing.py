@@ -126,6 +126,15 @@ def test_misuse_is_a_sentence(
     assert printed.out == ""
 
 
+def test_chains_that_are_alike_share_a_line() -> None:
+    listed = listing(request("12x8", "60%", max_factors=2))
+    assert [str(chain) for chain in listed.chains] == [
+        "(1,4,4,2)*(4,2,3,1)",
+        "(2,4,4,1)*(1,2,3,4)",
+    ]
+    assert [row[:3] for row in listed.table().rows] == [("(1,4,4,2)*(4,2,3,1)", "1", "56")]
+
+
 def test_lists_are_stable() -> None:
     asked = request("24x24", "80%")
     lists = [listing(asked, limit=limit).chains for limit in (3, 50, 3)]

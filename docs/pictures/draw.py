@@ -1,0 +1,112 @@
+"""Draws the pictures of the README and the documents, as SVG files beside this script.
+
+    python docs/pictures/draw.py
+
+Chains are drawn as `ksopt show CHAIN --svg FILE` draws them; `speedup.svg` is of the measurements
+in docs/data/chain-kernels-bfloat16.csv. Nothing is needed but ksopt itself.
+"""
+
+import csv
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksopt import drawing
+from ksopt.patterns.chain import Chain
+from ksopt.report import look, svg
+from ksopt.search.report import phrases
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "data" / "chain-kernels-bfloat16.csv"
+CHAINS = {
+    "chain": "(1,16,4,2)*(2,4,16,1)",
+    "pattern": "(2,3,4,3)",
+    "block-diagonal": "(4,6,6,1)",
+    "strided": "(1,6,6,4)",
+    "low-rank": "(1,24,6,1)*(1,6,24,1)",
+    "monarch": "(1,6,6,4)*(4,6,6,1)",
+    "butterfly": "(1,2,2,8)*(2,2,2,4)*(4,2,2,2)*(8,2,2,1)",
+}
+"""Chains that are drawn, by the name of the file."""
+LAYERS = {
+    "768": "768 -> 768",
+    "1024": "1024 -> 1024",
+    "2048": "2048 -> 2048",
+    "4096": "4096 -> 4096",
+    "qkv 384": "q, k, v of 384",
+    "384-1536": "384 -> 1536, GELU",
+    "1536-384": "1536 -> 384, residual",
+}
+WIDTH, ROW, LEFT, BAR = 800, 34, 160.0, 12.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The fastest tile of the fastest chain of a layer that has two classes in one factor.
+
+    Args:
+        name: Of the layer.
+        us: What it takes.
+        dense_us: What the dense layer takes.
+    """
+
+    name: str
+    us: float
+    dense_us: float
+
+
+def layers() -> list[Layer]:
+    """One for each layer of the file; low rank, which does not keep the rank, is left out."""
+    with DATA.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    kept = [row for row in rows if _keeps_two_classes(row["chain"])]
+    best = {}
+    for row in sorted(kept, key=lambda row: -float(row["us"])):
+        best[row["case"]] = Layer(LAYERS[row["case"]], float(row["us"]), float(row["dense_us"]))
+    return [best[case] for case in LAYERS]
+
+
+def _keeps_two_classes(text: str) -> bool:
+    return max(pattern.d for pattern in Chain.parse(text.removeprefix("3 x "))) == 2
+
+
+def speedup() -> str:
+    """Bars: what a chain takes of the dense layer's time."""
+    drawn, full = layers(), WIDTH - LEFT - 170
+    parts = [svg.text(LEFT, 16, "latency, the dense layer's is 100 %", "start")]
+    for place, layer in enumerate(drawn):
+        top, share = 28.0 + ROW * place, layer.us / layer.dense_us
+        parts.append(svg.text(LEFT - 8, top + BAR + 4, layer.name, "end"))
+        for at, (kind, wide) in enumerate((("s1", full), ("s0", full * share))):
+            box = f'x="{LEFT}" y="{top + at * BAR:.1f}" width="{wide:.1f}" height="{BAR - 1}"'
+            parts.append(f'<rect class="dot {kind}" {box}/>')
+        times = f"{1 / share:.2f}x: {phrases.microseconds(layer.us)}"
+        times += f", dense {phrases.microseconds(layer.dense_us)}"
+        parts.append(svg.text(LEFT + full * share + 6, top + 2 * BAR - 2, times, "start"))
+    bottom = 28.0 + ROW * len(drawn) + 16
+    words = "One NVIDIA H200, bf16, 25,088 rows, with bias; chains of at most 25 % of the weights"
+    parts.append(svg.text(LEFT, bottom, words, "start"))
+    label = "Latency of Kronecker-sparse layers beside dense ones"
+    return svg.svg(parts, WIDTH, int(bottom + 12), label)
+
+
+def pictures() -> dict[str, str]:
+    """Every picture by the name of its file."""
+    drawn = {
+        name: look.standalone(drawing.to_svg(Chain.parse(text), width=560))
+        for name, text in CHAINS.items()
+    }
+    drawn["speedup"] = look.standalone(speedup())
+    return {f"{name}.svg": picture for name, picture in drawn.items()}
+
+
+def main() -> int:
+    """Write them all."""
+    for name, picture in pictures().items():
+        (HERE / name).write_text(picture, encoding="utf-8")
+        print(f"docs/pictures/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
