@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "chain_gradients.hpp"
+#include "python_kernels.hpp"
 
 namespace {
 
@@ -16,13 +17,9 @@ using at::Tensor;
 using torch::jit::Stack;
 
 // Never freed: what it holds belongs to the interpreter, which ends first.
-std::optional<c10::SafeKernelFunction>& python_kernel() {
+std::optional<c10::SafeKernelFunction>& python_weight_grads() {
   static auto* kernel = new std::optional<c10::SafeKernelFunction>;
   return *kernel;
-}
-
-AtenTensorHandle handle_of(const Tensor& tensor) {
-  return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(&tensor));
 }
 
 // Whether dY and what it was made of belong together.
@@ -33,15 +30,15 @@ bool fit(const Tensor& grad, const Tensor& x, int64_t a, int64_t d) {
          x.size(-1) % (a * d) == 0;
 }
 
-void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+void weight_grads_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   constexpr size_t COUNT = 9;
   const c10::IValue* const arguments = &(*stack)[stack->size() - COUNT];
   const Tensor &grad = arguments[0].toTensor(), &between = arguments[1].toTensor();
   const Tensor &grad_between = arguments[2].toTensor(), &x = arguments[3].toTensor();
-  const ksopt::ChainRows rows{handle_of(grad),
-                              handle_of(between),
-                              handle_of(grad_between),
-                              handle_of(x),
+  const ksopt::ChainRows rows{ksopt::handle_of(&grad),
+                              ksopt::handle_of(&between),
+                              ksopt::handle_of(&grad_between),
+                              ksopt::handle_of(&x),
                               {arguments[4].toInt(), arguments[6].toInt()},
                               {arguments[5].toInt(), arguments[7].toInt()},
                               arguments[8].toBool()};
@@ -52,7 +49,7 @@ void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* 
     made = ksopt::chain_gradients_known(rows);
   }
   if (made.left == nullptr) {
-    python_kernel()->callBoxed(handle, keys, stack);
+    python_weight_grads()->callBoxed(handle, keys, stack);
     return;
   }
   const Tensor no_bias = rows.with_bias ? Tensor() : grad.new_empty({0});
@@ -66,11 +63,11 @@ void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* 
 }  // namespace
 
 void ksopt::keep_python_chain_gradients() {
-  python_kernel().emplace(c10::Dispatcher::singleton()
+  python_weight_grads().emplace(c10::Dispatcher::singleton()
                               .findSchemaOrThrow("ksopt::ks_chain_weight_grads", "")
                               .getComputedKernelForDispatchKey(c10::DispatchKey::CUDA));
 }
 
 void ksopt::serve_chain_gradients(torch::Library& library) {
-  library.impl("ks_chain_weight_grads", torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  library.impl("ks_chain_weight_grads", torch::CppFunction::makeFromBoxedFunction<&weight_grads_kernel>());
 }

@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "input_gradient.hpp"
-#include "kept_weights.hpp"
+#include "python_kernels.hpp"
 
 namespace {
 
@@ -23,13 +23,9 @@ using torch::jit::Stack;
 constexpr const char* NAME = "ks_chain_input_grad";
 
 // Python's. Never freed: what it holds belongs to the interpreter, which ends first.
-std::optional<c10::SafeKernelFunction>& python_kernel() {
+std::optional<c10::SafeKernelFunction>& python_input_grad() {
   static auto* kernel = new std::optional<c10::SafeKernelFunction>;
   return *kernel;
-}
-
-AtenTensorHandle handle_of(const Tensor& tensor) {
-  return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(&tensor));
 }
 
 // The gradients of x and of what is between the factors, where a kernel is known and has nothing to forget.
@@ -39,7 +35,7 @@ std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& lef
   if (!is_ordinary) return std::nullopt;
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto made = ksopt::input_gradient_known(handle_of(grad), handle_of(left), handle_of(right));
+    const auto made = ksopt::input_gradient_known(ksopt::handle_of(&grad), ksopt::handle_of(&left), ksopt::handle_of(&right));
     if (made.of_x == nullptr) return std::nullopt;
     const std::unique_ptr<Tensor> of_x(reinterpret_cast<Tensor*>(made.of_x));
     const std::unique_ptr<Tensor> of_between(reinterpret_cast<Tensor*>(made.of_between));
@@ -50,20 +46,16 @@ std::optional<std::array<Tensor, 2>> known(const Tensor& grad, const Tensor& lef
   }
 }
 
-void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+void input_grad_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const c10::IValue* arguments = &(*stack)[stack->size() - 3];
   auto made = known(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor());
   if (!made) {
-    python_kernel()->callBoxed(handle, keys, stack);
+    python_input_grad()->callBoxed(handle, keys, stack);
     return;
   }
   torch::jit::drop(*stack, 3);
   for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
 }
-
-struct Silent : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
 
 // Registers the kernel above Python's, or takes it away again.
 void serve_input_gradients(bool served) {
@@ -75,13 +67,13 @@ void serve_input_gradients(bool served) {
   if (!served) return;
   const auto key = c10::DispatchKey::CUDA;
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("ksopt::") + NAME).c_str(), "");
-  python_kernel().emplace(handle.getComputedKernelForDispatchKey(key));
+  python_input_grad().emplace(handle.getComputedKernelForDispatchKey(key));
   // Torch warns of every kernel that is put above another: here that is meant.
-  Silent silent;
+  ksopt::Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   const c10::WarningUtils::WarnAlways not_once(true);
   *library = std::make_unique<torch::Library>(torch::Library::IMPL, "ksopt", key, __FILE__, __LINE__);
-  (*library)->impl(NAME, torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  (*library)->impl(NAME, torch::CppFunction::makeFromBoxedFunction<&input_grad_kernel>());
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ std::array<std::optional<c10::SafeKernelFunction>, 2>& python_layers() {
 }
 
 template <bool WRITES>
-void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<Tensor> y;
   if (const auto changing = ksopt::are_said_to_change()) {
     const Layer layer = layer_of(*stack, WRITES);
@@ -132,8 +132,8 @@ void find_python_layers() {
 }
 
 void register_layers(torch::Library& library) {
-  library.impl("ks_chain_inner", torch::CppFunction::makeFromBoxedFunction<&kernel<false>>());
-  library.impl("ks_chain.out", torch::CppFunction::makeFromBoxedFunction<&kernel<true>>());
+  library.impl("ks_chain_inner", torch::CppFunction::makeFromBoxedFunction<&layer_kernel<false>>());
+  library.impl("ks_chain.out", torch::CppFunction::makeFromBoxedFunction<&layer_kernel<true>>());
 }
 
 }  // namespace ksopt

@@ -188,10 +188,6 @@ void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet
   for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
 }
 
-struct Silent : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 // Registers the kernels above Python's, or takes them away again.
 void serve_products(bool served) {
   static std::mutex mutex;
@@ -214,7 +210,7 @@ void serve_products(bool served) {
   ksopt::keep_python_chain_gradients();
   ksopt::find_python_layers();
   // Torch warns of every kernel that is put above another: here that is meant.
-  Silent silent;
+  ksopt::Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
   const c10::WarningUtils::WarnAlways not_once(true);
   for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {

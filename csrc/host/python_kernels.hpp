@@ -35,6 +35,11 @@ inline c10::SafeKernelFunction python_kernel(const char* name, const char* overl
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).getComputedKernelForDispatchKey(key);
 }
 
+// What torch warns of goes nowhere.
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 // ks_chain_inner and ks_chain.out: takes note of Python's kernels, and registers those above them.
 void find_python_layers();
 void register_layers(torch::Library& library);

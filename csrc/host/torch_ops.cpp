@@ -30,7 +30,7 @@ using Shape = std::vector<int64_t>;
 Tensor tensor_of(AtenTensorHandle handle) {
   return handle == nullptr ? Tensor() : *reinterpret_cast<Tensor*>(handle);
 }
-AtenTensorHandle handle_of(Tensor tensor) {
+AtenTensorHandle new_handle(Tensor tensor) {
   return reinterpret_cast<AtenTensorHandle>(new Tensor(std::move(tensor)));
 }
 
@@ -231,11 +231,11 @@ AtenTensorHandle multiply_by_torch(TorchWay way, AtenTensorHandle x_handle, Aten
   const Pattern p{weight.size(0), weight.size(1), weight.size(2), weight.size(3)};
   Shape shape = x.sizes().vec();
   shape[batch_last ? 0 : shape.size() - 1] = p.out_features();
-  if (x.dim() == 2) return handle_of(multiply(way, x, weight, p, batch_last, out));
+  if (x.dim() == 2) return new_handle(multiply(way, x, weight, p, batch_last, out));
   const Tensor rows = batch_last ? x.reshape({x.size(0), -1}) : x.reshape({-1, x.size(-1)});
   Tensor y_rows;
   if (out.defined()) y_rows = batch_last ? out.view({p.out_features(), -1}) : out.view({-1, p.out_features()});
-  return handle_of(multiply(way, rows, weight, p, batch_last, y_rows).view(shape));
+  return new_handle(multiply(way, rows, weight, p, batch_last, y_rows).view(shape));
 }
 
 void add_epilogue(AtenTensorHandle y_handle, AtenTensorHandle bias_handle, Activation activation,
@@ -267,9 +267,9 @@ AtenTensorHandle side_by_side(const std::vector<AtenTensorHandle>& parts, bool b
   std::vector<Tensor> tensors;
   for (AtenTensorHandle part : parts) tensors.push_back(tensor_of(part));
   const int64_t dim = batch_last ? 0 : -1;
-  if (out_handle == nullptr) return handle_of(at::cat(tensors, dim));
+  if (out_handle == nullptr) return new_handle(at::cat(tensors, dim));
   Tensor out = tensor_of(out_handle);
-  return handle_of(at::cat_out(out, tensors, dim));
+  return new_handle(at::cat_out(out, tensors, dim));
 }
 
 }  // namespace ksopt
