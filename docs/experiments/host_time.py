@@ -4,11 +4,11 @@
 
 Prints microseconds a call, the least of 10 rounds of 500. First of the products and layers that
 compiled graphs call, by the host library's own kernels and by Python's above its tables. Then of
-whole layers, of two factors with bias and GELU: eager and compiled, inference and a training step, beside
-`nn.Linear` with GELU; and of a training step of many layers. Then, on CUDA, for each layout and
-dtype: of ksopt's operator and layer, of what they are made of, and of torch's own products of the
-same size. The device's work is small, so that it never holds the host up; on a CPU the work is part
-of the time.
+whole layers, of two factors with bias and GELU: eager and compiled, inference and a training step,
+beside `nn.Linear` with GELU; and of a training step of many layers. Then, on CUDA, for each layout
+and dtype: of ksopt's operator and layer, of what they are made of, and of torch's own products of
+the same size. The device's work is small, so that it never holds the host up; on a CPU the work is
+part of the time.
 """
 
 from __future__ import annotations

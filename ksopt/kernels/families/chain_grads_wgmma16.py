@@ -24,8 +24,11 @@ _SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside eac
 _WIDEST = {1: 4, 2: 4, 3: 3, 4: 2}  # warpgroups: panels whose sums fit into registers
 _CLUSTERED = 16  # multiprocessors of a group, which a cluster lies within
 # Bytes that a multiprocessor sends to others of its cluster in a microsecond (published times of
-# an H100), and a cluster's start and barriers. No launch of this kernel has been measured yet.
-_SENT_BYTES_US, _CLUSTER_US = 25_000.0, 1.4
+# an H100), and a cluster's start and barriers: of 13 launches on an H200 those of one wave took 2
+# to 9 us more than is predicted without it (docs/development/training.md).
+_SENT_BYTES_US, _CLUSTER_US = 25_000.0, 7.5
+_AT_A_TIME = {4: 30, 8: 14}
+"""Clusters of so many blocks that ran at a time: 16 of 8 took 1.5 times as long as 14."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,8 @@ class Config:
         """That a device runs at a time."""
         if self.cluster <= 2:
             return spec.multiprocessors // self.cluster * self.blocks
-        return spec.multiprocessors // _CLUSTERED * (_CLUSTERED // self.cluster) * self.blocks
+        most = spec.multiprocessors // _CLUSTERED * (_CLUSTERED // self.cluster)
+        return min(most, _AT_A_TIME.get(self.cluster, most)) * self.blocks
 
 
 Chain = tuple[Pattern, Pattern]
