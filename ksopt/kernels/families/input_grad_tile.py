@@ -19,7 +19,7 @@ _OTHER_REGISTERS = 44  # of a thread that multiplies, beside sums and operands
 _MOST_SUMS = 256  # columns between the factors that a block computes
 _MOST_CHUNKS = 32  # of what it gives: each is code of its own
 _MOST_BLOCKS_OF_ROWS = 8
-# The cost model's constants, of one multiprocessor: fitted to 36 launches in CUDA graphs on an H200,
+# The cost model's constants, of one multiprocessor: fitted to 36 launches in graphs on an H200,
 # within 6 % (root mean square; docs/development/training.md). No other run was compared with them.
 _READ_BYTES_US = 24_400.0
 _WRITTEN_BYTES_US = 28_100.0
