@@ -31,6 +31,21 @@ def drawn_small(drawing: str, width: int) -> bytes:
     return drawn(drawing, max(width // 10, 40))
 
 
+_spaces: dict[tuple[Any, ...], Any] = {}
+
+
+def listed_once(request: Any) -> Any:
+    """The space of a request, kept for the next one that may have the same chains."""
+    from ksopt.search.space.space import build
+
+    asked = ("dims", "dtype", "layout", "budgets", "steps", "min_use", "min_rank", "max_factors")
+    asked += ("families", "block_sizes", "chainable", "aligned", "train", "structures", "seed")
+    key = tuple(getattr(request, name) for name in asked)
+    if key not in _spaces:
+        _spaces[key] = build(request)
+    return _spaces[key]
+
+
 CHANGES = {
     "ksopt.search.objectives._TRIAL_SECONDS": 0.02,
     "ksopt.search.objectives.FINAL_SECONDS": 0.1,
@@ -40,6 +55,7 @@ CHANGES = {
     "ksopt.measure.timers.flush_bytes": lambda cache_bytes: 2**16,
     "ksopt.measure.roofline._CPU_SIDES": (256,),
     "ksopt.search.storage.RDBStorage": unsynced,
+    "ksopt.search.study.build": listed_once,
     # The pictures of a report are a sixth of a tiny search.
     "ksopt.report.look._drawn": drawn_small,
 }
