@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Inductor's processes that compile would start anew for each process of a test.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Each process of a test would compile ksopt's own sources anew, 0.7 s of them.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")

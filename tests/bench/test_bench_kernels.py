@@ -42,7 +42,7 @@ WORDS = [
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
     made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
     monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)

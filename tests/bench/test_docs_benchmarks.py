@@ -16,7 +16,7 @@ COMMANDS = [shlex.split(line) for line in re.findall(r"^(ksopt .*)$", TEXT, flag
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
     monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
     monkeypatch.setattr(benchmark, "_SECONDS", 0.001)

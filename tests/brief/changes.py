@@ -5,6 +5,10 @@ from typing import Any
 
 from optuna.storages import RDBStorage
 
+from ksopt.report import look
+
+drawn = look._drawn
+
 
 class Unsynced(sqlite3.Connection):
     """A file that is lost with the machine alone: a killed process loses nothing."""
@@ -22,6 +26,26 @@ def unsynced(url: str, engine_kwargs: dict[str, Any]) -> RDBStorage:
     return RDBStorage(url, engine_kwargs=engine_kwargs)
 
 
+def drawn_small(drawing: str, width: int) -> bytes:
+    """A picture of a tenth of the width, where it is not one of a letter."""
+    return drawn(drawing, max(width // 10, 40))
+
+
+_spaces: dict[tuple[Any, ...], Any] = {}
+
+
+def listed_once(request: Any) -> Any:
+    """The space of a request, kept for the next one that may have the same chains."""
+    from ksopt.search.space.space import build
+
+    asked = ("dims", "dtype", "layout", "budgets", "steps", "min_use", "min_rank", "max_factors")
+    asked += ("families", "block_sizes", "chainable", "aligned", "train", "structures", "seed")
+    key = tuple(getattr(request, name) for name in asked)
+    if key not in _spaces:
+        _spaces[key] = build(request)
+    return _spaces[key]
+
+
 CHANGES = {
     "ksopt.search.objectives._TRIAL_SECONDS": 0.02,
     "ksopt.search.objectives.FINAL_SECONDS": 0.1,
@@ -31,4 +55,7 @@ CHANGES = {
     "ksopt.measure.timers.flush_bytes": lambda cache_bytes: 2**16,
     "ksopt.measure.roofline._CPU_SIDES": (256,),
     "ksopt.search.storage.RDBStorage": unsynced,
+    "ksopt.search.study.build": listed_once,
+    # The pictures of a report are a sixth of a tiny search.
+    "ksopt.report.look._drawn": drawn_small,
 }

@@ -25,7 +25,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "words", [("32x64", *TINY), (*TINY[:4], "32x64", *TINY[4:]), ("--dims", "32x64", *TINY)]
 )
@@ -36,7 +36,7 @@ def test_a_size_needs_no_option(
     assert json.loads(capsys.readouterr().out)["request"]["dims"] == ["32x64"]
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("quick")
 def test_several_sizes_of_both_kinds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["search", "32x64", "64x32", *TINY, "--trials", "3", "--dims", "16x16", "--json"]
     assert main([*words, "--out", str(tmp_path / "r")]) == 0
@@ -111,7 +111,7 @@ def test_every_command_has_the_same_last_options(
         assert option in last, option
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("quick")
 def test_quiet_leaves_the_answer_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["search", "32x64", *TINY, "--quiet", "--out", str(tmp_path / "r")]) == 0
     printed = capsys.readouterr()
@@ -119,7 +119,7 @@ def test_quiet_leaves_the_answer_alone(capsys: pytest.CaptureFixture[str], tmp_p
     assert "report.html" in printed.out
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("quick")
 def test_verbose_logs_each_trial(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     level = logging.getLogger("ksopt").level
     words = ["search", "32x64", *TINY, "--quiet", "-v", "--out", str(tmp_path / "r")]

@@ -7,14 +7,15 @@ Of a trained chain's kernels, and of those of its gradients, it keeps how they w
 """
 
 import ctypes
+import functools
 import shutil
 import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
+from built_once import built_once
 
-from ksopt import settings
 from ksopt.jit import host
 from ksopt.kernels import (
     dispatch,
@@ -28,7 +29,6 @@ from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.registry import Candidate
 from ksopt.reference import ks_reference
-from ksopt.system import locks
 
 PACK, MULTIPLY, MULTIPLY_AS_IT_IS, CHAIN, PACK_TRAINED, TRAINED = 2, 3, 4, 5, 6, 7
 GRADIENTS, ADDING, PACK_INPUT_GRAD, INPUT_GRAD = 8, 9, 10, 11
@@ -152,24 +152,23 @@ int cuStreamIsCapturing(void* asked, int* answer) {
 
 def library():
     """``torch.ops.ksopt_host_on_cpu``, which can be registered once, and the driver's variables."""
-    folder = settings.cache_dir() / "played"
-    folder.mkdir(parents=True, exist_ok=True)
-    driver, built = folder / "driver.so", folder / "ksopt_host_on_cpu.so"
-    with locks.Lock(folder / "lock"):  # the processes of a run share it
-        if not built.exists():
-            build(driver, built)
+    compiler = shutil.which("cc")
+    if compiler is None or shutil.which("c++") is None:
+        pytest.skip("no C and C++ compiler on this machine")
+
+    def build_driver(path):
+        code = path.with_suffix(".c")
+        code.write_text(DRIVER)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(code)], check=True)
+
+    driver = built_once("driver.so", build_driver)
+    built = built_once("ksopt_host_on_cpu.so", functools.partial(build, driver=driver))
     torch.ops.load_library(str(built))
     return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
 
 
-def build(driver, built):
-    """Compile the driver, and the library that loads it."""
-    compiler = shutil.which("cc")
-    if compiler is None or shutil.which("c++") is None:
-        pytest.skip("no C and C++ compiler on this machine")
-    code = driver.with_suffix(".c")
-    code.write_text(DRIVER)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(driver), str(code)], check=True)
+def build(path, driver):
+    """Compile the library that loads the driver."""
     sources = host._sources()
     for real, played in {
         '"libcuda.so.1"': f'"{driver}"',
@@ -183,7 +182,7 @@ def build(driver, built):
         assert any(real in source for source in sources.values())
         sources = {name: source.replace(real, played) for name, source in sources.items()}
     quickly = ["-O0" if flag == "-O2" else flag for flag in host._flags()]
-    built.write_bytes(host._compile("c++", sources, quickly))
+    path.write_bytes(host._compile("c++", sources, quickly))
 
 
 def stand_ins(library):

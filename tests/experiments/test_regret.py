@@ -1,6 +1,7 @@
 """The command that measures the search itself: what it measures, in which order, what it says."""
 
 import csv
+import functools
 import json
 import os
 import subprocess
@@ -29,7 +30,13 @@ from regret.worker import Bench
 from search_regret import main
 
 SCRIPT = Path(search_regret.__file__)
+built = functools.cache(build)
 REQUEST = LayerRequest("32x64", budgets=("30%", "60%"), batch=16, device="cpu", trials=4)
+
+
+@pytest.fixture(autouse=True)
+def spaces_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regret.reference.build", built)
 
 
 def reference(size: int = 12) -> Reference:

@@ -15,9 +15,10 @@ from recipes.models import chain_linear, parameters
 WAYS = ["dense", "KS", "KS, groups", "KS, guided", "KS, groups, guided", "dense, KS's time"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "seeds", "rates"),
-    [("digits", 1, [0.004]), pytest.param("text", 2, [0.002, 0.008], marks=pytest.mark.slow)],
+    [("digits", 1, [0.004]), ("text", 2, [0.002, 0.008])],
 )
 def test_every_way_learns(
     name: str,

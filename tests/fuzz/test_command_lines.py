@@ -65,6 +65,7 @@ def faults_of(body: str) -> tuple[tuple[str, ...], bool]:
         return outcome.faults, after == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
@@ -74,11 +75,7 @@ def faults_of(body: str) -> tuple[tuple[str, ...], bool]:
         ("open('new', 'w'); raise ValueError('x')", "left behind: new"),
         ("open('full/precious', 'w'); raise ValueError('x')", "a file that was there is changed"),
         ("os.mkdir('new'); os.remove('file')", "left behind: file, new"),
-        pytest.param(
-            "x = bytearray(2**30 + 2**28); raise ValueError('x')",
-            "GiB of memory",
-            marks=pytest.mark.slow,
-        ),
+        ("x = bytearray(2**30 + 2**28); raise ValueError('x')", "GiB of memory"),
         ("os.kill(os.getpid(), 9)", "exit code -9"),
         ("raise ValueError('x')", None),
     ],

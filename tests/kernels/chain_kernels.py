@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -135,6 +136,13 @@ def build(
     return emulator.build(instances, edit)
 
 
+def on_demand(
+    emulator: Emulator, cases: list[tuple[Shape, Config, Epilogue, str]]
+) -> OnDemand[tuple[Shape, Config, Epilogue, str], EmulatedKernel]:
+    """The kernels of a sweep, of which few may be run: see `build` and `OnDemand`."""
+    return OnDemand(functools.partial(build, emulator), cases)
+
+
 def build_mlps(
     emulator: Emulator, cases: list[tuple[Shape, Shape, mlps.Config, Epilogue, str]]
 ) -> list[EmulatedKernel]:
@@ -204,7 +212,9 @@ def run_mlp(
     return y.view(o.residual.shape)
 
 
-def build_packers(emulator: Emulator, cases: list[tuple[Shape, Config]]) -> OnDemand:
+def build_packers(
+    emulator: Emulator, cases: list[tuple[Shape, Config]]
+) -> OnDemand[Instance, EmulatedKernel]:
     """A kernel that packs weights for each case."""
     return emulator.on_demand(
         [

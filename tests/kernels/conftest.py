@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from cuda_emulator import Emulator
+from built_once import built_once
+from cuda_emulator import Emulator, compile_runtime
 
 from ksopt import settings
 from ksopt.errors import UnavailableError
@@ -29,4 +30,7 @@ def emulator(tmp_path_factory):
         host.compiler_version(settings.cxx_compiler())
     except UnavailableError as error:
         pytest.skip(f"device code cannot be emulated: {error}")
-    return Emulator(tmp_path_factory.mktemp("emulator"), jobs=os.cpu_count() or 1)
+    runtime = built_once("runtime.o", compile_runtime)
+    # Tests that run side by side share the cores.
+    jobs = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return Emulator(tmp_path_factory.mktemp("emulator"), runtime, max(jobs, 1))

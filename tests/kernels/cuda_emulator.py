@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from unittest import mock
 
 from torch import Tensor
@@ -31,6 +31,8 @@ from ksopt import settings
 from ksopt.jit import driver, nvrtc
 from ksopt.kernels.launcher import _PythonLauncher
 from ksopt.kernels.problem import Geometry, Problem
+
+Case, Kernel = TypeVar("Case"), TypeVar("Kernel")
 
 _HERE = Path(__file__).parent / "emulator"
 _RUNTIME_COMMAND = [
@@ -189,20 +191,25 @@ class EmulatedKernel:
         return re.sub(r"\{\+(0x[0-9a-f]+)\}", place, message)
 
 
+def compile_runtime(path: Path) -> None:
+    """Compile what every emulated kernel is linked with, to an object file."""
+    _run([*_RUNTIME_COMMAND, "-c", str(_HERE / "runtime.cpp"), "-o", str(path)])
+
+
 class Emulator:
     """Builds kernels for the CPU.
 
     Args:
         folder: for files; each build gets a folder inside.
+        runtime: what `compile_runtime` has made.
         jobs: compilers that run at a time; a build of several kernels is spread over them.
     """
 
-    def __init__(self, folder: Path, jobs: int) -> None:
+    def __init__(self, folder: Path, runtime: Path, jobs: int) -> None:
         self._folder = folder
         self._jobs = jobs
         self._builds = 0
-        self._runtime = folder / "runtime.o"
-        _run([*_RUNTIME_COMMAND, "-c", str(_HERE / "runtime.cpp"), "-o", str(self._runtime)])
+        self._runtime = runtime
 
     def build(
         self,
@@ -238,7 +245,7 @@ class Emulator:
         self,
         instances: Sequence[Instance],
         edit: Callable[[str, str], str] = lambda name, text: text,
-    ) -> OnDemand:
+    ) -> OnDemand[Instance, EmulatedKernel]:
         """The kernels of a sweep, of which few may be run: see `build` and `OnDemand`."""
         return OnDemand(lambda group: self.build(group, edit), instances)
 
@@ -259,28 +266,29 @@ class Emulator:
         return [EmulatedKernel(library, loaded, at, one) for at, one in enumerate(instances)]
 
 
-class OnDemand:
-    """Kernels that are built in ten groups, each when the first of it is asked for.
+class OnDemand(Generic[Case, Kernel]):
+    """Kernels that are built in groups, each when the first of it is asked for.
 
-    ``make test`` runs every tenth case of a sweep and the last: two groups.
+    ``make test`` runs every tenth case of a sweep, which are a group, and the last, which is one by
+    itself.
     """
 
     _GROUPS = 10
 
     def __init__(
-        self,
-        build: Callable[[Sequence[Instance]], list[EmulatedKernel]],
-        instances: Sequence[Instance],
+        self, build: Callable[[Sequence[Case]], Sequence[Kernel]], cases: Sequence[Case]
     ) -> None:
         self._build = build
-        self._instances = instances
-        self._groups: dict[int, list[EmulatedKernel]] = {}
+        self._cases = cases
+        self._built: dict[int, Kernel] = {}
 
-    def __getitem__(self, at: int) -> EmulatedKernel:
-        group = at % self._GROUPS
-        if group not in self._groups:
-            self._groups[group] = self._build(self._instances[group :: self._GROUPS])
-        return self._groups[group][at // self._GROUPS]
+    def __getitem__(self, at: int) -> Kernel:
+        if at not in self._built:
+            last = len(self._cases) - 1
+            group = [last] if at == last else range(at % self._GROUPS, last, self._GROUPS)
+            kernels = self._build([self._cases[one] for one in group])
+            self._built.update(zip(group, kernels, strict=True))
+        return self._built[at]
 
 
 def _run(command: list[str]) -> None:

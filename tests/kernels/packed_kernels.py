@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cuda_emulator import EmulatedKernel, Emulator, Instance
+from cuda_emulator import EmulatedKernel, Emulator, Instance, OnDemand
 from torch import Tensor
 
 from ksopt.kernels.families.packed import PackedFamily
@@ -85,3 +86,10 @@ def build(
     ]
     built = emulator.build(instances, edit)
     return [PackedKernel(*pair) for pair in zip(built[::2], built[1::2], strict=True)]
+
+
+def on_demand(
+    emulator: Emulator, family: PackedFamily[Any], cases: Sequence[tuple[Problem, Any]]
+) -> OnDemand[tuple[Problem, Any], PackedKernel]:
+    """The kernels of a sweep, of which few may be run: see `build` and `OnDemand`."""
+    return OnDemand(functools.partial(build, emulator, family), cases)

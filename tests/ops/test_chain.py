@@ -163,6 +163,7 @@ def test_opcheck(siblings, last, requires_grad):
         torch.library.opcheck(ops.ks_chain_out, case.arguments("relu"), {"out": out})
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("by_library", [False, True], ids=["python", "library"])
 @pytest.mark.parametrize("activation", ["none", "gelu", "silu"])
 @pytest.mark.parametrize("last", LAYOUTS)
@@ -238,6 +239,7 @@ def test_fake_tensors_have_the_results_shape():
     assert (meta.shape, meta.device.type) == ((12, 4), "meta")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("last", LAYOUTS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_layer_is_one_graph(last, dynamic):

@@ -53,7 +53,7 @@ def gradients(function: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), *(one.grad for one in (x, *model.parameters()) if one.grad is not None)]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("make", [by_layer, ByEinsum])
 def test_gradients_are_those_of_eager_mode(toy, make, dynamic: bool) -> None:
     torch.manual_seed(0)

@@ -90,27 +90,27 @@ def test_writes_every_element_whatever_the_strides(shape, layout):
 @pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_opcheck(layout, requires_grad):
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 4, 5, 1)])
+def test_opcheck(shape, layout, requires_grad):
     last = layout == "batch_last"
-    for shape in [(2, 3, 4, 5), (3, 4, 5, 1)]:
-        a, b, c, d = shape
-        x = make_x(shape, layout, (7,), torch.float32).requires_grad_(requires_grad)
-        g = make_x((a, c, b, d), layout, (7,), torch.float32).requires_grad_(requires_grad)
-        weight = torch.randn(shape, requires_grad=requires_grad)
-        torch.library.opcheck(torch.ops.ksopt.ks_mm.default, (x, weight, last))
-        torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad.default, (g, x, a, d, last))
-        if not requires_grad:
-            torch.library.opcheck(ops.ks_mm_inner, (x, weight, last))
-            for twin in (ops.ks_mm_changing, ops.ks_mm_frozen):
-                torch.library.opcheck(twin, (x, weight, last))
-            # In graphs that torch has cached before the name was left.
-            torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad_inner, (g, x, a, d, last))
-            if not last:
-                both = torch.ops.ksopt.ks_mm_weight_bias_grad_inner.default
-                torch.library.opcheck(both, (g, x, a, d))
-                of_weight, of_bias = both(g, x, a, d)
-                torch.testing.assert_close(of_weight, ops.ks_mm_weight_grad(g, x, a, d, last))
-                torch.testing.assert_close(of_bias, g.sum(0))
+    a, b, c, d = shape
+    x = make_x(shape, layout, (7,), torch.float32).requires_grad_(requires_grad)
+    g = make_x((a, c, b, d), layout, (7,), torch.float32).requires_grad_(requires_grad)
+    weight = torch.randn(shape, requires_grad=requires_grad)
+    torch.library.opcheck(torch.ops.ksopt.ks_mm.default, (x, weight, last))
+    torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad.default, (g, x, a, d, last))
+    if not requires_grad:
+        torch.library.opcheck(ops.ks_mm_inner, (x, weight, last))
+        for twin in (ops.ks_mm_changing, ops.ks_mm_frozen):
+            torch.library.opcheck(twin, (x, weight, last))
+        # In graphs that torch has cached before the name was left.
+        torch.library.opcheck(torch.ops.ksopt.ks_mm_weight_grad_inner, (g, x, a, d, last))
+        if not last:
+            both = torch.ops.ksopt.ks_mm_weight_bias_grad_inner.default
+            torch.library.opcheck(both, (g, x, a, d))
+            of_weight, of_bias = both(g, x, a, d)
+            torch.testing.assert_close(of_weight, ops.ks_mm_weight_grad(g, x, a, d, last))
+            torch.testing.assert_close(of_bias, g.sum(0))
 
 
 @pytest.mark.sweep

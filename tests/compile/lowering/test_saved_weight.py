@@ -173,7 +173,7 @@ def test_a_weight_may_be_written_where_eager_mode_lets_it(build, dynamic, frozen
     assert counters["ksopt"]["lowered"] >= 1
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_bias_may_be_written(dynamic):
     class Model(Layer):
         def __init__(self):

@@ -88,17 +88,19 @@ def test_batches_of_any_size_and_rank_are_compiled_once():
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("batch", [(), (1,), (0,), (2, 0)])
+@pytest.mark.parametrize(
+    "batch", [*(pytest.param(one, marks=pytest.mark.slow) for one in ((), (1,), (0,))), (2, 0)]
+)
 def test_batches_of_one_row_and_of_none(batch):
     model = Model()
     compiled = torch.compile(model, backend="ksopt", fullgraph=True)
     check(compiled, model, torch.randn(*batch, 24, requires_grad=True))
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 4, 5, 1)])
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 4, 5), pytest.param((3, 4, 5, 1), marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_users_own_call_is_compiled_and_has_gradients(last, shape):
     a, b, c, d = shape
 
@@ -124,7 +126,7 @@ def test_a_users_own_call_is_compiled_and_has_gradients(last, shape):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("where", ["around", "inside"])
+@pytest.mark.parametrize("where", [pytest.param("around", marks=pytest.mark.slow), "inside"])
 def test_under_autocast_the_weights_gradient_is_of_the_products_dtype(where):
     """Also where autocast is off for the product alone: its gradient is traced with it on."""
     layer = KSLinear(24, 32, "(4,8,6,1)", bias=False)

@@ -180,6 +180,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("build", [lambda: Layer("jikl"), Blocks], ids=["permuted", "viewed"])
 def test_every_change_is_noticed_at_once(build, mode, kernels):
@@ -225,6 +226,7 @@ def test_constants_of_inductors_freezing_are_kept_as_they_are(kernels):
     assert kernels.prepared == 1
 
 
+@pytest.mark.slow
 def test_a_cast_by_the_author_is_kept_too(kernels):
     layer = Layer("jikl")
 
@@ -296,7 +298,7 @@ def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(ke
 @pytest.mark.parametrize(
     ("build", "counts"),
     # The weight, and the transposed one that gradients meet. An einsum saves a copy for these.
-    [(Blocks, (2, 4)), (lambda: Layer("iklj"), (4, 8))],
+    [(Blocks, (2, 4)), pytest.param(lambda: Layer("iklj"), (4, 8), marks=pytest.mark.slow)],
     ids=["viewed", "canonical"],
 )
 def test_a_frozen_weight_that_gradients_pass_through_is_kept(build, counts, kernels):

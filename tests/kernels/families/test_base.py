@@ -34,7 +34,14 @@ def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: KernelFa
     assert any(ranked(family, problem, rows, H200) for problem in problems for rows in batches)
 
 
-@pytest.mark.parametrize("device", [H200, A100, RTX], ids=["H200", "A100", "RTX"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(H200, id="H200"),
+        pytest.param(A100, id="A100", marks=pytest.mark.slow),
+        pytest.param(RTX, id="RTX"),
+    ],
+)
 def test_tiles_fit_and_come_by_predicted_time(device: DeviceSpec) -> None:
     for problem in PROBLEMS:
         for family in FAMILIES:

@@ -89,6 +89,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", [i for i, case in enumerate(CASES) if case[2]][::2], ids=name)
 def test_any_strides_of_x(kernels, at):
     problem = CASES[at][0]
@@ -98,6 +99,7 @@ def test_any_strides_of_x(kernels, at):
     assert_close_to_float64(y, every_other, weight, problem)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "at", [i for i, case in enumerate(CASES) if case[0].dtype == "float32"][:4], ids=name
 )

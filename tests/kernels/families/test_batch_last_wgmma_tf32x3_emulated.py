@@ -10,7 +10,7 @@ import pytest
 import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError
-from packed_kernels import build, without_predicates
+from packed_kernels import build, on_demand, without_predicates
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.batch_last_wgmma_tf32x3 import Config
@@ -64,7 +64,7 @@ CASES = list(cases())
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return build(emulator, batch_last_wgmma_tf32x3, CASES)
+    return on_demand(emulator, batch_last_wgmma_tf32x3, CASES)
 
 
 def name(at: int) -> str:
@@ -106,6 +106,7 @@ def test_blocks_walk_over_many_tiles_and_columns(kernels, at):
     assert torch.equal(results[0], results[1])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(0, len(CASES), 3), ids=name)
 def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
     problem, _ = CASES[at]

@@ -9,7 +9,7 @@ import torch
 from cuda_emulator import EmulationError
 from packed_kernels import without_predicates
 
-from chain_kernels import Operands, assert_right, build, expected, run, run_keeping
+from chain_kernels import Operands, assert_right, build, expected, on_demand, run, run_keeping
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.patterns.chain import Chain
 from ksopt.reference import ks_reference
@@ -93,9 +93,10 @@ ALL = list(cases())
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return build(emulator, ALL)
+    return on_demand(emulator, ALL)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(ALL)), ids=lambda at: f"{ALL[at][0]}-{at}")
 def test_results(kernels, at):
     shape, _, epilogue, dtype = ALL[at]
@@ -113,9 +114,10 @@ KEEPING = [
 
 @pytest.fixture(scope="module")
 def keeping(emulator):
-    return build(emulator, KEEPING)
+    return on_demand(emulator, KEEPING)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(len(KEEPING)), ids=lambda at: f"{KEEPING[at][0]}-{at}")
 def test_what_is_between_the_factors_is_kept(keeping, at):
     shape, _, epilogue, dtype = KEEPING[at]
@@ -129,7 +131,7 @@ def test_what_is_between_the_factors_is_kept(keeping, at):
         assert ((z.double() - truth).abs() <= unit * truth.abs() + 1e-6 * size + 1e-6).all()
 
 
-@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("at", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_block_takes_several_passes(kernels, at):
     shape, _, epilogue, dtype = ALL[at]
     o = Operands.random(shape, dtype, 450, seed=at)
@@ -138,7 +140,7 @@ def test_one_block_takes_several_passes(kernels, at):
     assert torch.equal(y, run(kernels[at], ALL[at], o, sms=8))
 
 
-@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("at", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     """Also where columns are filled up: a zero times infinity is in no sum."""
     shape, _, epilogue, dtype = ALL[at]
@@ -156,7 +158,10 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     ("at", "cut", "left"),
     [
         (0, "wait_until_full() { full[slot].wait(parity); }", "wait_until_full() {}"),
-        (0, "wait_until_empty() { empty[slot].wait(parity); }", "wait_until_empty() {}"),
+        pytest.param(
+            *(0, "wait_until_empty() { empty[slot].wait(parity); }", "wait_until_empty() {}"),
+            marks=pytest.mark.slow,
+        ),
         (
             10,
             "    arrive_at_cluster<Tile>();\n    wait_for_cluster<Tile>();\n    const int64 row",

@@ -105,6 +105,7 @@ def test_blocks_walk_over_many_tiles(kernels, at):
     assert torch.equal(results[0], results[2])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("at", range(0, len(CASES), 4), ids=name)
 def test_what_tf32_cannot_hold_is_as_in_fp32(kernels, at):
     problem, _ = CASES[at]

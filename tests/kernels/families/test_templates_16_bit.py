@@ -116,6 +116,7 @@ def test_the_template_agrees_on_every_number(name):
     nvrtc.cubin("\n".join(lines) + "\n", "sm_90a")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(2, 24, 48, 3), (1, 48, 48, 16)], ids=str)
 @pytest.mark.parametrize(("name", "target"), TARGETS)
 def test_it_compiles(name, target, shape):

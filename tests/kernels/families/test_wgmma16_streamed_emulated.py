@@ -10,7 +10,7 @@ import pytest
 import torch
 from checks import assert_close_to_float64, assert_not_finite_stays, gpu, operands
 from cuda_emulator import EmulationError
-from packed_kernels import build, without_predicates
+from packed_kernels import build, on_demand, without_predicates
 from test_wgmma16_emulated import MULTIPROCESSORS, SHAPES, problem_of
 
 from ksopt.kernels.families.base import family_of
@@ -42,7 +42,7 @@ CASES = list(cases())
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return build(emulator, wgmma16_streamed, CASES)
+    return on_demand(emulator, wgmma16_streamed, CASES)
 
 
 def name(at: int) -> str:

@@ -1,9 +1,11 @@
 """Searches that are compared: one page of several, read from their folders."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +33,26 @@ def timed(result: SearchResult, us: float, dense_us: float) -> SearchResult:
     return with_layer(result, finalists=finalists, recommendations=(chosen,))
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("searched")
+
+
 @pytest.fixture
-def folders(search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    search(trials=2, out=tmp_path / "before")
-    search(trials=3, batch=32, out=tmp_path / "after")
+def folders(
+    search: Search, searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Copies of two searches, which are run once."""
+    asked: dict[str, dict[str, Any]] = {
+        "before": {"trials": 2},
+        "after": {"trials": 3, "batch": 32},
+    }
+    for name, options in asked.items():
+        if not (searched / name).exists():
+            search(out=searched / name, **options)
+        shutil.copytree(searched / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    return ["before", "after"]
+    return list(asked)
 
 
 def test_two_searches_are_one_page(

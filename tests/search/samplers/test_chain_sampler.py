@@ -1,5 +1,6 @@
 """What is measured, in which order, and what is given up."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,9 +24,10 @@ from ksopt.search.results import Verdict
 from ksopt.search.samplers import chain_sampler, priors
 from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.samplers.cost_model import CostModel
-from ksopt.search.space.space import build
+from ksopt.search.space import space as spaces
 from ksopt.search.study_store import FILE
 
+build = functools.cache(spaces.build)
 Search = Callable[..., SearchResult]
 H200 = DeviceSpec((9, 0), 132, 228 * 1024)
 

@@ -122,17 +122,36 @@ def test_cut_branches_are_what_a_filter_drops(
     assert {chain for chain in every(dims, rank) if constraints.admits(chain)} == wanted
 
 
-@given(
+any_families = given(
     rows=st.sampled_from((*SIZES, 7)),
     columns=st.sampled_from((*SIZES, 7)),
     share=st.sampled_from((0.25, 0.5, 1.0)),
     names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4),
     chainable=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+
+
+@any_families
+@settings(max_examples=20, deadline=None)
 def test_families_are_what_their_constructors_make(
     rows: int, columns: int, share: float, names: list[str], chainable: bool
 ) -> None:
+    check_families(rows, columns, share, names, chainable)
+
+
+@pytest.mark.slow
+@any_families
+@settings(max_examples=60, deadline=None)
+def test_families_of_more_layers(
+    rows: int, columns: int, share: float, names: list[str], chainable: bool
+) -> None:
+    check_families(rows, columns, share, names, chainable)
+
+
+def check_families(
+    rows: int, columns: int, share: float, names: list[str], chainable: bool
+) -> None:
+    """Searched with those names, a layer has the chains that their constructors make."""
     dims, rank = Dims(columns, rows), max(1, int(share * min(rows, columns)))
     named = {chain for name in names for chain in made(name, dims)}
     wanted = {
