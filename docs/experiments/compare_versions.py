@@ -1,0 +1,132 @@
+"""Two versions of ksopt on the same inputs: what search, explain, convert, tune, bench, doctor do.
+
+    git worktree add /tmp/before 792ddf8
+    python docs/experiments/compare_versions.py /tmp/before .
+
+Needs no GPU. Both versions run the same commands in processes of their own, with times that are
+played (`versions.played_times`), so that what depends on times can be compared, too. Prints a
+table, what differs, and which differences are meant (`versions.deliberate`). Exits with 1 if any is
+not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from versions import documents
+from versions.cases import CASES, Case
+from versions.comparing import Deliberate, Difference, counted, differences, sorted_out
+from versions.deliberate import DELIBERATE
+from versions.running import ROOT, RunError, Version
+
+_LAYERS = ("docs/experiments/versions/layers", "tests/compile/corpus", "tests/compile/models")
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case.
+
+    Attributes:
+        case: the case.
+        compared: the parts that were compared, with numbers of entries.
+        unmeant: differences that nobody meant.
+        meant: the others, by their kinds.
+    """
+
+    case: Case
+    compared: str
+    unmeant: list[Difference] = field(default_factory=list)
+    meant: dict[Deliberate, list[Difference]] = field(default_factory=dict)
+
+    @property
+    def row(self) -> str:
+        """Of the table."""
+        same = "no" if self.unmeant else "but for what is meant" if self.meant else "yes"
+        return f"| {self.case.command} | {self.case.title} | {self.compared} | {same} |"
+
+
+def compared(case: Case, before: Version, now: Version, home: Path) -> Outcome:
+    """Run a case in both versions, and compare what they leave."""
+    left: list[dict[str, Any]] = []
+    for version in (before, now):
+        folder = home / version.name
+        folder.mkdir()
+        try:
+            left.append(case.run(version, folder))
+        except RunError as error:
+            left.append({"failed": str(error)})
+    found = list(differences(left[0], left[1]))
+    if all("failed" in one for one in left):  # alike or not, nothing was compared
+        found = [Difference("failed", *(one["failed"] for one in left))]
+    return Outcome(case, counted(left[1]), *sorted_out(case.command, found, DELIBERATE))
+
+
+def layers_case(modules: Path) -> Case:
+    """Every layer of the corpus, and random modules, explained in one process."""
+    folders = [*(ROOT / name for name in _LAYERS), modules]
+    line = " ".join(map(str, folders))
+    title = "the corpus of layers, whole models, random modules"
+    return Case("explain", title, (line,), documents.explained, module="versions.explained")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, and print; 1 if there is a difference that nobody meant."""
+    options = _options(arguments)
+    with tempfile.TemporaryDirectory(prefix="ksopt-versions-") as name:
+        home = Path(name)
+        before, now = (
+            Version(kind, tree.resolve(), home / f"{kind}-version")
+            for kind, tree in (("before", options.before), ("now", options.now))
+        )
+        before.lay_out()
+        now.lay_out()
+        modules = home / "modules"
+        cases = [*CASES, layers_case(modules)]
+        cases = [one for one in cases if options.only in f"{one.command}: {one.title}"]
+        if any(one.module == "versions.explained" for one in cases):
+            words = ["versions.written", str(modules), str(options.modules)]
+            now.run(home, words, path=[ROOT])
+        outcomes = []
+        print("| command | input | compared | the same |\n|---|---|---|---|", flush=True)
+        for number, case in enumerate(cases):
+            folder = home / f"case-{number}"
+            folder.mkdir()
+            outcomes.append(compared(case, before, now, folder))
+            print(outcomes[-1].row, flush=True)
+    _print_differences(outcomes, print)
+    return 1 if any(one.unmeant for one in outcomes) else 0
+
+
+def _print_differences(outcomes: Sequence[Outcome], say: Callable[[str], object]) -> None:
+    for one in outcomes:
+        if one.unmeant:
+            say(f"\n{one.case.command}, {one.case.title}: {len(one.unmeant)} differences")
+            for difference in one.unmeant[:_SHOWN]:
+                say(f"- {difference}")
+    for kind in DELIBERATE:
+        places = [each for one in outcomes for each in one.meant.get(kind, ())]
+        if places:
+            say(f"\nMeant, {kind.command}, in {len(places)} places: {kind.reason}")
+            say(f"- such as {places[0]}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", type=Path, help="a checkout of the version before")
+    parser.add_argument("now", type=Path, help="a checkout of the version now")
+    parser.add_argument("--only", default="", help="cases with this text in 'command: input'")
+    parser.add_argument("--modules", type=int, default=100, help="random modules (%(default)s)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

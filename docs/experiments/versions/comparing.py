@@ -1,0 +1,132 @@
+"""What differs between two documents, and which differences are meant."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_ROUNDING = 1e-6
+_SHOWN = 160
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+NOTHING = _Nothing()
+"""Stands where one document has no such key, or its list has ended."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two documents hold at one place.
+
+    Attributes:
+        path: the keys that lead there.
+        before, now: the values; `NOTHING` for none.
+    """
+
+    path: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_short(self.before)} -> {_short(self.now)}"
+
+
+@dataclass(frozen=True)
+class Deliberate:
+    """A kind of differences that are meant.
+
+    Attributes:
+        command: where they appear.
+        place: what their paths match, whole; a regular expression.
+        change: a regular expression that is somewhere in "before -> now".
+        reason: why it is so, and since which commit.
+    """
+
+    command: str
+    place: str
+    change: str
+    reason: str
+
+    def covers(self, command: str, one: Difference) -> bool:
+        """Whether a difference is of this kind."""
+        change = f"{one.before!r} -> {one.now!r}"
+        return (
+            command == self.command
+            and re.fullmatch(self.place, one.path) is not None
+            and re.search(self.change, change) is not None
+        )
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterator[Difference]:
+    """Where two documents differ; numbers that are equal to rounding are equal.
+
+    A key that only the later document has is none: keys are added.
+
+    Example:
+        >>> before = {"chain": "(1,8,8,1)", "us": 27.904000000000035, "old": 1}
+        >>> now = {"chain": "(1,8,4,1)", "us": 27.904, "new": 1}
+        >>> [str(one) for one in differences(before, now)]
+        ["chain: '(1,8,8,1)' -> '(1,8,4,1)'", 'old: 1 -> nothing']
+        >>> [str(one) for one in differences([1, 2], [1, 2, 3], "trials")]
+        ['trials/2: nothing -> 3']
+    """
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key, value in before.items():
+            yield from differences(value, now.get(key, NOTHING), f"{path}/{key}".lstrip("/"))
+    elif isinstance(before, list) and isinstance(now, list):
+        for at in range(max(len(before), len(now))):
+            one, other = (side[at] if at < len(side) else NOTHING for side in (before, now))
+            yield from differences(one, other, f"{path}/{at}")
+    elif not _are_equal(before, now):
+        yield Difference(path, before, now)
+
+
+def _are_equal(before: Any, now: Any) -> bool:
+    if isinstance(before, float) and isinstance(now, (int, float)):
+        both_nan = math.isnan(before) and math.isnan(now)
+        return both_nan or math.isclose(before, now, rel_tol=_ROUNDING)
+    # True is no number here.
+    return type(before) is type(now) and bool(before == now)
+
+
+def sorted_out(
+    command: str, found: Sequence[Difference], deliberate: Sequence[Deliberate]
+) -> tuple[list[Difference], dict[Deliberate, list[Difference]]]:
+    """Differences that nobody meant, and the others by their kinds."""
+    unmeant: list[Difference] = []
+    meant: dict[Deliberate, list[Difference]] = {}
+    for one in found:
+        kind = next((kind for kind in deliberate if kind.covers(command, one)), None)
+        if kind is None:
+            unmeant.append(one)
+        else:
+            meant.setdefault(kind, []).append(one)
+    return unmeant, meant
+
+
+def counted(document: Mapping[str, Any]) -> str:
+    """The parts of a document, and how many entries each has.
+
+    Example:
+        >>> counted({"plan": {"rules": 2}, "trials": {"8x8": [1, 2], "8x4": [3]}, "code": 0})
+        'plan (1), trials (3), code'
+    """
+    return ", ".join(f"{name}{_entries(part)}" for name, part in document.items())
+
+
+def _entries(part: Any) -> str:
+    if isinstance(part, Mapping) and part and all(isinstance(one, list) for one in part.values()):
+        return f" ({sum(map(len, part.values()))})"
+    return f" ({len(part)})" if isinstance(part, (Mapping, list)) else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,47 @@
+"""Differences from 792ddf8, the version before the rebuild, that are meant, with their reasons."""
+
+from __future__ import annotations
+
+from versions.comparing import Deliberate
+
+_SMALL = r"(0\.00\d+|[\d.]+e-\d+)"
+_SITES = "sites/module_.*"
+"""Of a random module: no layer of the corpus and no model differs."""
+
+DELIBERATE = (
+    Deliberate(
+        "search",
+        r"trials.*/error",
+        f"^{_SMALL} -> {_SMALL}$",
+        "A trial's product is compared with float64 on the rows that kernels and benchmarks are "
+        "compared on, both ends of the batch and some between (e180258); before, on 64 others.",
+    ),
+    Deliberate(
+        "explain",
+        "what the pass counts/.*/nodes_(followed|emitted|removed)",
+        "",
+        "A layer of ksopt's is one node, ks_chain (9a2a8ee); what the author's product saves for "
+        "the backward pass is saved as the author saves it (82dfd03).",
+    ),
+    Deliberate(
+        "explain",
+        _SITES,
+        "-> .*not recognised.*an operand is written in place behind it, and gradients are on",
+        "PyTorch computes what reads a tensor that is written later where gradients are on: the "
+        "backward pass read what was written (ec567bd, 22f339e).",
+    ),
+    Deliberate(
+        "explain",
+        _SITES,
+        "-> .*not recognised.*written in place, returned under two names, or copied where grad",
+        "PyTorch computes what is returned beside its own copy, or copied where gradients are off: "
+        "views were returned for copies (091b616, 12dac4f, b5ed21b).",
+    ),
+    Deliberate(
+        "explain",
+        _SITES,
+        "-> .*not recognised.*an operand is made in a torch.inference_mode",
+        "PyTorch computes what reads a tensor of a torch.inference_mode where gradients are on: "
+        "autograd refuses to save it (e8583b8).",
+    ),
+)
