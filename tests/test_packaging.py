@@ -185,6 +185,11 @@ def test_torch_knows_the_backend(installed: Environment) -> None:
     assert done.stdout == "True\n"
 
 
+def test_the_doctor_finds_it_ready(installed: Environment) -> None:
+    done = run(installed.ksopt, "doctor", folder=installed.elsewhere)
+    assert done.stdout.splitlines()[-1].startswith("ready")
+
+
 def test_a_search_measures_and_reports(installed: Environment) -> None:
     done = run(
         installed.ksopt,

@@ -73,7 +73,12 @@ def _keeps_two_classes(text: str) -> bool:
 def speedup() -> str:
     """Bars: what a chain takes of the dense layer's time."""
     drawn, full = layers(), WIDTH - LEFT - 170
-    parts = [svg.text(LEFT, 16, "latency, the dense layer's is 100 %", "start")]
+    words = "latency beside the dense layer's:"
+    parts = [svg.text(LEFT, 16, words, "start")]
+    for at, (kind, name) in enumerate((("s1", "dense"), ("s0", "Kronecker-sparse"))):
+        left = LEFT + svg.width_of(words) + 70 * at
+        parts.append(f'<circle class="dot {kind}" cx="{left:.1f}" cy="12" r="5"/>')
+        parts.append(svg.text(left + 10, 16, name, "start"))
     for place, layer in enumerate(drawn):
         top, share = 28.0 + ROW * place, layer.us / layer.dense_us
         parts.append(svg.text(LEFT - 8, top + BAR + 4, layer.name, "end"))

@@ -182,7 +182,11 @@ def explain(
         torch.compile(model, backend=collect, dynamic=dynamic)(*inputs, **named)
     times = None
     if timed and total.count(Verdict.LOWERED):
-        times = measured(model, inputs, named, mode, dynamic)
+        try:
+            times = measured(model, inputs, named, mode, dynamic)
+        except Exception as error:  # no compiler, no memory: the rest is an answer all the same
+            why = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+            total.notes.append(f"the model could not be timed: {type(error).__name__}: {why}")
     modules = model.modules() if isinstance(model, nn.Module) else ()
     dense_layers = sum(isinstance(module, nn.Linear) for module in modules)
     return Explanation(total, times, tuple(breaks), dense_layers)

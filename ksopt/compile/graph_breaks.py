@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import ksopt as package
 from ksopt.compile.sites import Place, is_the_authors
 
-_OURS = str(Path(package.__file__).parent)
+_ASKED_BY = str(Path(__file__).with_name("explain.py"))
 _LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
 _WHERE = re.compile(r"in user code at (.+):(\d+)$", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(.+)", line (\d+), in ', re.MULTILINE)
@@ -83,8 +82,8 @@ def _read(message: str) -> GraphBreak | None:
     if where is None:
         return None
     frames = [(file, int(line)) for file, line in _FRAME.findall(message)]
-    asked = [at for at, (file, _) in enumerate(frames) if file.startswith(_OURS)]
-    # What called ksopt is no part of the model.
+    asked = [at for at, (file, _) in enumerate(frames) if file == _ASKED_BY]
+    # What called ksopt.explain is no part of the model.
     frames = frames[asked[-1] + 1 :] if asked else frames
     places = [_place(file, line) for file, line in frames if is_the_authors(file)]
     broken = _place(where[1], int(where[2]))

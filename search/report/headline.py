@@ -27,8 +27,9 @@ def of_layer(layer: LayerResult) -> Section:
     if layer.replayed:
         paragraphs.append(phrases.replayed(layer.device))
     caption = (
-        "Each point is a chain, each ring the fastest of a budget. The stepped line joins the "
-        "chains that no other beats in both."
+        "Each point is a chain, each ring the fastest of a budget. Squares have one factor, "
+        "circles two, triangles three. The stepped line joins the chains that no other beats in "
+        "both. Points are of the trials; the final timed the best again, and the answer is its."
     )
     if any(not isinstance(trial.facts.chain, Chain) for trial in layer.trials):
         caption += " Diamonds are operators of other structures."
@@ -52,16 +53,20 @@ def _lead(layer: LayerResult) -> list[str]:
     if answer is None or answer.chosen is None:
         return [f"Keep {linear} dense.", _why_dense(layer)]
     measured = sum(trial.ratio_seen is not None for trial in layer.trials)
-    used = phrases.percent(layer.request.min_use)
+    dense = layer.size.dense_parameters
+    least, most = (phrases.percent(n / dense) for n in (answer.least, answer.budget.parameters))
     why = (
-        f"Of {phrases.chains(measured)} measured on this device, it is the fastest that uses at "
-        f"least {used} of a budget of {answer.budget.text}."
+        f"Of {phrases.chains(measured)} measured on this device, it is the fastest with {least} to "
+        f"{most} of the dense layer's weights."
     )
     if answer.ties:
         others = "1 other is" if len(answer.ties) == 1 else f"{len(answer.ties)} others are"
         why += f" {others} as fast within noise."
     if len(layer.recommendations) > 1:
-        why += " Of the budgets with a chain worth using, it is the largest: it keeps most."
+        why += (
+            f" {answer.budget.text} is the largest budget with a chain worth using, and so the "
+            "nearest to what the dense layer can express."
+        )
     why += _faster_one(layer, answer.chosen)
     return [f"Use {answer.chosen.facts.chain} in place of {linear}.", why]
 
@@ -74,11 +79,11 @@ def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
         if answer.verdict is Verdict.USE and answer.chosen is not None
     ]
     answer, fastest = min(others, key=lambda one: one[1].latency.median_us)
-    if compare(fastest.latency, chosen.latency) is not Comparison.FASTER:
+    if compare(fastest.latency, chosen.latency) is not Comparison.FASTER or busy(fastest):
         return ""
     return (
         f" The chain of {answer.budget.text} is faster, {1 / fastest.ratio:.2f}x against "
-        f"{1 / chosen.ratio:.2f}x, and has fewer weights."
+        f"{1 / chosen.ratio:.2f}x, and has fewer weights: take it where accuracy allows."
     )
 
 

@@ -9,6 +9,7 @@ from ksopt.report import tables
 from ksopt.report.document import Figure, Section
 from ksopt.search.options import ACTIVATIONS
 from ksopt.search.plan import effect_of, plan_of
+from ksopt.search.recommend import least_speedup
 from ksopt.search.report import headline, plan_tables, result_tables
 from ksopt.search.report.bars import bars
 from ksopt.search.report.sections import section
@@ -31,8 +32,9 @@ def every_size(result: SearchResult) -> Section:
     text = (
         f"Each size was measured by itself, on random input of {result.request.batch} rows of "
         f"{result.request.dtype}. It took turns with its dense layer. A budget that is a share is "
-        "of that size's own dense weights. The plan takes the largest budget whose chain is faster "
-        "than dense. Where there is none, the layers stay dense."
+        "of that size's own dense weights. The plan takes the largest budget with a chain worth "
+        f"using, at least {least_speedup(result.request):g} times as fast as dense. Where there is "
+        "none, the layers stay dense."
     )
     return Section("Sizes and budgets", (), (text,), result_tables.answers_table(result))
 
@@ -142,7 +144,7 @@ def use_plan(result: SearchResult) -> Section:
         "",
         f"model = {factory}()",
         'done = ksopt.convert(model, "plan.json")  # projects the weights; says how near they come',
-        "print(done.table().plain())",
+        "print(done)",
         'model = torch.compile(model, backend="ksopt")',
     ]
     known = "nothing of the accuracy that the model keeps"

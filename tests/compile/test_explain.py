@@ -142,6 +142,17 @@ def test_the_answer_is_how_much_faster_the_model_is(ksopt_us, words):
     assert words in Explanation(Report([site]), times).summary().splitlines()[0]
 
 
+def test_a_model_that_cannot_be_timed_is_explained_all_the_same(monkeypatch):
+    def no_compiler(*arguments):
+        raise RuntimeError("No C++ compiler\nand more")
+
+    monkeypatch.setattr("ksopt.compile.explain.measured", no_compiler)
+    found = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5), timed=True)
+    assert found.end_to_end is None
+    assert [site.verdict for site in found.sites] == [Verdict.LOWERED]
+    assert "Note: the model could not be timed: RuntimeError: No C++ compiler." in found.summary()
+
+
 def test_an_ordinary_model_is_told_what_its_dense_layers_are_for():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     found = ksopt.explain(model, torch.randn(3, 8), timed=True)
