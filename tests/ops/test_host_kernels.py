@@ -430,3 +430,19 @@ def test_threads_that_train_and_evaluate_one_weight(kind):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_known_product_of_a_detached_weight_requires_no_gradient():
+    """Its owner does; autograd's fallback for operators without a gradient would pass that on."""
+    stored = torch.nn.Parameter(torch.randn(5, 2, 3, 4))
+    x, weight = torch.randn(7, 40), stored.detach().permute(1, 2, 3, 0)
+    with torch.enable_grad():
+        results = [torch.ops.ksopt.ks_mm(x, weight, False, stored) for _ in range(3)]
+        assert not any(y.requires_grad for y in results)
+        layers = [
+            torch.ops.ksopt.ks_chain(x, [weight], None, None, "none", False, 1, [stored])
+            for _ in range(3)
+        ]
+    assert not any(y.requires_grad for y in layers)
+    for y in (*results, *layers):
+        close(y, x, weight)
