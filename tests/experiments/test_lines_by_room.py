@@ -30,6 +30,7 @@ def test_lines_of_code_are_not_those_about_it() -> None:
     assert lines_by_room.code_lines(SOURCE) == 4
 
 
+@pytest.mark.slow
 def test_the_wheel_is_the_sum_of_its_rooms(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines_by_room.main(["HEAD"]) == 0
     rows = {}

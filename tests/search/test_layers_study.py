@@ -172,6 +172,7 @@ def test_they_are_measured_in_turns(sizes: Sizes) -> None:
     assert Heard.sizes == [32, 64] * 4
 
 
+@pytest.mark.slow
 def test_without_a_number_each_size_has_as_many_trials_as_a_search_of_its_own(
     sizes: Sizes,
 ) -> None:
@@ -444,6 +445,7 @@ def test_trials_are_shared_alike(trials: int, candidates: list[int]) -> None:
         assert part == most or part >= max(parts) - 1
 
 
+@pytest.mark.slow
 def test_other_objectives_hold_for_every_size(sizes: Sizes) -> None:
     result = sizes(train=True, objective="latency", min_speedup=1.5)
     assert [one.request.train for one in result.layers] == [True, True]

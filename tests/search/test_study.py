@@ -132,6 +132,7 @@ def test_more_trials_go_on_where_it_stopped(search: Search) -> None:
     assert len(again.layers[0].runs) == 2
 
 
+@pytest.mark.slow
 def test_the_largest_seed_goes_on_too(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     seed = 2**32 - 1
     assert len(search(seed=seed, trials=2).layers[0].trials) == 2

@@ -195,6 +195,7 @@ def test_dense_layers_that_win_stay_dense(fast_dense: None, tmp_path: Path) -> N
     assert dense.layers == ()
 
 
+@pytest.mark.slow
 def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
     slow_dense: None, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ def test_layers_stay_dense_where_no_chain_is_as_fast_as_asked(
     assert "Keep the dense layers of the model: no chain that was measured is measurably 50" in page
 
 
+@pytest.mark.slow
 def test_json_is_one_document(quick: None, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--json", "--exclude", "*.qkv"]) == 0
     printed = json.loads(capsys.readouterr().out)

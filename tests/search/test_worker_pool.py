@@ -395,8 +395,8 @@ def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_pat
     )
     pair = [
         subprocess.Popen(
-            [sys.executable, "-S", "-c", f"import site; site.main()\n{script}"],
-            env=environment,
+            [sys.executable, "-c", script],
+            env={**environment, "PYTHONPATH": ""},  # which measures nothing
             stdout=subprocess.PIPE,
             text=True,
         )

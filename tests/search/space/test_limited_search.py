@@ -205,6 +205,7 @@ def test_a_study_is_of_one_set_of_limits(search: Search) -> None:
         search(trials=3, batch=8)
 
 
+@pytest.mark.slow
 def test_several_sizes_are_limited_alike(quick: None, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch": 16, "device": "cpu", "budgets": ("60%",), "trials": 4}
     request = SearchRequest(("32x64", "30x50"), out=tmp_path, **options, **LIMITS)
