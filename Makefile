@@ -80,7 +80,7 @@ $(READY): pyproject.toml constraints.txt
 	echo "Installing ksopt into .venv: the first time torch is downloaded, which with CUDA is over 3 GB."; \
 	if [ ! -e /proc/driver/nvidia/version ] && [ -z "$$PIP_EXTRA_INDEX_URL" ]; then \
 	    echo "There is no NVIDIA GPU here. torch for CPUs is a tenth of that: stop this, and run it again with"; \
-	    echo "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu before make."; \
+	    echo "PIP_EXTRA_INDEX_URL set to PyTorch's index of CPU builds, which its installation page names."; \
 	fi; \
 	$(PIP) setuptools; \
 	$(PIP) --no-build-isolation --editable .; \
