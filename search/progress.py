@@ -1,13 +1,21 @@
-"""What a person sees while a search runs: a bar on a terminal, lines elsewhere, or nothing."""
+"""What a person sees while a search runs: a bar on a terminal or in a notebook, lines elsewhere."""
 
 from __future__ import annotations
 
+import io
+import sys
 import time
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from ksopt.search.results import TrialRecord
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_CELLS = 0.25
+_COLUMNS_OF_A_CELL = 100
 
 
 class Progress(Protocol):
@@ -75,22 +83,8 @@ class Bar:
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
 
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(file=stream),
-            transient=True,
-        )
+        self._bar = _bar_on(Console(file=stream))
         self._task = self._bar.add_task("", total=None, visible=False)
         self._best = _Best()
         self._bar.start()
@@ -115,11 +109,99 @@ class Bar:
         self._bar.stop()
 
 
+class Cell(Bar):
+    """The same in a notebook, under the cell that runs: rich's own bar there needs widgets.
+
+    Args:
+        display: IPython's module of that name.
+    """
+
+    def __init__(self, display: Any) -> None:
+        from rich.console import Console
+
+        console = Console(
+            file=io.StringIO(),
+            record=True,
+            color_system="truecolor",
+            width=_COLUMNS_OF_A_CELL,
+            force_terminal=True,
+            force_jupyter=False,
+        )
+        self._bar = _bar_on(console)
+        self._task = self._bar.add_task("", total=None, visible=False)
+        self._best = _Best()
+        self._display = display
+        self._shown = display.display(display.HTML(""), display_id=True)
+        self._last = 0.0
+
+    def note(self, text: str) -> None:
+        """Show it until the next one."""
+        self._bar.update(self._task, description=text, visible=True)
+        self._show(at_once=True)
+
+    def start(self, total: int, done: int) -> None:
+        """Show the bar."""
+        super().start(total, done)
+        self._show(at_once=True)
+
+    def trial(self, record: TrialRecord, best: TrialRecord | None) -> None:
+        """Move the bar."""
+        super().trial(record, best)
+        self._show()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._shown.update(self._display.HTML(""))
+
+    def _show(self, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if at_once or now - self._last >= _SECONDS_BETWEEN_CELLS:
+            self._last = now
+            console = self._bar.console
+            console.print(self._bar.get_renderable())
+            lines = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+            self._shown.update(self._display.HTML(lines))
+
+
+def _bar_on(console: Console) -> RichProgress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
 def for_terminal(stream: TextIO, quiet: bool = False) -> Progress:
-    """The progress that suits a stream: a bar on a terminal, lines elsewhere, nothing if quiet."""
+    """The progress that suits a stream: a bar on a terminal or in a notebook, lines elsewhere.
+
+    Args:
+        stream: what it is written to; a notebook's cell has a place of its own.
+        quiet: show nothing.
+    """
     if quiet:
         return Silent()
+    display = _display_of_notebook()
+    if display is not None:
+        return Cell(display)
     return Bar(stream) if stream.isatty() else Lines(stream)
+
+
+def _display_of_notebook() -> Any:
+    """IPython's display, where a notebook's kernel runs this; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return None if getattr(shell, "kernel", None) is None else ipython.display
 
 
 class _Best:
