@@ -31,8 +31,13 @@ def rows(run, x):
     return x.shape[0] if x.is_floating_point() else x.numel()
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    "dynamic",
+    [
+        pytest.param(False, id="static"),
+        pytest.param(True, id="dynamic", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_site_is_lowered_and_a_step_is_equal(path, dynamic, compiled_by_eager):
     module = load(path)

@@ -535,7 +535,8 @@ def test_a_dense_weight_in_the_memory_of_a_frozen_one_is_not_taken_for_it(compil
     assert [site.verdict for site in report.sites] == [Verdict.LOWERED]
 
 
-def test_a_detached_weight_gets_no_gradient_and_gives_none():
+@pytest.mark.parametrize("handed_over", [pytest.param("inductor", marks=pytest.mark.slow), "eager"])
+def test_a_detached_weight_gets_no_gradient_and_gives_none(handed_over, monkeypatch):
     class Detached(nn.Module):
         def __init__(self):
             super().__init__()
@@ -545,24 +546,19 @@ def test_a_detached_weight_gets_no_gradient_and_gives_none():
             return torch.bmm(x.reshape(-1, 2, 18).transpose(0, 1), self.weight.detach().mT)
 
     model, x = Detached(), torch.randn(5, 36)
-    for handed_over in ("inductor", "eager"):
-        torch._dynamo.reset()
-        with (
-            collected() as reports,
-            pytest.MonkeyPatch.context() as patch,
-        ):
-            if handed_over == "eager":
-                patch.setattr(backend, "hand_over", lambda gm, inputs, config: gm.forward)
-            compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
-            assert compiled(x).requires_grad is model(x).requires_grad is False
-            leaf = x.clone().requires_grad_()
-            result = compiled(leaf)
-            result.square().sum().backward()
-        assert any(site.verdict is Verdict.LOWERED for report in reports for site in report.sites)
-        other = x.clone().requires_grad_()
-        model(other).square().sum().backward()
-        torch.testing.assert_close(leaf.grad, other.grad)
-        assert model.weight.grad is None
+    with collected() as reports:
+        if handed_over == "eager":
+            monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: gm.forward)
+        compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
+        assert compiled(x).requires_grad is model(x).requires_grad is False
+        leaf = x.clone().requires_grad_()
+        result = compiled(leaf)
+        result.square().sum().backward()
+    assert any(site.verdict is Verdict.LOWERED for report in reports for site in report.sites)
+    other = x.clone().requires_grad_()
+    model(other).square().sum().backward()
+    torch.testing.assert_close(leaf.grad, other.grad)
+    assert model.weight.grad is None
 
 
 def test_a_call_of_the_operator_that_reads_other_rows_is_a_site_of_its_own():

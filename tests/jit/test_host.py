@@ -1,6 +1,7 @@
 """The C++ host library: built, cached, and done without."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,14 @@ def test_a_failed_compile_carries_the_compilers_words():
     broken = {"ops.cpp": "int f() { return no_such_name; }"}
     with pytest.raises(CompilationError, match="no_such_name"):
         host._compile("c++", broken, ["-shared", "-fPIC"])
+
+
+def test_every_source_is_compiled_once():
+    sources = host._sources()
+    units = host._units(sources)
+    alone = [name for name in units if name in sources]
+    included = re.findall(r'#include "(.*\.cpp)"', units["with_aten.cpp"])
+    assert sorted(alone + included) == [name for name in sources if name.endswith(".cpp")]
 
 
 def test_a_missing_ninja_is_a_sentence(monkeypatch, tmp_path):

@@ -1,7 +1,7 @@
 """The timing protocol: what it measures, how it compares, how long it takes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -35,11 +35,14 @@ class Turned:
 
 
 @pytest.fixture
-def turned(monkeypatch: pytest.MonkeyPatch) -> Turned:
+def turned(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turned]:
     clock = Turned()
     monkeypatch.setattr(timers, "time", clock)
     monkeypatch.setattr(interleaved, "time", clock)
-    return clock
+    monkeypatch.setattr(timers, "flush_bytes", lambda cache_bytes: 2**16)  # takes no time there
+    timing._timer.cache_clear()
+    yield clock
+    timing._timer.cache_clear()
 
 
 def test_a_known_time_is_found() -> None:

@@ -35,6 +35,7 @@ class SeenThroughAView(nn.Module):
         return seen.reshape(-1, 20)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("write", [by_silu, by_out, by_relu])
 def test_a_write_is_seen_through_older_views(write, dynamic, compiled_by_eager):
@@ -58,6 +59,7 @@ def by_unsqueeze(y):
     return (y + 1).unsqueeze_(0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [

@@ -13,7 +13,7 @@ from ksopt.compile.capture import in_place, interpreter
 from ksopt.compile.capture.tracker import Tracker
 
 HERE = Path(__file__).parents[1]
-LAYERS = sorted([*(HERE / "corpus").glob("*.py"), *(HERE / "models").glob("*.py")])
+LAYERS = [*sorted((HERE / "models").glob("*.py")), *sorted((HERE / "corpus").glob("*.py"))]
 
 
 def load(path: Path):

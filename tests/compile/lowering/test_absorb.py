@@ -76,6 +76,7 @@ def chains(graph):
     return [node for node in graph.nodes if "ks_chain" in str(node.target)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_bias_activation_and_residual_are_one_operator(name, dynamic, toy):
@@ -290,6 +291,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, 32)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
 def test_siblings_are_one_launch(biased, dynamic, toy):

@@ -173,8 +173,18 @@ def test_a_weight_may_be_written_where_eager_mode_lets_it(build, dynamic, frozen
     assert counters["ksopt"]["lowered"] >= 1
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_a_bias_may_be_written(dynamic):
+    check_a_written_bias(dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_bias_may_be_written_where_graphs_run_by_eager(dynamic, compiled_by_eager):
+    check_a_written_bias(dynamic)
+
+
+def check_a_written_bias(dynamic):
     class Model(Layer):
         def __init__(self):
             super().__init__()

@@ -126,6 +126,7 @@ def test_autocast_finds_what_float32_does_and_float64_is_left_alone(way, compile
     assert "it computes in float64, for which there are no kernels" in site.reason
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("mask", "chain"),
     [
@@ -206,6 +207,7 @@ def result_in_place(own, x):
     return y.relu_()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "call",
     [weight_after_mask, mask_after_mask, mask_before, product_then_mask, weight_itself,
@@ -245,6 +247,7 @@ class Gradients(nn.Module):
         return F.linear(x, weight) + x.sum()
 
 
+@pytest.mark.sweep
 @ways
 def test_a_weight_that_is_made_without_gradients_has_none(way, compiled_by_eager):
     model, x = Gradients(way), torch.randn(5, 16)
@@ -315,6 +318,7 @@ class Refused(nn.Module):
         return self.call(self, x)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
