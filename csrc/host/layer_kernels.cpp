@@ -142,5 +142,5 @@ TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "run_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
       "int siblings, Tensor[]? owners, bool changing, Tensor? out=None) -> Tensor?",
-      torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, run_layer));
+      torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_layer));
 }

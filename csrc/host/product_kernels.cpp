@@ -237,8 +237,13 @@ void serve_products(bool served) {
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def("serve_products(bool served) -> ()", serve_products);
   m.def(
-      // Under every key: autograd's own fallback would make an owner that requires gradients require them of y.
       "run_product(Tensor x, Tensor weight, bool batch_last, Tensor? owner, bool changing, Tensor? out=None) -> "
       "Tensor?",
-      torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, run_product));
+      torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_product));
+}
+
+// Past autograd, whose own fallback would make an owner that requires gradients require them of y.
+TORCH_LIBRARY_IMPL(ksopt_host, Autograd, m) {
+  m.impl("run_product", torch::CppFunction::makeFallthrough());
+  m.impl("run_layer", torch::CppFunction::makeFallthrough());
 }

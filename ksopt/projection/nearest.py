@@ -116,7 +116,7 @@ def project(
         True
     """
     if isinstance(chain, str):
-        sized = matrix.ndim == 2  # other matrices are refused below
+        sized = isinstance(matrix, Tensor) and matrix.ndim == 2  # others are refused below
         chain = chain_of(chain, *matrix.shape[::-1]) if sized else Chain.parse(chain)
     _check(matrix, chain)
     for name, value in (("refine", refine), ("iterations", iterations)):
