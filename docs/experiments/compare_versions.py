@@ -5,8 +5,8 @@
 
 Needs no GPU. Both versions run the same commands in processes of their own, with times that are
 played (`versions.played_times`), so that what depends on times can be compared, too. Prints a
-table, what differs, and which differences are meant (`versions.deliberate`). Exits with 1 if any is
-not.
+table, what differs, and which differences are deliberate (`versions.deliberate`). Exits with 1 if
+any is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,36 +36,39 @@ class Outcome:
     Attributes:
         case: the case.
         compared: the parts that were compared, with numbers of entries.
-        unmeant: differences that nobody meant.
-        meant: the others, by their kinds.
+        unexpected: differences that nobody has named.
+        deliberate: the others, by their kinds.
     """
 
     case: Case
     compared: str
-    unmeant: list[Difference] = field(default_factory=list)
-    meant: dict[Deliberate, list[Difference]] = field(default_factory=dict)
+    unexpected: list[Difference] = field(default_factory=list)
+    deliberate: dict[Deliberate, list[Difference]] = field(default_factory=dict)
 
     @property
     def row(self) -> str:
         """Of the table."""
-        same = "no" if self.unmeant else "but for what is meant" if self.meant else "yes"
+        deliberate = sum(map(len, self.deliberate.values()))
+        same = f"but for {deliberate} deliberate differences" if deliberate else "yes"
+        same = "no" if self.unexpected else same
         return f"| {self.case.command} | {self.case.title} | {self.compared} | {same} |"
 
 
 def compared(case: Case, before: Version, now: Version, home: Path) -> Outcome:
     """Run a case in both versions, and compare what they leave."""
-    left: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
     for version in (before, now):
         folder = home / version.name
         folder.mkdir()
         try:
-            left.append(case.run(version, folder))
+            outputs.append(case.run(version, folder))
         except RunError as error:
-            left.append({"failed": str(error)})
-    found = list(differences(left[0], left[1]))
-    if all("failed" in one for one in left):  # alike or not, nothing was compared
-        found = [Difference("failed", *(one["failed"] for one in left))]
-    return Outcome(case, counted(left[1]), *sorted_out(case.command, found, DELIBERATE))
+            outputs.append({"failed": str(error)})
+    earlier, later = outputs
+    differing = list(differences(earlier, later))
+    if "failed" in earlier and "failed" in later:  # alike or not, nothing was compared
+        differing = [Difference("failed", earlier["failed"], later["failed"])]
+    return Outcome(case, counted(earlier), *sorted_out(case.command, differing, DELIBERATE))
 
 
 def layers_case(modules: Path) -> Case:
@@ -77,7 +80,7 @@ def layers_case(modules: Path) -> Case:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, and print; 1 if there is a difference that nobody meant."""
+    """Compare, and print; 1 if there is a difference that nobody has named."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="ksopt-versions-") as name:
         home = Path(name)
@@ -100,21 +103,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder.mkdir()
             outcomes.append(compared(case, before, now, folder))
             print(outcomes[-1].row, flush=True)
-    _print_differences(outcomes, print)
-    return 1 if any(one.unmeant for one in outcomes) else 0
+    _print_differences(outcomes)
+    return 1 if any(one.unexpected for one in outcomes) else 0
 
 
-def _print_differences(outcomes: Sequence[Outcome], say: Callable[[str], object]) -> None:
+def _print_differences(outcomes: Sequence[Outcome]) -> None:
     for one in outcomes:
-        if one.unmeant:
-            say(f"\n{one.case.command}, {one.case.title}: {len(one.unmeant)} differences")
-            for difference in one.unmeant[:_SHOWN]:
-                say(f"- {difference}")
+        if one.unexpected:
+            print(f"\n{one.case.command}, {one.case.title}: {len(one.unexpected)} differences")
+            print(*(f"- {difference}" for difference in one.unexpected[:_SHOWN]), sep="\n")
     for kind in DELIBERATE:
-        places = [each for one in outcomes for each in one.meant.get(kind, ())]
+        places = [each for one in outcomes for each in one.deliberate.get(kind, ())]
         if places:
-            say(f"\nMeant, {kind.command}, in {len(places)} places: {kind.reason}")
-            say(f"- such as {places[0]}")
+            print(f"\nDeliberate, {kind.command}, {len(places)} times: {kind.reason}")
+            print(f"- such as {places[0]}")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -12,7 +12,7 @@ from versions.cases import CASES, Case
 from versions.comparing import NOTHING, Deliberate, Difference, differences, sorted_out
 from versions.running import ROOT, Finished, RunError, Version
 
-MEANT = Deliberate("search", "trials/.*/error", "^0.0", "other rows are checked")
+OTHER_ROWS = Deliberate("search", "trials/.*/error", "^0.0", "other rows are checked")
 FRONT = {"metrics": ["latency_us"], "trials": [0]}
 TIMES = """\
 import ksopt, torch
@@ -56,13 +56,13 @@ def test_what_counts_as_a_difference(before: object, now: object, paths: list[st
     assert [one.path for one in differences(before, now)] == paths
 
 
-def test_only_what_a_rule_names_is_meant() -> None:
-    meant, small = Difference("trials/3/error", 0.01, 0.02), Difference("trials/3/error", 1.0, 0.0)
+def test_only_what_a_kind_names_is_deliberate() -> None:
+    small, large = Difference("trials/3/error", 0.01, 0.02), Difference("trials/3/error", 1.0, 0.0)
     other = Difference("trials/3/chain", "(1,8,8,1)", NOTHING)
-    unmeant, kinds = sorted_out("search", [meant, small, other], [MEANT])
-    assert unmeant == [small, other]
-    assert kinds == {MEANT: [meant]}
-    assert sorted_out("tune", [meant], [MEANT])[0] == [meant]
+    unexpected, deliberate = sorted_out("search", [small, large, other], [OTHER_ROWS])
+    assert unexpected == [large, other]
+    assert deliberate == {OTHER_ROWS: [small]}
+    assert sorted_out("tune", [small], [OTHER_ROWS])[0] == [small]
 
 
 def _left(folder: Path, results: dict) -> dict:
@@ -92,17 +92,17 @@ def test_results_of_both_schemas_are_one_document(schema: str, chain: str, tmp_p
     now = layer({"dims": "8x8", "study": "one"}, chain, "At 25%, use it.")
     now = {"layers": [now], "request": asked, "replayed": False, "plan": None, "unmet": {}}
 
-    documents_ = []
+    both = []
     for name, results in (("before", before), ("now", now)):
         (tmp_path / name).mkdir()
-        documents_.append(_left(tmp_path / name, results))
-    assert documents_[0]["trials.csv"] == [{"number": 0.0, "latency_median_us": 12.5}]
-    paths = [one.path for one in differences(*documents_)]
+        both.append(_left(tmp_path / name, results))
+    assert both[0]["trials.csv"] == [{"number": 0.0, "latency_median_us": 12.5}]
+    paths = [one.path for one in differences(*both)]
     assert paths == ([] if chain == "(1,8,8,1)" else ["trials, in order/8x8/0/chain"])
 
 
 def test_sites_are_compared_by_line_and_a_layers_own_operator_by_what_it_is() -> None:
-    def said(spelling: str, verdict: str) -> str:
+    def printed(spelling: str, verdict: str) -> str:
         site = {"place": {"file": "/a/b.py", "line": 3}, "spelling": spelling, "verdict": verdict}
         site |= {"chain": "(4,8,8,1)", "batch": 6, "dtype": "float32", "reason": "At node y: no."}
         kinds = ("epilogue", "fused", "training", "to_input", "computed", "predicted", "measured")
@@ -111,7 +111,7 @@ def test_sites_are_compared_by_line_and_a_layers_own_operator_by_what_it_is() ->
         return json.dumps({"layer": {"training": explanation, "any batch": {"error": "KeyError"}}})
 
     def document(spelling: str, verdict: str) -> dict:
-        return documents.explained(Finished(Path(), (said(spelling, verdict),)))
+        return documents.explained(Finished(Path(), (printed(spelling, verdict),)))
 
     own = document("ks_mm", "lowered")
     assert own == document("ks_chain", "lowered")
@@ -127,18 +127,18 @@ def test_sites_are_compared_by_line_and_a_layers_own_operator_by_what_it_is() ->
 def test_a_row_says_whether_a_case_is_the_same(
     before: str, now: str | None, same: str, tmp_path: Path
 ) -> None:
-    class Told(Case):
+    class Known(Case):
         def run(self, version: Version, folder: Path) -> dict:
             text = before if version.name == "before" else now
             if text is None:
                 raise RunError("exit code 1: no times are played")
             return {"answers": [text]}
 
-    case = Told("search", "8x8", (), documents.search)
+    case = Known("search", "8x8", (), documents.search)
     versions = [Version(name, ROOT, tmp_path) for name in ("before", "now")]
     outcome = compare_versions.compared(case, *versions, tmp_path)
     assert outcome.row.endswith(f"| {same} |")
-    assert bool(outcome.unmeant) == (same == "no")
+    assert bool(outcome.unexpected) == (same == "no")
 
 
 def test_cases_that_fail_alike_are_not_the_same(tmp_path: Path) -> None:

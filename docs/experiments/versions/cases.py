@@ -159,10 +159,12 @@ CASES = (
     _search("families", "--dims 64x64 --families monarch,low_rank --min-rank 8 --trials 12"),
     _search(
         "limits",
-        "--dims 64x64 --chainable --aligned --block-sizes multiple:4 --max-params 1500 "
-        "--min-speedup 1.1 --trials 16",
+        "--dims 64x128 --chainable --aligned --block-sizes multiple:4 --min-rank 16 "
+        "--max-params 2500 --min-speedup 1.1 --trials 16",
     ),
-    _search("every chain", "--dims 16x16 --factors 2 --budget 50% --batch 8 --trials 400"),
+    _search(
+        "every chain", "--dims 20x12 --factors 2 --min-rank 4 --min-use 0 --batch 8 --trials 100"
+    ),
     _search("another seed", "--dims 64x64 --seed 7 --batch 16 --trials 40"),
     _search("taken up twice", "--dims 32x64 --batch 16", "--trials 5", "--trials 9", "--trials 20"),
     Case(

@@ -1,4 +1,4 @@
-"""What differs between two documents, and which differences are meant."""
+"""What differs between two documents, and which differences are deliberate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Deliberate:
-    """A kind of differences that are meant.
+    """A kind of deliberate differences.
 
     Attributes:
         command: where they appear.
@@ -97,18 +97,18 @@ def _are_equal(before: Any, now: Any) -> bool:
 
 
 def sorted_out(
-    command: str, found: Sequence[Difference], deliberate: Sequence[Deliberate]
+    command: str, differing: Sequence[Difference], kinds: Sequence[Deliberate]
 ) -> tuple[list[Difference], dict[Deliberate, list[Difference]]]:
-    """Differences that nobody meant, and the others by their kinds."""
-    unmeant: list[Difference] = []
-    meant: dict[Deliberate, list[Difference]] = {}
-    for one in found:
-        kind = next((kind for kind in deliberate if kind.covers(command, one)), None)
+    """Differences that no kind covers, and the others by their kinds."""
+    unexpected: list[Difference] = []
+    deliberate: dict[Deliberate, list[Difference]] = {}
+    for one in differing:
+        kind = next((kind for kind in kinds if kind.covers(command, one)), None)
         if kind is None:
-            unmeant.append(one)
+            unexpected.append(one)
         else:
-            meant.setdefault(kind, []).append(one)
-    return unmeant, meant
+            deliberate.setdefault(kind, []).append(one)
+    return unexpected, deliberate
 
 
 def counted(document: Mapping[str, Any]) -> str:

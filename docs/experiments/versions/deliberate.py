@@ -1,4 +1,4 @@
-"""Differences from 792ddf8, the version before the rebuild, that are meant, with their reasons."""
+"""Deliberate differences from 792ddf8, the version before the rebuild, with their reasons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from versions.comparing import Deliberate
 
 _SMALL = r"(0\.00\d+|[\d.]+e-\d+)"
 _SITES = "sites/module_.*"
-"""Of a random module: no layer of the corpus and no model differs."""
+"""Of a random module: no site of the corpus or of a model differs."""
 
 DELIBERATE = (
     Deliberate(

@@ -86,9 +86,9 @@ def _layers(results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     A search of one size had a schema of its own, and each size what was asked of it in full.
     """
     if "layers" in results:
-        asked = {**results.pop("request")}
+        request = results.pop("request")
         parts = [
-            {**one, "request": {**asked, **one["request"]}, "replayed": results["replayed"]}
+            {**one, "request": {**request, **one["request"]}, "replayed": results["replayed"]}
             for one in results.pop("layers")
         ]
     elif "shapes" in results:
@@ -104,9 +104,9 @@ def _layers(results: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def explained(done: Finished) -> dict[str, Any]:
     """Of `versions.explained`: every layer, every way that it is called."""
     calls = {
-        f"{layer}, {way}": said
+        f"{layer}, {way}": answer
         for layer, ways in json.loads(done.printed[-1]).items()
-        for way, said in ways.items()
+        for way, answer in ways.items()
     }
     return _explanations(calls)
 
@@ -117,14 +117,14 @@ def explain(done: Finished) -> dict[str, Any]:
 
 
 def _explanations(calls: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    told = {name: one for name, one in calls.items() if "error" not in one}
+    answers = {name: one for name, one in calls.items() if "error" not in one}
     return {
-        "sites": {name: _sites(one["sites"]) for name, one in told.items()},
-        "linear flops": {name: one["linear_flops"] for name, one in told.items()},
-        "graphs": {name: one["graphs"] for name, one in told.items()},
-        "graph breaks": {name: len(one["graph_breaks"]) for name, one in told.items()},
-        "graphs left alone": {name: len(one["notes"]) for name, one in told.items()},
-        "what the pass counts": {name: _counts(one["passes"]) for name, one in told.items()},
+        "sites": {name: _sites(one["sites"]) for name, one in answers.items()},
+        "linear flops": {name: one["linear_flops"] for name, one in answers.items()},
+        "graphs": {name: one["graphs"] for name, one in answers.items()},
+        "graph breaks": {name: len(one["graph_breaks"]) for name, one in answers.items()},
+        "graphs left alone": {name: len(one["notes"]) for name, one in answers.items()},
+        "what the pass counts": {name: _counts(one["passes"]) for name, one in answers.items()},
         "errors": {name: one["error"] for name, one in calls.items() if "error" in one},
     }
 
@@ -169,14 +169,14 @@ def convert(done: Finished) -> dict[str, Any]:
 
 def planned(done: Finished) -> dict[str, Any]:
     """Of ``ksopt convert --dry-run --json``."""
-    said = json.loads(done.printed[-1])
-    return {"layers and chains": said["layers"], "left dense": sorted(said["dense"])}
+    answer = json.loads(done.printed[-1])
+    return {"layers and chains": answer["layers"], "left dense": sorted(answer["dense"])}
 
 
 def tune(done: Finished) -> dict[str, Any]:
     """Of ``ksopt tune --json``: the last command's choices."""
-    said = renamed(shared(json.loads(done.printed[-1])))
-    return {"choices": said["choices"], "device": [said["device"], said["machine"]]}
+    answer = renamed(shared(json.loads(done.printed[-1])))
+    return {"choices": answer["choices"], "device": [answer["device"], answer["machine"]]}
 
 
 def bench(done: Finished) -> dict[str, Any]:
@@ -189,13 +189,13 @@ def bench(done: Finished) -> dict[str, Any]:
 def doctor(done: Finished) -> dict[str, Any]:
     """Of ``ksopt doctor --json``, printed once more as a table."""
     as_json, as_text = done.printed
-    said = json.loads(as_json)
-    host = said["facts"]["host_library"]
+    answer = json.loads(as_json)
+    host = answer["facts"]["host_library"]
     host["path"] = host["path"] is not None  # a digest of the sources is in it
     rows = [line.split("  ")[0].strip("│ ") for line in as_text.splitlines() if line.strip()]
     return {
-        "facts": said["facts"],
-        "advice": said["advice"],
+        "facts": answer["facts"],
+        "advice": answer["advice"],
         "rows that are printed": [row for row in rows if "host library" not in row],
     }
 

@@ -62,7 +62,7 @@ def calls(layer: ModuleType) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def of_call(call: dict[str, Any]) -> dict[str, Any]:
-    """What is said of one call; the error's type where there is none."""
+    """The explanation of one call; the error's type where there is none."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     layer, grad = call.pop("layer"), call.pop("grad")
@@ -72,8 +72,8 @@ def of_call(call: dict[str, Any]) -> dict[str, Any]:
             explanation = explain(model.train(grad), *inputs, **call)
     except Exception as error:
         return {"error": type(error).__name__}
-    said: dict[str, Any] = explanation.to_json()
-    return said
+    answer: dict[str, Any] = explanation.to_json()
+    return answer
 
 
 def built(layer: ModuleType) -> tuple[torch.nn.Module, list[torch.Tensor]]:

@@ -96,7 +96,7 @@ class Version:
         )
         if ran.returncode != code:
             last = [line for line in ran.stderr.splitlines() if line.strip()][-1:]
-            raise RunError(f"exit code {ran.returncode}: {' '.join(last) or 'nothing was said'}")
+            raise RunError(f"exit code {ran.returncode}: {' '.join(last) or 'without a word'}")
         return self._without_folders(ran.stdout, folder)
 
     def _environment(self, folder: Path, path: Sequence[Path]) -> dict[str, str]:
