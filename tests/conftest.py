@@ -1,5 +1,6 @@
 """What every test shares: private caches, and which tests are slow or need a GPU."""
 
+import contextlib
 import gc
 import os
 import shutil
@@ -7,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ def _forget_what_was_compiled() -> Iterator[None]:
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"]._dynamo.reset()
     pytest_collection_finish()
+
+
+@pytest.fixture
+def deterministic() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context manager: in its block torch's algorithms are deterministic."""
+
+    @contextlib.contextmanager
+    def are_deterministic() -> Iterator[None]:
+        import torch
+
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return are_deterministic
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker

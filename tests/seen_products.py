@@ -1,10 +1,14 @@
 """Products as their weights were taken: as ones that change, or as ones that are kept."""
 
 import shutil
+import sys
+from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
 
+import ksopt
 from ksopt.jit import host
 from ksopt.kernels import dispatch, host_plans, weight_scopes
 from ksopt.ops import trained
@@ -45,6 +49,28 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
         (trained, "run"),
     ):
         monkeypatch.setattr(module, name, lambda *_: None)
+
+
+class Python:
+    """The functions of ksopt that this thread enters inside of this block.
+
+    Attributes:
+        entered: their names.
+    """
+
+    _PACKAGE = str(Path(ksopt.__file__).parent)
+
+    def __enter__(self) -> "Python":
+        self.entered: list[str] = []
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _see(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(self._PACKAGE):
+            self.entered.append(frame.f_code.co_name)
 
 
 class SeenProducts:

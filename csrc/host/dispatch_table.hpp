@@ -11,6 +11,7 @@
 
 #include "bmm_plan.hpp"
 #include "kernel_table.hpp"
+#include "known_product.hpp"
 #include "torch_ops.hpp"
 
 namespace {
@@ -95,11 +96,12 @@ bool takes_product(const Tensor& out, const Tensor& x, const Tensor& weight, int
          !share_memory(out, x) && !share_memory(out, weight);
 }
 
-// A weight in the form that a plan takes. ksopt/kernels/weight_table.py vouches for what the stable ABI
-// cannot tell: that it was prepared from the weight's memory at its present version.
+// What was prepared of a call's weights. kept_weights.cpp and ksopt/kernels/weight_table.py vouch for what the
+// stable ABI cannot tell: that it was prepared from the weights' memory at its present version.
 struct Prepared {
-  const Tensor& tensor;
-  int64_t form;    // what was prepared, from a weight of which shape and dtype
+  Tensor tensor;
+  int64_t of;      // which of the weights, or ksopt::ALL
+  int64_t form;    // what was prepared, from weights of which shapes and dtype
   int64_t stream;  // that may read it
 
   // Whether it is of the form, may be read now, and need not be prepared anew for a graph.
@@ -109,6 +111,15 @@ struct Prepared {
     return stream == reinterpret_cast<intptr_t>(current) && !is_capturing(current);
   }
 };
+using AtHand = std::vector<Prepared>;
+
+// What is at hand of a weight, or of all of them, in a form.
+std::optional<Tensor> find_prepared(const AtHand& at_hand, int64_t of, int64_t form, int32_t device) {
+  for (const Prepared& one : at_hand) {
+    if (one.of == of && one.serves(form, device)) return one.tensor;
+  }
+  return std::nullopt;
+}
 
 std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, const Tensor& weight,
                                      const std::optional<Tensor>& prepared, const std::optional<Tensor>& out) {
@@ -155,11 +166,11 @@ struct Step {
   }
 };
 
-// The step for such operands; none if it is not known, or not without Python. `prepared_in` gives the weight
-// in a form, if there is one that may be read now.
-template <typename PreparedIn>
-std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool changing,
-                            const PreparedIn& prepared_in) {
+// The step for such operands, the weight being one of those that something is at hand of; none if it is not known,
+// or not without Python.
+std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, bool changing, const AtHand& at_hand,
+                            int64_t of) {
+  const auto prepared_in = [&](int64_t form) { return find_prepared(at_hand, of, form, x.device); };
   if (weight.dim() != 4) return std::nullopt;
   const int64_t a = weight.size(0), b = weight.size(1), c = weight.size(2), d = weight.size(3);
   if (x.features != a * c * d || x.features == 0 || x.batch == 0 || x.dtype != dtype_of(weight) ||
@@ -197,16 +208,12 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
 // y, if something is known for these operands and nothing about them is out of the ordinary; the caller
 // checks, chooses and reports what is wrong in all other cases. An eager call spends its time here.
 std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool batch_last, bool exact,
-                                   bool changing, const std::optional<Prepared>& prepared,
-                                   const std::optional<Tensor>& out) {
+                                   bool changing, const AtHand& at_hand, const std::optional<Tensor>& out) {
   if (x.dim() == 0 || weight.dim() != 4 || !x.is_contiguous()) return std::nullopt;
   const Rows rows = rows_of(x, batch_last);
   const int64_t out_features = weight.size(0) * weight.size(1) * weight.size(3);
   if (out && !takes_product(*out, x, weight, out_features, batch_last)) return std::nullopt;
-  const auto step = step_of(rows, weight, exact, changing, [&](int64_t form) {
-    const bool serves = prepared && prepared->serves(form, rows.device);
-    return serves ? std::optional(prepared->tensor) : std::nullopt;
-  });
+  const auto step = step_of(rows, weight, exact, changing, at_hand, 0);
   return step ? step->run(x, batch_last, out) : std::nullopt;
 }
 

@@ -3,14 +3,19 @@
 
 #include "kept_weights.hpp"
 
+#include "known_product.hpp"
+
 #include <torch/library.h>
 
-#include <algorithm>
 #include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace {
 
@@ -21,29 +26,59 @@ std::shared_mutex kept_mutex;
 // Addresses of tensors with which something is kept, and maybe of some more: Python then finds nothing.
 std::unordered_set<const TensorImpl*> roots;
 std::atomic<int64_t> forgotten{0};
+thread_local std::optional<bool> said_to_change;
 
-// As Note of weight_table.py. `token` goes with what Python keeps, and that holds the weight's storage: while it
-// lives, no other storage has this address.
-struct Note {
-  c10::weak_intrusive_ptr<TensorImpl> token;
+// A weight, as it was when something was prepared of it. The reference keeps the tensor that counts its versions
+// from being mistaken for a later one at its address.
+struct Part {
+  c10::weak_intrusive_ptr<TensorImpl> root;
+  int64_t version;
   const c10::StorageImpl* storage;
   const void* address;
   std::vector<int64_t> strides;
-  int64_t version, form, stream;
 
-  bool is_of(const Tensor& weight, int64_t root_version) const {
-    return version == root_version && address == weight.const_data_ptr() &&
-           storage == weight.storage().unsafeGetStorageImpl() && weight.strides() == at::IntArrayRef(strides);
+  Part(const Tensor& weight, const Tensor& root, int64_t version)
+      : root(root.getIntrusivePtr()),
+        version(version),
+        storage(weight.storage().unsafeGetStorageImpl()),
+        address(weight.const_data_ptr()),
+        strides(weight.strides().vec()) {}
+
+  bool is_in_place_of(const Part& other) const { return address == other.address && strides == other.strides; }
+
+  bool is_of(const Tensor& weight, const Tensor& its_root) const {
+    return root._unsafe_get_target() == its_root.unsafeGetTensorImpl() && version == its_root._version() &&
+           address == weight.const_data_ptr() && storage == weight.storage().unsafeGetStorageImpl() &&
+           weight.strides() == at::IntArrayRef(strides);
   }
 };
 
-// Of one tensor, which cannot be mistaken for a later one at its address.
-struct Notes {
-  c10::weak_intrusive_ptr<TensorImpl> root;
-  std::vector<Note> newest_first;
+// Where what was prepared of a weight is kept, or of several together. `token` goes with what Python keeps, and that
+// holds the weights' storages: while it lives, no other storage has the address of one of theirs.
+struct Note {
+  c10::weak_intrusive_ptr<TensorImpl> token;
+  std::vector<Part> parts;
+  int64_t form, stream;
+
+  bool replaces(const Note& other) const {
+    return form == other.form && stream == other.stream && parts[0].is_in_place_of(other.parts[0]);
+  }
+
+  // Which of a call's weights it is of, if it is of `at`, or of all of them, the first of which is `at`.
+  std::optional<int64_t> is_of(at::TensorList weights, at::TensorList roots, size_t at) const {
+    if (!parts[0].is_of(weights[at], roots[at])) return std::nullopt;
+    if (parts.size() == 1) return static_cast<int64_t>(at);
+    if (at != 0 || parts.size() != weights.size()) return std::nullopt;
+    for (size_t other = 1; other < parts.size(); ++other) {
+      if (!parts[other].is_of(weights[other], roots[other])) return std::nullopt;
+    }
+    return ksopt::ALL;
+  }
 };
+
+// Of what one tensor owns, the newest first.
+using Notes = std::vector<std::shared_ptr<const Note>>;
 std::unordered_map<const TensorImpl*, Notes> notes;  // under kept_mutex
-constexpr size_t MOST = 16;                          // as in weight_table.py
 
 void keep(int64_t root, bool is_kept) {
   const auto* place = reinterpret_cast<const TensorImpl*>(root);
@@ -63,29 +98,31 @@ void keep_nothing() {
 
 int64_t times_forgotten() { return forgotten.load(); }
 
-void note_prepared(const Tensor& weight, const Tensor& root, const Tensor& token, int64_t version, int64_t form,
-                   int64_t stream) {
-  Note note{c10::weak_intrusive_ptr<TensorImpl>(token.getIntrusivePtr()),
-            weight.storage().unsafeGetStorageImpl(),
-            weight.const_data_ptr(),
-            weight.strides().vec(),
-            version,
-            form,
-            stream};
+// What is at hand of a weight, and its forms.
+std::tuple<std::vector<Tensor>, std::vector<int64_t>> prepared_of(const Tensor& weight,
+                                                                  const std::optional<Tensor>& owner) {
+  std::vector<Tensor> tensors;
+  std::vector<int64_t> forms;
+  for (auto& one : ksopt::kept_of(weight, ksopt::root_of(weight, owner ? &*owner : nullptr))) {
+    tensors.push_back(std::move(one.prepared));
+    forms.push_back(one.form);
+  }
+  return {std::move(tensors), std::move(forms)};
+}
+
+void note_prepared(const std::vector<Tensor>& weights, const std::vector<Tensor>& owners,
+                   const std::vector<int64_t>& versions, const Tensor& token, int64_t form, int64_t stream) {
+  auto note = std::make_shared<Note>(
+      Note{c10::weak_intrusive_ptr<TensorImpl>(token.getIntrusivePtr()), {}, form, stream});
+  for (size_t at = 0; at < weights.size(); ++at) note->parts.emplace_back(weights[at], owners[at], versions[at]);
   const std::unique_lock lock(kept_mutex);
   for (auto& [_, of_root] : notes) {
-    std::erase_if(of_root.newest_first, [](const Note& one) { return one.token.expired(); });
+    std::erase_if(of_root, [](const auto& one) { return one->token.expired(); });
   }
-  std::erase_if(notes, [](const auto& entry) { return entry.second.newest_first.empty(); });
-  auto& of_root =
-      notes.try_emplace(root.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<TensorImpl>(root.getIntrusivePtr()),
-                        std::vector<Note>{})
-          .first->second.newest_first;
-  std::erase_if(of_root, [&](const Note& one) {
-    return one.form == form && one.stream == stream && one.address == note.address && one.strides == note.strides;
-  });
+  std::erase_if(notes, [](const auto& entry) { return entry.second.empty(); });
+  Notes& of_root = notes[owners[0].unsafeGetTensorImpl()];
+  std::erase_if(of_root, [&](const auto& one) { return note->replaces(*one); });
   of_root.insert(of_root.begin(), std::move(note));
-  if (of_root.size() > MOST) of_root.pop_back();
 }
 
 }  // namespace
@@ -94,6 +131,14 @@ namespace ksopt {
 
 Tensor root_of(const Tensor& weight) { return weight.is_view() ? Tensor(weight._base()) : weight; }
 
+Tensor root_of(const Tensor& weight, const Tensor* owner) {
+  return root_of(owner == nullptr || weight.is_view() ? weight : *owner);
+}
+
+std::optional<bool> are_said_to_change() { return said_to_change; }
+
+void say_changing(bool changing) { said_to_change = changing; }
+
 bool may_be_kept(const Tensor& root) {
   const std::shared_lock lock(kept_mutex);
   return roots.count(root.unsafeGetTensorImpl()) > 0;
@@ -101,21 +146,22 @@ bool may_be_kept(const Tensor& root) {
 
 void count_forgotten() { forgotten.fetch_add(1); }
 
-std::vector<KeptWeight> kept_of(const Tensor& weight, const Tensor& root) {
-  std::vector<Note> serving;
+std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots) {
+  std::vector<std::pair<std::shared_ptr<const Note>, int64_t>> serving;
   {
     const std::shared_lock lock(kept_mutex);
-    const auto found = notes.find(root.unsafeGetTensorImpl());
-    if (found == notes.end()) return {};
-    const int64_t version = root._version();
-    for (const Note& note : found->second.newest_first) {
-      if (note.is_of(weight, version)) serving.push_back(note);
+    for (size_t at = 0; at < weights.size(); ++at) {
+      const auto found = notes.find(roots[at].unsafeGetTensorImpl());
+      if (found == notes.end()) continue;
+      for (const auto& note : found->second) {
+        if (const auto of = note->is_of(weights, roots, at)) serving.emplace_back(note, *of);
+      }
     }
   }
   // Out of the lock: to hold a tensor may wait for the interpreter.
   std::vector<KeptWeight> kept;
-  for (const Note& note : serving) {
-    if (auto token = note.token.lock()) kept.push_back({Tensor(std::move(token)), note.form, note.stream});
+  for (const auto& [note, of] : serving) {
+    if (auto token = note->token.lock()) kept.push_back({Tensor(std::move(token)), of, note->form, note->stream});
   }
   return kept;
 }
@@ -126,7 +172,9 @@ TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def("keep(int root, bool is_kept) -> ()", keep);
   m.def("keep_nothing() -> ()", keep_nothing);
   m.def("times_forgotten() -> int", times_forgotten);
+  m.def("prepared_of(Tensor weight, Tensor? owner) -> (Tensor[], int[])", prepared_of);
+  m.def("say_changing(bool changing) -> ()", ksopt::say_changing);
   m.def(
-      "note_prepared(Tensor weight, Tensor root, Tensor token, int version, int form, int stream) -> ()",
+      "note_prepared(Tensor[] weights, Tensor[] owners, int[] versions, Tensor token, int form, int stream) -> ()",
       note_prepared);
 }

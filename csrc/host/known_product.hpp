@@ -1,16 +1,20 @@
-// A product that the table of decisions knows, for the files of the library that are made with ATen.
+// What the tables of decisions know, for the files of the library that are made with ATen.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace ksopt {
 
-// A weight in a form, and the stream that may read it.
+// What was prepared of a call's weights: of which one (ALL: of all of them together), in which form, and for which
+// stream.
+constexpr int64_t ALL = -1;
 struct PreparedWeight {
   AtenTensorHandle tensor;
-  int64_t form, stream;
+  int64_t of, form, stream;
 };
 
 // How a product's weight is taken, beside its operands.
@@ -20,10 +24,22 @@ struct Taken {
   bool changing;  // it is about to change
 };
 
-// y = x K^T, if `launch_known` can compute it; else null. prepared, out: may be null. The handle of y belongs to
-// the caller.
+// y = x K^T, if `launch_known` can compute it; else null. out: may be null. The handle of y belongs to the caller.
 AtenTensorHandle multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
-                                const PreparedWeight* prepared, AtenTensorHandle out);
+                                const std::vector<PreparedWeight>& prepared, AtenTensorHandle out);
+
+// All that a layer's operator is called with; bias, residual: may be null.
+struct LayerHandles {
+  AtenTensorHandle x;
+  std::vector<AtenTensorHandle> weights;
+  AtenTensorHandle bias, residual;
+  const std::string& activation;
+  int64_t siblings;
+};
+
+// The layer's result, if `run_known_plan` can compute it; else null. As for `multiply_known`.
+AtenTensorHandle layer_known(const LayerHandles& layer, const Taken& taken,
+                             const std::vector<PreparedWeight>& prepared, AtenTensorHandle out);
 
 // The weight gradient of grad and x, batch first, and that of a bias where it is wanted; and whether their launch is
 // known: then no handles say that torch computes them. The handles belong to the caller.

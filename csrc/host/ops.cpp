@@ -23,30 +23,10 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
   return launch_plan(plan, common_stride(x, first, last) ? x : torch::stable::contiguous(x), weight, out);
 }
 
-std::optional<Tensor> launch_known_as_it_is(const Tensor& x, const Tensor& weight, bool batch_last,
-                                            bool exact, bool changing, std::optional<Tensor> out) {
-  return launch_known(x, weight, batch_last, exact, changing, std::nullopt, out);
-}
-
-std::optional<Tensor> launch_known_prepared(const Tensor& x, const Tensor& weight, bool batch_last,
-                                            bool exact, const Tensor& prepared, int64_t form,
-                                            int64_t stream, std::optional<Tensor> out) {
-  return launch_known(x, weight, batch_last, exact, false, Prepared{prepared, form, stream}, out);
-}
-
 void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
                int64_t form, int64_t kind, bool anew) {
   know(x, weight, batch_last, exact, changing,
        plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, anew}));
-}
-
-std::optional<Tensor> run_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
-                               std::optional<Tensor> residual, std::string activation, bool batch_last,
-                               int64_t siblings, bool exact, bool changing, std::vector<Tensor> prepared,
-                               std::vector<int64_t> notes, std::optional<Tensor> out) {
-  const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings};
-  if (notes.size() != 3 * prepared.size()) throw std::invalid_argument("ksopt: a note for each prepared weight");
-  return run_known_plan(layer, exact, changing, {prepared, notes}, out);
 }
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
@@ -114,6 +94,15 @@ Tensor borrowed(AtenTensorHandle handle) {
   aoti_torch_new_tensor_handle(handle, &own);
   return Tensor(own);
 }
+std::optional<Tensor> borrowed_if_any(AtenTensorHandle handle) {
+  return handle == nullptr ? std::nullopt : std::optional(borrowed(handle));
+}
+
+AtHand borrowed(const std::vector<ksopt::PreparedWeight>& prepared) {
+  AtHand at_hand;
+  for (const auto& one : prepared) at_hand.push_back({borrowed(one.tensor), one.of, one.form, one.stream});
+  return at_hand;
+}
 
 // The same for one that belongs to who asks.
 AtenTensorHandle owned(const Tensor& tensor) {
@@ -125,15 +114,21 @@ AtenTensorHandle owned(const Tensor& tensor) {
 }  // namespace
 
 AtenTensorHandle ksopt::multiply_known(AtenTensorHandle x, AtenTensorHandle weight, const Taken& taken,
-                                       const PreparedWeight* prepared, AtenTensorHandle out) {
-  const auto optional = [](AtenTensorHandle handle) {
-    return handle == nullptr ? std::nullopt : std::optional(borrowed(handle));
-  };
-  const std::optional<Tensor> in_form = optional(prepared == nullptr ? nullptr : prepared->tensor);
-  std::optional<Prepared> at_hand;
-  if (in_form) at_hand.emplace(*in_form, prepared->form, prepared->stream);
-  const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.changing, at_hand,
-                              optional(out));
+                                       const std::vector<PreparedWeight>& prepared, AtenTensorHandle out) {
+  const auto y = launch_known(borrowed(x), borrowed(weight), taken.batch_last, taken.exact, taken.changing,
+                              borrowed(prepared), borrowed_if_any(out));
+  return y ? owned(*y) : nullptr;
+}
+
+AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& taken,
+                                    const std::vector<PreparedWeight>& prepared, AtenTensorHandle out) {
+  const Tensor x = borrowed(layer.x);
+  std::vector<Tensor> weights;
+  for (AtenTensorHandle weight : layer.weights) weights.push_back(borrowed(weight));
+  const auto bias = borrowed_if_any(layer.bias), residual = borrowed_if_any(layer.residual);
+  const int64_t activation = activation_of(layer.activation);
+  const auto y = run_known_plan({x, weights, bias, residual, activation, taken.batch_last, layer.siblings},
+                                taken.exact, taken.changing, borrowed(prepared), borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 
@@ -156,8 +151,7 @@ ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandl
                                              AtenTensorHandle bias) {
   const Tensor rows = borrowed(x);
   const std::vector<Tensor> weights = {borrowed(left), borrowed(right)};
-  const std::optional<Tensor> added = bias == nullptr ? std::nullopt : std::optional(borrowed(bias));
-  const auto made = run_trained_chain({rows, weights, added, std::nullopt, 0, false, 1});
+  const auto made = run_trained_chain({rows, weights, borrowed_if_any(bias), std::nullopt, 0, false, 1});
   if (!made) return {nullptr, nullptr};
   return {owned(made->y), owned(made->between)};
 }
@@ -165,18 +159,9 @@ ksopt::KnownChain ksopt::trained_chain_known(AtenTensorHandle x, AtenTensorHandl
 STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
-      "launch_known(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, "
-      "Tensor? out=None) -> Tensor?");
-  m.def(
-      "launch_known_prepared(Tensor x, Tensor weight, bool batch_last, bool exact, Tensor prepared, "
-      "int form, int stream, Tensor? out=None) -> Tensor?");
-  m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
       "int kind=0, bool anew=False) -> ()");
   m.def("forget() -> ()");
-  m.def(
-      "run_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, bool exact, bool changing, Tensor[] prepared, int[] notes, Tensor? out=None) -> Tensor?");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
       "int siblings, bool exact, bool changing, int kernel, int form) -> ()");
@@ -209,10 +194,7 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("forget_plans", TORCH_BOX(&forget_all_plans));
   m.impl("add_chain", TORCH_BOX(&add_chain));
   // On CPU and CUDA: what is not known of a device is in no table.
-  m.impl("launch_known", TORCH_BOX(&launch_known_as_it_is));
-  m.impl("launch_known_prepared", TORCH_BOX(&launch_known_prepared));
   m.impl("know", TORCH_BOX(&know_choice));
-  m.impl("run_plan", TORCH_BOX(&run_plan));
   m.impl("know_plan", TORCH_BOX(&know_plan));
   m.impl("know_weight_grad", TORCH_BOX(&know_weight_grad));
   m.impl("know_trained_chain", TORCH_BOX(&know_trained_chain));

@@ -126,22 +126,6 @@ struct PlanChoice {
 // For weights that are kept, and for those that change; under known_mutex.
 std::array<std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>, 2> known_plans;
 
-// Prepared weights, as ksopt/kernels/weight_table.py vouches for them: of each, which of the weights it was
-// made of (ALL: of all together), its form, and the stream that may read it.
-constexpr int64_t ALL = -1;
-struct AtHand {
-  const std::vector<Tensor>& tensors;
-  const std::vector<int64_t>& notes;
-
-  std::optional<Tensor> in(int64_t form, int64_t weight, int32_t device) const {
-    for (size_t at = 0; at < tensors.size(); ++at) {
-      const Prepared prepared{tensors[at], notes[3 * at + 1], notes[3 * at + 2]};
-      if (notes[3 * at] == weight && prepared.serves(form, device)) return tensors[at];
-    }
-    return std::nullopt;
-  }
-};
-
 std::vector<int64_t> sizes_of_result(const Layer& layer, int64_t features) {
   std::vector<int64_t> sizes(static_cast<size_t>(layer.x.dim()));
   for (size_t i = 0; i < sizes.size(); ++i) sizes[i] = layer.x.size(static_cast<int64_t>(i));
@@ -162,7 +146,7 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
     chain = chain_kernels.at(static_cast<size_t>(choice.kernel));
   }
   if (!x.aligned || layer.batch_last || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
-  const std::optional<Tensor> packed = at_hand.in(choice.form, ALL, x.device);
+  const std::optional<Tensor> packed = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
   if (!packed) return std::nullopt;
   const int32_t device = x.device;
   std::optional<torch::stable::accelerator::DeviceGuard> guard;
@@ -193,9 +177,7 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     Rows rows = x;
     for (size_t at = first + length; at-- > first;) {
       const Tensor& weight = layer.weights[at];
-      auto step = step_of(rows, weight, exact, changing, [&](int64_t form) {
-        return at_hand.in(form, static_cast<int64_t>(at), x.device);
-      });
+      auto step = step_of(rows, weight, exact, changing, at_hand, static_cast<int64_t>(at));
       if (!step) return std::nullopt;
       steps.push_back(std::move(*step));
       rows.features = weight.size(0) * weight.size(1) * weight.size(3);

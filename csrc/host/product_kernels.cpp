@@ -4,11 +4,8 @@
 // of the ordinary, is the Python kernel's (ksopt/ops/implementation.py), which stays registered below this one.
 #undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
 
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -18,12 +15,12 @@
 #include <string>
 #include <vector>
 
-#include "kept_weights.hpp"
-#include "known_product.hpp"
+#include "python_kernels.hpp"
 
 namespace {
 
 using at::Tensor;
+using ksopt::handle_of;
 using torch::jit::Stack;
 
 // The operators, as `NAMES` and ksopt/ops/schemas.py name them.
@@ -55,57 +52,40 @@ Call call_of(Operator op, const Stack& stack) {
           owner.isNone() ? nullptr : &owner.toTensor(), writes(op) ? &arguments[4].toTensor() : nullptr};
 }
 
-AtenTensorHandle handle_of(const Tensor* tensor) {
-  return reinterpret_cast<AtenTensorHandle>(const_cast<Tensor*>(tensor));
-}
-
-std::optional<Tensor> multiply(const Call& call, bool changing, const ksopt::PreparedWeight* prepared) {
-  const bool exact = call.x.scalar_type() != at::kFloat ||
-                     at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
-                         at::Float32Precision::TF32;
-  const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
-      ksopt::multiply_known(handle_of(&call.x), handle_of(&call.weight), {call.batch_last, exact, changing}, prepared,
-                            handle_of(call.out))));
-  return y ? std::optional(std::move(*y)) : std::nullopt;
-}
-
-// y, where ksopt/ops/implementation.py (product, frozen) would take it from the tables.
-std::optional<Tensor> known_product(const Call& call) {
-  const bool is_owned = call.owner != nullptr && !call.weight.is_view();
-  const auto kept = ksopt::kept_of(call.weight, ksopt::root_of(is_owned ? *call.owner : call.weight));
-  if (kept.empty()) return multiply(call, false, nullptr);
-  for (const auto& one : kept) {
-    const ksopt::PreparedWeight prepared{handle_of(&one.prepared), one.form, one.stream};
-    if (auto y = multiply(call, false, &prepared)) return y;
-  }
-  return std::nullopt;
-}
-
-// The same of `changing`: where something is kept of the weight, Python forgets it.
-std::optional<Tensor> known_changing_product(const Call& call) {
-  if (ksopt::may_be_kept(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
-  auto y = multiply(call, true, nullptr);
-  if (y) ksopt::count_forgotten();
-  return y;
-}
-
-std::optional<Tensor> known(Operator op, const Call& call) {
+// y, where ksopt/ops/implementation.py (product, frozen, changing) would take it from the tables.
+std::optional<Tensor> known(const Call& call, bool changing) {
   if (at::globalContext().deterministicAlgorithms()) return std::nullopt;
-  const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
-                       (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
-  if (records) return std::nullopt;  // which Python refuses in words
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return is_changing(op) ? known_changing_product(call) : known_product(call);
+    std::vector<ksopt::KeptWeight> kept;  // of a weight that changes nothing is
+    if (!changing) kept = ksopt::kept_of(call.weight, ksopt::root_of(call.weight, call.owner));
+    const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
+        ksopt::multiply_known(handle_of(&call.x), handle_of(&call.weight),
+                              {call.batch_last, ksopt::is_exact(call.x), changing}, ksopt::handles_of(kept),
+                              handle_of(call.out))));
+    return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the way that checks and decides says what is wrong
     return std::nullopt;
   }
 }
 
+// What the kernels serve by themselves.
+std::optional<Tensor> served(Operator op, const Call& call) {
+  const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
+                       (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
+  if (records) return std::nullopt;  // which Python refuses in words
+  if (!is_changing(op)) return known(call, false);
+  // Where something is kept of the weight, Python forgets it.
+  if (ksopt::may_be_kept(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
+  auto y = known(call, true);
+  if (y) ksopt::count_forgotten();
+  return y;
+}
+
 template <Operator op>
 void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const Call call = call_of(op, *stack);
-  std::optional<Tensor> y = known(op, call);
+  std::optional<Tensor> y = served(op, call);
   if (!y) {
     python_kernels()[op]->callBoxed(handle, keys, stack);
   } else if constexpr (writes(op)) {
@@ -120,6 +100,13 @@ void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* 
 template <Operator op>
 void register_in(torch::Library& library) {
   library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
+}
+
+// What is known, for eager products, which enter Python.
+std::optional<Tensor> run_product(const Tensor& x, const Tensor& weight, bool batch_last,
+                                  const std::optional<Tensor>& owner, bool changing,
+                                  const std::optional<Tensor>& out) {
+  return known({x, weight, batch_last, owner ? &*owner : nullptr, out ? &*out : nullptr}, changing);
 }
 
 // ks_mm_weight_grad_inner and ks_mm_weight_bias_grad_inner, on CUDA.
@@ -195,11 +182,6 @@ void chain_keeping_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet
   for (Tensor& one : *made) torch::jit::push(*stack, std::move(one));
 }
 
-// Python's kernel of an operator for a device.
-c10::SafeKernelFunction pythons(const char* name, c10::DispatchKey key) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").getComputedKernelForDispatchKey(key);
-}
-
 struct Silent : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -216,13 +198,14 @@ void serve_products(bool served) {
     const std::string name = NAMES[op];
     const size_t dot = std::min(name.find('.'), name.size());
     const auto overload = dot < name.size() ? name.substr(dot + 1) : std::string();
-    const auto handle =
-        c10::Dispatcher::singleton().findSchemaOrThrow(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str());
-    python_kernels()[op].emplace(handle.getComputedKernelForDispatchKey(c10::DispatchKey::CPU));  // CUDA's, too
+    python_kernels()[op].emplace(ksopt::python_kernel(("ksopt::" + name.substr(0, dot)).c_str(), overload.c_str(),
+                                                      c10::DispatchKey::CPU));  // CUDA's, too
   }
-  python_weight_grad(false).emplace(pythons("ksopt::ks_mm_weight_grad_inner", c10::DispatchKey::CUDA));
-  python_weight_grad(true).emplace(pythons("ksopt::ks_mm_weight_bias_grad_inner", c10::DispatchKey::CUDA));
-  python_chain_keeping().emplace(pythons("ksopt::ks_chain_keeping", c10::DispatchKey::CUDA));
+  const auto of_cuda = [](const char* name) { return ksopt::python_kernel(name, "", c10::DispatchKey::CUDA); };
+  python_weight_grad(false).emplace(of_cuda("ksopt::ks_mm_weight_grad_inner"));
+  python_weight_grad(true).emplace(of_cuda("ksopt::ks_mm_weight_bias_grad_inner"));
+  python_chain_keeping().emplace(of_cuda("ksopt::ks_chain_keeping"));
+  ksopt::find_python_layers();
   // Torch warns of every kernel that is put above another: here that is meant.
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
@@ -235,6 +218,7 @@ void serve_products(bool served) {
     register_in<CHANGING>(library);
     register_in<INNER_OUT>(library);
     register_in<CHANGING_OUT>(library);
+    ksopt::register_layers(library);
     if (key == c10::DispatchKey::CUDA) {
       library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<false>>());
       library.impl("ks_mm_weight_bias_grad_inner",
@@ -246,4 +230,10 @@ void serve_products(bool served) {
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(ksopt_host, m) { m.def("serve_products(bool served) -> ()", serve_products); }
+TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
+  m.def("serve_products(bool served) -> ()", serve_products);
+  ksopt::define_below_autograd(
+      m, "run_product",
+      "(Tensor x, Tensor weight, bool batch_last, Tensor? owner, bool changing, Tensor? out=None) -> Tensor?",
+      run_product);
+}

@@ -60,7 +60,7 @@ struct Known {
         Tensor rows = x, matrix = weight;
         AtenTensorHandle y = ksopt::multiply_known(reinterpret_cast<AtenTensorHandle>(&rows),
                                                    reinterpret_cast<AtenTensorHandle>(&matrix),
-                                                   {form.batch_last, form.exact, true}, nullptr, nullptr);
+                                                   {form.batch_last, form.exact, true}, {}, nullptr);
         if (y != nullptr) {
           const std::unique_ptr<Tensor> owned(reinterpret_cast<Tensor*>(y));
           return *owned;

@@ -2,8 +2,8 @@
 
     python docs/experiments/host_time.py [cpu|cuda]
 
-Prints microseconds a call, the least of 10 rounds of 500. First of the products that compiled
-graphs call, by the host library's own kernels and by Python's above its tables. Then of whole
+Prints microseconds a call, the least of 10 rounds of 500. First of the products and layers that
+compiled graphs call, by the library's own kernels and by Python's above its tables. Then of whole
 layers, of two factors with bias and GELU: eager and compiled, inference and a training step, beside
 `nn.Linear` with GELU; and of a training step of many layers. Then, on CUDA, for each layout and
 dtype: of ksopt's operator and layer, of what they are made of, and of torch's own products of the
@@ -105,13 +105,16 @@ def of_ksopt(p: Pattern, x: Tensor, weight: Tensor, last: bool) -> Calls:
 
 
 def of_operators(device: str) -> Calls:
-    """The products that compiled graphs call, by a small weight."""
+    """The products that compiled graphs call, by a small weight, and a layer of two of them."""
     x, weight = torch.randn(ROWS, 64, device=device), torch.randn(8, 8, 8, 1, device=device)
     out = torch.empty(ROWS, 64, device=device)
     for op in (ops.ks_mm_inner, ops.ks_mm_frozen, ops.ks_mm_changing):
         yield str(op), lambda op=op: op(x, weight)
     for op in (ops.ks_mm_inner_out, ops.ks_mm_changing_out):
         yield str(op), lambda op=op: op(x, weight, out=out)
+    layer = ([weight, torch.randn_like(weight)], torch.randn(64, device=device), None, "gelu")
+    yield str(ops.ks_chain_inner), lambda: ops.ks_chain_inner(x, *layer)
+    yield str(ops.ks_chain_out), lambda: ops.ks_chain_out(x, *layer, out=out)
 
 
 @torch.no_grad()

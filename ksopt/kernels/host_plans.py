@@ -3,7 +3,8 @@
 A plan is looked up there by what it was chosen for. It is run if nothing about the operands is out
 of the ordinary, and if all that it takes of the weights is prepared (weight_table.py): one launch,
 or a product for each factor and torch's operations behind them. All else goes the way that checks,
-chooses and prepares, which ends by telling the table.
+chooses and prepares, which ends by telling the table. Compiled graphs look up without Python
+(csrc/host/layer_kernels.cpp); here eager layers do, by the same functions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.jit import host
-from ksopt.kernels import weight_table
 from ksopt.kernels.autotuner import Choice, Decision, Operands
 from ksopt.kernels.launcher import Enterable
 from ksopt.kernels.registry import FACTORS
@@ -24,7 +24,7 @@ from ksopt.kernels.weight_scopes import said
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
 
 # What the overload itself calls: it saves a call of Python. None until the table has a plan.
-_run_plan: Callable[..., Tensor | None] | None = None
+_run_layer: Callable[..., Tensor | None] | None = None
 
 
 def run(
@@ -45,15 +45,12 @@ def run(
             Nothing is assumed of them: what does not fit together gives None.
         out: as for `ksopt.ops.implementation.chain`; what cannot be written straight gives None.
     """
-    if _run_plan is None or torch.are_deterministic_algorithms_enabled():
+    if _run_layer is None:
         return None
-    changing = said.changing
     several = weights if type(weights) is list else list(weights)
     around = (bias, residual, activation, batch_last, siblings)
-    exact = x.dtype is not torch.float32 or precision.is_exact()
     try:
-        ready = ((), ()) if changing else weight_table.of_each(several, owners)
-        return _run_plan(x, several, *around, exact, changing, *ready, out)
+        return _run_layer(x, several, *around, owners, said.changing, out)
     except RuntimeError:  # the way that checks and decides says what is wrong
         return None
 
@@ -71,7 +68,7 @@ def know(
         operands, activation, batch_last, siblings: of a layer.
         decision: what was decided; None for a launch a factor, whatever the weights do.
     """
-    global _run_plan
+    global _run_layer
     x = operands.x
     if not host.is_loaded() or not x.is_contiguous():
         return
@@ -83,7 +80,7 @@ def know(
         if decision is not None:
             kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
         torch.ops.ksopt_host.know_plan(*layer, *around, exact, changing, kernel, form)
-    _run_plan = torch.ops.ksopt_host.run_plan.default._op
+    _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
 
 def _entry(choice: Choice, changing: bool) -> tuple[int, int]:

@@ -35,7 +35,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,7 +61,8 @@ class Kept:
     It is ``lasting`` if it was prepared while gradients passed through the weight. The weak
     reference keeps the storage's address from being given to another storage, so equal addresses
     mean the same storage. The ``token``, ``prepared`` once more, is held by nobody else: the host
-    library, which holds it weakly, knows by it whether this is still kept.
+    library, which holds it weakly, knows by it whether this is still kept. It knows it by the forms
+    and streams that are ``noted``.
     """
 
     version: int
@@ -71,6 +72,7 @@ class Kept:
     stream: int
     ready: torch.cuda.Event | None
     lasting: bool
+    noted: set[tuple[int, int]] = field(default_factory=set)
 
     def is_of(self, weight: Tensor, owner: Tensor) -> bool:
         return (

@@ -6,13 +6,46 @@ all of them are what they were: the same tensors with the same memory in the sam
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ksopt.kernels import weight_cache, weight_table
-from ksopt.kernels.weight_table import Part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One of several weights that were prepared together.
+
+    Attributes:
+        owner: the tensor that counts its versions, not that of another name of the same memory.
+        storage, address, strides, version: of the weight when it was prepared. Who holds this
+            keeps the storage's address from being given to another storage.
+    """
+
+    owner: weakref.ref[Tensor]
+    storage: int
+    address: int
+    strides: tuple[int, ...]
+    version: int
+
+    @classmethod
+    def of(cls, weight: Tensor, owner: Tensor) -> Part:
+        """As it is now; ``owner`` is its `weight_cache.owner_of`."""
+        return cls(weakref.ref(owner), *_state(weight, owner))
+
+    def is_of(self, weight: Tensor, owner: Tensor) -> bool:
+        """Whether the weight is what it was."""
+        state = (self.storage, self.address, self.strides, self.version)
+        return self.owner() is owner and not weight.is_neg() and state == _state(weight, owner)
+
+
+def _state(weight: Tensor, owner: Tensor) -> tuple[int, int, tuple[int, ...], int]:
+    storage = weight.untyped_storage()._cdata
+    return storage, weight.data_ptr(), weight.stride(), owner._version
 
 
 def prepared_together(
@@ -62,7 +95,7 @@ def prepared_together(
         return weight_cache.recorded(weights, owners, kept, prepare)
     if kept is not None:
         result = kept.on_current_stream()
-        weight_table.note_prepared(first, whole_form, number, result, before)
+        weight_table.note_prepared(weights, whole_form, number, result, _versions(before))
         return result
     weight_cache.drop(first, f"{form} [")
     for owner in owners[1:]:
@@ -78,8 +111,12 @@ def prepared_together(
         return result
 
     result = weight_cache.prepared(first, whole_form, prepared)
-    weight_table.note_prepared(first, whole_form, number, result, parts)
+    weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
     return result
+
+
+def _versions(parts: Sequence[Part]) -> list[int]:
+    return [part.version for part in parts]
 
 
 def number_of(form: str, shapes: Sequence[Sequence[int]], dtype: str) -> int:

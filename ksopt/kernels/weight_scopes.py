@@ -1,6 +1,7 @@
 """What the caller says of the weights in a block of code, for the thread that runs it.
 
-Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells.
+Deep inside a product, weight_cache.py has to know more of a weight than the tensor tells. Where
+weights change the host library, too, has to know: it runs what it knows without Python.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
+
+from ksopt.jit import host
 
 
 class Recorder(Protocol):
@@ -37,6 +41,23 @@ class _Said(threading.local):
 
 said = _Said()
 """What is said in this thread at this moment."""
+
+# What the overload itself calls, once the library is loaded. A thread that was in a block before
+# that says so with its first product, which enters Python: csrc/host/kept_weights.cpp.
+_say_changing: Callable[[bool], None] | None = None
+
+
+def _tell_host() -> None:
+    if _say_changing is not None:
+        _say_changing(said.changing)
+
+
+def _follow_host() -> None:
+    global _say_changing
+    _say_changing = torch.ops.ksopt_host.say_changing.default._op
+
+
+host.when_loaded(_follow_host)
 
 
 class _Scope:  # a class, because a generator costs twice as much
@@ -68,6 +89,14 @@ class changing(_Scope):
 
     __slots__ = ()
     _what = "changing"
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        _tell_host()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _tell_host()
 
 
 class frozen(_Scope):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from seen_products import by_pythons_kernels
 
-from ksopt.kernels import dispatch, host_plans, planner, weight_cache
+from ksopt.kernels import planner, weight_cache
 from ksopt.kernels.backends import cuda
 
 
@@ -18,14 +18,8 @@ def library(tmp_path_factory):
 def played(library, monkeypatch):
     """The library in the place of the real one, the CPU in that of a CUDA device."""
     by_pythons_kernels(monkeypatch)
-    monkeypatch.setattr(torch.ops, "ksopt_host", library.ops, raising=False)
-    monkeypatch.setattr(dispatch, "run_known", cuda.run_known)
-    monkeypatch.setattr(dispatch, "run_known_changing", cuda.run_known_changing)
-    monkeypatch.setattr(dispatch, "run", cuda.run)
-    monkeypatch.setattr(weight_cache, "is_capturing", lambda _: False)
-    monkeypatch.setattr(cuda, "_launch_known", None)
-    monkeypatch.setattr(cuda, "_launch_prepared", None)
-    monkeypatch.setattr(host_plans, "_run_plan", None)
+    for module, name, value in played_driver.stand_ins(library):
+        monkeypatch.setattr(module, name, value, raising=False)
 
     def forget():
         cuda.forget()

@@ -15,6 +15,14 @@ import pytest
 import torch
 
 from ksopt.jit import host
+from ksopt.kernels import (
+    dispatch,
+    host_plans,
+    host_products,
+    weight_cache,
+    weight_scopes,
+    weight_table,
+)
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.registry import Candidate
@@ -154,6 +162,25 @@ def library(folder):
     return SimpleNamespace(ops=torch.ops.ksopt_host_on_cpu, driver=ctypes.CDLL(str(driver)))
 
 
+def stand_ins(library):
+    """What stands for what, where the library is in the place of the real one: module, name, value.
+
+    The CPU is in that of a CUDA device, and nothing is known yet.
+    """
+    ops = library.ops
+    return [
+        (torch.ops, "ksopt_host", ops),
+        (dispatch, "run_known", cuda.run_known),
+        (dispatch, "run_known_changing", cuda.run_known_changing),
+        (dispatch, "run", cuda.run),
+        (weight_cache, "is_capturing", lambda _: False),
+        (host_products, "_run_product", None),
+        (host_plans, "_run_layer", None),
+        (weight_scopes, "_say_changing", ops.say_changing.default._op),
+        (weight_table, "_note_in_library", ops.note_prepared.default._op),
+    ]
+
+
 class Seen(ctypes.Structure):
     """A launch, as the driver keeps it."""
 
@@ -185,10 +212,21 @@ def multiplies_by(library, pattern):
         (ctypes.c_int * 4).in_dll(library.driver, "pattern")[at] = value
 
 
-def chain_of(library, chain):
+def known(library, x, weight, last=False, changing=False, out=None):
+    """y, where the library's table knows the product."""
+    return library.ops.run_product(x, weight, last, None, changing, out)
+
+
+def note(library, weight, prepared, form, stream=0):
+    """Let the library know of what was prepared of a weight, for as long as that lives."""
+    owner = weight_scopes.root_of(weight)
+    library.ops.note_prepared([weight], [owner], [owner._version], prepared, form, stream)
+
+
+def chain_of(library, chain, siblings=1):
     """The driver's chain has these features from here on."""
     features = (ctypes.c_int * 2).in_dll(library.driver, "chain_features")
-    features[:] = (chain.in_features, chain.out_features)
+    features[:] = (chain.in_features, siblings * chain.out_features)
 
 
 def decide(x, weight, launcher):

@@ -6,6 +6,7 @@ The driver that is played has no transposing kernels: those are tested on a GPU.
 
 import pytest
 import torch
+from played_driver import known, note
 from torch import nn
 
 from ksopt import ops
@@ -79,50 +80,46 @@ def results(x, pattern, last):
     return torch.full(shape, torch.nan)
 
 
-@pytest.fixture
-def ops_of(played):
-    return played.ops
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("small", PATTERNS, ids=str)
 @pytest.mark.parametrize("dims", [2, 3])
 def test_products_of_weights_that_are_prepared_where_they_have_to_be(
-    ops_of, small, stored, last, dims
+    played, small, stored, last, dims
 ):
     x, pattern = x_of(small, last, dims)
     weight = stored(torch.randn(pattern.weight_shape))
     entry = batched_entry(pattern, last, form=5)
-    ops_of.know(x, weight, last, True, True, entry.plan, entry.form, True, True)
-    check(ops_of.launch_known(x, weight, last, True, True), x, weight, last)
+    played.ops.know(x, weight, last, True, True, entry.plan, entry.form, True, True)
+    check(known(played, x, weight, last, changing=True), x, weight, last)
     out = results(x, pattern, last)
-    y = ops_of.launch_known(x, weight, last, True, True, out)
+    y = known(played, x, weight, last, changing=True, out=out)
     assert y.data_ptr() == out.data_ptr()
     check(out, x, weight, last)
-    assert ops_of.launch_known(x, weight, last, True, False) is None  # that of kept weights
+    assert known(played, x, weight, last) is None  # that of kept weights
 
 
 @pytest.mark.parametrize("stored", [as_it_is, padded])
-def test_a_kept_weight_that_no_product_can_read_has_to_be_at_hand(ops_of, stored):
+def test_a_kept_weight_that_no_product_can_read_has_to_be_at_hand(played, stored):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = stored(torch.randn(pattern.weight_shape))
     entry = batched_entry(pattern, False, form=5)
-    ops_of.know(x, weight, False, True, False, entry.plan, entry.form, True)
-    assert ops_of.launch_known(x, weight, False, True, False) is None
+    played.ops.know(x, weight, False, True, False, entry.plan, entry.form, True)
+    assert known(played, x, weight) is None
     prepared = weight.permute(0, 3, 1, 2).contiguous()
-    y = ops_of.launch_known_prepared(x, weight, False, True, prepared, 5, 0)
-    check(y, x, weight, False)
-    assert ops_of.launch_known_prepared(x, weight, False, True, prepared, 6, 0) is None
+    note(played, weight, prepared, form=6)
+    assert known(played, x, weight) is None
+    note(played, weight, prepared, form=5)
+    check(known(played, x, weight), x, weight, False)
 
 
-def test_one_row_is_left_to_the_way_that_makes_a_column_of_it(ops_of):
+def test_one_row_is_left_to_the_way_that_makes_a_column_of_it(played):
     pattern = Pattern(8, 3, 5, 4)
     x, weight = torch.randn(1, pattern.in_features), torch.randn(pattern.weight_shape)
     entry = batched_entry(pattern, False, form=5)
-    ops_of.know(x, weight, False, True, True, entry.plan, entry.form, True, True)
-    assert ops_of.launch_known(x, weight, False, True, True) is None
+    played.ops.know(x, weight, False, True, True, entry.plan, entry.form, True, True)
+    assert known(played, x, weight, changing=True) is None
 
 
 def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_name="bmm"):
@@ -141,13 +138,12 @@ def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_
 @pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize(("way", "small"), WAYS, ids=str)
-def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, way, small, stored, last):
+def test_the_operator_prepares_once_and_is_right_after_a_change(played, way, small, stored, last):
     x, pattern = x_of(small, last)
     weight = nn.Parameter(stored(torch.randn(pattern.weight_shape)), requires_grad=False)
     decide(pattern, x, weight, last, changing_name=way, kept_name=way)
     check(ops.ks_mm(x, weight, last), x, weight, last)
-    known = cuda.run_known(x, weight, last)
-    check(known, x, weight, last)
+    check(cuda.run_known(x, weight, last), x, weight, last)
     weight.mul_(-3)
     check(ops.ks_mm(x, weight, last), x, weight, last)
     check(cuda.run_known(x, weight, last), x, weight, last)
@@ -155,7 +151,7 @@ def test_the_operator_prepares_once_and_is_right_after_a_change(ops_of, way, sma
         check(cuda.run_known(x, weight, last), x, weight, last)
 
 
-def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(ops_of):
+def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(played):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = nn.Parameter(torch.randn(pattern.weight_shape), requires_grad=False)
     decide(pattern, x, weight, False, changing_name="einsum")
@@ -166,7 +162,7 @@ def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(ops_of):
         check(ops.ks_mm(x, weight), x, weight, False)
 
 
-def test_a_weight_that_is_better_prepared_anew_leaves_nothing(ops_of):
+def test_a_weight_that_is_better_prepared_anew_leaves_nothing(played):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = nn.Parameter(torch.randn(pattern.weight_shape), requires_grad=False)
     decide(pattern, x, weight, False, kept_anew=True)

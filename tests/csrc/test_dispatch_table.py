@@ -95,13 +95,6 @@ def device(request):
     return request.param(library)
 
 
-@pytest.fixture
-def deterministic():
-    """A function that makes torch's algorithms deterministic, or no longer."""
-    yield torch.use_deterministic_algorithms
-    torch.use_deterministic_algorithms(False)
-
-
 def test_the_first_call_packs_and_the_next_ones_are_known(device):
     assert device.known() is None
     before = device.packs
@@ -217,8 +210,8 @@ def test_another_stream_is_not_known(device):
 
 def test_a_deterministic_product_is_not_known(device, deterministic):
     device.product()
-    deterministic(True)
-    assert device.known() is None
+    with deterministic():
+        assert device.known() is None
 
 
 def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(device):
@@ -245,11 +238,9 @@ def test_a_layer_past_the_dispatcher_is_right_too(device):
 def test_what_is_decided_under_determinism_is_known_to_nobody(device, monkeypatch, deterministic):
     decided, cuda._decisions = cuda._decisions, {}
     try:
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, deterministic():
             patch.setattr(cuda, "_predicted", decided)
-            deterministic(True)
             device.check(device.product())
-            deterministic(False)
         assert device.known() is None
     finally:
         cuda._decisions = decided

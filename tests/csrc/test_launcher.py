@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from played_driver import variable
+from played_driver import known, note, variable
 
 from ksopt.errors import CompilationError
 from ksopt.jit import driver
@@ -96,51 +96,69 @@ def test_blocks_are_as_many_as_there_are_tiles_up_to_the_most(library):
         assert variable(library, "blocks").value == blocks
 
 
-def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library):
+@pytest.fixture
+def tf32():
+    """A function that lets products of float32 be of TF32's accuracy, or no longer."""
+    before = torch.get_float32_matmul_precision()
+    yield lambda on: torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.set_float32_matmul_precision(before)
+
+
+def test_a_known_plan_is_taken_for_such_operands_until_it_is_not(library, tf32):
     x = strided((5, 1, 16), (16, 80, 1))
-    known = library.ops.launch_known
-    assert known(x, WEIGHT, False, True, False) is None
+    assert known(library, x, WEIGHT) is None
     library.ops.know(x, WEIGHT, False, True, False, plan(library), 0)
-    assert known(x, WEIGHT, False, True, False).shape == (5, 1, 8)
+    assert known(library, x, WEIGHT).shape == (5, 1, 8)
     assert launched(library).x_batch_stride == 16
-    assert known(x, WEIGHT, False, False, False) is None
-    assert known(x, WEIGHT, True, True, False) is None
-    assert known(torch.zeros(9, 16), WEIGHT, False, True, False) is None  # another situation
-    assert known(torch.zeros(8, 16), WEIGHT, False, True, False) is not None
+    tf32(True)
+    assert known(library, x, WEIGHT) is None
+    tf32(False)
+    assert known(library, x, WEIGHT, last=True) is None
+    assert known(library, x, WEIGHT, changing=True) is None
+    assert known(library, torch.zeros(9, 16), WEIGHT) is None  # another situation
+    assert known(library, torch.zeros(8, 16), WEIGHT) is not None
     library.ops.know(torch.zeros(6, 16), WEIGHT, False, True, False, -1, 0)
-    assert known(x, WEIGHT, False, True, False) is None
+    assert known(library, x, WEIGHT) is None
     library.ops.know(x, WEIGHT, False, True, False, plan(library), 0)
     library.ops.forget()
-    assert known(x, WEIGHT, False, True, False) is None
+    assert known(library, x, WEIGHT) is None
 
 
 def test_a_prepared_weight_is_launched_while_it_is_the_one_to_launch(library):
     x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
-    form = 7
-    library.ops.know(x, WEIGHT, False, True, False, plan(library), form)
+    weight, form = WEIGHT.clone(), 7
+    library.ops.know(x, weight, False, True, False, plan(library), form)
+    assert known(library, x, weight) is None
     variable(library, "stream").value = 3
-
-    def known(x=x, weight=WEIGHT, form=form, stream=3):
-        return library.ops.launch_known_prepared(x, weight, False, True, packed, form, stream)
-
-    assert known().shape == (5, 8)
+    note(library, weight, torch.zeros(1, 1, 1, 256), form, stream=3)  # nobody keeps it
+    assert known(library, x, weight) is None
+    note(library, weight, packed, form + 1, stream=3)
+    assert known(library, x, weight) is None
+    note(library, weight, packed, form, stream=0)
+    assert known(library, x, weight) is None
+    note(library, weight, packed, form, stream=3)
+    assert known(library, x, weight).shape == (5, 8)
     assert launched(library).weight == packed.data_ptr()
-    assert library.ops.launch_known(x, WEIGHT, False, True, False) is None
-    assert known(form=8) is None
-    assert known(stream=0) is None
     # What was prepared is launched, however the weight that it was prepared of lies.
-    assert known(weight=WEIGHT.clone().as_strided(WEIGHT.shape, (128, 1, 8, 1))).shape == (5, 8)
-    assert known(weight=torch.zeros(1, 16, 16, 1)) is None  # another situation
+    other = weight.clone().as_strided(weight.shape, (128, 1, 8, 1))
+    assert known(library, x, other) is None
+    note(library, other, packed, form, stream=3)
+    assert known(library, x, other).shape == (5, 8)
+    wide = torch.zeros(1, 16, 16, 1)
+    note(library, wide, packed, form, stream=3)
+    assert known(library, x, wide) is None  # another situation
     variable(library, "capturing").value = 1
-    assert known() is None
+    assert known(library, x, weight) is None
     variable(library, "capturing").value = 0
+    weight.add_(1)
+    assert known(library, x, weight) is None
     # The kernel that takes the weight as it is needs no note of what was prepared.
-    library.ops.know(x, WEIGHT, False, True, False, plan(library), 0)
-    assert known(form=8, stream=0) is not None
-    assert launched(library).weight == WEIGHT.data_ptr()
+    library.ops.know(x, weight, False, True, False, plan(library), 0)
+    assert known(library, x, weight) is not None
+    assert launched(library).weight == weight.data_ptr()
     variable(library, "stream").value = 0
     library.ops.forget()
-    assert known() is None
+    assert known(library, x, weight) is None
 
 
 def results(*shape):
@@ -172,14 +190,14 @@ def test_what_takes_unfit_operands_is_asked_for_when_they_come(library, what):
     before = variable(library, "launches").value
     assert library.ops.launch(*unfit, later) is None
     library.ops.know(fit, WEIGHT, False, True, False, later, 0)
-    assert library.ops.launch_known(*unfit, False, True, False) is None
+    assert known(library, *unfit) is None
     assert variable(library, "launches").value == before
     other = library.ops.add_plan(1, 8, False, 32, 0, 16, 7, 1000, False, -1)
     library.ops.set_fallback(later, other)
     assert library.ops.launch(*unfit, later).shape == (5, 8)
     assert variable(library, "blocks").value == 7
-    known = library.ops.launch_known(*unfit, False, True, False)
-    assert (known is not None) == (what == "the weight")  # an unfit x is another situation
+    y = known(library, *unfit)
+    assert (y is not None) == (what == "the weight")  # an unfit x is another situation
     assert library.ops.launch(fit, WEIGHT, later).shape == (5, 8)
     assert variable(library, "blocks").value == 2
     library.ops.forget()
@@ -248,17 +266,17 @@ def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(l
     x, weight = memory[:80].view(5, 16), torch.zeros(512)[:128].view(1, 8, 16, 1)
     library.ops.know(x, weight, False, True, False, plan(library), 0)
 
-    def known(out):
+    def written(out):
         before = variable(library, "launches").value
-        y = library.ops.launch_known(x, weight, False, True, False, out)
+        y = known(library, x, weight, out=out)
         assert variable(library, "launches").value == before + (y is not None)
         return y
 
     behind = memory[80:120].view(5, 8)
     for out in (results(5, 8), behind, results(64)[16:56].view(5, 8)):
-        y = known(out)
+        y = written(out)
         assert y.data_ptr() == launched(library).y == out.data_ptr()
-    assert known(None) is not None
+    assert written(None) is not None
     for out in (
         *(results(5, 7), results(4, 8), results(5, 1, 8), results(8)),
         *(results(5, 8).double(), results(5, 8).half()),
@@ -266,7 +284,7 @@ def test_a_known_plan_writes_straight_into_what_takes_it_and_into_nothing_else(l
         *(memory[:40].view(5, 8), memory[76:116].view(5, 8), weight.view(-1)[88:].view(5, 8)),
         weight.as_strided((5, 8), (8, 1), 124),
     ):
-        assert known(out) is None, (out.shape, out.stride(), out.dtype)
+        assert written(out) is None, (out.shape, out.stride(), out.dtype)
     library.ops.forget()
 
 
@@ -289,8 +307,9 @@ def test_the_default_stream_is_not_asked_about_captures(library):
     """The driver answers with an error while another stream is captured."""
     x, packed = torch.zeros(5, 16), torch.zeros(1, 1, 1, 256)
     library.ops.know(x, WEIGHT, False, True, False, plan(library), 7)
+    note(library, WEIGHT, packed, 7)
     variable(library, "capturing").value = 1
-    assert library.ops.launch_known_prepared(x, WEIGHT, False, True, packed, 7, 0) is not None
+    assert known(library, x, WEIGHT) is not None
     variable(library, "capturing").value = 0
     library.ops.forget()
 

@@ -1,152 +1,20 @@
-"""Whole layers through the host library's table of plans, on a CPU that plays a CUDA device.
-
-The driver's kernels compute: one packs a factor's weight, one multiplies by that alone, and one
-multiplies by a chain, whose weights a function of the test packs as a matrix.
-"""
+"""Whole layers through the host library's table of plans, on a CPU that plays a CUDA device."""
 
 import gc
+import random
 import threading
-from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
-from played_driver import CHAIN, MULTIPLY, PACK, chain_of, decide, multiplies_by, variable
+from played_driver import variable
+from played_layer import EVENTS, PLAIN, ROWS, Factors, Launched, Whole
 from torch import nn
 
 import ksopt
-from ksopt import KSLinear, ops
-from ksopt.epilogue import with_epilogue
-from ksopt.kernels import host_plans, planner, weight_cache, weight_groups, weight_scopes
-from ksopt.kernels.autotuner import Choice, Decision
-from ksopt.kernels.by_factors import ByFactors
-from ksopt.kernels.launcher import HostLauncher, chain_entry
-from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
-from ksopt.kernels.problem import Epilogue, Geometry, Problem
-from ksopt.kernels.registry import FACTORS, Candidate
-from ksopt.patterns.chain import Chain, Pattern
-from ksopt.reference import chain_reference, chain_to_dense
-
-TEXT = "(2,4,4,4)*(2,4,4,4)"
-PLAIN = Chain.parse(TEXT)
-ROWS = 200
-
-
-class Launched:
-    """(x, weights, ...) -> y as a family's launcher of chains: the kernel that the driver plays."""
-
-    FORM = "as a matrix"
-    grid = MappingProxyType({"rows_per_unit": 64, "most_blocks": 2, "cluster": 1})
-
-    def __init__(self, problem):
-        self.problem, self.packs, self.calls = problem, 0, 0
-
-    def __call__(self, x, weights, bias=None, residual=None, out=None, /):
-        self.calls += 1
-        weight_groups.prepared_together(weights, self.FORM, self._pack)
-        y = chain_reference(x, weights)
-        y = with_epilogue(y, bias, self.problem.epilogue.activation, residual)
-        return y if out is None else out.copy_(y)
-
-    def _pack(self, weights):
-        self.packs += 1
-        return chain_to_dense(weights).t().contiguous().view(1, 1, 1, -1)
-
-    def entry(self):
-        p = self.problem
-        shapes = [one.weight_shape for one in p.chain]
-        form = weight_groups.number_of(self.FORM, shapes, p.dtype)
-        return chain_entry(
-            kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0, form=form,
-            **self.grid,
-        )  # fmt: skip
-
-
-class Device:
-    """A layer, and its plan on the device that is played."""
-
-    residual = None
-
-    def __init__(self, library, monkeypatch):
-        self.library = library
-        self.x = torch.randn(ROWS, PLAIN.in_features)
-        self.layer = KSLinear(PLAIN.in_features, PLAIN.out_features, PLAIN, activation="relu")
-        self.layer.requires_grad_(False)
-        spec = SimpleNamespace(spec=lambda _: object(), device_type="cpu")
-        monkeypatch.setattr(planner, "backend_of", lambda _: spec)
-        monkeypatch.setattr(planner, "_decision", self._decision)
-        self.decided = 0
-        self._decide_factors()
-
-    def _decide_factors(self):
-        """Each factor's product is by a packed weight."""
-        (pattern, _) = PLAIN
-        multiplies_by(self.library, pattern)
-        packing = Problem.of_factor(Pattern(1, pattern.nnz, pattern.nnz, 1), "float32", False)
-        factor = Problem.of_factor(pattern, "float32", False)
-        launcher = PackedLauncher(
-            "doubled",
-            HostLauncher(packing, geometry_of(pattern.nnz), PACK, None),
-            HostLauncher(factor, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
-            fallback=None,
-        )
-        decide(self.x, self.weights[0], launcher)
-
-    def _decision(self, problem, operands):
-        self.decided += 1
-        return self.decision, True
-
-    @property
-    def weights(self):
-        return list(self.layer.weights)
-
-    def arguments(self):
-        return self.weights, self.layer.bias, self.residual, "relu", False, 1
-
-    def known(self, x=None, out=None):
-        """y, if it takes no Python beyond the look at what is prepared."""
-        return host_plans.run(self.x if x is None else x, *self.arguments(), None, out)
-
-    def check(self, y, x=None):
-        x = self.x if x is None else x
-        expected = torch.relu(chain_reference(x, self.weights) + self.layer.bias)
-        if self.residual is not None:
-            expected = expected + self.residual
-        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
-
-    def run(self):
-        y = ops.chain(self.x, *self.arguments())
-        self.check(y)
-        return y
-
-
-class Whole(Device):
-    """One launch."""
-
-    def __init__(self, library, monkeypatch):
-        super().__init__(library, monkeypatch)
-        chain_of(library, PLAIN)
-        self.problem = Problem(PLAIN, "float32", False, epilogue=Epilogue(True, "relu"))
-        self.call = Launched(self.problem)
-        choice = Choice(Candidate("played", self.problem, 1.0), self.call, "model")
-        self.decision = Decision(choice, choice)
-
-    @property
-    def packs(self):
-        return self.call.packs
-
-
-class Factors(Device):
-    """A launch a factor, by packed weights."""
-
-    def __init__(self, library, monkeypatch):
-        super().__init__(library, monkeypatch)
-        problem = Problem(PLAIN, "float32", False, epilogue=Epilogue(True, "relu"))
-        choice = Choice(Candidate(FACTORS, problem, 1.0), ByFactors(problem), "model")
-        self.decision = Decision(choice, choice)
-
-    @property
-    def packs(self):
-        return variable(self.library, "packs").value
+from ksopt import ops
+from ksopt.kernels import host_plans, planner, weight_cache, weight_scopes
+from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.reference import chain_reference
 
 
 @pytest.fixture(params=[Whole, Factors])
@@ -183,64 +51,6 @@ def test_a_layer_is_packed_once_and_then_known(device):
         assert device.call.calls == 1
 
 
-def in_place(device):
-    device.layer.weights[1].mul_(-1.5)
-
-
-def first_in_place(device):
-    device.layer.weights[0].add_(1)
-
-
-def other_data(device):
-    device.layer.weights[1].data = torch.randn_like(device.layer.weights[1])
-
-
-def written_and_refreshed(device):
-    device.layer.weights[1].data.add_(1)
-    ksopt.refresh()
-
-
-def another_weight(device):
-    values = torch.randn_like(device.layer.weights[1])
-    device.layer.weights[1] = nn.Parameter(values, requires_grad=False)
-    gc.collect()
-
-
-def the_same_memory_by_another_name(device):
-    """It counts versions of its own, from 0."""
-    values = device.layer.weights[1].data.mul_(3)
-    device.layer.weights[1] = nn.Parameter(values, requires_grad=False)
-
-
-def a_training_step(device):
-    device.layer.requires_grad_()
-    with torch.enable_grad():
-        device.layer(device.x).square().mean().backward()
-    torch.optim.SGD(device.layer.parameters(), lr=0.1).step()
-    device.layer.zero_grad()
-    device.layer.requires_grad_(False)
-
-
-def a_write_behind_a_training_forward(device):
-    device.layer.weights[1].requires_grad_()
-    with torch.enable_grad():
-        device.layer(device.x)
-    device.layer.weights[1].data.mul_(2)
-    device.layer.weights[1].requires_grad_(False)
-
-
-def a_state_dict(device):
-    other = KSLinear(PLAIN.in_features, PLAIN.out_features, PLAIN, activation="relu")
-    device.layer.load_state_dict(other.state_dict())
-
-
-EVENTS = [
-    *(in_place, first_in_place, other_data, written_and_refreshed, another_weight),
-    *(the_same_memory_by_another_name, a_training_step, a_write_behind_a_training_forward),
-    a_state_dict,
-]
-
-
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_weight_that_has_changed_is_packed_anew_and_known_again(device, event):
     warm(device)
@@ -251,8 +61,6 @@ def test_a_weight_that_has_changed_is_packed_anew_and_known_again(device, event)
 
 
 def test_any_order_of_changes_and_calls_is_right(device):
-    import random
-
     draw = random.Random(0)
     for _ in range(60):
         draw.choice([*EVENTS, lambda _: None, lambda _: None])(device)
@@ -300,7 +108,7 @@ def test_another_stream_and_a_graph_are_not_known(device):
     assert device.known() is not None
 
 
-def test_what_is_known_is_for_such_operands(device, monkeypatch):
+def test_what_is_known_is_for_such_operands(device, deterministic):
     warm(device)
     assert device.known(device.x[:150]) is not None  # of the same range of batches
     assert device.known(device.x[:100]) is None
@@ -310,8 +118,7 @@ def test_what_is_known_is_for_such_operands(device, monkeypatch):
     assert device.known(odd) is None  # not aligned
     with weight_scopes.changing():
         assert device.known() is None
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with deterministic():
         assert device.known() is None
     device.residual = torch.randn(ROWS, PLAIN.out_features)
     assert device.known() is None  # another epilogue

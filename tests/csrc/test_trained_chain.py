@@ -225,13 +225,10 @@ def test_it_is_forgotten_with_the_plans(device):
     assert not device.is_by_python(x)
 
 
-def test_deterministic_algorithms_are_chosen_by_python(device):
+def test_deterministic_algorithms_are_chosen_by_python(device, deterministic):
     x = rows(MANY)
     device.call(x)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         assert device.is_by_python(x)
         assert device.is_by_python(x)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert not device.is_by_python(x)

@@ -219,12 +219,11 @@ def test_another_stream_waits_for_what_is_prepared(case):
     case.run()
 
 
-def test_weights_that_change_and_deterministic_algorithms(case, monkeypatch):
+def test_weights_that_change_and_deterministic_algorithms(case, deterministic):
     case.warm()
     with weight_scopes.changing():
         case.run()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with deterministic():
         assert case.known() is None
 
 

@@ -303,12 +303,12 @@ def test_forgotten_plans_and_choices_are_not_known(layer):
         assert known(x, layer) is None
 
 
-def test_deterministic_layers_are_pythons(layer, monkeypatch):
+def test_deterministic_layers_are_pythons(layer, deterministic):
     x = torch.randn(8, 15)
     warm(x, layer)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert known(x, layer) is None
-    layer(x)
+    with deterministic():
+        assert known(x, layer) is None
+        layer(x)
 
 
 def test_another_number_of_threads_is_another_choice(layer):

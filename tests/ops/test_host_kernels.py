@@ -9,21 +9,20 @@ import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
-from seen_products import by_pythons_kernels, without_library
+from seen_products import Python, by_pythons_kernels, without_library
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import ksopt
 from ksopt import KSLinear
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import host
-from ksopt.kernels import weight_cache, weight_groups
+from ksopt.kernels import host_plans, weight_cache, weight_groups
 from ksopt.kernels.backends import cpu
+from ksopt.ops import implementation
 from ksopt.reference import ks_reference
 
 KINDS = ["ks_mm_inner", "ks_mm_frozen", "ks_mm_changing", "ks_mm_inner.out", "ks_mm_changing.out"]
@@ -47,24 +46,6 @@ def nothing_known(monkeypatch):
         yield
     cpu.forget()
     weight_cache.refresh()
-
-
-class Python:
-    """The functions of ksopt that this thread enters inside of this block."""
-
-    PACKAGE = str(Path(ksopt.__file__).parent)
-
-    def __enter__(self):
-        self.entered = []
-        sys.setprofile(self._see)
-        return self
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
-
-    def _see(self, frame, event, _):
-        if event == "call" and frame.f_code.co_filename.startswith(self.PACKAGE):
-            self.entered.append(frame.f_code.co_name)
 
 
 def call(kind, x, weight, last=False, owner=None, out=None):
@@ -211,14 +192,11 @@ def test_lazily_negated_operands_have_the_memory_of_others(kind):
         torch.testing.assert_close(call(kind, torch._neg_view(x), weight), -expected)
 
 
-def test_a_deterministic_product_is_pythons(kind):
+def test_a_deterministic_product_is_pythons(kind, deterministic):
     x, weight = operands()
     call(kind, x, weight)
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         y, takes_python = watched(kind, x, weight)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert takes_python
     close(y, x, weight)
 
@@ -402,6 +380,38 @@ with torch.no_grad():
     assert of() is first
     ops.ks_mm_changing(x, weight)
     assert of() is not first
+"""
+    settings = {**os.environ, "KSOPT_TUNE": "off"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=settings)
+
+
+def test_an_owner_that_requires_gradients_gives_none_to_results():
+    """The weight was detached from it."""
+    stored = torch.nn.Parameter(torch.randn(SHAPE))
+    x, weight = torch.randn(7, 40), stored.detach()
+    with torch.enable_grad():
+        for _ in range(3):
+            y = torch.ops.ksopt.ks_mm(x, weight, False, stored)
+            assert not y.requires_grad
+            assert y.is_leaf
+        layer = (x, [weight], None, None, "relu", False, 1, [stored])
+        implementation.chain(*layer)
+        y = host_plans.run(*layer)
+        assert y is not None
+        assert not y.requires_grad
+
+
+def test_a_library_that_is_loaded_first_serves_them():
+    program = """
+from ksopt.jit import host
+assert host.load() is None
+import torch
+from ksopt import ops
+x, weight = torch.randn(7, 40), torch.randn(2, 3, 4, 5)
+with torch.no_grad():
+    for _ in range(2):
+        ops.ks_mm_inner(x, weight)
+        ops.ks_chain_inner(x, [weight])
 """
     settings = {**os.environ, "KSOPT_TUNE": "off"}
     subprocess.run([sys.executable, "-c", program], check=True, env=settings)

@@ -448,7 +448,7 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
         costs[best] = 5.0
 
 
-def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatch):
+def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatch, deterministic):
     einsum = cpu._Choice(Pattern(2, 64, 64, 2), BASELINES["einsum"])
     monkeypatch.setattr(cpu, "_fastest", lambda *_: einsum)
     monkeypatch.setattr(cpu.tuning_cache, "load", lambda *_: None)
@@ -462,8 +462,8 @@ def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatc
         lambda self, *args: (taken.append(self.baseline.name), real(self, *args))[1],
     )
     ks_mm(x, weight)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    ks_mm(x, weight)
+    with deterministic():
+        ks_mm(x, weight)
     assert taken == ["einsum", "bmm"]
 
 

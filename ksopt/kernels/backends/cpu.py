@@ -33,24 +33,23 @@ import functools
 import math
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ksopt import precision, settings
+from ksopt import settings
 from ksopt.baselines import BASELINES, Baseline
 from ksopt.jit import host
-from ksopt.kernels import tuning_cache
+from ksopt.kernels import host_products, tuning_cache
 from ksopt.kernels.autotuner import Competitor, Source, raced
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.launcher import TORCH
+from ksopt.kernels.host_products import run_known, run_known_changing
+from ksopt.kernels.launcher import TORCH, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Fingerprint, Record
-from ksopt.kernels.weight_scopes import said
 from ksopt.measure.interleaved import Rules, quickest, warm_up_calls
 from ksopt.patterns.chain import Pattern
 from ksopt.system.cpu import cpu_name
@@ -109,43 +108,12 @@ if hasattr(os, "register_at_fork"):
 _WAYS = ("bmm", "bmm_paper", "bmm_loop", "einsum", "expand", "dense")
 """In the order of ``TorchWay`` of csrc/host/torch_ops.hpp."""
 
-# The host library's table, once it knows a choice: no more Python for such a product.
-_launch_known: Callable[..., Tensor | None] | None = None
-
-
-def run_known(
-    x: Tensor,
-    weight: Tensor,
-    batch_last: bool,
-    out: Tensor | None = None,
-    owner: Tensor | None = None,
-) -> Tensor | None:
-    """y, if the choice for such operands was made and the host library knows it; else None."""
-    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
-        return None
-    exact = x.dtype is not torch.float32 or precision.is_exact()
-    try:
-        return _launch_known(x, weight, batch_last, exact, said.changing, out)
-    except RuntimeError:  # the way that checks and decides says what is wrong
-        return None
-
-
-def run_known_changing(
-    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
-) -> Tensor | None:
-    """`run_known`: what is multiplied here is the weight as it is."""
-    return run_known(x, weight, batch_last, out)
-
 
 def _tell_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-    global _launch_known
-    if not host.is_loaded() or not x.is_contiguous():
-        return
-    exact = x.dtype is not torch.float32 or precision.is_exact()
-    way = _WAYS.index(choice.baseline.name)
-    for changing in (False, True):
-        torch.ops.ksopt_host.know(x, weight, batch_last, exact, changing, way, 0, TORCH)
-    _launch_known = torch.ops.ksopt_host.launch_known.default._op
+    if host.is_loaded() and x.is_contiguous():
+        entry = Entry(_WAYS.index(choice.baseline.name), form=0, kind=TORCH)
+        for changing in (False, True):
+            host_products.know(x, weight, batch_last, changing, entry)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
@@ -219,8 +187,7 @@ def chosen() -> dict[str, str]:
 def forget() -> None:
     """Forget every choice, so that the next product of each problem is chosen anew."""
     _choices.clear()
-    if _launch_known is not None:
-        torch.ops.ksopt_host.forget()
+    host_products.forget()
 
 
 def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,10 +29,11 @@ from torch import Tensor
 from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.jit import driver
-from ksopt.kernels import registry, tuning_cache, weight_cache, weight_table
+from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
-from ksopt.kernels.launcher import BATCHED, Enterable, Entry
+from ksopt.kernels.host_products import run_known, run_known_changing
+from ksopt.kernels.launcher import BATCHED, Enterable
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
@@ -46,74 +46,17 @@ _stopgaps: dict[_Key, Decision] = {}  # where nothing may be timed at this momen
 _predicted: dict[_Key, Decision] = {}  # under torch.use_deterministic_algorithms
 _told: set[_Key] = set()  # decisions that the host library was told of
 _timing = threading.Lock()
-# The host library's own tables of decisions that it can carry out: no more Python for such a call.
-_launch_known: Callable[..., Tensor | None] | None = None
-_launch_prepared: Callable[..., Tensor | None] | None = None
-
-
-def run_known(
-    x: Tensor,
-    weight: Tensor,
-    batch_last: bool,
-    out: Tensor | None = None,
-    owner: Tensor | None = None,
-) -> Tensor | None:
-    """y, if the decision for such operands was taken and the host library can do it; else None.
-
-    Nothing is assumed of the operands but that x is on a CUDA device: what does not fit gives None.
-    Nor of ``out``, which is written only if y can be written straight into it, and of ``owner``
-    (see `at_hand.of`).
-    """
-    if weight_cache.are_said_to_change():
-        return run_known_changing(x, weight, batch_last, out)
-    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
-        return None
-    exact = x.dtype != torch.float32 or precision.is_exact()
-    try:
-        ready = weight_table.of(weight, owner)
-        if not ready or _launch_prepared is None:
-            return _launch_known(x, weight, batch_last, exact, False, out)
-        for prepared, note in ready:
-            form, stream = note.form, note.stream
-            y = _launch_prepared(x, weight, batch_last, exact, prepared, form, stream, out)
-            if y is not None:
-                return y
-    except RuntimeError:  # the way that checks and decides says what is wrong
-        pass
-    return None
-
-
-def run_known_changing(
-    x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None
-) -> Tensor | None:
-    """`run_known` where weights are said to change, whether or not they are in this scope."""
-    if _launch_known is None or torch.are_deterministic_algorithms_enabled():
-        return None
-    exact = x.dtype != torch.float32 or precision.is_exact()
-    try:
-        return _launch_known(x, weight, batch_last, exact, True, out)
-    except RuntimeError:  # as above
-        return None
 
 
 def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-    global _launch_known, _launch_prepared
-    exact = x.dtype != torch.float32 or precision.is_exact()
-    for changing, choice in enumerate((decision.cached, decision.repacked)):
+    for changing, choice in ((False, decision.cached), (True, decision.repacked)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
             # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
             # that wants more than its elements in order is launched from Python.
             entry = replace(entry, anew=True) if entry.kind == BATCHED else entry
             entry = entry if entry.anew or entry.form == 0 else None
-        if entry is None and _launch_known is None:
-            continue
-        known = Entry(plan=-1, form=0) if entry is None else entry  # none, also of what was before
-        torch.ops.ksopt_host.know(x, weight, batch_last, exact, bool(changing), *astuple(known))
-        if entry is not None:
-            # What the overloads themselves call: it saves a call of Python each.
-            _launch_prepared = torch.ops.ksopt_host.launch_known_prepared.default._op
-            _launch_known = torch.ops.ksopt_host.launch_known.default._op
+        host_products.know(x, weight, batch_last, changing, entry)
 
 
 def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) -> Tensor:
@@ -160,8 +103,7 @@ def forget() -> None:
     _model.cache_clear()
     _rule.cache_clear()
     spec_of.cache_clear()
-    if _launch_known is not None:
-        torch.ops.ksopt_host.forget()
+    host_products.forget()
 
 
 def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record:

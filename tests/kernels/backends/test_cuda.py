@@ -9,7 +9,7 @@ from stand_ins import OnDevice
 
 from ksopt import precision
 from ksopt.errors import CompilationError, InvalidInputError, UnavailableError
-from ksopt.kernels import autotuner, tuning_cache, weight_cache, weight_scopes
+from ksopt.kernels import autotuner, host_products, tuning_cache, weight_cache, weight_scopes
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.families.base import family_of
@@ -251,13 +251,12 @@ def test_nothing_is_timed_where_it_must_not_be(device, monkeypatch, why):
 def test_deterministic_products_are_those_predicted_whatever_was_measured(device, monkeypatch):
     device.ms["mma16"] = [2.0, 1.0]
     x, weight = operands()
-    monkeypatch.setattr(cuda, "_launch_known", lambda *_: "what the host library knows")
+    monkeypatch.setattr(host_products, "_run_product", lambda *_: "what the host library knows")
     monkeypatch.setattr(torch.ops, "ksopt_host", HostLibrary(), raising=False)
     assert cuda.run(x, weight, False) == "mma16 1"
     assert cuda.run_known(x, weight, False) == "what the host library knows"
     with monkeypatch.context() as patch:
         patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-        assert cuda.run_known(x, weight, False) is None
         for _ in range(2):
             assert cuda.run(x, weight, False) == "mma16 0"
     assert cuda.run(x, weight, False) == "mma16 1"
@@ -278,7 +277,7 @@ class HostLibrary:
 
 def test_the_host_library_unlearns_a_kernel_that_is_no_longer_the_choice(device, monkeypatch):
     library = HostLibrary()
-    monkeypatch.setattr(cuda, "_launch_known", lambda *_: None)
+    monkeypatch.setattr(host_products, "_run_product", lambda *_: None)
     monkeypatch.setattr(torch.ops, "ksopt_host", library, raising=False)
     device.ms["bmm"] = 0.3
     x, weight = operands()
@@ -290,7 +289,7 @@ def test_what_the_host_library_cannot_do_goes_the_way_that_says_why(monkeypatch)
     def fails(*_):
         raise RuntimeError("ksopt: there is no memory for the result")
 
-    monkeypatch.setattr(cuda, "_launch_known", fails)
+    monkeypatch.setattr(host_products, "_run_product", fails)
     monkeypatch.setattr(torch.ops, "ksopt_host", HostLibrary(), raising=False)
     assert cuda.run_known(*operands(), False) is None
 

@@ -1,0 +1,147 @@
+// The kernels of whole layers on CPU and CUDA: a call whose plan is known runs without Python.
+//
+// Compiled graphs of inference call them, and eager layers what looks up for them (`run_layer`). As in
+// product_kernels.cpp, all else is Python's (ksopt/ops/implementation.py).
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "python_kernels.hpp"
+
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+// As ksopt/ops/chain.py defines its operators.
+struct Layer {
+  const Tensor& x;
+  std::vector<Tensor> weights;
+  const Tensor* bias;      // or null
+  const Tensor* residual;  // or null
+  const std::string& activation;
+  bool batch_last;
+  int64_t siblings;
+  std::vector<Tensor> owners;  // of each weight, or empty
+  const Tensor* out;           // or null
+
+  template <typename Predicate>
+  bool any(const Predicate& is) const {
+    const auto is_one = [&](const Tensor* one) { return one != nullptr && is(*one); };
+    return is(x) || std::any_of(weights.begin(), weights.end(), is) || is_one(bias) || is_one(residual) || is_one(out);
+  }
+};
+
+const Tensor* tensor_if_any(const c10::IValue& value) { return value.isNone() ? nullptr : &value.toTensor(); }
+
+const Tensor* tensor_if_any(const std::optional<Tensor>& value) { return value ? &*value : nullptr; }
+
+constexpr size_t arguments_of(bool writes) { return writes ? 9 : 8; }
+
+Layer layer_of(const Stack& stack, bool writes) {
+  const c10::IValue* arguments = &stack[stack.size() - arguments_of(writes)];
+  return {arguments[0].toTensor(),
+          arguments[1].toTensorVector(),
+          tensor_if_any(arguments[2]),
+          tensor_if_any(arguments[3]),
+          arguments[4].toStringRef(),
+          arguments[5].toBool(),
+          arguments[6].toInt(),
+          arguments[7].isNone() ? std::vector<Tensor>() : arguments[7].toTensorVector(),
+          writes ? &arguments[8].toTensor() : nullptr};
+}
+
+std::vector<Tensor> roots_of(const Layer& layer) {
+  std::vector<Tensor> roots;
+  for (size_t at = 0; at < layer.weights.size(); ++at) {
+    roots.push_back(ksopt::root_of(layer.weights[at], layer.owners.empty() ? nullptr : &layer.owners[at]));
+  }
+  return roots;
+}
+
+// y, where ksopt/ops/implementation.py (chain) would take it from the table.
+std::optional<Tensor> known(const Layer& layer, bool changing) {
+  const bool is_ordinary = !at::globalContext().deterministicAlgorithms() &&
+                           (layer.owners.empty() || layer.owners.size() == layer.weights.size());
+  if (!is_ordinary) return std::nullopt;
+  try {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    std::vector<ksopt::KeptWeight> kept;  // of weights that change nothing is
+    if (!changing) kept = ksopt::kept_of(layer.weights, roots_of(layer));
+    ksopt::LayerHandles handles{ksopt::handle_of(&layer.x), {}, ksopt::handle_of(layer.bias),
+                                ksopt::handle_of(layer.residual), layer.activation, layer.siblings};
+    for (const Tensor& weight : layer.weights) handles.weights.push_back(ksopt::handle_of(&weight));
+    const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
+        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), changing}, ksopt::handles_of(kept),
+                           ksopt::handle_of(layer.out))));
+    return y ? std::optional(std::move(*y)) : std::nullopt;
+  } catch (const std::exception&) {  // the way that checks and decides says what is wrong
+    return std::nullopt;
+  }
+}
+
+// Python's, without and with memory to write into.
+std::array<std::optional<c10::SafeKernelFunction>, 2>& python_layers() {
+  static auto* kernels = new std::array<std::optional<c10::SafeKernelFunction>, 2>;
+  return *kernels;
+}
+
+template <bool WRITES>
+void kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  std::optional<Tensor> y;
+  if (const auto changing = ksopt::are_said_to_change()) {
+    const Layer layer = layer_of(*stack, WRITES);
+    const bool records = WRITES && at::GradMode::is_enabled() &&
+                         layer.any([](const Tensor& one) { return one.requires_grad(); });
+    if (!records) y = known(layer, *changing);  // which Python refuses in words
+    if (y && WRITES) layer.out->unsafeGetTensorImpl()->bump_version();
+  }
+  if (!y) {
+    python_layers()[WRITES]->callBoxed(handle, keys, stack);
+    return;
+  }
+  torch::jit::drop(*stack, arguments_of(WRITES));
+  if constexpr (!WRITES) torch::jit::push(*stack, std::move(*y));
+}
+
+// What is known, for eager layers, which enter Python: it says what this thread says of weights.
+std::optional<Tensor> run_layer(const Tensor& x, std::vector<Tensor> weights, const std::optional<Tensor>& bias,
+                                const std::optional<Tensor>& residual, std::string activation, bool batch_last,
+                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool changing,
+                                const std::optional<Tensor>& out) {
+  ksopt::say_changing(changing);
+  return known({x, std::move(weights), tensor_if_any(bias), tensor_if_any(residual), activation, batch_last, siblings,
+                owners ? std::move(*owners) : std::vector<Tensor>(), tensor_if_any(out)},
+               changing);
+}
+
+}  // namespace
+
+namespace ksopt {
+
+void find_python_layers() {
+  python_layers()[false].emplace(python_kernel("ksopt::ks_chain_inner", "", c10::DispatchKey::CPU));  // CUDA's, too
+  python_layers()[true].emplace(python_kernel("ksopt::ks_chain", "out", c10::DispatchKey::CPU));
+}
+
+void register_layers(torch::Library& library) {
+  library.impl("ks_chain_inner", torch::CppFunction::makeFromBoxedFunction<&kernel<false>>());
+  library.impl("ks_chain.out", torch::CppFunction::makeFromBoxedFunction<&kernel<true>>());
+}
+
+}  // namespace ksopt
+
+TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
+  ksopt::define_below_autograd(
+      m, "run_layer",
+      "(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, int siblings, "
+      "Tensor[]? owners, bool changing, Tensor? out=None) -> Tensor?",
+      run_layer);
+}

@@ -1,0 +1,52 @@
+// What the library's kernels share that stand above Python's, which serve what is not known.
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/library.h>
+
+#include <string>
+#include <vector>
+
+#include "kept_weights.hpp"
+#include "known_product.hpp"
+
+namespace ksopt {
+
+inline AtenTensorHandle handle_of(const at::Tensor* tensor) {
+  return reinterpret_cast<AtenTensorHandle>(const_cast<at::Tensor*>(tensor));
+}
+
+inline std::vector<PreparedWeight> handles_of(const std::vector<KeptWeight>& kept) {
+  std::vector<PreparedWeight> handles;
+  for (const KeptWeight& one : kept) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
+  return handles;
+}
+
+// Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact says.
+inline bool is_exact(const at::Tensor& x) {
+  return x.scalar_type() != at::kFloat ||
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
+             at::Float32Precision::TF32;
+}
+
+// Python's kernel of an operator for a device.
+inline c10::SafeKernelFunction python_kernel(const char* name, const char* overload, c10::DispatchKey key) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).getComputedKernelForDispatchKey(key);
+}
+
+// Defines an operator that Python calls where no gradient is recorded. An owner that requires one, beside a weight that
+// was detached from it, must not make torch require it of the result.
+template <typename Function>
+void define_below_autograd(torch::Library& library, const std::string& name, const std::string& schema,
+                           Function function) {
+  library.def((name + schema).c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, function));
+  library.impl(name.c_str(), torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
+}
+
+// ks_chain_inner and ks_chain.out: takes note of Python's kernels, and registers those above them.
+void find_python_layers();
+void register_layers(torch::Library& library);
+
+}  // namespace ksopt

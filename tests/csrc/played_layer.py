@@ -1,0 +1,229 @@
+"""Layers on a CPU that plays a CUDA device, and what may happen to their weights.
+
+The driver's kernels compute: one packs a factor's weight, one multiplies by that alone, and one
+multiplies by a layer, whose weights are packed as a matrix here.
+"""
+
+import gc
+from types import MappingProxyType, SimpleNamespace
+
+import torch
+from played_driver import CHAIN, MULTIPLY, PACK, chain_of, decide, multiplies_by, variable
+from torch import nn
+
+import ksopt
+from ksopt import KSLinear, ops
+from ksopt.epilogue import with_epilogue
+from ksopt.kernels import host_plans, planner, weight_groups
+from ksopt.kernels.autotuner import Choice, Decision
+from ksopt.kernels.by_factors import ByFactors
+from ksopt.kernels.launcher import HostLauncher, chain_entry
+from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
+from ksopt.kernels.problem import Epilogue, Geometry, Problem
+from ksopt.kernels.registry import FACTORS, Candidate
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.reference import chain_reference, chain_to_dense
+
+TEXT = "(2,4,4,4)*(2,4,4,4)"
+PLAIN = Chain.parse(TEXT)
+ROWS = 200
+
+
+def of_siblings(weights, siblings):
+    """The weights of each of several chains."""
+    length = len(weights) // siblings
+    return [weights[at : at + length] for at in range(0, len(weights), length)]
+
+
+def product(x, weights, siblings):
+    """The products of siblings, side by side."""
+    parts = [chain_reference(x, each) for each in of_siblings(weights, siblings)]
+    return torch.cat(parts, dim=-1)
+
+
+class Launched:
+    """(x, weights, ...) -> y as a family's launcher of chains: the kernel that the driver plays."""
+
+    FORM = "as a matrix"
+    grid = MappingProxyType({"rows_per_unit": 64, "most_blocks": 2, "cluster": 1})
+
+    def __init__(self, problem):
+        self.problem, self.packs, self.calls = problem, 0, 0
+
+    def __call__(self, x, weights, bias=None, residual=None, out=None, /):
+        self.calls += 1
+        weight_groups.prepared_together(weights, self.FORM, self._pack)
+        y = product(x, weights, self.problem.siblings)
+        y = with_epilogue(y, bias, self.problem.epilogue.activation, residual)
+        return y if out is None else out.copy_(y)
+
+    def _pack(self, weights):
+        self.packs += 1
+        dense = [chain_to_dense(each).t() for each in of_siblings(weights, self.problem.siblings)]
+        return torch.cat(dense, dim=1).view(1, 1, 1, -1)
+
+    def entry(self):
+        p = self.problem
+        shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
+        form = weight_groups.number_of(self.FORM, shapes, p.dtype)
+        return chain_entry(
+            kernel=CHAIN, out_features=p.out_features, threads=128, shared_bytes=0, form=form,
+            **self.grid,
+        )  # fmt: skip
+
+
+class Device:
+    """A layer, and its plan on the device that is played.
+
+    Args:
+        library, monkeypatch: the fixtures.
+        siblings: chains that read x; the layer is the first.
+        residual: whether something is added to the result.
+    """
+
+    def __init__(self, library, monkeypatch, siblings=1, residual=False):
+        self.library, self.siblings = library, siblings
+        self.x = torch.randn(ROWS, PLAIN.in_features)
+        self.layer = KSLinear(PLAIN.in_features, PLAIN.out_features, PLAIN, activation="relu")
+        self.layer.requires_grad_(False)
+        self.others = [torch.randn(p.weight_shape) for _ in range(siblings - 1) for p in PLAIN]
+        self.features = siblings * PLAIN.out_features
+        self.layer.bias = nn.Parameter(torch.randn(self.features), requires_grad=False)
+        self.residual = torch.randn(ROWS, self.features) if residual else None
+        epilogue = Epilogue(True, "relu", residual)
+        self.problem = Problem(PLAIN, "float32", False, epilogue=epilogue, siblings=siblings)
+        spec = SimpleNamespace(spec=lambda _: object(), device_type="cpu")
+        monkeypatch.setattr(planner, "backend_of", lambda _: spec)
+        monkeypatch.setattr(planner, "_decision", self._decision)
+        self.decided = 0
+        self._decide_factors()
+
+    def _decide_factors(self):
+        """Each factor's product is by a packed weight."""
+        (pattern, _) = PLAIN
+        multiplies_by(self.library, pattern)
+        packing = Problem.of_factor(Pattern(1, pattern.nnz, pattern.nnz, 1), "float32", False)
+        factor = Problem.of_factor(pattern, "float32", False)
+        launcher = PackedLauncher(
+            "doubled",
+            HostLauncher(packing, geometry_of(pattern.nnz), PACK, None),
+            HostLauncher(factor, Geometry(32, 0, 16, 1, 100), MULTIPLY, None),
+            fallback=None,
+        )
+        decide(self.x, self.weights[0], launcher)
+
+    def _decision(self, problem, operands):
+        self.decided += 1
+        return self.decision, True
+
+    @property
+    def weights(self):
+        return [*self.layer.weights, *self.others]
+
+    def arguments(self):
+        return self.weights, self.layer.bias, self.residual, "relu", False, self.siblings
+
+    def known(self, x=None, out=None):
+        """y, if it takes no Python beyond the look at what is prepared."""
+        return host_plans.run(self.x if x is None else x, *self.arguments(), None, out)
+
+    def check(self, y, x=None):
+        x = self.x if x is None else x
+        expected = torch.relu(product(x, self.weights, self.siblings) + self.layer.bias)
+        if self.residual is not None:
+            expected = expected + self.residual
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+    def run(self):
+        y = ops.chain(self.x, *self.arguments())
+        self.check(y)
+        return y
+
+
+class Whole(Device):
+    """One launch."""
+
+    launches = 1
+
+    def __init__(self, library, monkeypatch, **layer):
+        super().__init__(library, monkeypatch, **layer)
+        chain_of(library, PLAIN, self.siblings)
+        self.call = Launched(self.problem)
+        choice = Choice(Candidate("played", self.problem, 1.0), self.call, "model")
+        self.decision = Decision(choice, choice)
+
+    @property
+    def packs(self):
+        return self.call.packs
+
+
+class Factors(Device):
+    """A launch a factor, by packed weights."""
+
+    def __init__(self, library, monkeypatch, **layer):
+        super().__init__(library, monkeypatch, **layer)
+        self.launches = len(self.weights)
+        choice = Choice(Candidate(FACTORS, self.problem, 1.0), ByFactors(self.problem), "model")
+        self.decision = Decision(choice, choice)
+
+    @property
+    def packs(self):
+        return variable(self.library, "packs").value
+
+
+def in_place(device):
+    device.layer.weights[1].mul_(-1.5)
+
+
+def first_in_place(device):
+    device.layer.weights[0].add_(1)
+
+
+def other_data(device):
+    device.layer.weights[1].data = torch.randn_like(device.layer.weights[1])
+
+
+def written_and_refreshed(device):
+    device.layer.weights[1].data.add_(1)
+    ksopt.refresh()
+
+
+def another_weight(device):
+    values = torch.randn_like(device.layer.weights[1])
+    device.layer.weights[1] = nn.Parameter(values, requires_grad=False)
+    gc.collect()
+
+
+def the_same_memory_by_another_name(device):
+    """It counts versions of its own, from 0."""
+    values = device.layer.weights[1].data.mul_(3)
+    device.layer.weights[1] = nn.Parameter(values, requires_grad=False)
+
+
+def a_training_step(device):
+    device.layer.requires_grad_()
+    with torch.enable_grad():
+        device.layer(device.x).square().mean().backward()
+    torch.optim.SGD(device.layer.parameters(), lr=0.1).step()
+    device.layer.zero_grad()
+    device.layer.requires_grad_(False)
+
+
+def a_write_behind_a_training_forward(device):
+    device.layer.weights[1].requires_grad_()
+    with torch.enable_grad():
+        device.layer(device.x)
+    device.layer.weights[1].data.mul_(2)
+    device.layer.weights[1].requires_grad_(False)
+
+
+def a_state_dict(device):
+    other = KSLinear(PLAIN.in_features, PLAIN.out_features, PLAIN, activation="relu")
+    device.layer.load_state_dict(other.state_dict())
+
+
+EVENTS = [
+    *(in_place, first_in_place, other_data, written_and_refreshed, another_weight),
+    *(the_same_memory_by_another_name, a_training_step, a_write_behind_a_training_forward),
+    a_state_dict,
+]
