@@ -74,7 +74,10 @@ std::optional<Tensor> served(Operator op, const Call& call) {
   const bool records = call.out != nullptr && at::GradMode::is_enabled() &&
                        (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
   if (records) return std::nullopt;  // which Python refuses in words
-  if (!is_changing(op)) return known(call, false);
+  if (!is_changing(op)) {
+    const auto changing = ksopt::are_said_to_change();
+    return changing ? known(call, *changing) : std::nullopt;
+  }
   // Where something is kept of the weight, Python forgets it.
   if (ksopt::may_be_kept(ksopt::root_of(call.owner == nullptr ? call.weight : *call.owner))) return std::nullopt;
   auto y = known(call, true);
@@ -102,10 +105,12 @@ void register_in(torch::Library& library) {
   library.impl(NAMES[op], torch::CppFunction::makeFromBoxedFunction<&kernel<op>>());
 }
 
-// What is known, for eager products, which enter Python.
+// What is known, for eager products, which enter Python. Where it asks for a weight that is kept, this thread says of
+// none that it changes; that one changes may be known of the operator.
 std::optional<Tensor> run_product(const Tensor& x, const Tensor& weight, bool batch_last,
                                   const std::optional<Tensor>& owner, bool changing,
                                   const std::optional<Tensor>& out) {
+  if (!changing) ksopt::say_changing(false);
   return known({x, weight, batch_last, owner ? &*owner : nullptr, out ? &*out : nullptr}, changing);
 }
 

@@ -19,7 +19,7 @@ from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision, Operands
 from ksopt.kernels.launcher import Enterable
 from ksopt.kernels.registry import FACTORS
-from ksopt.kernels.weight_scopes import said
+from ksopt.kernels.weight_scopes import said, tell_host
 
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
 
@@ -80,6 +80,7 @@ def know(
         if decision is not None:
             kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
         torch.ops.ksopt_host.know_plan(*layer, *around, exact, changing, kernel, form)
+    tell_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
 

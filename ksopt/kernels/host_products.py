@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.kernels.launcher import Entry
-from ksopt.kernels.weight_scopes import said
+from ksopt.kernels.weight_scopes import said, tell_host
 
 _NOTHING = Entry(plan=-1, form=0)
 
@@ -74,6 +74,7 @@ def know(x: Tensor, weight: Tensor, batch_last: bool, changing: bool, entry: Ent
     known = astuple(_NOTHING if entry is None else entry)
     torch.ops.ksopt_host.know(x, weight, batch_last, exact, changing, *known)
     if entry is not None:
+        tell_host()
         _run_product = torch.ops.ksopt_host.run_product.default._op
 
 

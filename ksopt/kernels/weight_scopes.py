@@ -42,12 +42,13 @@ class _Said(threading.local):
 said = _Said()
 """What is said in this thread at this moment."""
 
-# What the overload itself calls, once the library is loaded. A thread that was in a block before
-# that says so with its first product, which enters Python: csrc/host/kept_weights.cpp.
+# What the overload itself calls, once the library is loaded. Of a thread that has told it nothing
+# yet all products enter Python, which tells it.
 _say_changing: Callable[[bool], None] | None = None
 
 
-def _tell_host() -> None:
+def tell_host() -> None:
+    """Tell the host library, if it is loaded, what this thread says."""
     if _say_changing is not None:
         _say_changing(said.changing)
 
@@ -92,11 +93,13 @@ class changing(_Scope):
 
     def __enter__(self) -> None:
         super().__enter__()
-        _tell_host()
+        if self._value != self._before:
+            tell_host()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        _tell_host()
+        if self._value != self._before:
+            tell_host()
 
 
 class frozen(_Scope):

@@ -5,10 +5,12 @@ The driver is played, and its two kernels compute: one packs a weight, one multi
 
 import gc
 import random
+import threading
 
 import pytest
 import torch
 from played_driver import MULTIPLY, PACK, Product, decide, multiplies_by, variable
+from seen_products import Python
 from torch import nn
 
 import ksopt
@@ -226,6 +228,67 @@ def test_where_the_changing_weight_takes_another_way_the_kept_one_is_known(devic
         assert device.known() is None
         device.check(device.product())
     assert device.packs == before
+
+
+def by_inner_out(x, weight):
+    y = torch.full((len(x), PATTERN.out_features), torch.nan)
+    ops.ks_mm_inner_out(x, weight, out=y)
+    return y
+
+
+@pytest.mark.parametrize("multiply", [ops.ks_mm_inner, ops.ks_mm_frozen, by_inner_out])
+def test_graphs_products_see_what_is_said_of_their_weights(serving, multiply):
+    """Nothing is taken that was kept of them, for torch may not have counted the change."""
+    device = Dispatched(serving)
+    for _ in range(2):
+        device.check(multiply(device.x, device.weight))
+    packs = device.packs
+    with weight_scopes.changing():
+        device.weight.data.mul_(0.5)
+        device.check(multiply(device.x, device.weight))
+        assert device.packs == packs + 1
+        with weight_scopes.changing(False):
+            device.weight.data.mul_(2)
+            device.check(device.known())
+        device.weight.data.mul_(0.5)
+        device.check(multiply(device.x, device.weight))
+        assert device.packs == packs + 2
+    device.weight.data.mul_(2)
+    device.check(device.known())
+    assert device.packs == packs + 2
+
+
+def test_a_thread_is_asked_once_what_it_says_of_weights(serving):
+    device = Dispatched(serving)
+    device.check(device.product())
+    took_python = []
+
+    def multiply():
+        for _ in range(3):
+            with Python() as python:
+                device.product()
+            took_python.append(bool(python.entered))
+
+    thread = threading.Thread(target=torch.no_grad()(multiply))
+    thread.start()
+    thread.join()
+    assert took_python == [True, False, False]
+
+
+def test_what_a_thread_says_is_no_other_threads(serving):
+    device = Dispatched(serving)
+    device.check(device.product())
+    known = []
+
+    def look():
+        device.check(device.product())
+        known.append(device.known() is not None)
+
+    with weight_scopes.changing():
+        thread = threading.Thread(target=torch.no_grad()(look))
+        thread.start()
+        thread.join()
+    assert known == [True]
 
 
 def test_a_layer_past_the_dispatcher_is_right_too(device):

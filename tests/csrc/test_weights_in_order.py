@@ -135,6 +135,10 @@ def test_the_librarys_own_kernels_take_them_without_python(serving, monkeypatch)
         device.stored.data.mul_(1.5)  # which torch does not count
     with pytest.raises(TypeError):
         ops.ks_mm_inner(device.x, view, False, device.stored)
+    with weight_scopes.changing():
+        for _ in range(3):
+            device.check(ops.ks_mm_inner(device.x, view, False, device.stored))
+            device.stored.data.mul_(1.5)
 
 
 def test_a_gradient_takes_the_transposed_weight(device):
