@@ -301,5 +301,6 @@ def test_deciding_is_no_part_of_the_pass(monkeypatch):
     found = ksopt.explain(nn.Conv1d(8, 8, 1, groups=2), torch.ones(3, 8, 5))
     assert found.report.deciding_s >= 0.3
     assert 0 < found.report.pass_s < 0.3
-    assert ", and deciding what is faster 0.3 s." in found.summary()
+    # As long as it took: on a busy machine it sleeps longer.
+    assert f", and deciding what is faster {found.report.deciding_s:.1f} s." in found.summary()
     assert found.to_json()["deciding_s"] == found.report.deciding_s
