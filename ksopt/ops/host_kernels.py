@@ -1,7 +1,8 @@
-"""The host library's own kernels of the products that compiled graphs call.
+"""The host library's own kernels of the products and layers that compiled graphs call.
 
 They stand above those of `ksopt.ops.implementation`: what the tables know runs without Python, all
-else goes on to it. See csrc/host/product_kernels.cpp and input_gradient_kernel.cpp.
+else goes on to it. See product_kernels.cpp, layer_kernels.cpp and
+input_gradient_kernel.cpp of csrc/host.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 
 from ksopt.jit import host
 from ksopt.ops import input_gradient, keeping, schemas  # noqa: F401  operators come first
+from ksopt.ops.chain import ks_chain_inner  # noqa: F401  those of layers, too
 
 
 def _serve() -> None:

@@ -446,3 +446,15 @@ def test_a_known_product_of_a_detached_weight_requires_no_gradient():
     assert not any(y.requires_grad for y in layers)
     for y in (*results, *layers):
         close(y, x, weight)
+
+
+def test_the_library_may_be_loaded_before_the_operators_are_there():
+    program = (
+        "from ksopt.jit import host\n"
+        "assert host.load() is None\n"
+        "import ksopt, torch\n"
+        "layer = ksopt.KSLinear(32, 32, '(1,8,4,4)*(4,4,8,1)')\n"
+        "assert layer(torch.randn(3, 32)).shape == (3, 32)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
