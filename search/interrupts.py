@@ -1,12 +1,14 @@
 """A Ctrl-C that is not lost.
 
 Python raises KeyboardInterrupt wherever the program happens to be. In a destructor or a callback of
-a C library (a database's, torch's) the exception goes nowhere, and the program runs on.
+a C library (a database's, torch's) the exception goes nowhere, and the program runs on: Python
+prints its traceback and drops it.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +37,25 @@ def remembered() -> Iterator[Callable[[], bool]]:
         return
     before = signal.signal(signal.SIGINT, handle)
     try:
-        yield seen.is_set
+        with dropped(lambda: None):
+            yield seen.is_set
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def dropped(act: Callable[[], None]) -> Iterator[None]:
+    """Inside, `act` is called where a KeyboardInterrupt is dropped, instead of printing it."""
+    before = sys.unraisablehook
+
+    def hook(what: sys.UnraisableHookArgs) -> None:
+        if isinstance(what.exc_value, KeyboardInterrupt):
+            act()
+        else:
+            before(what)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

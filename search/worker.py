@@ -27,7 +27,7 @@ from ksopt.measure.energy import Meter
 from ksopt.measure.roofline import Roofline
 from ksopt.operators import registry
 from ksopt.patterns.size import Budget
-from ksopt.search import study_store, write_errors
+from ksopt.search import interrupts, study_store, write_errors
 from ksopt.search.device_locks import Presence
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.objectives import Objective
@@ -40,6 +40,8 @@ from ksopt.system.worker_process import Answer
 
 # Time to note that a trial was interrupted.
 _LAST_WORDS_S = 3.0
+# Time for a destructor to end.
+_AGAIN_S = 0.01
 
 
 def trials(task: Mapping[str, Any], answer: Answer) -> None:
@@ -122,7 +124,8 @@ def main() -> int:
     worker_process.listen(code=1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        return _done(task, answer)
+        with interrupts.dropped(_interrupt_again):
+            return _done(task, answer)
     except KeyboardInterrupt:  # also while it answers with an error
         return 130
     finally:
@@ -158,11 +161,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     if _interrupted:
         return
     _interrupted.append(True)
-    # What is raised in a destructor or a callback of C is lost: then this ends it.
+    # What runs in C for long hears nothing: then this ends it.
     timer = threading.Timer(_LAST_WORDS_S, os._exit, [130])
     timer.daemon = True
     timer.start()
     raise KeyboardInterrupt
+
+
+def _interrupt_again() -> None:
+    """Raise once more, and soon, what was raised in a destructor."""
+    _interrupted.clear()
+    timer = threading.Timer(_AGAIN_S, os.kill, [os.getpid(), signal.SIGTERM])
+    timer.daemon = True
+    timer.start()
 
 
 if __name__ == "__main__":

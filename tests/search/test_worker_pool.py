@@ -224,6 +224,32 @@ def test_a_spare_process_ends_unasked(capfd: pytest.CaptureFixture[str]) -> None
     assert "Traceback" not in capfd.readouterr().err
 
 
+TERMINATED_IN_A_DESTRUCTOR = """
+import signal, sys, time
+from ksopt.search import worker
+
+class Deaf:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def task(task, answer):
+    Deaf()
+    answer({"ran on": True})
+    time.sleep(60)
+
+worker.TASKS["nothing"] = task
+worker._LAST_WORDS_S = 60
+sys.exit(worker.main())
+"""
+
+
+def test_a_worker_that_is_terminated_in_a_destructor_ends_and_prints_no_traceback() -> None:
+    code, out, err = worker_of(TERMINATED_IN_A_DESTRUCTOR)
+    assert code == 130
+    assert "ran on" in out  # Python dropped the first interrupt
+    assert err == ""
+
+
 TERMINATED_AT_ITS_END = """
 import os, signal, sys
 from ksopt.search import worker
@@ -243,8 +269,16 @@ sys.exit(worker.main())
 
 
 def test_a_worker_that_is_terminated_as_it_ends_prints_no_traceback() -> None:
+    code, out, err = worker_of(TERMINATED_AT_ITS_END)
+    assert code == 130
+    assert json.loads(out) == {"done": True}
+    assert err == ""
+
+
+def worker_of(program: str) -> tuple[int, str, str]:
+    """A worker's exit code and what it printed, whose task is "nothing"."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TERMINATED_AT_ITS_END],
+        [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -253,10 +287,9 @@ def test_a_worker_that_is_terminated_as_it_ends_prints_no_traceback() -> None:
     assert process.stdin is not None
     process.stdin.write('{"task": "nothing", "device": "cpu"}\n')
     process.stdin.flush()  # and open: a worker ends when its stdin does
-    assert process.wait(timeout=100) == 130
+    code = process.wait(timeout=100)
     out, err = process.communicate()
-    assert json.loads(out) == {"done": True}
-    assert err == ""
+    return code, out, err
 
 
 def test_what_was_drawn_ahead_and_not_begun_is_drawn_again(tmp_path: Path) -> None:
@@ -579,21 +612,35 @@ def test_mysql(mysql: str, environment: dict[str, str], tmp_path: Path) -> None:
 def test_a_ctrl_c_that_was_raised_where_nobody_hears_it_ends_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a destructor: Python prints it there, and goes on."""
+    """As in a destructor: Python drops it there, and goes on."""
 
     class Deaf:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    raised: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     before = signal.getsignal(signal.SIGINT)
     with interrupts.remembered() as interrupted:
         assert not interrupted()
         Deaf()
-        assert len(raised) == 1
         assert interrupted()
+    assert not printed
     assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):  # as ever
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_other_faults_of_a_destructor_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Faulty:
+        def __del__(self) -> None:
+            raise ValueError
+
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    with interrupts.remembered():
+        Faulty()
+    assert len(printed) == 1
 
 
 def test_all_that_a_process_holds_has_marks_of_life(
