@@ -71,7 +71,7 @@ class Totals:
     """What all modules came to."""
 
     def __init__(self) -> None:
-        self.modules = self.failures = self.lowered = self.torchs = self.errors = 0
+        self.modules = self.failures = self.lowered = self.torchs = self.errors = self.quick = 0
         self.spellings: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
@@ -80,7 +80,7 @@ class Totals:
         """Count one module."""
         self.modules += result.get("modules", 0)
         self.failures += bool(result.get("failure"))
-        for name in ("lowered", "torchs", "errors"):
+        for name in ("lowered", "torchs", "errors", "quick"):
             setattr(self, name, getattr(self, name) + bool(result.get(name)))
         for name in ("spellings", "notes", "missed"):
             getattr(self, name).update(result.get(name, {}))
@@ -90,7 +90,8 @@ class Totals:
         lines = [
             f"{self.modules} modules in {seconds:.0f} s: {self.failures} differences.",
             f"In {self.lowered} a site was lowered, {self.errors} end in an error in eager mode, "
-            f"and in {self.torchs} torch.compile itself differs from eager mode.",
+            f"in {self.torchs} torch.compile itself differs from eager mode, and in {self.quick} "
+            "a backward pass is refused where the rewritten graph runs as it is, not by Inductor.",
             "Products lowered: " + _counted(self.spellings),
             "Not recognised: " + _counted(self.missed, 12, "; "),
         ]

@@ -67,6 +67,9 @@ def test_a_fact_that_torch_compile_reached_before_its_error_counts():
     assert found[0].startswith("call 0: value: ")
 
 
+HEADER = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+
+
 def test_a_write_that_eager_mode_refuses_is_compared_as_if_made_afterwards():
     source = """
         class M(nn.Module):
@@ -85,8 +88,35 @@ def test_a_write_that_eager_mode_refuses_is_compared_as_if_made_afterwards():
         HANDOVER = "eager"
         TRAINING = True
     """
-    header = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
-    outcome = compared(header + textwrap.dedent(source), "written.py")
+    outcome = compared(HEADER + textwrap.dedent(source), "written.py")
     assert outcome.failed
+    assert outcome.differences == []
+    assert outcome.lowered
+
+
+@pytest.mark.slow
+def test_what_only_a_graph_that_runs_as_it_is_refuses_is_no_difference():
+    """The author's einsum saves a copy of its operand, which is written between two graphs."""
+    source = """
+        class M(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.randn(2, 5, 3, 4))
+            def forward(self, x):
+                h = x.sin()
+                y = torch.einsum("nacd,abcd->nabd", h.view(-1, 2, 3, 4), self.w)
+                torch._dynamo.graph_break()
+                torch.tanh(x, out=h)
+                return y.reshape(-1, 40), h
+        def inputs(B):
+            return [torch.randn(B, 24)]
+        LEAVES = [False]
+        CALLS = [dict(batch=5, mode="grad", autocast=False, before=[], between=[])]
+        DYNAMIC = None
+        HANDOVER = "eager"
+        TRAINING = True
+    """
+    outcome = compared(HEADER + textwrap.dedent(source), "written.py")
+    assert outcome.quick
     assert outcome.differences == []
     assert outcome.lowered

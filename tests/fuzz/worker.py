@@ -141,6 +141,7 @@ def _counted(made: Program, outcome: Outcome) -> dict[str, Any]:
         "modules": 1,
         "lowered": bool(outcome.lowered),
         "torchs": bool(outcome.torchs),
+        "quick": outcome.quick,
         "errors": outcome.failed,
         "spellings": Counter(names.get(line, "elsewhere") for line in outcome.lowered),
         "notes": Counter(note.partition(": ")[2][:120] for note in outcome.notes),

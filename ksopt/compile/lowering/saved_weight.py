@@ -61,7 +61,7 @@ def _layer(trace: Trace, nodes: list[fx.Node], owner: fx.Node) -> Hashable:
     def argument(one: fx.Node) -> Any:
         if one in places:
             return ("place", places[one])
-        return (fake_result(one), needs_grad(one))
+        return (fake_result(one), _passes_gradients(trace, one))
 
     calls = tuple(
         (
@@ -73,7 +73,7 @@ def _layer(trace: Trace, nodes: list[fx.Node], owner: fx.Node) -> Hashable:
         )
         for node in nodes
     )
-    return (*calls, signature(fake_result(owner)), needs_grad(owner))
+    return (*calls, signature(fake_result(owner)), _passes_gradients(trace, owner))
 
 
 def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTensorMode) -> bool:
@@ -91,7 +91,7 @@ def _is_saved(trace: Trace, nodes: list[fx.Node], owner: fx.Node, mode: FakeTens
         with mode, guards, hooks:
             # All of them first: a vmap lets none be made inside it.
             read = [one for node in nodes for one in node.all_input_nodes]
-            values.update((one, _leaf(one)) for one in {owner, *read} - {*nodes})
+            values.update((one, _leaf(trace, one)) for one in {owner, *read} - {*nodes})
             for node in nodes:
                 with _in_region(trace, node, values[owner].device.type):
                     values[node] = _value(node, values)
@@ -160,13 +160,25 @@ def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     raise NotImplementedError(node.op)
 
 
-def _leaf(node: fx.Node) -> Any:
+def _leaf(trace: Trace, node: fx.Node) -> Any:
     """A fake tensor like a node's value, of memory of its own."""
     value = fake_result(node)
     if not isinstance(value, Tensor):
         return value
     new = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return new.requires_grad_(value.is_floating_point() and needs_grad(node))
+    return new.requires_grad_(value.is_floating_point() and _passes_gradients(trace, node))
+
+
+def _passes_gradients(trace: Trace, node: fx.Node) -> bool:
+    """Whether autograd follows a node's value to what requires gradients.
+
+    A view of that made under `no_grad` says that it requires gradients, and nothing flows through
+    it; a view of the view, made outside, is followed again.
+    """
+    value = fake_result(node)
+    is_view = isinstance(value, Tensor) and value._is_view()
+    made_without = node.op != "placeholder" and not trace.regions[node].grad
+    return needs_grad(node) and not (is_view and made_without)
 
 
 @contextlib.contextmanager

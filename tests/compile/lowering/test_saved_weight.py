@@ -111,13 +111,13 @@ LAYERS = (
 )
 
 
-def step(model, function, x, written=None):
+def step(model, function, x, written=None, is_leaf=False):
     """The gradients of the input and of the weights, which are written before; None: refused."""
     x = x.clone().requires_grad_()
     written = list(model.parameters()) if written is None else written
     for weight in model.parameters():
         weight.grad = None
-    y = function(x * 1)
+    y = function(x if is_leaf else x * 1)
     with torch.no_grad():
         for weight in written:
             weight.mul_(2)
@@ -290,3 +290,20 @@ def test_a_frozen_weight_stays_prepared_for_the_forward_pass():
     kept = weight_cache.kept_bytes(x.device)
     compiled(x).sum().backward()
     assert weight_cache.kept_bytes(x.device) == kept
+
+
+def test_a_view_made_without_gradients_passes_none():
+    """It says that it requires gradients, and autograd saves nothing for it."""
+
+    class Model(Layer):
+        def forward(self, x):
+            with torch.no_grad():
+                rows = x.reshape(-1, 4, 8).transpose(0, 1)
+            return torch.bmm(rows, self.blocks).transpose(0, 1).flatten(1) * x.sum()
+
+    model, x = Model().requires_grad_(False), torch.randn(5, 32)
+    written = [model.blocks]
+    compiled = torch.compile(model, backend=by_eager)
+    expected = step(model, model, x, written, is_leaf=True)
+    actual = step(model, compiled, x, written, is_leaf=True)
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-4)
