@@ -201,7 +201,7 @@ def _display_of_notebook() -> Any:
     """IPython's display, where a notebook's kernel runs this; else None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    return None if getattr(shell, "kernel", None) is None else ipython.display
+    return None if getattr(shell, "kernel", None) is None else getattr(ipython, "display", None)
 
 
 class _Best:

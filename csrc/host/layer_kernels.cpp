@@ -96,8 +96,9 @@ std::array<std::optional<c10::SafeKernelFunction>, 2>& python_layers() {
 template <bool WRITES>
 void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<Tensor> y;
-  if (const auto changing = ksopt::are_said_to_change()) {
-    const Layer layer = layer_of(*stack, WRITES);
+  const Layer layer = layer_of(*stack, WRITES);
+  // Without owners the weights are a graph's own, of which nothing is kept.
+  if (const auto changing = layer.owners.empty() ? true : ksopt::are_said_to_change()) {
     const bool records = WRITES && at::GradMode::is_enabled() &&
                          layer.any([](const Tensor& one) { return one.requires_grad(); });
     if (!records) y = known(layer, *changing);  // which Python refuses in words

@@ -76,7 +76,8 @@ std::optional<Tensor> served(Operator op, const Call& call) {
                        (call.x.requires_grad() || call.weight.requires_grad() || call.out->requires_grad());
   if (records) return std::nullopt;  // which Python refuses in words
   if (!is_changing(op)) {
-    const auto changing = ksopt::are_said_to_change();
+    // Without an owner the weight is a graph's own, of which nothing is kept.
+    const auto changing = call.owner == nullptr ? true : ksopt::are_said_to_change();
     return changing ? known(call, *changing) : std::nullopt;
   }
   // Where something is kept of the weight, Python forgets it.

@@ -10,6 +10,7 @@ not know what it is a view of, and counts versions of its own: see `scopes.owned
 Prepared anew on every call:
 
 - while autograd records a weight's gradient or computes it (see `scopes.changing`);
+- for what a compiled graph computes (see `ksopt.ops.graph_inputs`);
 - while a CUDA graph is captured: the preparation becomes part of the graph, because the weight may
   have changed when the graph is replayed (but see recorded_weights.py);
 - for inference tensors, which count no versions, for subclasses of Tensor, and for lazily negated

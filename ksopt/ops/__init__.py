@@ -19,8 +19,9 @@ Tensor``
     dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
     owner is for compiled graphs: the parameter or buffer that weight is a view of, which Inductor
     does not tell. What is prepared of the weight is then kept with it (see
-    :mod:`ksopt.kernels.weight_cache`). Beside an owner the weight may be of another dtype: it is
-    converted to x's, once a version. The owner's values are not read.
+    :mod:`ksopt.kernels.weight_cache`). Where a graph is traced it need not be named, and nothing is
+    kept of a weight that the graph computes. Beside an owner the weight may be of another dtype: it
+    is converted to x's, once a version. The owner's values are not read.
 
 ``ksopt::ks_mm_weight_grad(Tensor grad, Tensor x, SymInt a, SymInt d, bool batch_last) -> Tensor``
     The gradient of ks_mm with respect to its weight: the sum over the batch of

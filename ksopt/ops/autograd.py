@@ -13,6 +13,7 @@ from ksopt.kernels import weight_cache, weight_scopes
 from ksopt.kernels.validation import check_ks_mm
 from ksopt.ops import implementation
 from ksopt.ops.eager import PLAIN
+from ksopt.ops.graph_inputs import lasting
 from ksopt.ops.schemas import (
     LIBRARY,
     ks_mm,
@@ -35,6 +36,8 @@ class _KsMm(torch.autograd.Function):
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         # A frozen weight, through which gradients go on to x, is kept, there and back.
         ctx.changing = needs_weight or weight_cache.are_said_to_change()
+        if not ctx.changing:
+            weight, owner = _with_lasting_owner(x, weight, owner)
         product = ks_mm_changing if ctx.changing else ks_mm_frozen
         y = product(x, weight, batch_last, owner)
         ctx.save_for_backward(
@@ -52,9 +55,7 @@ class _KsMm(torch.autograd.Function):
         x, weight, owner = ctx.saved_tensors
         grad_x = grad_weight = None
         if weight is not None:
-            if owner is None and not ctx.changing:
-                owner = weight
-            changing = ctx.changing or weight_cache.are_said_to_change()
+            changing = ctx.changing or owner is None or weight_cache.are_said_to_change()
             with weight_scopes.changing(changing), weight_scopes.frozen(not changing):
                 grad_x = ks_mm(grad, weight.transpose(1, 2), ctx.batch_last, owner)
         if x is not None:
@@ -77,6 +78,16 @@ def _with_gradients(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor |
         check_ks_mm(x, weight, batch_last, any_dtype=owner is not None)
         weight = weight.to(x.dtype)
     return _KsMm.apply(x, weight, batch_last, owner)
+
+
+def _with_lasting_owner(
+    x: Tensor, weight: Tensor, owner: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """A weight, and what may keep things that are prepared of it."""
+    if owner is None:  # of which a weight of another dtype is refused
+        return weight, lasting(weight) if weight.dtype == x.dtype else None
+    owner = lasting(owner)
+    return (weight if owner is not None else weight.to(x.dtype)), owner
 
 
 class _KsMmWeightGrad(torch.autograd.Function):
@@ -144,6 +155,8 @@ def _ks_mm_traced(x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | N
     twin = ks_mm_frozen if weight_scopes.said.frozen else ks_mm_inner
     if weight_cache.are_said_to_change():
         twin = ks_mm_changing
+    else:
+        weight, owner = _with_lasting_owner(x, weight, owner)
     y: Tensor = twin(x, weight, batch_last, owner)
     return y
 

@@ -23,6 +23,7 @@ from ksopt.kernels.families.base import CHAIN_FAMILIES
 from ksopt.kernels.validation import check_chain, check_epilogue
 from ksopt.ops import implementation, keeping, trained
 from ksopt.ops.eager import are_ordinary
+from ksopt.ops.graph_inputs import all_lasting
 from ksopt.ops.schemas import LIBRARY, define, ks_mm
 
 _ARGUMENTS = (
@@ -79,9 +80,9 @@ def _composed(
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
         if _is_launched_whole(operands, activation, batch_last, siblings):
-            whole: Tensor = ks_chain_inner(
-                x, list(weights), bias, residual, activation, batch_last, siblings, owners
-            )
+            around = (bias, residual, activation, batch_last, siblings)
+            kept_with = all_lasting(weights if owners is None else owners)
+            whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
             return whole
         if siblings == 1 and not batch_last and _is_trained_whole(operands):
             y = keeping.trained(x, weights[0], weights[1], bias)
@@ -150,7 +151,10 @@ def _is_watched_by_transforms() -> bool:
 LIBRARY.define(f"ks_chain{_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.impl("ks_chain", _composed, "CompositeImplicitAutograd")
 define(
-    ("ks_chain_inner",), f"{_ARGUMENTS}) -> Tensor", implementation.chain, implementation.chain_fake
+    ("ks_chain_inner",),
+    f"{_ARGUMENTS}) -> Tensor",
+    implementation.chain_inner,
+    implementation.chain_fake,
 )
 define(
     ("ks_chain.out",),

@@ -89,6 +89,12 @@ def changing(
     As `product` and `frozen`, entered where the host library's kernel does not know the call.
     """
     weight_cache.forget(weight if owner is None else owner)
+    return _once(x, weight, batch_last, owner, out)
+
+
+def _once(
+    x: Tensor, weight: Tensor, batch_last: bool, owner: Tensor | None, out: Tensor | None
+) -> Tensor:
     y = dispatch.run_known_changing(x, weight, batch_last, out)
     if y is not None:
         return y
@@ -96,12 +102,28 @@ def changing(
         return product(x, weight, batch_last, owner, out)
 
 
+def inner(
+    x: Tensor,
+    weight: Tensor,
+    batch_last: bool = False,
+    owner: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`product` as graphs call it, where a weight without an owner is one that they compute.
+
+    Nothing is kept of that: see `ksopt.ops.graph_inputs`.
+    """
+    if owner is None:
+        return _once(x, weight, batch_last, None, out)
+    return product(x, weight, batch_last, owner, out)
+
+
 def frozen(
     x: Tensor, weight: Tensor, batch_last: bool = False, owner: Tensor | None = None
 ) -> Tensor:
-    """`product`, what is prepared of the weight kept over steps of an optimizer."""
+    """`inner`, what is prepared of the weight kept over steps of an optimizer."""
     with weight_scopes.frozen():
-        return product(x, weight, batch_last, owner)
+        return inner(x, weight, batch_last, owner)
 
 
 def fake(
@@ -204,6 +226,25 @@ def chain(
     return by_factors(product, partial(_behind, op), x, weights, *around, owners, out)
 
 
+def chain_inner(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    batch_last: bool = False,
+    siblings: int = 1,
+    owners: Sequence[Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`chain` as graphs call it: without owners nothing is kept of the weights, as by `inner`."""
+    arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners, out)
+    if owners is not None:
+        return chain(*arguments)
+    with weight_scopes.changing():
+        return chain(*arguments)
+
+
 def _behind(
     op: str,
     y: Tensor,
@@ -252,7 +293,7 @@ def chain_writing(
     *,
     out: Tensor,
 ) -> None:
-    """Write into ``out`` what `chain` would return."""
+    """Write into ``out`` what `chain_inner` would return."""
     operands = (x, *weights, bias, residual)
     if torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in (*operands, out)
@@ -263,9 +304,9 @@ def chain_writing(
         )
     arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners)
     if _holds_result(out, x, weights, batch_last, siblings) and is_written_straight(out, *operands):
-        chain(*arguments, out)
+        chain_inner(*arguments, out)
     else:
-        y = chain(*arguments)
+        y = chain_inner(*arguments)
         check_chain_out(y, out)
         out.copy_(y)
     torch.autograd.graph.increment_version(out)

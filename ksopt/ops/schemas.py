@@ -53,7 +53,8 @@ def define(
 
 
 _PRODUCT = "(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor"
-define(("ks_mm", "ks_mm_inner"), _PRODUCT, implementation.product, implementation.fake)
+define(("ks_mm",), _PRODUCT, implementation.product, implementation.fake)
+define(("ks_mm_inner",), _PRODUCT, implementation.inner, implementation.fake)
 define(("ks_mm_changing",), _PRODUCT, implementation.changing, implementation.fake)
 define(("ks_mm_frozen",), _PRODUCT, implementation.frozen, implementation.fake)
 define(
@@ -75,7 +76,7 @@ _WRITING = (
     "(Tensor x, Tensor weight, Tensor? owner=None, bool batch_last=False, *, Tensor(a!) out) -> ()"
 )
 for _name, _kernel in (
-    ("ks_mm_inner", implementation.product),
+    ("ks_mm_inner", implementation.inner),
     ("ks_mm_changing", implementation.changing),
 ):
     define(

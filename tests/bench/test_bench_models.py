@@ -379,6 +379,7 @@ def test_on_a_gpu_memory_is_counted_and_graphs_are_replayed(mode, tmp_path):
             assert way["peak_bytes"] >= 2 * (way["parameters"] + 3 * 24 * 61)
 
 
+@pytest.mark.slow
 def test_a_refused_run_leaves_no_folder_of_torchs_caches(tmp_path):
     command = [sys.executable, "-m", "ksopt", "bench", "models", "--models", "vit", "--small"]
     too_deep = ["--device", "cpu", "--layers", "99999999999999", "--out", str(tmp_path / "out")]

@@ -139,6 +139,7 @@ def test_details_are_for_two_of_them(capsys: pytest.CaptureFixture[str]) -> None
         assert [line.split(": ")[-1] for line in lines] == expected
 
 
+@pytest.mark.slow
 def test_torch_logs_takes_the_logger() -> None:
     script = "import logging, torch; print(logging.getLogger('ksopt').level)"
     done = subprocess.run(

@@ -69,7 +69,13 @@ def test_trains_like_eager_with_one_compile_for_all_batches(layout):
 
 
 @pytest.mark.parametrize(
-    "mode", ["no_grad", "inference_mode", "autocast outside", "autocast inside"]
+    "mode",
+    [
+        "no_grad",
+        pytest.param("inference_mode", marks=pytest.mark.slow),
+        "autocast outside",
+        pytest.param("autocast inside", marks=pytest.mark.slow),
+    ],
 )
 def test_follows_the_mode_in_force(mode):
     model = KSLinear(16, 24, CHAIN)

@@ -118,6 +118,7 @@ def test_the_table_fits_in_100_columns_and_its_details_follow():
     assert lines[3] == "1  einsum + bmm, then bias, then gelu: It was decided."
 
 
+@pytest.mark.slow
 def test_times_of_the_whole_model_when_asked():
     model = nn.Conv1d(8, 8, 1, groups=2)
     found = ksopt.explain(model, torch.randn(3, 8, 5), timed=True)

@@ -24,9 +24,9 @@ def run(name: str, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("epochs", [1, pytest.param(12, marks=pytest.mark.slow)])
-def test_digits(tmp_path: Path, epochs: int) -> None:
-    printed = run("digits.py", "--seeds", "1", "--epochs", str(epochs), folder=tmp_path)
+@pytest.mark.slow
+def test_digits(tmp_path: Path) -> None:
+    printed = run("digits.py", "--seeds", "1", "--epochs", "12", folder=tmp_path)
     row = r"^ *(dense|KS|narrow dense) +([\d,]+) +([\d.]+) %"
     found = {
         name: (int(count.replace(",", "")), float(accuracy))
@@ -37,10 +37,8 @@ def test_digits(tmp_path: Path, epochs: int) -> None:
     assert found["KS"][0] == (4 * 128 * 16 + 4 * 16 * 16) + 2 * 8 * 64 * 64 + 2 * 512 + 5130
     assert found["dense"][0] == 64 * 512 + 512 * 512 + 2 * 512 + 5130
     assert 0.97 * found["KS"][0] < found["narrow dense"][0] <= found["KS"][0]
-    # A linear classifier reaches about 95 % on this data: less means that training is broken. A
-    # tenth is what no training gives.
-    least = 95 if epochs == 12 else 30
-    assert all(accuracy > least for _, accuracy in found.values()), printed
+    # A linear classifier reaches about 95 % on this data: less means that training is broken.
+    assert all(accuracy > 95 for _, accuracy in found.values()), printed
 
 
 @pytest.mark.slow

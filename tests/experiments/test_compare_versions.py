@@ -157,6 +157,7 @@ def test_every_command_has_cases_of_its_own() -> None:
     assert {one.command for one in CASES} == commands
 
 
+@pytest.mark.slow
 def test_this_version_is_laid_out_and_reads_the_played_clock(tmp_path: Path) -> None:
     version = Version("now", ROOT, tmp_path / "home")
     version.lay_out()

@@ -10,6 +10,7 @@ import library_costs
 import spawned_workers
 
 
+@pytest.mark.slow
 def test_a_plot_and_an_import_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert library_costs.main(["ksopt", "jinja2", "no_such_library"]) == 0
     ours, jinja, missing = capsys.readouterr().out.splitlines()

@@ -74,6 +74,7 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path) -> None:
         training_recipes.main(["--show", str(file)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "text"])
 def test_the_networks_of_the_full_run_have_as_many_parameters(name: str) -> None:
     task = training_recipes.TASKS[name](torch.device("cpu"), False)

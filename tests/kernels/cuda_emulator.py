@@ -269,11 +269,11 @@ class Emulator:
 class OnDemand(Generic[Case, Kernel]):
     """Kernels that are built in groups, each when the first of it is asked for.
 
-    ``make test`` runs every tenth case of a sweep, which are a group, and the last, which is one by
-    itself.
+    ``make test`` runs every twentieth case of a sweep, which are a group, and the last, which is
+    one by itself. The others follow each other in groups.
     """
 
-    _GROUPS = 10
+    _APART, _TOGETHER = 20, 8
 
     def __init__(
         self, build: Callable[[Sequence[Case]], Sequence[Kernel]], cases: Sequence[Case]
@@ -284,11 +284,20 @@ class OnDemand(Generic[Case, Kernel]):
 
     def __getitem__(self, at: int) -> Kernel:
         if at not in self._built:
-            last = len(self._cases) - 1
-            group = [last] if at == last else range(at % self._GROUPS, last, self._GROUPS)
+            group = self._group(at)
             kernels = self._build([self._cases[one] for one in group])
             self._built.update(zip(group, kernels, strict=True))
         return self._built[at]
+
+    def _group(self, at: int) -> Sequence[int]:
+        last = len(self._cases) - 1
+        if at == last:
+            return [last]
+        if at % self._APART == 0:
+            return range(0, last, self._APART)
+        others = [one for one in range(last) if one % self._APART]
+        first = others.index(at) // self._TOGETHER * self._TOGETHER
+        return others[first : first + self._TOGETHER]
 
 
 def _run(command: list[str]) -> None:

@@ -108,6 +108,7 @@ def test_under_transforms_and_autocast_its_factors_compute_it(toy, layer):
     assert not toy.launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ksopt", "inductor", "aot_eager"])
 def test_a_graph_launches_it_once(toy, layer, backend):
     x = torch.randn(7, CHAIN.in_features)

@@ -62,7 +62,7 @@ def test_it_refuses_rows_that_do_not_fit() -> None:
         chain_gradients.ks_chain_weight_grads(given[0][:5], *given[1:], *SIZES, True)
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_training_takes_it(together: list[bool], bias: bool) -> None:
     torch.manual_seed(0)
     model: nn.Module = ksopt.KSLinear(32, 32, CHAIN, activation="gelu", bias=bias)

@@ -359,6 +359,7 @@ class TestForgetting:
         assert weight_cache.forgotten() != before
 
 
+@pytest.mark.slow
 def test_what_is_kept_before_the_library_is_loaded_is_forgotten(tmp_path):
     program = """
 import warnings

@@ -55,7 +55,7 @@ def test_the_operator_is_one_of_torchs() -> None:
         torch.library.opcheck(ks_chain_input_grad, drawn(6), test_utils=check)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_training_calls_it(calls: list[Tensor], dynamic: bool) -> None:
     torch.manual_seed(0)
     model = ksopt.KSLinear(32, 32, CHAIN)

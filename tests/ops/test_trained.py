@@ -89,7 +89,11 @@ def test_results_and_gradients_are_those_of_its_operators(
 
 @pytest.mark.parametrize(
     ("text", "last", "siblings"),
-    [(CHAINS[0], False, 2), (CHAINS[1], True, 1), pytest.param(CHAINS[2], False, 1)],
+    [
+        (CHAINS[0], False, 2),
+        pytest.param(CHAINS[1], True, 1, marks=pytest.mark.slow),
+        pytest.param(CHAINS[2], False, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_have_gradients(text, last, siblings):
     layer = Layer(text, last, siblings)

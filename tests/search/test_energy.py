@@ -323,6 +323,7 @@ def test_without_energy_nothing_is_said_of_it(search: Search) -> None:
     assert [trial["energy_mj"] for trial in value["trials"]] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_study_with_energy_goes_on_with_it_alone(
     search: Search, played: Played, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def test_a_study_with_energy_goes_on_with_it_alone(
         search(energy=True, trials=2, out=other)
 
 
+@pytest.mark.slow
 def test_a_users_function_knows_the_energy(
     search: Search, played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

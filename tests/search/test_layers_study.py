@@ -348,6 +348,7 @@ def test_a_size_without_a_chain_stays_dense(sizes: Sizes) -> None:
         sizes(("7x13", "13x7"), budgets=("40%",))
 
 
+@pytest.mark.slow
 def test_a_size_with_fewer_weights_than_any_budget_stays_dense(sizes: Sizes) -> None:
     result = sizes(("8x8", "32x64"), budgets=("1k",), min_rank=16)
     assert [str(one.request.size) for one in result.layers] == ["32x64"]

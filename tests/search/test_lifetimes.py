@@ -42,6 +42,7 @@ def present(cache: Path) -> set[str]:
     return {path.name for path in (cache / "locks").glob("worker-*")}
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_gone_and_its_file_goes_with_the_next(
     other: tuple[subprocess.Popen[str], str], cache: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_result_fits(search: Search) -> None:
     assert len(layer["trials"]) == 6
 
 
+@pytest.mark.slow
 def test_a_result_with_everything_fits(
     search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -373,6 +373,7 @@ def test_a_storage_that_cannot_be_used(search: Search, storage: str, words: str)
         search(storage=storage)
 
 
+@pytest.mark.slow
 def test_a_storage_of_ones_own(search: Search, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'mine.db'}"
     result = search(storage=url)

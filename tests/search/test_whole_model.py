@@ -233,6 +233,7 @@ def test_a_plan_that_changes_nothing_is_not_timed(
     assert "--measure-model does that" not in page
 
 
+@pytest.mark.slow
 def test_a_config_needs_no_model(
     quick: None, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

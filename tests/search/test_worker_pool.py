@@ -268,6 +268,7 @@ sys.exit(worker.main())
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_terminated_as_it_ends_prints_no_traceback() -> None:
     code, out, err = worker_of(TERMINATED_AT_ITS_END)
     assert code == 130
@@ -419,6 +420,7 @@ def test_a_chain_that_was_only_drawn_is_not_to_blame(storage: Storage) -> None:
         killed._lock.release()
 
 
+@pytest.mark.slow
 def test_a_device_is_one_processs_at_a_time(environment: dict[str, str], tmp_path: Path) -> None:
     script = (
         "import sys, time, torch\n"

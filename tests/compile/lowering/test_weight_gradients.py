@@ -88,6 +88,7 @@ def test_batches_of_any_size_and_rank_are_compiled_once():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [*(pytest.param(one, marks=pytest.mark.slow) for one in ((), (1,), (0,))), (2, 0)]
 )

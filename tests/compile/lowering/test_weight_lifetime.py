@@ -327,6 +327,7 @@ def test_a_frozen_weight_that_gradients_pass_through_is_kept(build, counts, kern
     assert (site.training, site.to_input, site.computed) == (False, True, False)
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_training_steps_prepares_anew_whatever_the_steps_did(kernels):
     model = Layer("jikl")
     compiled, x = compiled_by_ksopt(model), torch.randn(6, 40)

@@ -39,7 +39,7 @@ def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: KernelFa
     [
         pytest.param(H200, id="H200"),
         pytest.param(A100, id="A100", marks=pytest.mark.slow),
-        pytest.param(RTX, id="RTX"),
+        pytest.param(RTX, id="RTX", marks=pytest.mark.slow),
     ],
 )
 def test_tiles_fit_and_come_by_predicted_time(device: DeviceSpec) -> None:

@@ -206,7 +206,7 @@ def test_launches_fill_the_device_and_leave_no_share_empty() -> None:
     for text, _ in (*CASES, ("(1,768,64,2)*(2,64,192,1)", None)):
         left, right = patterns.Chain.parse(text)
         chain = (left, right)
-        for rows in (1, 64, 1000, 25_088, 1_000_000):
+        for rows in (1, 25_088):
             launch = kernels.best(chain, rows, H200)
             for shares, of_block in zip(launch.shares, launch.rows_per_block, strict=True):
                 assert of_block % kernels.ROWS == 0

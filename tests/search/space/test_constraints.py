@@ -80,6 +80,7 @@ def block_sizes(draw: st.DrawFn) -> tuple[str, frozenset[int]]:
     return f"multiple:{step}", frozenset(range(step, 65, step))
 
 
+@pytest.mark.slow
 @given(
     rows=st.sampled_from(SIZES),
     columns=st.sampled_from(SIZES),

@@ -56,6 +56,7 @@ def test_counts_are_exact_and_lists_are_of_what_was_counted() -> None:
     assert "with every b and c a multiple of 4, chainable, aligned (b is a mul" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_vast_space_is_cut_early_and_needs_no_memory() -> None:
     """Without limits so many choices count two factors only."""
     request = LayerRequest("4096x16384", budgets=("25%",), block_sizes="64,128")

@@ -1,0 +1,56 @@
+"""Which tensors outlive a compiled graph's call: its inputs, and not what it computes.
+
+What is prepared of a weight is kept until the weight's version changes. Inductor counts no versions
+inside a graph: it writes what it computes into the memory, and the tensor, of what nobody reads any
+more. So a traced product names its weight's owner only where that is an input of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from ksopt.kernels.planner import is_real
+from ksopt.kernels.weight_scopes import root_of
+
+
+def lasting(owner: Tensor) -> Tensor | None:
+    """The tensor with which something may be kept of a weight; None where there is none.
+
+    Args:
+        owner: the weight, or the tensor whose memory it is in.
+
+    Returns:
+        ``owner`` itself where nobody traces, for torch counts what is written to it. The input that
+        it is, or is a view of, where a graph is traced. One that the graph has written is none.
+    """
+    mode = get_proxy_mode()
+    if mode is None:
+        return owner if is_real(owner) else None
+    root = root_of(owner)
+    slot = get_proxy_slot(_traced(root), mode.tracer, None)
+    if slot is None:
+        return root if is_real(root) else None  # a constant
+    proxy: Any = getattr(slot, "proxy", slot)
+    return root if proxy.node.op in ("placeholder", "get_attr") else None
+
+
+def all_lasting(owners: Sequence[Tensor]) -> list[Tensor] | None:
+    """`lasting` of each; None where one has none."""
+    found = [one for owner in owners if (one := lasting(owner)) is not None]
+    return found if len(found) == len(owners) else None
+
+
+def _traced(tensor: Tensor) -> Tensor:
+    """What the tracer knows of a tensor that counts its writes instead of making them."""
+    inner = tensor.elem if isinstance(tensor, FunctionalTensor) else tensor
+    if not torch._is_functional_tensor(inner):
+        return tensor
+    torch._sync(tensor)
+    traced: Tensor = torch._from_functional_tensor(inner)
+    return traced
