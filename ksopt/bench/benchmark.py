@@ -50,7 +50,7 @@ class DeviceLost(KsoptError, RuntimeError):
 
 
 @dataclass
-class _Ready:
+class Ready:
     """The ways of one subject, prepared: to be called, or with a reason why not."""
 
     calls: dict[_Key, Callable[[], object]] = field(default_factory=dict)
@@ -85,8 +85,29 @@ class Bench:
         Raises:
             DeviceLost: the device no longer works.
         """
+        ready = Ready()
+        try:
+            with self.prepared(subject, ready):
+                times = self._timed(ready)
+        except DeviceLost as error:
+            key = (OURS, self.request.layouts[0])
+            ready.reasons.setdefault(key, f"not timed: {error}")
+            error.rows = self._rows(subject, {}, ready)
+            raise
+        return self._rows(subject, times, ready)
+
+    @contextlib.contextmanager
+    def prepared(self, subject: Subject, ready: Ready) -> Iterator[None]:
+        """A scope in which the ways of a subject, checked, can be called.
+
+        Args:
+            subject: what is multiplied by.
+            ready: gets the calls, and the reasons where there are none.
+
+        Raises:
+            DeviceLost: the device no longer works.
+        """
         here = self.request.layouts[0]
-        ready = _Ready()
         try:
             with torch.no_grad(), self._scope():
                 weights = [self._random_weight(p.weight_shape) for p in subject.chain]
@@ -99,17 +120,12 @@ class Bench:
                             self._prepare((name, layout), subject, x, weights, check, ready)
                         if (OURS, layout) in ready.calls:
                             ready.chosen[layout] = entries.chosen(x, weights, layout)
-                times = self._timed(ready)
-        except DeviceLost as error:
-            ready.reasons.setdefault((OURS, here), f"not timed: {error}")
-            error.rows = self._rows(subject, {}, ready)
-            raise
+                yield
         finally:
             ready.calls.clear()
             if self.device.type == "cuda":
                 with contextlib.suppress(RuntimeError):  # a device that is lost
                     torch.cuda.empty_cache()
-        return self._rows(subject, times, ready)
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
@@ -137,7 +153,7 @@ class Bench:
         x: Tensor,
         weights: Sequence[Tensor],
         check: AccuracyCheck,
-        ready: _Ready,
+        ready: Ready,
     ) -> None:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
@@ -216,7 +232,7 @@ class Bench:
             bound.append(entries.bind(name, [weight.clone() for weight in weights], layout))
         return cuda_graphs.Replay(bound, x), len(bound)
 
-    def _timed(self, ready: _Ready) -> dict[_Key, Measurement]:
+    def _timed(self, ready: Ready) -> dict[_Key, Measurement]:
         if not ready.calls:
             return {}
         names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
@@ -245,7 +261,7 @@ class Bench:
         self,
         subject: Subject,
         times: dict[_Key, Measurement],
-        ready: _Ready,
+        ready: Ready,
     ) -> list[Row]:
         keys = sorted({**times, **ready.reasons}, key=lambda key: key[0] != OURS)
         return [
