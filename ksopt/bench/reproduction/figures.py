@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ksopt.bench.reproduction import boxes, statistics
@@ -27,35 +28,43 @@ def boxes_of(item: Item, products: Sequence[Product], dtype: str) -> Boxes:
     """
     name = f"figure-{item.number}-{dtype}"
     kind = _HALF.get(item.number, item.number)
+    if kind == 12:
+        what = "time of batch-size-first / time of batch-size-last"
+        return boxes.by_way(name, what, products, layout_ratio)
+    axis = {4: boxes.RHO, 6: boxes.RHO, 7: boxes.PROXY, 9: boxes.RHO}.get(kind, boxes.SIZE)
+    is_share = kind in (4, 9)
+    kept = [one for one in products if is_special(one)] if kind == 6 else products
+    line = 0.0 if is_share else 1.0
+    series = _series(kind, dtype)
+    return Boxes.of(name, _WHAT[kind], axis, kept, series, is_log=not is_share, line=line)
+
+
+_WHAT = {
+    4: "share of time that is memory rewriting",
+    6: "time of min(bmm, einsum, bsr) / time of kernel",
+    7: "energy of kernel / least energy of bmm, einsum, bsr",
+    9: "share of time that is memory rewriting",
+    10: "time of min(dense, sparse) / time of min(kernel, bmm, bsr, einsum)",
+    11: "time of min(einsum, bsr) / time of bmm",
+}
+
+
+def _series(kind: int, dtype: str) -> dict[str, Callable[[Product], float | None]]:
+    """What a figure draws of each product."""
     if kind in (4, 9):
         layouts = (FIRST,) if kind == 4 else (FIRST, LAST)
-        series = {layout: lambda product, at=layout: product.rewriting(at) for layout in layouts}
-        what = "share of time that is memory rewriting"
-        return Boxes.of(name, what, boxes.RHO, products, series, is_log=False, line=0.0)
-    if kind == 6:
-        what = "time of min(bmm, einsum, bsr) / time of kernel"
-        return Boxes.of(
-            name, what, boxes.RHO, [one for one in products if is_special(one)],
-            {dtype: lambda one: one.speed_up((KERNEL,), ("bmm", "einsum", "bsr"))},
-            is_log=True, line=1.0,
-        )  # fmt: skip
+        return {layout: partial(Product.rewriting, layout=layout) for layout in layouts}
     if kind == 7:
-        what = "energy of kernel / least energy of bmm, einsum, bsr"
-        series = {
-            "whole board": lambda one: one.energy_ratio(over_idle=False),
-            "idle power subtracted": lambda one: one.energy_ratio(over_idle=True),
+        return {
+            "whole board": partial(Product.energy_ratio, over_idle=False),
+            "idle power subtracted": partial(Product.energy_ratio, over_idle=True),
         }
-        return Boxes.of(name, what, boxes.PROXY, products, series, is_log=True, line=1.0)
-    if kind == 10:
-        what = "time of min(dense, sparse) / time of min(kernel, bmm, bsr, einsum)"
-        series = {dtype: lambda one: one.speed_up(SPECIALISED, GENERIC)}
-        return Boxes.of(name, what, boxes.SIZE, products, series, is_log=True, line=1.0)
-    if kind == 11:
-        what = "time of min(einsum, bsr) / time of bmm"
-        series = {dtype: lambda one: one.speed_up(("bmm",), ("einsum", "bsr"))}
-        return Boxes.of(name, what, boxes.SIZE, products, series, is_log=True, line=1.0)
-    what = "time of batch-size-first / time of batch-size-last"
-    return boxes.by_way(name, what, products, layout_ratio)
+    these, those = {
+        6: ((KERNEL,), ("bmm", "einsum", "bsr")),
+        10: (SPECIALISED, GENERIC),
+        11: (("bmm",), ("einsum", "bsr")),
+    }[kind]
+    return {dtype: partial(Product.speed_up, names=these, others=those)}
 
 
 def is_special(product: Product) -> bool:
@@ -101,16 +110,11 @@ def cells_of(
             )
             for way in boxes.WAYS
         ]  # fmt: skip
-    if kind == 6:
-        kept = [one for one in products if is_special(one)]
-        ratios = [one.speed_up((KERNEL,), ("bmm", "einsum", "bsr")) for one in kept]
-    elif kind == 10:
-        ratios = [one.speed_up(SPECIALISED, GENERIC) for one in products]
-    else:
-        ratios = [one.speed_up(("bmm",), ("einsum", "bsr")) for one in products]
+    drawn = boxes_of(item, products, dtype)
+    ratios = [value for values in drawn.values.values() for value in values]
     return [
         cell(
-            name, "all", "median speed-up", dtype, _median(ratios, population),
+            name, "all", "median speed-up", dtype, statistics.median(ratios, population),
             unit="x", is_papers=is_papers,
         )
     ]  # fmt: skip
