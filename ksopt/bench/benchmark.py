@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.bench import entries
+from ksopt.bench.ready import DeviceLost, Key, Ready
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
@@ -32,31 +32,8 @@ _HOPELESS = 2.0
 # was measured, is not tried: the best of PyTorch in one layout took at most 12 on an H200.
 _MOST_FLOORS = 15.0
 # Of the device's memory that a weight with its zeros may take, beside x, the result and the others.
-_MOST_MEMORY = 0.25
-
-_Key = tuple[str, str]  # way, layout
-
-
-class DeviceLost(KsoptError, RuntimeError):
-    """The device no longer works in this process, which a faulty kernel can bring about.
-
-    Attributes:
-        rows: what is to be kept of the subject that it was lost on.
-    """
-
-    def __init__(self, message: str, rows: list[Row]) -> None:
-        super().__init__(message)
-        self.rows = rows
-
-
-@dataclass
-class Ready:
-    """The ways of one subject, prepared: to be called, or with a reason why not."""
-
-    calls: dict[_Key, Callable[[], object]] = field(default_factory=dict)
-    chosen: dict[str, str] = field(default_factory=dict)  # by ksopt, of each layout
-    shares: dict[_Key, int] = field(default_factory=dict)  # calls in one of a graph's replays
-    reasons: dict[_Key, str] = field(default_factory=dict)
+_MOST_MEMORY = 0.125
+_LARGE = ("dense", "sparse", PRODUCT_ONLY)
 
 
 class Bench:
@@ -111,15 +88,18 @@ class Bench:
         try:
             with torch.no_grad(), self._scope():
                 weights = [self._random_weight(p.weight_shape) for p in subject.chain]
-                for layout in sorted(LAYOUTS, key=lambda layout: layout != here):
-                    names = self._names(subject, layout)
-                    if names:
-                        x = self._input(subject, layout)
-                        check = AccuracyCheck(x, weights, layout)
-                        for name in names:
-                            self._prepare((name, layout), subject, x, weights, check, ready)
-                        if (OURS, layout) in ready.calls:
-                            ready.chosen[layout] = entries.chosen(x, weights, layout)
+                layouts = sorted(LAYOUTS, key=lambda layout: layout != here)
+                keys = [(name, layout) for layout in layouts for name in self._names(layout)]
+                if subject not in self.request.compiled:
+                    keys = [key for key in keys if key[0] not in INDUCTOR]
+                inputs = {layout: self._input(subject, layout) for _, layout in keys}
+                checks = {key: AccuracyCheck(x, weights, key) for key, x in inputs.items()}
+                # What keeps most memory comes last: it is what there may be too little for.
+                for name, layout in sorted(keys, key=lambda key: key[0] in _LARGE):
+                    x, check = inputs[layout], checks[layout]
+                    self._prepare((name, layout), subject, x, weights, check, ready)
+                    if name == OURS and (OURS, layout) in ready.calls:
+                        ready.chosen[layout] = entries.chosen(x, weights, layout)
                 yield
         finally:
             ready.calls.clear()
@@ -135,20 +115,16 @@ class Bench:
                 stack.enter_context(torch.cuda.device(self.device))
             yield
 
-    def _names(self, subject: Subject, layout: str) -> list[str]:
-        if (
-            layout not in self.request.layouts
-        ):  # PyTorch's ways only: the best in any layout is sought
+    def _names(self, layout: str) -> list[str]:
+        """The ways in a layout; PyTorch's alone where ksopt is timed in the other one only: the
+        best in any layout is sought, of what is not compiled."""
+        if layout not in self.request.layouts:
             return [name for name in self.request.against if name not in INDUCTOR]
-        compiled = subject in self.request.compiled
-        return [
-            OURS,
-            *(name for name in self.request.against if compiled or name not in INDUCTOR),
-        ]
+        return [OURS, *self.request.against]
 
     def _prepare(
         self,
-        key: _Key,
+        key: Key,
         subject: Subject,
         x: Tensor,
         weights: Sequence[Tensor],
@@ -232,7 +208,7 @@ class Bench:
             bound.append(entries.bind(name, [weight.clone() for weight in weights], layout))
         return cuda_graphs.Replay(bound, x), len(bound)
 
-    def _timed(self, ready: Ready) -> dict[_Key, Measurement]:
+    def _timed(self, ready: Ready) -> dict[Key, Measurement]:
         if not ready.calls:
             return {}
         names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
@@ -260,7 +236,7 @@ class Bench:
     def _rows(
         self,
         subject: Subject,
-        times: dict[_Key, Measurement],
+        times: dict[Key, Measurement],
         ready: Ready,
     ) -> list[Row]:
         keys = sorted({**times, **ready.reasons}, key=lambda key: key[0] != OURS)
@@ -278,7 +254,7 @@ class Bench:
     def _row(
         self,
         subject: Subject,
-        key: _Key,
+        key: Key,
         latency: Measurement | None,
         reason: str,
         chosen: str,

@@ -62,9 +62,12 @@ def run(given: argparse.Namespace) -> int:
     stopped = ""
     if not given.report:
         stopped = runs.run_crossover(request, given.out, _silent if given.quiet else _tell)
-    setting = journal.read_setting(given.out, FORM)
+    noted = journal.read_setting(given.out, FORM).get("runs", [])
     measured = journal.read_lines(given.out, FORM)
-    report.write(request, measured, setting.get("runs", []), given.out)
+    left = sum(site not in measured for site in request.sites)
+    # The page is of all runs in the folder, wherever it is written.
+    request = request.with_grids([run["grid"] for run in noted])
+    report.write(request, measured, noted, given.out)
     cells = views.cells(request, measured)
     if given.json:
         sys.stdout.write(views.to_json(cells))
@@ -79,7 +82,6 @@ def run(given: argparse.Namespace) -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     if stopped:
-        left = sum(site not in measured for site in request.sites)
         print(f"{left} layers are left: the same command goes on with them", file=sys.stderr)
     if stopped == "interrupted":
         return 130

@@ -58,27 +58,31 @@ def run(given: argparse.Namespace) -> int:
     """
     from ksopt.bench.reproduction import cells, measured, report
     from ksopt.bench.reproduction import run as runs
+    from ksopt.bench.reproduction.asked import Asked
     from ksopt.bench.reproduction.request import PaperRequest
     from ksopt.errors import InvalidInputError
     from ksopt.report import tables
 
     if given.minutes is not None and not given.minutes > 0:
         raise InvalidInputError(f"minutes {given.minutes:g}: it must be above 0")
-    request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, given)))
-    for remark in request.remarks:
-        print(remark, file=sys.stderr)
     outcome = runs.Outcome((), False, ())
-    if not given.report:
+    if given.report:
+        asked = Asked.read(given.out)
+    else:
+        request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, given)))
+        for remark in request.remarks:
+            print(remark, file=sys.stderr)
+        asked = Asked.of(request).kept(given.out)
         told = _silent if given.quiet else _tell
         outcome = runs.run_paper(
             request, given.out, workers=given.workers, minutes=given.minutes, told=told
         )
-    found = measured.read(request, given.out)
-    every = report.write(found, request, given.out)
+    found = measured.read(given.out)
+    every = report.write(found, asked, given.out)
     if given.json:
         sys.stdout.write(cells.to_json(every))
     else:
-        for item in request.items:
+        for item in asked.items:
             of_item = [one for one in every if one.item == item.name]
             print(f"{item.name}: {item.title}")
             tables.write(cells.table(of_item))

@@ -76,7 +76,13 @@ def fp8_layer(module: Dense, x: Tensor) -> Layer:
     def call(x: Tensor) -> Tensor:
         small = (x * x_factor).clamp(-largest, largest).to(_FP8)
         y = torch._scaled_mm(
-            small, rounded.t(), scale_a=x_back, scale_b=w_back, bias=bias, out_dtype=x.dtype
+            small,
+            rounded.t(),
+            scale_a=x_back,
+            scale_b=w_back,
+            bias=bias,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
         )
         return F.gelu(y, approximate="tanh")
 

@@ -14,13 +14,17 @@ from torch import Tensor
 from ksopt import precision
 from ksopt.bench.crossover import layers
 from ksopt.bench.crossover.layers import Dense, Layer
-from ksopt.bench.crossover.request import Budget, CrossoverRequest, Site
-from ksopt.bench.crossover.results import FP8, SiteResult, Timed
+from ksopt.bench.crossover.request import CrossoverRequest, Site
+from ksopt.bench.crossover.results import DENSE_FUSED, FP8, SiteResult, Timed
 from ksopt.errors import KsoptError
 from ksopt.measure.timing import measure
+from ksopt.patterns.chain import Chain
 
 _SECONDS, _FEWEST = 0.4, 5
 _PRECISION = 0.01
+
+_Made = tuple[str | None, Callable[[], object]]
+"""What is wrong with a way, and its call."""
 
 
 @dataclass
@@ -31,9 +35,7 @@ class _Ready:
     reasons: dict[str, str] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
 
-    def prepare(
-        self, name: str, make: Callable[[], tuple[str | None, Callable[[], object]]]
-    ) -> None:
+    def prepare(self, name: str, make: Callable[[], _Made]) -> None:
         """Put a way down: ``make`` gives what is wrong with it, and its call."""
         try:
             fault, call = make()
@@ -42,7 +44,8 @@ class _Ready:
         except (RuntimeError, KsoptError) as error:
             said = next(iter(str(error).strip().splitlines()), type(error).__name__)
             # Whether there is such a product is known to torch alone.
-            self.reasons[name] = f"{'not there' if name == FP8 else 'failed'}: {said[:200]}"
+            is_optional = name in (FP8, DENSE_FUSED)
+            self.reasons[name] = f"{'not there' if is_optional else 'failed'}: {said[:200]}"
         else:
             if fault is None:
                 self.calls[name] = call
@@ -65,7 +68,13 @@ def measure_site(request: CrossoverRequest, site: Site) -> SiteResult:
         with nullcontext() if is_training else torch.no_grad():
             _dense(site, ready, x, g)
             for budget in request.budgets:
-                ready.prepare(budget.text, partial(_budget, budget, ready, x, g))
+                chain = budget.chain(site.width)
+                if chain is None:
+                    why = f"no chain: {site.width} is no multiple of {budget.parts}"
+                    ready.reasons[budget.text] = why
+                    continue
+                ready.chains[budget.text] = str(chain)
+                ready.prepare(budget.text, partial(_chain, chain, x, g))
             times = {}
             if ready.calls:
                 times = measure(
@@ -85,7 +94,7 @@ def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:
     module = Dense(site.width).to(device=x.device, dtype=x.dtype)
     for name, layer in layers.dense_layers(module, x.requires_grad).items():
 
-        def make(layer: Layer = layer) -> tuple[str | None, Callable[[], object]]:
+        def make(layer: Layer = layer) -> _Made:
             with torch.no_grad():
                 fault = layers.fault_of_dense(layer, module, x.detach())
             if x.requires_grad:
@@ -96,21 +105,14 @@ def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:
     if x.requires_grad or x.dtype.itemsize != 2:
         return
 
-    def fp8() -> tuple[str | None, Callable[[], object]]:
+    def fp8() -> _Made:
         layer = layers.fp8_layer(module, x)
         return layers.fault_of_fp8(layer, module, x), partial(layer, x)
 
     ready.prepare(FP8, fp8)
 
 
-def _budget(
-    budget: Budget, ready: _Ready, x: Tensor, g: Tensor
-) -> tuple[str | None, Callable[[], object]]:
-    width = x.shape[1]
-    chain = budget.chain(width)
-    if chain is None:
-        raise KsoptError(f"no chain: {width} is no multiple of {budget.parts}")
-    ready.chains[budget.text] = str(chain)
+def _chain(chain: Chain, x: Tensor, g: Tensor) -> _Made:
     layer = layers.ks_layer(chain, x.dtype, x.device)
     with torch.no_grad():
         fault = layers.fault_of_ks(layer, x.detach())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -140,8 +141,8 @@ class CrossoverRequest:
         remarks: tuple[str, ...] = ()
         if not is_gpu:
             remarks = (
-                "On a CPU the map is a small one, of float32: TF32 is a GPU's, and whoever asks a "
-                "CPU for FP8 gets a slow product.",
+                "On a CPU the map is a small one, of float32 unless --precisions says otherwise; "
+                "TF32 is a GPU's.",
             )
         return cls(
             options=options,
@@ -162,6 +163,20 @@ class CrossoverRequest:
     def sites(self) -> tuple[Site, ...]:
         """All of them."""
         return tuple(Site(*one) for one in product(self.planes, self.widths, self.rows))
+
+    def grid(self) -> dict[str, Any]:
+        """The maps and their places, as JSON can hold them; `with_grids` reads them."""
+        planes = [[plane.precision, plane.pass_] for plane in self.planes]
+        return {"planes": planes, "widths": list(self.widths), "rows": list(self.rows)}
+
+    def with_grids(self, grids: Sequence[Mapping[str, Any]]) -> CrossoverRequest:
+        """The same with the maps and places of all runs of a folder, without their remarks."""
+        planes = dict.fromkeys(Plane(*one) for grid in grids for one in grid["planes"])
+        widths, rows = (
+            tuple(sorted({int(one) for grid in grids for one in grid[key]}))
+            for key in ("widths", "rows")
+        )
+        return replace(self, planes=tuple(planes), widths=widths, rows=rows)
 
     def identity(self) -> dict[str, object]:
         """What must be the same for times to stand in one folder; more sites may follow."""

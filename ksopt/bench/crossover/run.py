@@ -53,7 +53,7 @@ def run_crossover(request: CrossoverRequest, out: Path, told: Told = lambda _: N
     with journal.opened(out, FORM, asked) as book:
         if all(site in book.measured for site in sites):
             return ""
-        book.begin_run(request.command, record)
+        book.begin_run(request.command, record, grid=request.grid())
         done = 0
         with Compilers(Target.of(torch.device(request.device))) as compilers:
             try:
@@ -104,6 +104,5 @@ def _sentence(
         for budget in request.budgets
         if (value := result.log_speed_up(budget.text)) is not None
     ]
-    minutes = (time.monotonic() - began) / 60
-    times = ", ".join(shown) or "no times"
-    return f"{done} of {total}, {minutes:.1f} of {request.options.minutes:g} min: {result.site}: {times}"
+    spent = f"{(time.monotonic() - began) / 60:.1f} of {request.options.minutes:g} min"
+    return f"{done} of {total}, {spent}: {result.site}: {', '.join(shown) or 'no times'}"

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ksopt.bench import journal
-from ksopt.bench.benchmark import Bench, Ready
+from ksopt.bench.benchmark import Bench
 from ksopt.bench.journal import Form, Journal
+from ksopt.bench.ready import Ready
 from ksopt.bench.reproduction.products import NAMES, Product
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.results_folder import code_digest

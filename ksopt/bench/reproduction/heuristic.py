@@ -1,13 +1,16 @@
 """The heuristic (b+c)/(bc) put to the test, and sparsity against speed-up.
 
-Source: the paper, equation 2 and "Implication for neural network design": of patterns with as many
-nonzeros, the one with the larger (b+c)/(bc) is to be taken.
+Source: the paper, equation 2 and section 1: the ratio tells whether a pattern is efficient, and
+which of those with as many nonzeros is. Of one size M x N as well there is no choice: b is nnz / N
+and c is nnz / M, so that all such patterns have one ratio.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 
 from ksopt.bench.reproduction import boxes, statistics
 from ksopt.bench.reproduction.boxes import Boxes
@@ -65,49 +68,74 @@ def winners(products: Mapping[str, Sequence[Product]]) -> Table:
     return tables.of(heads, rows)
 
 
-def regrets(products: Mapping[str, Sequence[Product]]) -> Table:
-    """The cost of trusting it among patterns of one size and as many nonzeros."""
-    heads = (
-        "dtype", ">groups", ">right", ">median regret", ">largest regret",
-        ">median regret of a random choice",
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Rule:
+    """Kernel where (b+c)/(bc) is at least a number, else the best other way.
+
+    Attributes:
+        least: the number; 0 takes kernel always, infinity never.
+    """
+
+    least: float
+
+    @property
+    def name(self) -> str:
+        """For a table."""
+        if self.least == 0:
+            return "always kernel"
+        if self.least == inf:
+            return "always the best other way"
+        return f"kernel from (b+c)/(bc) = {self.least:.3g} on"
+
+    def regret(self, product: Product) -> float | None:
+        """Time of what it takes over the faster one's, less 1; None if there is no contest."""
+        kernel, other = product.least_us((KERNEL,)), product.least_us(RIVALS)
+        if kernel is None or other is None:
+            return None
+        taken = kernel if product.pattern.rho >= self.least else other
+        return taken / min(kernel, other) - 1
+
+    def regrets(self, products: Sequence[Product]) -> list[float]:
+        """Of each pattern with a contest, ascending."""
+        return sorted(r for one in products if (r := self.regret(one)) is not None)
+
+
+def best_rule(products: Sequence[Product]) -> Rule:
+    """The number with the least mean regret on these patterns."""
+    numbers = sorted({one.pattern.rho for one in products})
+    return min(map(Rule, (0.0, *numbers, inf)), key=lambda rule: sum(rule.regrets(products)))
+
+
+def decisions(products: Mapping[str, Sequence[Product]]) -> Table:
+    """The cost of trusting it to choose between kernel and the best other way."""
+    heads = ("dtype", "rule", ">patterns", ">right", ">mean regret", ">largest regret")
     rows = []
     for dtype, found in products.items():
-        groups = alternatives(found)
-        trusted = sorted(regret_of_trusting(group) for group in groups)
-        chance = sorted(regret_of_chance(group) for group in groups)
-        if groups:
-            right = sum(regret == 0 for regret in trusted) / len(groups)
-            shown = (f"{quantile(trusted, 0.5):.1%}", f"{trusted[-1]:.1%}")
-            rows.append(
-                (dtype, str(len(groups)), f"{right:.0%}", *shown, f"{quantile(chance, 0.5):.1%}")
-            )
-        else:
-            rows.append((dtype, "0", "no two patterns of one size and weight count", "", "", ""))
+        for rule in dict.fromkeys((best_rule(found), Rule(0.0), Rule(inf))):
+            regrets = rule.regrets(found)
+            if regrets:
+                right = sum(regret == 0 for regret in regrets) / len(regrets)
+                mean = sum(regrets) / len(regrets)
+                told = (f"{right:.0%}", f"{mean:.1%}", f"{regrets[-1]:.1%}")
+                rows.append((dtype, rule.name, str(len(regrets)), *told))
     return tables.of(heads, rows)
 
 
-def alternatives(products: Sequence[Product]) -> list[list[Product]]:
-    """Groups of patterns of one M, N and number of nonzeros whose (b+c)/(bc) differ."""
-    groups: dict[tuple[int, int, int], list[Product]] = defaultdict(list)
-    for one in products:
-        if one.least_us((KERNEL,)) is not None:
-            groups[*one.pattern.shape, one.pattern.nnz].append(one)
-    return [group for group in groups.values() if len({one.pattern.rho for one in group}) > 1]
-
-
-def regret_of_trusting(group: Sequence[Product]) -> float:
-    """Time of kernel on the pattern of the largest (b+c)/(bc), over the fastest one's, less 1."""
-    largest = max(one.pattern.rho for one in group)
-    times = [_kernel_us(one) for one in group]
-    trusted = [_kernel_us(one) for one in group if one.pattern.rho == largest]
-    return sum(trusted) / len(trusted) / min(times) - 1
-
-
-def regret_of_chance(group: Sequence[Product]) -> float:
-    """The same of a pattern that is drawn, in the mean."""
-    times = [_kernel_us(one) for one in group]
-    return sum(times) / len(times) / min(times) - 1
+def pairs(products: Mapping[str, Sequence[Product]]) -> Table:
+    """Of two patterns with as many nonzeros: has the one of the larger number more to gain?"""
+    heads = ("dtype", ">pairs", ">the larger (b+c)/(bc) has the larger speed-up over dense")
+    rows = []
+    for dtype, found in products.items():
+        right = [
+            (one.pattern.rho > other.pattern.rho) == (ours > theirs)
+            for one, other in itertools.combinations(found, 2)
+            if one.pattern.nnz == other.pattern.nnz and one.pattern.rho != other.pattern.rho
+            if (ours := one.speed_up((KERNEL,), ("dense",))) is not None
+            and (theirs := other.speed_up((KERNEL,), ("dense",))) is not None
+        ]
+        told = f"{sum(right) / len(right):.0%}" if right else "no such pair"
+        rows.append((dtype, str(len(right)), told))
+    return tables.of(heads, rows)
 
 
 def by_sparsity(products: Mapping[str, Sequence[Product]]) -> Boxes:
@@ -124,9 +152,3 @@ def by_sparsity(products: Mapping[str, Sequence[Product]]) -> Boxes:
     }
     what = "time of dense / time of kernel"
     return Boxes("sparsity", what, boxes.SPARSITY, values, tuple(products), True, 1.0)
-
-
-def _kernel_us(product: Product) -> float:
-    found = product.least_us((KERNEL,))
-    assert found is not None
-    return found

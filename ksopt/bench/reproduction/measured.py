@@ -12,7 +12,7 @@ from ksopt.bench.reproduction import energy, models
 from ksopt.bench.reproduction.catalogue import ENERGY, PRODUCTS
 from ksopt.bench.reproduction.models import Case, Subject
 from ksopt.bench.reproduction.products import Product
-from ksopt.bench.reproduction.request import DTYPES, PaperRequest
+from ksopt.bench.reproduction.request import DTYPES
 from ksopt.bench.rows import Row
 
 
@@ -22,7 +22,6 @@ class Measured:
 
     Attributes:
         products: by dtype.
-        populations: of how many patterns products and energies are a sample, by kind.
         energies: by dtype.
         idle_w: watts of the idle device beside each of the energies, by dtype.
         cases: modules and ViTs by name and dtype.
@@ -32,7 +31,6 @@ class Measured:
     """
 
     products: Mapping[str, tuple[Product, ...]]
-    populations: Mapping[str, int]
     energies: Mapping[str, tuple[Product, ...]]
     idle_w: Mapping[str, tuple[float, ...]]
     cases: Mapping[Subject, Case]
@@ -41,7 +39,7 @@ class Measured:
     rows: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
 
 
-def read(request: PaperRequest, out: Path) -> Measured:
+def read(out: Path) -> Measured:
     """What a run's folder holds of each dtype, asked for or not.
 
     Raises:
@@ -80,5 +78,4 @@ def read(request: PaperRequest, out: Path) -> Measured:
                     for fault in case.faults
                 ]
                 runs += journal.read_setting(folder, models.FORM).get("runs", [])
-    populations = {kind: request.population(kind) for kind in (PRODUCTS, ENERGY)}
-    return Measured(products, populations, energies, idle, cases, tuple(runs), tuple(faults), rows)
+    return Measured(products, energies, idle, cases, tuple(runs), tuple(faults), rows)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ksopt.bench import drawings, rows
 from ksopt.bench.reproduction import cells, figures, heuristic, model_tables, product_tables
+from ksopt.bench.reproduction.asked import Asked
 from ksopt.bench.reproduction.cases import names
 from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
 from ksopt.bench.reproduction.cells import Cell
 from ksopt.bench.reproduction.measured import Measured
 from ksopt.bench.reproduction.products import Product
-from ksopt.bench.reproduction.request import PaperRequest
 from ksopt.errors import InvalidInputError
 from ksopt.measure.device import DeviceRecord
 from ksopt.measure.measurement import quantile
@@ -37,9 +37,8 @@ class View:
     cells: tuple[Cell, ...]
 
 
-def view(item: Item, measured: Measured, request: PaperRequest) -> View:
+def view(item: Item, measured: Measured, asked: Asked) -> View:
     """A table or figure, of each dtype that was measured and of the paper's."""
-    is_small = request.is_small
     if item.needs in (MODELS, SIZES):
         kind = model_tables.modules if item.needs == MODELS else model_tables.sizes
         dtypes = item.dtypes + tuple(
@@ -49,7 +48,7 @@ def view(item: Item, measured: Measured, request: PaperRequest) -> View:
                 if subject.dtype not in item.dtypes and subject.name in names(item.needs)
             )
         )
-        found = kind(item.name, measured.cases, dtypes, is_small)
+        found = kind(item.name, measured.cases, dtypes, asked.is_small)
         return View((Section(_head(item), (), (), cells.table(found)),), tuple(found))
     by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
     # Figures in half precision are those in float precision: other dtypes stand beside the latter.
@@ -60,7 +59,7 @@ def view(item: Item, measured: Measured, request: PaperRequest) -> View:
     drawn: list[Section] = []
     for dtype in (*item.dtypes, *others):
         products = by_dtype.get(dtype, ())
-        numbers += _cells(item, products, dtype, measured, is_small)
+        numbers += _cells(item, products, dtype, asked)
         if item.kind == "figure":
             data = figures.boxes_of(item, products, dtype)
             if not data.is_empty:
@@ -75,11 +74,9 @@ def _head(item: Item) -> str:
     return f"{item.name} ({item.section}): {item.title[0].lower() + item.title[1:]}"
 
 
-def _cells(
-    item: Item, products: Sequence[Product], dtype: str, measured: Measured, is_small: bool
-) -> list[Cell]:
-    population = measured.populations[item.needs]
-    is_papers = dtype in item.dtypes and not is_small
+def _cells(item: Item, products: Sequence[Product], dtype: str, asked: Asked) -> list[Cell]:
+    population = asked.populations[item.needs]
+    is_papers = dtype in item.dtypes and not asked.is_small
     if item.kind == "figure":
         return figures.cells_of(item, products, dtype, population, is_papers)
     make = product_tables.by_layout if item.number == 5 else product_tables.contests
@@ -95,12 +92,12 @@ def _idle(measured: Measured) -> tuple[str, ...]:
     )
 
 
-def sections(measured: Measured, request: PaperRequest) -> tuple[list[Section], list[Cell]]:
+def sections(measured: Measured, asked: Asked) -> tuple[list[Section], list[Cell]]:
     """The whole page, and every cell."""
-    views = [view(item, measured, request) for item in request.items]
+    views = [view(item, measured, asked) for item in asked.items]
     found: list[Section] = []
-    if request.remarks:
-        found.append(Section("What is left out or smaller", request.remarks))
+    if asked.remarks:
+        found.append(Section("What is left out or smaller", asked.remarks))
     found += [section for one in views for section in one.sections]
     if any(measured.products.values()):
         found += _heuristic(measured)
@@ -113,20 +110,28 @@ def sections(measured: Measured, request: PaperRequest) -> tuple[list[Section], 
 def _heuristic(measured: Measured) -> list[Section]:
     products = {dtype: found for dtype, found in measured.products.items() if found}
     sparsity = heuristic.by_sparsity(products)
-    asked = (
+    told = (
         "Rank correlations: 1 where more of it always means a larger speed-up of kernel, 0 where "
         "it says nothing."
     )
     regret = (
-        "Among patterns of one size with as many nonzeros the paper takes the one of the largest "
-        "(b+c)/(bc). The regret is what kernel then takes longer than on the fastest of them."
+        "A rule takes kernel where (b+c)/(bc) is at least a number, and else the best of bmm, "
+        "einsum, bsr, dense and sparse. Its regret is what it then takes longer than the faster of "
+        "both. The number is the one with the least mean regret on these very patterns."
+    )
+    alike = (
+        "The paper takes, of patterns with as many nonzeros, the one of the largest (b+c)/(bc). Of "
+        "one size as well there is no choice: b is nnz / N and c is nnz / M. So the pairs here "
+        "differ in size, and what is compared is the speed-up over dense."
     )
     return [
-        Section("The heuristic: what predicts a speed-up", (), (asked,),
+        Section("The heuristic: what predicts a speed-up", (), (told,),
                 heuristic.correlations(products)),
         Section("The heuristic: where kernel wins", table=heuristic.winners(products)),
         Section("The heuristic: the cost of trusting it", (), (regret,),
-                heuristic.regrets(products)),
+                heuristic.decisions(products)),
+        Section("The heuristic: patterns with as many nonzeros", (), (alike,),
+                heuristic.pairs(products)),
         Section("Sparsity against speed-up", table=sparsity.table(), figure=sparsity.figure()),
     ]  # fmt: skip
 
@@ -151,13 +156,13 @@ def _method(measured: Measured) -> list[Section]:
     return found
 
 
-def write(measured: Measured, request: PaperRequest, out: Path) -> list[Cell]:
+def write(measured: Measured, asked: Asked, out: Path) -> list[Cell]:
     """Write paper.html, paper.md, paper.csv, products-DTYPE.csv and the figures; every cell.
 
     Raises:
         InvalidInputError: the folder cannot be written.
     """
-    found, every = sections(measured, request)
+    found, every = sections(measured, asked)
     devices = dict.fromkeys(f"{run['device']['name']}, torch {run['device']['torch']}, commit "
                           f"{run['device']['commit']}" for run in measured.runs)  # fmt: skip
     where = "; ".join(devices)
