@@ -60,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
     from ksopt.bench.reproduction import run as runs
     from ksopt.bench.reproduction.asked import Asked
     from ksopt.bench.reproduction.request import PaperRequest
-    from ksopt.errors import InvalidInputError
+    from ksopt.errors import InvalidInputError, KsoptError
     from ksopt.report import tables
 
     if given.minutes is not None and not given.minutes > 0:
@@ -74,9 +74,15 @@ def run(given: argparse.Namespace) -> int:
             print(remark, file=sys.stderr)
         asked = Asked.of(request).kept(given.out)
         told = _silent if given.quiet else _tell
-        outcome = runs.run_paper(
-            request, given.out, workers=given.workers, minutes=given.minutes, told=told
-        )
+        try:
+            outcome = runs.run_paper(
+                request, given.out, workers=given.workers, minutes=given.minutes, told=told
+            )
+        except InvalidInputError:
+            raise
+        except KsoptError:  # what was measured before has its report
+            report.write(measured.read(given.out), asked, given.out)
+            raise
     found = measured.read(given.out)
     every = report.write(found, asked, given.out)
     if given.json:

@@ -17,6 +17,7 @@ from ksopt.bench.ready import Ready
 from ksopt.bench.reproduction import (
     cases,
     energy,
+    energy_tables,
     figures,
     heuristic,
     model_tables,
@@ -530,7 +531,13 @@ def test_energies_are_kept_and_drawn(tmp_path: Path) -> None:
         book.add(one)
     with energy.opened(tmp_path, request) as book:
         assert book.measured == {request.subjects[0]: one}
-    assert one.product().energy_ratio(over_idle=False) == 0.5
+    found = one.product()
+    assert found.energy_ratio(over_idle=False) == 0.5
+    rows = energy_tables.by_way({"float32": [found]}).rows
+    # 50 W in a millisecond are 50 mJ; of 8 rows.
+    assert rows[0] == ("float32", "kernel", "1", "2", "250", "-48", "-6e+03")
+    (line, _) = csv.DictReader(energy_tables.to_csv([found]).splitlines())
+    assert (line["way"], float(line["uj_a_token"])) == ("kernel", 250.0)
 
 
 def test_a_bench_can_be_prepared_without_being_timed() -> None:

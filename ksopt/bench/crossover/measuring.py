@@ -16,8 +16,9 @@ from ksopt.bench.crossover import layers
 from ksopt.bench.crossover.layers import Dense, Layer
 from ksopt.bench.crossover.request import CrossoverRequest, Site
 from ksopt.bench.crossover.results import DENSE_FUSED, FP8, SiteResult, Timed
+from ksopt.bench.ready import DeviceLost
 from ksopt.errors import KsoptError
-from ksopt.measure.timing import measure
+from ksopt.measure.timing import Measurement, measure
 from ksopt.patterns.chain import Chain
 
 _SECONDS, _FEWEST = 0.4, 5
@@ -75,12 +76,7 @@ def measure_site(request: CrossoverRequest, site: Site) -> SiteResult:
                     continue
                 ready.chains[budget.text] = str(chain)
                 ready.prepare(budget.text, partial(_chain, chain, x, g))
-            times = {}
-            if ready.calls:
-                times = measure(
-                    ready.calls, device, max_seconds=_SECONDS, min_repeats=_FEWEST,
-                    precision=_PRECISION,
-                )  # fmt: skip
+            times = _timed(ready, device)
     ways = tuple(
         Timed(name, ready.chains.get(name, ""), times.get(name), ready.reasons.get(name, ""))
         for name in (*ready.calls, *ready.reasons)
@@ -88,6 +84,29 @@ def measure_site(request: CrossoverRequest, site: Site) -> SiteResult:
     ready.calls.clear()
     gc.collect()  # the next layer may need the memory
     return SiteResult(site, ways)
+
+
+def _timed(ready: _Ready, device: torch.device) -> dict[str, Measurement]:
+    """The times of all ways.
+
+    Raises:
+        DeviceLost: a way failed that had worked before: what comes after it says nothing.
+    """
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # where a kernel that broke it is noticed
+        if not ready.calls:
+            return {}
+        return measure(
+            ready.calls, device, max_seconds=_SECONDS, min_repeats=_FEWEST, precision=_PRECISION
+        )
+    except torch.OutOfMemoryError:
+        ready.reasons.update(dict.fromkeys(ready.calls, "out of memory"))
+        ready.calls.clear()
+        return {}
+    except RuntimeError as error:
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DeviceLost(f"timing on {device} failed: {said}", []) from error
 
 
 def _dense(site: Site, ready: _Ready, x: Tensor, g: Tensor) -> None:

@@ -30,7 +30,8 @@ _TEXT = (
 _METHOD = (
     "Every way is uncompiled, in the layout batch_first, and was checked against float64 before it "
     "was timed; a wrong one has no time. All ways of a layer were timed in turns, L2 emptied "
-    "before each sample. Inference is without gradients; training is forward and backward, with "
+    "before each sample; a GPU's times are the device's, without what the host takes to launch. "
+    "Inference is without gradients; training is forward and backward, with "
     "the gradients of x, the weights and the bias. Dense in inference is the faster of linear with "
     "GELU behind it and of cuBLAS's product with GELU inside. FP8 dense is torch._scaled_mm with "
     "one static scale an operand, x rounded in each call and GELU behind it, beside maps of 16 bit "

@@ -52,6 +52,7 @@ class Energies:
                 key: one.millijoules - 1e3 * self.idle_w * one.seconds
                 for key, one in self.calls.items()
             },
+            self.subject.batch,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -41,12 +41,14 @@ class Product:
         times_us: medians by (name, layout); a way without a time is not there.
         energy_mj: of a call, by (name, layout), idle draw included.
         over_idle_mj: the same, what the idle device draws in that time subtracted.
+        batch: rows of x.
     """
 
     pattern: Pattern
     times_us: Mapping[tuple[str, str], float]
     energy_mj: Mapping[tuple[str, str], float]
     over_idle_mj: Mapping[tuple[str, str], float]
+    batch: int = 1
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Product:
@@ -56,7 +58,8 @@ class Product:
             for row in rows
             if row.latency is not None and row.way in NAMES
         }
-        return cls(rows[0].subject.chain[0], times, {}, {})
+        subject = rows[0].subject
+        return cls(subject.chain[0], times, {}, {}, subject.batch)
 
     def least_us(self, names: Sequence[str], layout: str | None = None) -> float | None:
         """The least time of some ways, in a layout or in the better one; None if none has one."""

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ksopt.bench import drawings, rows
-from ksopt.bench.reproduction import cells, figures, heuristic, model_tables, product_tables
+from ksopt.bench.reproduction import (
+    cells,
+    energy_tables,
+    figures,
+    heuristic,
+    model_tables,
+    product_tables,
+)
 from ksopt.bench.reproduction.asked import Asked
 from ksopt.bench.reproduction.cases import names
 from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
@@ -67,6 +74,9 @@ def view(item: Item, measured: Measured, asked: Asked) -> View:
                 drawn.append(Section(title, figure=data.figure(), table=data.table()))
     texts = (_ENERGY_TEXT, *_idle(measured)) if item.needs == ENERGY else ()
     head = Section(_head(item), (), texts, cells.table(numbers))
+    if item.needs == ENERGY and any(measured.energies.values()):
+        table = energy_tables.by_way(measured.energies)
+        drawn.append(Section("Energy of a call and of a token", table=table))
     return View((head, *drawn), tuple(numbers))
 
 
@@ -170,6 +180,10 @@ def write(measured: Measured, asked: Asked, out: Path) -> list[Cell]:
         "paper.csv": cells.to_csv(every),
         "paper.md": document.markdown(_TITLE, found, where),
         "paper.html": document.html(_TITLE, where, found),
+        **{
+            f"energy-{dtype}.csv": energy_tables.to_csv(of)
+            for dtype, of in measured.energies.items()
+        },
         **{f"products-{dtype}.csv": rows.rows_csv(of) for dtype, of in measured.rows.items()},
     }
     try:
