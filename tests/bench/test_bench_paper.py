@@ -219,6 +219,20 @@ def test_every_number_of_the_paper_is_that_of_a_cell() -> None:
     assert with_number == {key for key, one in printed().items() if one.value is not None}
 
 
+def test_dtypes_that_the_paper_lacks_stand_beside_its_own_once() -> None:
+    products = dict.fromkeys(("float32", "float16", "bfloat16"), (FAST, SLOW))
+    measured = Measured(products, {}, {}, {})
+
+    def settings(*numbers: int) -> dict[str, set[str]]:
+        asked = Asked(items(numbers, (), False), False, (), {"products": 2, "energy": 1})
+        _, cells = report.sections(measured, asked)
+        return {name: {one.setting for one in cells if one.item == name}
+                for name in {one.item for one in cells}}  # fmt: skip
+
+    assert settings(3, 8) == {"Table 3": {"float32", "bfloat16"}, "Table 8": {"float16"}}
+    assert settings(8) == {"Table 8": {"float16", "bfloat16"}}
+
+
 def test_the_heuristic_is_judged_by_regret() -> None:
     products = [
         product("(1,64,64,4)", kernel=1, bmm=2, dense=4),  # rho 1/32: kernel

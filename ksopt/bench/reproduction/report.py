@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,10 +58,7 @@ def view(item: Item, measured: Measured, asked: Asked) -> View:
         found = kind(item.name, measured.cases, dtypes, asked.is_small)
         return View((Section(_head(item), (), (), cells.table(found)),), tuple(found))
     by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
-    # Figures in half precision are those in float precision: other dtypes stand beside the latter.
-    others = () if item.dtypes == ("float16",) else tuple(
-        dtype for dtype in by_dtype if dtype not in ("float32", "float16")
-    )  # fmt: skip
+    others = _others(item, by_dtype, asked)
     numbers: list[Cell] = []
     drawn: list[Section] = []
     for dtype in (*item.dtypes, *others):
@@ -78,6 +75,14 @@ def view(item: Item, measured: Measured, asked: Asked) -> View:
         table = energy_tables.by_way(measured.energies)
         drawn.append(Section("Energy of a call and of a token", table=table))
     return View((head, *drawn), tuple(numbers))
+
+
+def _others(item: Item, by_dtype: Mapping[str, object], asked: Asked) -> tuple[str, ...]:
+    """Dtypes that the paper lacks: beside float32, or beside float16 where that alone is asked."""
+    is_beside = any(one.dtypes == ("float32",) for one in asked.items if one.needs == item.needs)
+    if item.dtypes == ("float16",) and is_beside:
+        return ()
+    return tuple(dtype for dtype in by_dtype if dtype not in ("float32", "float16"))
 
 
 def _head(item: Item) -> str:
