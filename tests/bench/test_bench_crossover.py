@@ -240,6 +240,24 @@ def test_a_run_that_is_stopped_goes_on(
     assert not set(measured) & set(kept)
 
 
+def test_half_a_line_of_a_killed_run_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--passes", "inference")
+    assert run(tmp_path, *words) == 0
+    rows = tmp_path / "rows.jsonl"
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:-40])
+    measured: list[Site] = []
+    real = runs.measure_site
+    monkeypatch.setattr(
+        runs, "measure_site", lambda request, site: measured.append(site) or real(request, site)
+    )
+    assert run(tmp_path, *words) == 0
+    assert len(measured) == 1
+    assert len(rows.read_bytes().splitlines()) == len(whole.splitlines()) == 4
+
+
 def test_time_that_is_up_begins_nothing_new(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
