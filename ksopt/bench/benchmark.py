@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from ksopt import precision
 from ksopt.bench import entries
-from ksopt.bench.request import INDUCTOR, BenchRequest, Subject
+from ksopt.bench.ready import DeviceLost, Key, Ready
+from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY, BenchRequest, Subject
 from ksopt.bench.rows import FAILED, OURS, WRONG, Row
 from ksopt.errors import KsoptError
 from ksopt.measure import cuda_graphs
@@ -30,29 +31,9 @@ _HOPELESS = 2.0
 # A way whose multiplications by zero alone take this many times the floor, at the best rate that
 # was measured, is not tried: the best of PyTorch in one layout took at most 12 on an H200.
 _MOST_FLOORS = 15.0
-
-_Key = tuple[str, str]  # way, layout
-
-
-class DeviceLost(KsoptError, RuntimeError):
-    """The device no longer works in this process, which a faulty kernel can bring about.
-
-    Attributes:
-        rows: what is to be kept of the subject that it was lost on.
-    """
-
-    def __init__(self, message: str, rows: list[Row]) -> None:
-        super().__init__(message)
-        self.rows = rows
-
-
-@dataclass
-class _Ready:
-    """The ways of one subject, prepared: to be called, or with a reason why not."""
-
-    calls: dict[_Key, Callable[[], object]] = field(default_factory=dict)
-    shares: dict[_Key, int] = field(default_factory=dict)  # calls in one of a graph's replays
-    reasons: dict[_Key, str] = field(default_factory=dict)
+# Of the device's memory that a weight with its zeros may take, beside x, the result and the others.
+_MOST_MEMORY = 0.125
+_LARGE = ("dense", "sparse", PRODUCT_ONLY)
 
 
 class Bench:
@@ -81,65 +62,90 @@ class Bench:
         Raises:
             DeviceLost: the device no longer works.
         """
-        here = self.request.layout
-        ready = _Ready()
+        ready = Ready()
+        try:
+            with self.prepared(subject, ready):
+                times = self._timed(ready)
+        except DeviceLost as error:
+            key = (OURS, self.request.layouts[0])
+            ready.reasons.setdefault(key, f"not timed: {error}")
+            error.rows = self._rows(subject, {}, ready)
+            raise
+        return self._rows(subject, times, ready)
+
+    @contextlib.contextmanager
+    def prepared(self, subject: Subject, ready: Ready) -> Iterator[None]:
+        """A scope in which the ways of a subject, checked, can be called.
+
+        Args:
+            subject: what is multiplied by.
+            ready: gets the calls, and the reasons where there are none.
+
+        Raises:
+            DeviceLost: the device no longer works.
+        """
+        here = self.request.layouts[0]
         try:
             with torch.no_grad(), self._scope():
                 weights = [self._random_weight(p.weight_shape) for p in subject.chain]
-                for layout in sorted(LAYOUTS, key=lambda layout: layout != here):
-                    names = self._names(subject, layout)
-                    if names:
-                        x = self._input(subject, layout)
-                        check = AccuracyCheck(x, weights, layout)
-                        for name in names:
-                            self._prepare((name, layout), subject, x, weights, check, ready)
-                chosen = ""
-                if (OURS, here) in ready.calls:
-                    chosen = entries.chosen(self._input(subject, here), weights, here)
-                times = self._timed(ready)
-        except DeviceLost as error:
-            ready.reasons.setdefault((OURS, here), f"not timed: {error}")
-            error.rows = self._rows(subject, {}, ready.reasons, "")
-            raise
+                layouts = sorted(LAYOUTS, key=lambda layout: layout != here)
+                keys = [(name, layout) for layout in layouts for name in self._names(layout)]
+                if subject not in self.request.compiled:
+                    keys = [key for key in keys if key[0] not in INDUCTOR]
+                inputs = {layout: self._input(subject, layout) for _, layout in keys}
+                checks = {key: AccuracyCheck(x, weights, key) for key, x in inputs.items()}
+                # What keeps most memory comes last: it is what there may be too little for.
+                for name, layout in sorted(keys, key=lambda key: key[0] in _LARGE):
+                    x, check = inputs[layout], checks[layout]
+                    self._prepare((name, layout), subject, x, weights, check, ready)
+                    if name == OURS and (OURS, layout) in ready.calls:
+                        ready.chosen[layout] = entries.chosen(x, weights, layout)
+                yield
         finally:
             ready.calls.clear()
             if self.device.type == "cuda":
                 with contextlib.suppress(RuntimeError):  # a device that is lost
                     torch.cuda.empty_cache()
-        return self._rows(subject, times, ready.reasons, chosen)
 
-    def _scope(self) -> contextlib.AbstractContextManager[object]:
-        if self.device.type == "cuda":
-            return torch.cuda.device(self.device)
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(precision.fp32_products(self.request.fp32_products))
+            if self.device.type == "cuda":
+                stack.enter_context(torch.cuda.device(self.device))
+            yield
 
-    def _names(self, subject: Subject, layout: str) -> list[str]:
-        if layout != self.request.layout:  # PyTorch's ways only: the best in any layout is sought
+    def _names(self, layout: str) -> list[str]:
+        """The ways in a layout; PyTorch's alone where ksopt is timed in the other one only: the
+        best in any layout is sought, of what is not compiled."""
+        if layout not in self.request.layouts:
             return [name for name in self.request.against if name not in INDUCTOR]
-        compiled = subject in self.request.compiled
-        return [
-            OURS,
-            *(name for name in self.request.against if compiled or name not in INDUCTOR),
-        ]
+        return [OURS, *self.request.against]
 
     def _prepare(
         self,
-        key: _Key,
+        key: Key,
         subject: Subject,
         x: Tensor,
         weights: Sequence[Tensor],
         check: AccuracyCheck,
-        ready: _Ready,
+        ready: Ready,
     ) -> None:
         """Bind a way, check it, and put it down as a call to time or as a reason not to."""
         name, layout = key
-        why = entries.why_not(name, subject.chain, x.dtype, self.device.type, layout)
+        most = self._most_elements
+        why = entries.why_not(name, subject.chain, x.dtype, self.device.type, layout, most)
         why = why or self._why_hopeless(name, subject)
         if why:
             ready.reasons[key] = why
             return
         try:
-            way = entries.bind(name, weights, layout)
+            if name == PRODUCT_ONLY:
+                call, whole = entries.product_only(weights[0], x, layout)
+                way: entries.Way = lambda _: whole()  # noqa: E731
+            else:
+                way = entries.bind(name, weights, layout)
+                call = partial(way, x)
             if name == "dense" and not subject.is_pattern:
                 # A layer of its own: its weights are the product's, rounded.
                 check = AccuracyCheck(x, [entries.dense_weight(weights)], layout)
@@ -147,7 +153,7 @@ class Bench:
             if fault is not None:
                 ready.reasons[key] = WRONG + fault
             elif not self.request.graph:
-                ready.calls[key] = partial(way, x)
+                ready.calls[key] = call
             else:
                 ready.calls[key], ready.shares[key] = self._graph(name, layout, way, x, weights)
         except torch.OutOfMemoryError:
@@ -158,7 +164,8 @@ class Bench:
 
     def _why_hopeless(self, name: str, subject: Subject) -> str:
         """Why a way's arithmetic alone makes it too slow to try; empty if it does not."""
-        if not subject.is_pattern:  # a chain is compared with the dense layer whatever it takes
+        # A chain is compared with the dense layer whatever it takes.
+        if not subject.is_pattern or self.request.every_way:
             return ""
         flops = 2 * entries.written_elements(name, subject.chain[0]) * subject.batch
         least_us = self.roofline.floor_us(0, flops)
@@ -169,6 +176,14 @@ class Bench:
             f"not tried: with the zeros it takes at least {least_us:.0f} us, "
             f"{least_us / floor_us:.0f} times the floor"
         )
+
+    @property
+    def _most_elements(self) -> int:
+        """Elements that a way may write out, zeros included."""
+        if not self.request.every_way or self.device.type != "cuda":
+            return entries.MOST_ELEMENTS
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return int(memory * _MOST_MEMORY) // self.request.torch_dtype.itemsize
 
     def _refuse_lost_device(self, after: str) -> None:
         if self.device.type != "cuda":
@@ -193,11 +208,12 @@ class Bench:
             bound.append(entries.bind(name, [weight.clone() for weight in weights], layout))
         return cuda_graphs.Replay(bound, x), len(bound)
 
-    def _timed(self, ready: _Ready) -> dict[_Key, Measurement]:
+    def _timed(self, ready: Ready) -> dict[Key, Measurement]:
         if not ready.calls:
             return {}
         names = {f"{way} {layout}": (way, layout) for way, layout in ready.calls}
-        theirs = [n for n, (way, _) in names.items() if way != OURS and way not in INDUCTOR]
+        no_rivals = (OURS, PRODUCT_ONLY, *INDUCTOR)
+        theirs = [n for n, (way, _) in names.items() if way not in no_rivals]
         try:
             found = measure(
                 {name: ready.calls[key] for name, key in names.items()},
@@ -220,19 +236,25 @@ class Bench:
     def _rows(
         self,
         subject: Subject,
-        times: dict[_Key, Measurement],
-        reasons: dict[_Key, str],
-        chosen: str,
+        times: dict[Key, Measurement],
+        ready: Ready,
     ) -> list[Row]:
-        keys = sorted({**times, **reasons}, key=lambda key: key[0] != OURS)
+        keys = sorted({**times, **ready.reasons}, key=lambda key: key[0] != OURS)
         return [
-            self._row(subject, key, times.get(key), reasons.get(key, ""), chosen) for key in keys
+            self._row(
+                subject,
+                key,
+                times.get(key),
+                ready.reasons.get(key, ""),
+                ready.chosen.get(key[1], "") if key[0] == OURS else "",
+            )
+            for key in keys
         ]
 
     def _row(
         self,
         subject: Subject,
-        key: _Key,
+        key: Key,
         latency: Measurement | None,
         reason: str,
         chosen: str,
@@ -253,7 +275,7 @@ class Bench:
             floor_us=self.roofline.chain_floor_us(chain, batch),
             latency=latency,
             reason=reason,
-            chosen=chosen if way == OURS else "",
+            chosen=chosen,
         )
 
     def _random_weight(self, shape: tuple[int, int, int, int]) -> Tensor:

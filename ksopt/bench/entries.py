@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ksopt.baselines import BASELINES, Product
-from ksopt.bench.request import INDUCTOR
+from ksopt.batched import bmm_prepare
+from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY
 from ksopt.bench.rows import OURS
 from ksopt.functional import ks_linear
 from ksopt.kernels.backends.base import backend_of
@@ -23,10 +24,17 @@ from ksopt.reference import chain_to_dense, is_batch_last
 Way = Callable[[Tensor], Tensor]
 
 # A way that writes the zeros out is not tried where that takes more elements than this.
-_MOST_ELEMENTS = 2**28
+MOST_ELEMENTS = 2**28
 
 
-def why_not(name: str, chain: Chain, dtype: torch.dtype, device_type: str, layout: str) -> str:
+def why_not(
+    name: str,
+    chain: Chain,
+    dtype: torch.dtype,
+    device_type: str,
+    layout: str,
+    most_elements: int = MOST_ELEMENTS,
+) -> str:
     """Why a way cannot be tried on a chain; empty if it can.
 
     Args:
@@ -35,14 +43,17 @@ def why_not(name: str, chain: Chain, dtype: torch.dtype, device_type: str, layou
         dtype: of x and the weights.
         device_type: "cpu" or "cuda".
         layout: "batch_first" or "batch_last".
+        most_elements: that a way may write out.
     """
     if name == OURS:
         return ""
+    if name == PRODUCT_ONLY:
+        return "" if len(chain) == 1 else "of a chain, each factor's input is permuted anew"
     if name == "dense" and len(chain) > 1:
         elements = chain.in_features * chain.out_features
     else:
         elements = max(written_elements(name, pattern) for pattern in chain)
-    if elements > _MOST_ELEMENTS:
+    if elements > most_elements:
         return f"it would write {elements:,} weights out, most of them zeros"
     plain = name.removeprefix("inductor_")
     if plain == "dense":
@@ -85,6 +96,55 @@ def bind(name: str, weights: Sequence[Tensor], layout: str) -> Way:
     plain = _in_turn([_plain(name, weight, layout) for weight in reversed(weights)])
     compiled: Way = torch.compile(plain, dynamic=False, fullgraph=True)
     return compiled
+
+
+def product_only(
+    weight: Tensor, x: Tensor, layout: str
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """bmm_paper's batched product, and the same with its result permuted: line 2 of Algorithm 1.
+
+    Args:
+        weight: [a, b, c, d].
+        x: [batch, N], or [N, batch]; it is permuted here, once.
+        layout: of x.
+
+    Returns:
+        What is timed, and what is checked: the latter is y as every way gives it.
+
+    Source: the paper, appendix B.2.
+
+    Example:
+        >>> call, whole = product_only(torch.ones(1, 1, 2, 2), torch.eye(4)[:1], "batch_first")
+        >>> call().shape, whole()
+        (torch.Size([2, 1, 1]), tensor([[1., 0.]]))
+    """
+    last = is_batch_last(layout)
+    a, b, c, d = weight.shape
+    blocks = bmm_prepare(weight, last)
+    if last:
+        x_perm = x.view(a, c, d, -1).transpose(1, 2).reshape(a * d, c, -1).contiguous()
+        y_perm = x.new_empty(a * d, b, x.shape[1])
+
+        def call() -> Tensor:
+            return torch.bmm(blocks, x_perm, out=y_perm)
+
+        def whole() -> Tensor:
+            return call().view(a, d, b, -1).transpose(1, 2).reshape(a * b * d, -1)
+
+    else:
+        rows = x.shape[0]
+        x_perm = x.view(rows, a, c, d).transpose(2, 3).reshape(rows, a * d, c).contiguous()
+        x_perm = x_perm.transpose(0, 1)
+        y_perm = x.new_empty(rows, a * d, b).transpose(0, 1)
+
+        def call() -> Tensor:
+            return torch.bmm(x_perm, blocks.mT, out=y_perm)
+
+        def whole() -> Tensor:
+            y = call().transpose(0, 1).reshape(rows, a, d, b)
+            return y.transpose(2, 3).reshape(rows, a * b * d)
+
+    return call, whole
 
 
 def dense_weight(weights: Sequence[Tensor]) -> Tensor:

@@ -35,12 +35,12 @@ class BenchOptions:
     )
     dtype: str | None = option(
         None,
-        "float16 (default on a GPU), bfloat16 or float32 (default on a CPU)",
+        "float16 (default on a GPU), bfloat16, float32 (default on a CPU), or tf32 (on a GPU)",
         _WHAT,
         is_always_shown=True,
     )
     layout: str = option(
-        "batch_first", "batch_first (default) or batch_last", _WHAT, is_always_shown=True
+        "batch_first", "batch_first (default), batch_last or both", _WHAT, is_always_shown=True
     )
     batch: str | None = option(
         None,
@@ -61,7 +61,7 @@ class BenchOptions:
     against: str = option(
         "eager",
         "eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, bsr, "
-        "sparse, dense, inductor_bmm, inductor_einsum; with commas",
+        "sparse, dense, inductor_bmm, inductor_einsum, bmm_paper_product; with commas",
         _WHAT,
         metavar="WAYS",
         is_always_shown=True,
@@ -81,4 +81,7 @@ class BenchOptions:
         _WHAT,
         parse=int,
         is_always_shown=True,
+    )
+    every_way: bool = option(
+        False, "try each way at least once, however much multiplying by zero costs it", _WHAT
     )

@@ -40,7 +40,13 @@ def figure_of_shares(series: Sequence[tuple[str, Sequence[float]]], what: str) -
 
 
 def figure_of_boxes(
-    groups: Sequence[Group], series: Sequence[str], what: str, *, log: bool, line: float
+    groups: Sequence[Group],
+    series: Sequence[str],
+    what: str,
+    *,
+    log: bool,
+    line: float,
+    across: str = "",
 ) -> Figure:
     """Boxes from quartile to quartile, whiskers from the 5th to the 95th percentile, by group.
 
@@ -50,8 +56,9 @@ def figure_of_boxes(
         what: the values' name, above the vertical axis.
         log: whether the vertical axis is logarithmic.
         line: a value to draw a line across at.
+        across: the classes' name, under the horizontal axis.
     """
-    wide, narrow = (_boxes(groups, series, what, log, line, *size) for size in _SIZES)
+    wide, narrow = (_boxes(groups, series, what, log, line, across, *size) for size in _SIZES)
     return Figure(wide, narrow)
 
 
@@ -102,6 +109,7 @@ def _boxes(
     what: str,
     log: bool,
     line: float,
+    across: str,
     width: int,
     height: int,
 ) -> str:
@@ -126,6 +134,8 @@ def _boxes(
     parts.append(f'<path class="axis" d="M{_LEFT:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}"/>')
     parts.append(f'<path class="budget" d="M{_LEFT:.1f} {y(line):.1f}H{right:.1f}"/>')
     parts.append(svg.text(4, 14, what, "start"))
+    if across and width >= 500:  # the names of a telephone take its place
+        parts.append(svg.text((_LEFT + right) / 2, height - 4, across, "middle"))
     room = (right - _LEFT) / len(shown)
     for place, group in enumerate(shown):
         left = _LEFT + room * place

@@ -14,10 +14,12 @@ from ksopt.errors import InvalidInputError
 from ksopt.measure import device as devices
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.validate import checked_int
-from ksopt.reference import is_batch_last
+from ksopt.reference import LAYOUTS, is_batch_last
 from ksopt.system import option_fields, untrusted
 
-DTYPES = ("float16", "bfloat16", "float32")
+DTYPES = ("float16", "bfloat16", "float32", "tf32")
+"""Of what is multiplied; tf32 is float32 whose products a GPU computes by TF32."""
+
 EAGER = ("bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "dense")
 """What ``eager`` stands for: the ways that have been the fastest of PyTorch's somewhere."""
 
@@ -25,6 +27,10 @@ PAPER = ("bmm_paper", "einsum", "bsr", "dense", "sparse")
 """The paper's baselines, as it wrote them."""
 
 INDUCTOR = ("inductor_bmm", "inductor_einsum")
+PRODUCT_ONLY = "bmm_paper_product"
+"""bmm_paper without its two permutations: no rival, for its input and result are permuted."""
+
+BOTH = "both"
 CPU_BATCH = 256
 _MOST_RANDOM = 100_000
 
@@ -52,12 +58,13 @@ class BenchRequest:
     Attributes:
         subjects: What is multiplied by, in the order measured, each once.
         dtype: Element type of inputs, weights and results.
-        layout: The layout that ksopt is timed in; PyTorch's ways are timed in both.
+        layout: The layout that ksopt is timed in, or ``both``; PyTorch's ways are timed in both.
         against: Names of PyTorch's ways: baselines, ``inductor_bmm``, ``inductor_einsum``.
         device: torch's name of the device, with its index where it is a GPU.
         graph: Whether to time replays of CUDA graphs.
         inductor_sample: How many of the subjects are compiled by Inductor.
         seed: Of the inputs, of a sample of the patterns, and of random subjects.
+        every_way: Whether ways are tried that multiplications by zero make slow.
         options: What it was made of, with dtype and batch as they are in force.
     """
 
@@ -69,6 +76,7 @@ class BenchRequest:
     graph: bool
     inductor_sample: int
     seed: int
+    every_way: bool
     options: BenchOptions
 
     @classmethod
@@ -88,7 +96,10 @@ class BenchRequest:
         dtype = options.dtype or ("float16" if gpu else "float32")
         if dtype not in DTYPES:
             raise InvalidInputError(f"dtype {dtype!r}: it must be one of {', '.join(DTYPES)}")
-        is_batch_last(options.layout)
+        if dtype == "tf32" and not gpu:
+            raise InvalidInputError(f"dtype tf32 is for NVIDIA GPUs, and the device is {device}")
+        if options.layout != BOTH:
+            is_batch_last(options.layout)
         if options.graph and not gpu:
             raise InvalidInputError(f"--graph replays CUDA graphs, and the device is {device}")
         default = paper.BATCH if gpu else CPU_BATCH
@@ -120,6 +131,7 @@ class BenchRequest:
             graph=options.graph,
             inductor_sample=options.inductor_sample,
             seed=options.seed,
+            every_way=options.every_way,
             options=replace(options, patterns=patterns, chains=chains, dtype=dtype, batch=rows),
         )
 
@@ -131,8 +143,23 @@ class BenchRequest:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch's."""
-        found: torch.dtype = getattr(torch, self.dtype)
+        found: torch.dtype = getattr(torch, self.torch_name)
         return found
+
+    @property
+    def torch_name(self) -> str:
+        """torch's name of the dtype."""
+        return "float32" if self.dtype == "tf32" else self.dtype
+
+    @property
+    def fp32_products(self) -> str:
+        """How float32 products are computed: ``ieee`` or ``tf32``."""
+        return "tf32" if self.dtype == "tf32" else "ieee"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts that ksopt is timed in."""
+        return LAYOUTS if self.layout == BOTH else (self.layout,)
 
     @property
     def compiled(self) -> frozenset[Subject]:
@@ -220,8 +247,9 @@ def _ways(text: str) -> tuple[str, ...]:
     found: list[str] = []
     groups = {"eager": EAGER, "inductor": INDUCTOR}
     for name in text.split(","):
-        if name not in groups and name not in BASELINES and name not in INDUCTOR:
-            allowed = ", ".join((*groups, *BASELINES, *INDUCTOR))
+        known = (*groups, *BASELINES, *INDUCTOR, PRODUCT_ONLY)
+        if name not in known:
+            allowed = ", ".join(known)
             raise InvalidInputError(
                 f"against {name!r}: give some of {allowed}, with commas between them"
             )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ksopt.bench.request import INDUCTOR, PAPER, Subject
+from ksopt.bench.request import INDUCTOR, PAPER, PRODUCT_ONLY, Subject
 from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.patterns.chain import Chain
 
@@ -91,7 +91,9 @@ class Line:
     def of(cls, rows: Sequence[Row]) -> Line:
         """The comparison of one subject's rows, of which one is ksopt's."""
         ours = next(row for row in rows if row.way == OURS)
-        theirs = [row for row in rows if row.way != OURS and row.latency is not None]
+        theirs = [
+            row for row in rows if row.way not in (OURS, PRODUCT_ONLY) and row.latency is not None
+        ]
         eager = [row for row in theirs if row.way not in INDUCTOR]
         return cls(
             ours=ours,

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from ksopt.bench import results_folder, worker
-from ksopt.bench.benchmark import Bench, DeviceLost
+from ksopt.bench.benchmark import Bench
+from ksopt.bench.ready import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Line
 from ksopt.errors import InvalidInputError

@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from ksopt.bench.benchmark import Bench, DeviceLost
+from ksopt import precision
+from ksopt.bench.benchmark import Bench
 from ksopt.bench.options import BenchOptions
+from ksopt.bench.ready import DeviceLost
 from ksopt.bench.request import BenchRequest, Subject
 from ksopt.bench.rows import Row
 from ksopt.errors import KsoptError
@@ -102,9 +104,11 @@ def _started(
 
 def compile_for(subjects: Sequence[Subject], request: BenchRequest, compilers: Compilers) -> None:
     """Have the kernels of subjects compiled, in order."""
-    last = is_batch_last(request.layout)
-    for subject in subjects:
-        compilers.soon([subject.chain], request.dtype, last, subject.batch)
+    with precision.fp32_products(request.fp32_products):
+        for subject in subjects:
+            for layout in request.layouts:
+                last = is_batch_last(layout)
+                compilers.soon([subject.chain], request.torch_name, last, subject.batch)
 
 
 def main() -> int:

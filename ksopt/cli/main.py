@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import ksopt
 from ksopt.cli import bench as bench_command
-from ksopt.cli import bench_models, tune
+from ksopt.cli import bench_crossover, bench_models, bench_paper, tune
 from ksopt.cli import completion as completion_command
 from ksopt.cli import convert as convert_command
 from ksopt.cli import doctor as doctor_command
@@ -95,7 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         )
     bench = commands.add_parser("bench", help="measure ksopt itself", allow_abbrev=False)
     kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, kind in (("kernels", bench_command), ("models", bench_models)):
+    for name, kind in (
+        ("kernels", bench_command),
+        ("models", bench_models),
+        ("paper", bench_paper),
+        ("crossover", bench_crossover),
+    ):
         add_command(kinds, name, kind.run, kind.SUMMARY, kind.EPILOG, kind.add_arguments)
     add_command(
         commands,

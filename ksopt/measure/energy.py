@@ -31,6 +31,7 @@ FINAL_SECONDS = 1.0
 _BURST_S, _STEP_BURST_S = 0.05, 0.005
 # A counter that stands still for so long, while the device works, is no counter.
 _STILL_S = 1.0
+_LOOK_S = 0.001  # between two looks at the counter of a device that does nothing
 
 
 class EnergyError(KsoptError, RuntimeError):
@@ -104,6 +105,37 @@ def millijoules(
     Raises:
         EnergyError: The counter cannot be read, or stands still.
     """
+    found = per_call(calls, meter, seconds, clock)
+    return {name: one.millijoules for name, one in found.items()}
+
+
+@dataclass(frozen=True)
+class PerCall:
+    """What one call took while a function was called without a pause.
+
+    Attributes:
+        millijoules: of the whole board, idle draw included.
+        seconds: of the clock.
+    """
+
+    millijoules: float
+    seconds: float
+
+
+def per_call(
+    calls: Mapping[str, Callable[[], object]],
+    meter: Meter,
+    seconds: float = FINAL_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, PerCall]:
+    """Energy and time of one call of each function; the arguments are those of `millijoules`.
+
+    The time is the one that an idle draw has to be multiplied with: it is of warm caches and of no
+    single call, so it is no latency.
+
+    Raises:
+        EnergyError: The counter cannot be read, or stands still.
+    """
     found = {}
     for name, call in calls.items():
         at_work = _AtWork.begin(call, meter, clock)
@@ -113,8 +145,45 @@ def millijoules(
         began = clock()
         while clock() - began < seconds:
             at_work.burst()
-        found[name] = (at_work.until_step() - first) / (at_work.count - counted)
+        last = at_work.until_step()
+        count = at_work.count - counted
+        found[name] = PerCall((last - first) / count, (clock() - began) / count)
     return found
+
+
+def idle_watts(
+    meter: Meter,
+    seconds: float = 2.0,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], object] = time.sleep,
+) -> float:
+    """What the device draws while it does nothing, its context kept: between two steps.
+
+    Args:
+        meter: Of the device.
+        seconds: How long to do nothing, besides the waits for a step of the counter.
+        clock: Seconds, rising.
+        sleep: Waits for so many seconds.
+
+    Raises:
+        EnergyError: The counter cannot be read, or stands still.
+    """
+    meter.synchronize()
+
+    def step() -> tuple[float, float]:
+        before, began = meter.millijoules(), clock()
+        while True:
+            now = meter.millijoules()
+            if now > before:
+                return now, clock()
+            if clock() - began > _STILL_S:
+                raise EnergyError(f"the energy counter stood still at {before:g} mJ for a second")
+            sleep(_LOOK_S)
+
+    first, began = step()
+    sleep(seconds)
+    last, ended = step()
+    return (last - first) / 1e3 / (ended - began)
 
 
 @dataclass

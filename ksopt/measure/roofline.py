@@ -10,8 +10,6 @@ multicore architectures", 2009.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +17,13 @@ import torch
 from ksopt.errors import InvalidInputError
 from ksopt.measure import timing
 from ksopt.patterns.chain import Chain, Pattern
+from ksopt.precision import fp32_products
 
 _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
+    "tf32": torch.float32,
     "float64": torch.float64,
 }
 _COPY_BYTES = {"cuda": 2**31, "cpu": 2**27}
@@ -94,7 +94,8 @@ def measure_roofline(device: torch.device, dtype: str) -> Roofline:
 
     Args:
         device: A CPU or CUDA device.
-        dtype: "float32", "float16", "bfloat16" or "float64".
+        dtype: "float32", "tf32" (float32 whose products are TF32's), "float16", "bfloat16" or
+            "float64".
 
     Returns:
         The ceilings. For float32 on CUDA the rate is the larger of the FP32 GEMM's and a third of
@@ -110,10 +111,10 @@ def measure_roofline(device: torch.device, dtype: str) -> Roofline:
     if device.type == "cpu":
         side, rate = _cpu_rate(kind)
         return Roofline(str(device), dtype, bandwidth, rate, copied, side, f"{dtype} GEMM")
-    with _fp32_precision("ieee"):
+    with fp32_products("tf32" if dtype == "tf32" else "ieee"):
         rates = {f"{dtype} GEMM": _gemm_rate(device, kind, _CUDA_SIDE)}
     if dtype == "float32":
-        with _fp32_precision("tf32"):
+        with fp32_products("tf32"):
             rates["TF32 GEMM / 3"] = _gemm_rate(device, kind, _CUDA_SIDE) / 3
     best = max(rates, key=lambda name: rates[name])
     return Roofline(str(device), dtype, bandwidth, rates[best], copied, _CUDA_SIDE, best)
@@ -152,18 +153,3 @@ def _cpu_rate(dtype: torch.dtype) -> tuple[int, float]:
         if 8 * 2 * side**3 / rate * 1e6 > _CPU_LONGEST_US:  # the next one takes eight times as long
             break
     return best
-
-
-@contextmanager
-def _fp32_precision(name: str) -> Iterator[None]:
-    """FP32 products in full ("ieee") or through TF32 ("tf32") inside, the user's setting after.
-
-    torch's older switches (allow_tf32 and its like) raise where this newer one is in use; this one
-    works beside them, and leaves them as they were.
-    """
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = name
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = before

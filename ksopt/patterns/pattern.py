@@ -23,6 +23,7 @@ _BYTES_PER_ELEMENT = {
     "float32": 4,
     "fp32": 4,
     "float": 4,
+    "tf32": 4,  # stored as float32
     "float64": 8,
     "fp64": 8,
     "double": 8,

@@ -100,7 +100,7 @@ def add_argument(add: Callable[..., Any], kind: type[Any], name: str) -> None:
     if default is False:
         how["action"] = "store_true"
     elif one.nargs is not None:
-        how |= {"nargs": one.nargs, "metavar": one.metavar}
+        how |= {"nargs": one.nargs, "metavar": one.metavar, "type": one.parse}
         how |= {"default": None} if one.is_replaced else {"default": [], "action": "extend"}
     else:
         how |= {"type": one.parse, "metavar": one.metavar}
@@ -133,7 +133,7 @@ def words(one: object, first: Sequence[str] = (), **instead: Any) -> Iterator[st
             continue
         yield f"--{flag_of(name, how)}"
         if isinstance(value, (tuple, list)):
-            yield how.joined.join(map(shlex.quote, value))
+            yield how.joined.join(shlex.quote(str(each)) for each in value)
         elif value is not True:
             yield shlex.quote(f"{value:g}" if isinstance(value, float) else str(value))
 

@@ -604,3 +604,31 @@ def test_rows_survive_the_journal(tmp_path: Path) -> None:
     with results_folder.opened(tmp_path, request(), here) as book:
         book.add(rows)
     assert results_folder.read_rows(tmp_path) == {rows[0].subject: tuple(rows)}
+
+
+def test_both_layouts_time_ksopt_in_both(tmp_path: Path) -> None:
+    ways = "bmm_paper,bmm_paper_product"
+    words = ("--layout", "both", "--against", ways, "--every-way")
+    assert run(tmp_path, *words, patterns=["(2,8,4,3)"]) == 0
+    rows = rows_of(tmp_path)
+    timed = {(row["way"], row["layout"]) for row in rows if row["median_us"]}
+    names = (OURS, "bmm_paper", "bmm_paper_product")
+    assert timed == {(way, layout) for way in names for layout in baselines_layouts()}
+    (line,) = rows_of(tmp_path, "summary.csv")
+    assert line["best"] == "bmm_paper"  # a product alone is no rival
+
+
+def test_tf32_is_refused_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(tmp_path, "--dtype", "tf32") == 2
+    assert "tf32 is for NVIDIA GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+@pytest.mark.parametrize("pattern", ["(2,8,4,3)", "(1,4,4,1)", "(3,2,4,1)"])
+def test_the_product_alone_permutes_nothing_that_is_timed(pattern: str, layout: str) -> None:
+    weight = torch.randn(Chain.parse(pattern)[0].weight_shape)
+    features = weight.shape[0] * weight.shape[2] * weight.shape[3]
+    x = torch.randn(features, 5) if layout == "batch_last" else torch.randn(5, features)
+    call, whole = entries.product_only(weight, x, layout)
+    torch.testing.assert_close(whole(), baselines.BASELINES["bmm"].bind(weight, layout)(x))
+    assert call().shape[0] == weight.shape[0] * weight.shape[3]

@@ -5,7 +5,14 @@ from collections import Counter
 
 import pytest
 
-from ksopt.bench.paper import BATCH, Stratum, patterns, stratified_sample
+from ksopt.bench.paper import (
+    BATCH,
+    Stratum,
+    energy_patterns,
+    patterns,
+    proportional_sample,
+    stratified_sample,
+)
 from ksopt.errors import InvalidInputError
 
 
@@ -92,3 +99,34 @@ def test_sizes_out_of_range_get_a_sentence() -> None:
         stratified_sample(0, seed=0)
     with pytest.raises(InvalidInputError, match="seed must be at least 0, got -1"):
         stratified_sample(3, seed=-1)
+
+
+def test_a_proportional_sample_gives_each_stratum_its_share() -> None:
+    population = patterns()
+    share = sum(pattern.a == 1 for pattern in population) / len(population)
+    for seed in range(3):
+        drawn = proportional_sample(population, 60, seed, Stratum.of)
+        assert len(set(drawn)) == 60
+        assert sum(pattern.a == 1 for pattern in drawn) == pytest.approx(60 * share, abs=1.01)
+    assert set(proportional_sample(population, 10_000, 0, Stratum.of)) == set(population)
+
+
+def test_every_pattern_is_as_likely_as_any_other() -> None:
+    population = patterns()[:20]
+    counts = Counter(
+        pattern
+        for seed in range(400)
+        for pattern in proportional_sample(population, 5, seed, lambda each: each.c)
+    )
+    assert set(counts) == set(population)
+    assert min(counts.values()) > 60  # 100 expected
+    assert max(counts.values()) < 145
+
+
+def test_the_energy_subset_is_the_papers_product_of_lists() -> None:
+    found = energy_patterns()
+    assert {pattern.a for pattern in found} == {1, 4, 16, 32, 64}
+    assert {pattern.d for pattern in found} == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
+    assert all((p.b, p.c) not in {(1024, 256), (64, 256)} for p in found)
+    assert all(BATCH * max(p.shape) <= 2**31 - 1 for p in found)
+    assert len(found) == len(set(found))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ksopt import precision
 from ksopt.errors import InvalidInputError
 from ksopt.measure import roofline
 from ksopt.measure.roofline import Roofline, measure_roofline
@@ -49,7 +50,7 @@ def test_the_users_precision_is_left_alone(users_own: str) -> None:
     before = matmul.fp32_precision
     matmul.fp32_precision = users_own
     try:
-        with roofline._fp32_precision("tf32"):
+        with precision.fp32_products("tf32"):
             assert matmul.fp32_precision == "tf32"
         assert matmul.fp32_precision == users_own
     finally:

@@ -166,7 +166,7 @@ def build(
         linear = copy.deepcopy(ks)
         for choice in chosen:
             for name in choice.place.names:
-                set_module(linear, name, _by_ks_linear(ks.get_submodule(name)))
+                set_module(linear, name, by_ks_linear(ks.get_submodule(name)))
         if size.family == "vit":
             inputs = torch.randn(size.batch, 3, size.length, size.length).to(dtype)
             targets = torch.randint(size.classes, (size.batch,))
@@ -209,14 +209,14 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
     return parameter.grad.detach()
 
 
-def _by_ks_linear(layer: nn.Module) -> nn.Module:
-    """The same layer by `KSLinear`."""
+def by_ks_linear(layer: nn.Module) -> nn.Module:
+    """An author's layer, one or several side by side, by `KSLinear` with its weights."""
     if isinstance(layer, SideBySide):
-        return KSStacked([_one_by_ks_linear(part) for part in layer.parts])
-    return _one_by_ks_linear(layer)
+        return KSStacked([_single(part) for part in layer.parts])
+    return _single(layer)
 
 
-def _one_by_ks_linear(layer: nn.Module) -> KSLinear:
+def _single(layer: nn.Module) -> KSLinear:
     assert isinstance(layer, Spelled)
     chain = layer.chain
     made = KSLinear(chain.in_features, chain.out_features, chain, bias=layer.bias is not None)

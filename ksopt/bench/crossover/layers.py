@@ -1,0 +1,166 @@
+"""The layers of a crossover map: y = gelu(x W^T + bias), dense, in FP8, or by a chain.
+
+x is [rows, n], W [n, n]; GELU is the tanh approximation, which every way computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ksopt import precision
+from ksopt.bench.crossover.results import DENSE, DENSE_FUSED
+from ksopt.epilogue import with_epilogue
+from ksopt.measure.accuracy import AccuracyCheck, Around, allowed_error, relative_error
+from ksopt.nn import KSLinear
+from ksopt.patterns.chain import Chain
+from ksopt.reference import chain_reference
+
+ACTIVATION = "gelu_tanh"
+_FP8 = torch.float8_e4m3fn
+# FP8 has three bits behind the point: each operand is off by up to 1/16, the product by less.
+_FP8_ERROR = 0.08
+_CHECKED_ROWS = 256
+_TF32_ROUNDING = 2.0**-11
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class Dense(nn.Module):
+    """A dense layer as PyTorch users write it: linear, then GELU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, n] -> [rows, n]."""
+        return F.gelu(self.linear(x), approximate="tanh")
+
+
+def dense_layers(module: Dense, is_training: bool) -> dict[str, Layer]:
+    """The dense layer's forms, by name: of its own, and with GELU inside cuBLAS's product.
+
+    The latter has no gradient, so it is for inference; on a CPU it is another GELU's.
+    """
+    found: dict[str, Layer] = {DENSE: module}
+    on_gpu = module.linear.weight.is_cuda
+    if on_gpu and not is_training and hasattr(torch, "_addmm_activation"):
+        weight, bias = module.linear.weight, module.linear.bias
+        found[DENSE_FUSED] = lambda x: torch._addmm_activation(bias, x, weight.t(), use_gelu=True)
+    return found
+
+
+def fp8_layer(module: Dense, x: Tensor) -> Layer:
+    """The same in FP8: x is scaled and rounded in each call, the weight was before.
+
+    Scales are static, one for each operand, so that the largest number is FP8's largest.
+
+    Args:
+        module: the dense layer, in 16 bit.
+        x: [rows, n], of which x's scale is.
+
+    Raises:
+        RuntimeError: the device or torch has no such product, or not of this size.
+    """
+    weight, bias = module.linear.weight.detach(), module.linear.bias.detach()
+    largest = torch.finfo(_FP8).max
+    x_scale, w_scale = (largest / one.abs().max().float() for one in (x, weight))
+    rounded = (weight * w_scale).to(_FP8)
+    x_factor = x_scale.to(x.dtype)
+    x_back, w_back = x_factor.float().reciprocal(), w_scale.reciprocal()
+
+    def call(x: Tensor) -> Tensor:
+        small = (x * x_factor).clamp(-largest, largest).to(_FP8)
+        y = torch._scaled_mm(
+            small,
+            rounded.t(),
+            scale_a=x_back,
+            scale_b=w_back,
+            bias=bias,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+        return F.gelu(y, approximate="tanh")
+
+    return call
+
+
+def ks_layer(chain: Chain, dtype: torch.dtype, device: torch.device) -> KSLinear:
+    """A Kronecker-sparse layer with its bias and activation."""
+    n_out, n_in = chain.shape
+    return KSLinear(n_in, n_out, chain, device=device, dtype=dtype, activation=ACTIVATION)
+
+
+def fault_of_ks(layer: KSLinear, x: Tensor) -> str | None:
+    """What is wrong with its result for x, in words; None if nothing is."""
+    weights = [weight.detach() for weight in layer.weights]
+    bias = None if layer.bias is None else layer.bias.detach()
+    around = Around(bias=bias, activation=ACTIVATION)
+    return AccuracyCheck(x, weights, "batch_first", around=around).fault_of(layer)
+
+
+def fault_of_dense(layer: Layer, module: Dense, x: Tensor) -> str | None:
+    """The same of a dense form."""
+    weight = module.linear.weight.detach()[None, :, :, None]
+    around = Around(bias=module.linear.bias.detach(), activation=ACTIVATION)
+    return AccuracyCheck(x, [weight], "batch_first", around=around).fault_of(layer)
+
+
+def fault_of_fp8(layer: Layer, module: Dense, x: Tensor) -> str | None:
+    """The same of FP8, which may be as far off as its rounding makes it."""
+    few = x[:_CHECKED_ROWS].double()
+    weight, bias = module.linear.weight.double(), module.linear.bias.double()
+    truth = with_epilogue(few @ weight.t(), bias, ACTIVATION)
+    error = relative_error(layer(x)[:_CHECKED_ROWS], truth)
+    return None if error <= _FP8_ERROR else f"relative error {error:.1e}, allowed {_FP8_ERROR:g}"
+
+
+def step(layer: Layer, parameters: Sequence[Tensor], x: Tensor, g: Tensor) -> Callable[[], object]:
+    """Forward and backward: the gradients of x and of the parameters, given that of the result.
+
+    Args:
+        layer: [rows, n] -> [rows, n].
+        parameters: of it.
+        x: [rows, n], which requires a gradient.
+        g: [rows, n], the gradient of the result.
+    """
+    wanted = [x, *parameters]
+    return lambda: torch.autograd.grad(layer(x), wanted, g)
+
+
+def fault_of_gradients(layer: KSLinear, x: Tensor) -> str | None:
+    """What is wrong with a layer's gradients for x, in words; None if nothing is.
+
+    The gradient of the result is random in the first rows and 0 in the others, so that those rows
+    alone are needed for the truth, and the whole batch is computed.
+    """
+    g = torch.zeros_like(x)
+    rows = min(_CHECKED_ROWS, x.shape[0])
+    g[:rows].normal_()
+    weights = list(layer.weights)
+    assert layer.bias is not None
+    parameters = [*weights, layer.bias]
+    found = torch.autograd.grad(layer(x), [x, *parameters], g)
+    mine = [found[0][:rows], *found[1:]]
+
+    def plain(kind: torch.dtype) -> list[Tensor]:
+        few, *own = (one.detach().to(kind).requires_grad_() for one in (x[:rows], *parameters))
+        y = with_epilogue(chain_reference(few, own[:-1], "batch_first"), own[-1], ACTIVATION)
+        return list(torch.autograd.grad(y, [few, *own], g[:rows].to(kind)))
+
+    rounding = torch.finfo(x.dtype).eps
+    if x.is_cuda and x.dtype == torch.float32 and not precision.is_exact():
+        rounding = _TF32_ROUNDING
+    names = ["x", *(f"factor {at}" for at in range(1, len(weights) + 1)), "bias"]
+    for name, own, theirs, truth in zip(
+        names, mine, plain(x.dtype), plain(torch.float64), strict=True
+    ):
+        allowed = allowed_error(relative_error(theirs, truth), rounding)
+        error = relative_error(own, truth)
+        if not error <= allowed:
+            return f"gradient of {name}: relative error {error:.1e}, allowed {allowed:.1e}"
+    return None

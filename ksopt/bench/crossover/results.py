@@ -1,0 +1,92 @@
+"""What is kept of a crossover map: a line a layer, with dense, FP8 and each budget."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import log
+from typing import Any
+
+from ksopt.bench.crossover.request import Plane, Site
+from ksopt.bench.journal import Form
+from ksopt.measure.timing import Measurement
+
+DENSE, DENSE_FUSED, FP8 = "dense", "dense, fused", "fp8"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A way to compute a layer: its time, or why it has none.
+
+    Attributes:
+        name: "dense", "dense, fused", "fp8", or a budget such as "25%".
+        chain: of a budget.
+        time: of a pass.
+        reason: why there is no time.
+    """
+
+    name: str
+    chain: str = ""
+    time: Measurement | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """What was measured of a layer.
+
+    Attributes:
+        site: which.
+        ways: dense ones, FP8, and the budgets.
+    """
+
+    site: Site
+    ways: tuple[Timed, ...]
+
+    def way(self, name: str) -> Timed | None:
+        """The way of that name."""
+        return next((way for way in self.ways if way.name == name), None)
+
+    def us(self, name: str) -> float | None:
+        """Microseconds of a way; of "dense" those of its faster form."""
+        names = (DENSE, DENSE_FUSED) if name == DENSE else (name,)
+        return min(
+            (way.time.median_us for way in self.ways if way.name in names and way.time),
+            default=None,
+        )
+
+    def log_speed_up(self, budget: str, rival: str = DENSE) -> float | None:
+        """log(time of a rival / time of a budget): above 0 where the chain is faster."""
+        ours, theirs = self.us(budget), self.us(rival)
+        return None if ours is None or theirs is None else log(theirs / ours)
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong, in sentences."""
+        return [
+            f"{self.site}: {way.name}: {way.reason}"
+            for way in self.ways
+            if way.reason.startswith(("wrong", "failed"))
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; `of_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: Any) -> SiteResult:
+        """The inverse of `to_json`."""
+        site = value["site"]
+        ways = tuple(
+            Timed(**{**way, "time": None if way["time"] is None else Measurement(**way["time"])})
+            for way in value["ways"]
+        )
+        return cls(Site(Plane(**site["plane"]), int(site["width"]), int(site["rows"])), ways)
+
+
+FORM: Form[Site, SiteResult] = Form(
+    "ksopt bench crossover",
+    "ksopt.bench.crossover/1",
+    lambda one: one.site,
+    SiteResult.to_json,
+    SiteResult.of_json,
+)

@@ -1,0 +1,108 @@
+"""A crossover map from request to a folder: the most informative layers first, until time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from math import exp
+from pathlib import Path
+
+import torch
+
+from ksopt.bench import journal
+from ksopt.bench.crossover import surface
+from ksopt.bench.crossover.measuring import measure_site
+from ksopt.bench.crossover.request import CrossoverRequest, Site
+from ksopt.bench.crossover.results import FORM, SiteResult
+from ksopt.bench.crossover.surface import Grid
+from ksopt.kernels.compile_ahead import Compilers, Target
+from ksopt.measure import device as devices
+from ksopt.precision import fp32_products
+from ksopt.system import sources
+
+# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+_CODE = (
+    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
+    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
+    *("ksopt.bench.crossover.layers", "ksopt.bench.crossover.measuring"),
+)
+_AHEAD = 2  # layers whose kernels are compiled while another one is timed
+
+Told = Callable[[str], None]
+
+
+def run_crossover(request: CrossoverRequest, out: Path, told: Told = lambda _: None) -> str:
+    """Measure until the time is up, or all is measured.
+
+    Args:
+        request: what to measure, and for how long.
+        out: the folder; a run of the same request in the same folder goes on, for as long again.
+        told: called with a line of text after each layer.
+
+    Returns:
+        "" if every layer is measured, else "timeout" or "interrupted". Ctrl-C loses the layer under
+        way only.
+
+    Raises:
+        InvalidInputError: the folder holds something else.
+    """
+    began = time.monotonic()
+    record = devices.record(request.device)
+    asked = journal.identity(request.identity(), record, sources.digest(*_CODE))
+    grid, sites = Grid.of(request), request.sites
+    with journal.opened(out, FORM, asked) as book:
+        if all(site in book.measured for site in sites):
+            return ""
+        book.begin_run(request.command, record, grid=request.grid())
+        done = 0
+        with Compilers(Target.of(torch.device(request.device))) as compilers:
+            try:
+                while True:
+                    left = [site for site in sites if site not in book.measured]
+                    ahead = surface.coming(grid, left, doubts(request, book.measured), _AHEAD)
+                    if not ahead:
+                        return ""
+                    spent_s = time.monotonic() - began
+                    # One more takes about as long as those before.
+                    if spent_s + spent_s / max(done, 1) * (done > 0) > 60 * request.options.minutes:
+                        return "timeout"
+                    for site in ahead:
+                        _compile(request, site, compilers)
+                    result = measure_site(request, ahead[0])
+                    book.add(result)
+                    done += 1
+                    told(_sentence(request, result, len(book.measured), len(sites), began))
+            except KeyboardInterrupt:
+                return "interrupted"
+
+
+def doubts(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> dict[Site, float]:
+    """log(speed-up) of each layer's budget that is nearest to a tie with dense."""
+    found = {}
+    for site, result in measured.items():
+        values = [
+            value
+            for budget in request.budgets
+            if (value := result.log_speed_up(budget.text)) is not None
+        ]
+        if values:
+            found[site] = min(values, key=abs)
+    return found
+
+
+def _compile(request: CrossoverRequest, site: Site, compilers: Compilers) -> None:
+    chains = [chain for budget in request.budgets if (chain := budget.chain(site.width))]
+    with fp32_products("tf32" if site.plane.precision == "tf32" else "ieee"):
+        compilers.soon(chains, site.plane.torch_name, False, site.rows)
+
+
+def _sentence(
+    request: CrossoverRequest, result: SiteResult, done: int, total: int, began: float
+) -> str:
+    shown = [
+        f"{budget.text} x{exp(value):.2f}"
+        for budget in request.budgets
+        if (value := result.log_speed_up(budget.text)) is not None
+    ]
+    spent = f"{(time.monotonic() - began) / 60:.1f} of {request.options.minutes:g} min"
+    return f"{done} of {total}, {spent}: {result.site}: {', '.join(shown) or 'no times'}"

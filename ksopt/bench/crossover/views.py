@@ -1,0 +1,166 @@
+"""A crossover map as cells, tables, CSV and heat maps: functions of what was measured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log
+
+from ksopt.bench.crossover import surface
+from ksopt.bench.crossover.request import Budget, CrossoverRequest, Plane, Site
+from ksopt.bench.crossover.results import DENSE, FP8, SiteResult
+from ksopt.bench.crossover.surface import Grid
+from ksopt.report import tables
+from ksopt.report.tables import Table
+
+MEASURED, BETWEEN, UNKNOWN = "measured", "interpolated", "not measured"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A layer of a map.
+
+    Attributes:
+        site: which.
+        status: "measured", "interpolated" from layers near it, or "not measured".
+        speed_ups: of each budget over dense; those that are not known are not there.
+        over_fp8: the same over FP8 dense.
+    """
+
+    site: Site
+    status: str
+    speed_ups: Mapping[str, float]
+    over_fp8: Mapping[str, float]
+
+    def largest(self, budgets: Sequence[Budget], *, fp8: bool = False) -> Budget | None:
+        """The largest budget that is faster; None if none is."""
+        known = self.over_fp8 if fp8 else self.speed_ups
+        return next((one for one in budgets if known.get(one.text, 0.0) > 1), None)
+
+    def crossover(self, budgets: Sequence[Budget]) -> float | None:
+        """The share of weights at which a chain is as fast as dense, on a line in logarithms
+        between the two budgets on either side; None where they are all faster or all slower."""
+        known = [one for one in budgets if one.text in self.speed_ups]
+        for large, small in itertools.pairwise(known):
+            above, below = log(self.speed_ups[large.text]), log(self.speed_ups[small.text])
+            if above < 0 <= below:
+                way = above / (above - below)
+                return exp(log(large.share) + way * (log(small.share) - log(large.share)))
+        return None
+
+    @property
+    def best(self) -> float | None:
+        """The largest speed-up over dense; None if nothing is known."""
+        return max(self.speed_ups.values(), default=None)
+
+
+def cells(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> list[Cell]:
+    """Every layer of every map."""
+    grid = Grid.of(request)
+    logs = {
+        (budget.text, rival): {
+            site: value
+            for site, result in measured.items()
+            if (value := result.log_speed_up(budget.text, rival)) is not None
+        }
+        for budget in request.budgets
+        for rival in (DENSE, FP8)
+    }
+    found = []
+    for site in request.sites:
+        over: dict[str, dict[str, float]] = {}
+        for rival in (DENSE, FP8):
+            values = {
+                budget.text: surface.estimate(grid, site, logs[budget.text, rival])
+                if site not in measured
+                else measured[site].log_speed_up(budget.text, rival)
+                for budget in request.budgets
+            }
+            over[rival] = {name: exp(value) for name, value in values.items() if value is not None}
+        status = MEASURED if site in measured else BETWEEN if over[DENSE] else UNKNOWN
+        found.append(Cell(site, status, over[DENSE], over[FP8]))
+    return found
+
+
+def map_table(plane: Plane, cells: Sequence[Cell], request: CrossoverRequest) -> Table:
+    """A map as a table: rows of x down, widths across."""
+    by_site = {cell.site: cell for cell in cells}
+    heads = ("rows of x", *(f">{width:,}" for width in request.widths))
+    lines = [
+        (f"{rows:,}", *(
+            verdict(by_site[Site(plane, width, rows)], request.budgets) for width in request.widths
+        ))
+        for rows in reversed(request.rows)
+    ]  # fmt: skip
+    return tables.of(heads, lines)
+
+
+def verdict(cell: Cell, budgets: Sequence[Budget]) -> str:
+    """The largest budget that is faster than dense, and the largest speed-up of any.
+
+    ~ stands before what was interpolated, - for what is not known.
+    """
+    if cell.best is None:
+        return "-"
+    about = "~" if cell.status == BETWEEN else ""
+    largest = cell.largest(budgets)
+    return f"{about}{largest.text if largest else 'none'} x{cell.best:.2f}"
+
+
+def counts_table(cells: Sequence[Cell], request: CrossoverRequest) -> Table:
+    """By map: how many layers were measured, and in how many of those a chain wins."""
+    heads = ("map", ">layers", ">measured", ">interpolated", ">not measured",
+             ">faster than dense", ">faster than FP8 dense")  # fmt: skip
+    lines = []
+    for plane in request.planes:
+        own = [cell for cell in cells if cell.site.plane == plane]
+        sure = [cell for cell in own if cell.status == MEASURED]
+        count = {status: sum(cell.status == status for cell in own)
+                 for status in (MEASURED, BETWEEN, UNKNOWN)}  # fmt: skip
+        wins = sum(cell.largest(request.budgets) is not None for cell in sure)
+        with_fp8 = [cell for cell in sure if cell.over_fp8]
+        over = sum(cell.largest(request.budgets, fp8=True) is not None for cell in with_fp8)
+        told = f"{over} of {len(with_fp8)}" if with_fp8 else "no FP8 beside it"
+        lines.append((str(plane), str(len(own)), *(str(one) for one in count.values()),
+                      f"{wins} of {len(sure)}", told))  # fmt: skip
+    return tables.of(heads, lines)
+
+
+def to_csv(
+    cells: Sequence[Cell], request: CrossoverRequest, measured: Mapping[Site, SiteResult]
+) -> str:
+    """crossover.csv: a line a layer and budget."""
+    heads = (
+        *("pass", "precision", "width", "rows", "budget", "chain", "status", "ks_us", "dense_us"),
+        *("fp8_us", "speed_up", "speed_up_over_fp8", "largest_faster_budget", "crossover_share"),
+        "reason",
+    )
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(heads)
+    for cell in cells:
+        site, result = cell.site, measured.get(cell.site)
+        largest = cell.largest(request.budgets)
+        for budget in request.budgets:
+            way = result.way(budget.text) if result else None
+            us = [result.us(name) if result else None for name in (budget.text, DENSE, FP8)]
+            where = (site.plane.pass_, site.plane.precision, site.width, site.rows, budget.text)
+            speed_up, over_fp8 = (
+                known.get(budget.text) for known in (cell.speed_ups, cell.over_fp8)
+            )
+            writer.writerow(
+                (*where, budget.chain(site.width) or "", cell.status, *us, speed_up, over_fp8,
+                 largest.text if largest else "", cell.crossover(request.budgets),
+                 way.reason if way else "")
+            )  # fmt: skip
+    return stream.getvalue()
+
+
+def to_json(cells: Sequence[Cell]) -> str:
+    """The same as one JSON document."""
+    found = [asdict(cell) for cell in cells]
+    return json.dumps({"schema": "ksopt.bench.crossover.cells/1", "cells": found}, indent=2) + "\n"

@@ -1,0 +1,131 @@
+"""Boxplots as the paper draws them, and the same quartiles as a table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log10
+
+from ksopt.bench import plots, summary
+from ksopt.bench.plots import Group
+from ksopt.bench.reproduction.products import Product
+from ksopt.measure.measurement import quantile
+from ksopt.report import tables
+from ksopt.report.document import Figure
+from ksopt.report.tables import Table
+
+_SIZE_ENDS = tuple(10**power for power in range(4, 10))
+_PROXY_ENDS = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a figure has across: classes of patterns.
+
+    Attributes:
+        title: under the axis.
+        names: of the classes, in order.
+        of: the name of a product's class.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    of: Callable[[Product], str]
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """A figure's data.
+
+    Attributes:
+        name: of its file.
+        what: the values' name, above the vertical axis.
+        axis: across.
+        values: ascending, by (class, series).
+        series: names; each has a box in each class.
+        is_log: whether the vertical axis is logarithmic.
+        line: a value to draw a line across at.
+    """
+
+    name: str
+    what: str
+    axis: Axis
+    values: Mapping[tuple[str, str], Sequence[float]]
+    series: tuple[str, ...]
+    is_log: bool
+    line: float
+
+    @classmethod
+    def of(
+        cls, name: str, what: str, axis: Axis, products: Sequence[Product],
+        series: Mapping[str, Callable[[Product], float | None]], *, is_log: bool, line: float,
+    ) -> Boxes:  # fmt: skip
+        """Of products: each series is a function of one; None is left out."""
+        values = {
+            (group, label): sorted(
+                value
+                for product in products
+                if axis.of(product) == group and (value := of(product)) is not None
+            )
+            for group in axis.names
+            for label, of in series.items()
+        }
+        return cls(name, what, axis, values, tuple(series), is_log, line)
+
+    def figure(self) -> Figure:
+        """The drawing."""
+        groups = [
+            Group(name, tuple(self.values[name, label] for label in self.series))
+            for name in self.axis.names
+        ]
+        drawn = plots.figure_of_boxes(
+            groups, self.series, self.what, log=self.is_log, line=self.line,
+            across=self.axis.title,
+        )  # fmt: skip
+        return replace(drawn, name=self.name)
+
+    def table(self) -> Table:
+        """The same as numbers: median, quartiles, 5th and 95th percentile."""
+        heads = (self.axis.title, "of", ">patterns", ">5 %", ">25 %", ">median", ">75 %", ">95 %")
+        rows = []
+        for (group, label), values in self.values.items():
+            if values:
+                ends = (quantile(values, share) for share in (0.05, 0.25, 0.5, 0.75, 0.95))
+                rows.append((group, label, str(len(values)), *(f"{end:.3g}" for end in ends)))
+        return tables.of(heads, rows)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(self.values.values())
+
+
+def _classes(ends: Sequence[float]) -> tuple[str, ...]:
+    shown = [f"{end:g}" if end < 10 else f"1e{round(log10(end))}" for end in ends]
+    inner = (f"{low} to {high}" for low, high in itertools.pairwise(shown))
+    return (f"to {shown[0]}", *inner, f"{shown[-1]} on")
+
+
+def _axis(title: str, ends: Sequence[float], value: Callable[[Product], float]) -> Axis:
+    names = _classes(ends)
+    return Axis(title, names, lambda product: names[sum(value(product) > end for end in ends)])
+
+
+RHO = Axis("(b+c)/(bc)", summary.RHO.names, lambda product: summary.RHO.of(product.pattern))
+SIZE = _axis("M x N", _SIZE_ENDS, lambda product: product.size)
+PROXY = _axis("d(b+c)/(bc)", _PROXY_ENDS, lambda product: product.energy_proxy)
+SPARSITY = _axis("share of zeros, 1 - 1/(ad)", (0.5, 0.75, 0.9, 0.95, 0.99),
+                 lambda product: product.sparsity)  # fmt: skip
+WAYS = ("kernel", "bmm", "einsum", "bsr", "dense", "sparse")
+
+
+def by_way(name: str, what: str, products: Sequence[Product],
+           of: Callable[[Product, str], float | None]) -> Boxes:  # fmt: skip
+    """One box a way: the classes are the ways themselves."""
+    axis = Axis("implementation", WAYS, lambda product: "")
+    values = {
+        (way, what): sorted(v for product in products if (v := of(product, way)) is not None)
+        for way in WAYS
+    }
+    return Boxes(name, what, axis, values, (what,), True, 1.0)

@@ -1,0 +1,131 @@
+"""Numbers of the paper beside ours, as data: what the tables of `ksopt bench paper` are made of."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from ksopt.bench.reproduction.paper_numbers import printed
+from ksopt.bench.reproduction.statistics import Estimate
+from ksopt.report import tables
+from ksopt.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table or figure.
+
+    Attributes:
+        item: "Table 3", "Figure 7".
+        row, column: of the table; of a figure, what the number is of.
+        setting: dtype, and what else it depends on.
+        paper: the paper's number; None if there is none.
+        ours: None where ``absent`` says why.
+        unit: "%", "x" (times), "s" or "" (a ratio).
+        absent: why ours is missing.
+        source: where the paper prints its number, or why it has none.
+    """
+
+    item: str
+    row: str
+    column: str
+    setting: str
+    paper: float | None
+    ours: Estimate | None
+    unit: str
+    absent: str
+    source: str
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over the paper's."""
+        return None if self.ours is None or not self.paper else self.ours.value / self.paper
+
+
+def cell(
+    item: str, row: str, column: str, setting: str, ours: Estimate | None, *, unit: str,
+    is_papers: bool, absent: str = "nothing was measured for it",
+) -> Cell:  # fmt: skip
+    """A cell with the paper's number beside ours.
+
+    Args:
+        item, row, column: as for `Cell`; the paper's number is looked up by them.
+        setting: dtype, and what else it depends on.
+        ours: what was measured; shares are from 0 to 1, and become per cent.
+        unit: of both.
+        is_papers: whether the setting is the paper's own.
+        absent: why ours is missing, where it is.
+    """
+    known = printed().get((item, row, column))
+    source = known.source if known else "the paper has no such number"
+    if known and not is_papers:
+        source = "the paper's number is of its own sizes and dtype"
+    if ours is not None and unit == "%":
+        ours = Estimate(100 * ours.value, 100 * ours.low, 100 * ours.high, ours.count)
+    return Cell(
+        item, row, column, setting,
+        known.value if known and is_papers else None,
+        ours, unit,
+        "" if ours is not None else absent,
+        source,
+    )  # fmt: skip
+
+
+def table(cells: Sequence[Cell]) -> Table:
+    """Cells under each other: the paper's number, ours with its interval, their ratio."""
+    heads = ("what", "number", "setting", ">paper", ">ours", ">95 % interval", ">ours / paper",
+             ">of", "remark")  # fmt: skip
+    return tables.of(heads, [_shown(one) for one in cells])
+
+
+def _shown(one: Cell) -> tuple[str, ...]:
+    ours = one.ours
+    interval = ""
+    if ours is not None and ours.low != ours.high:
+        interval = f"{_number(ours.low, one.unit)} to {_number(ours.high, one.unit)}"
+    return (
+        one.row,
+        one.column,
+        one.setting,
+        "" if one.paper is None else _number(one.paper, one.unit),
+        "" if ours is None else _number(ours.value, one.unit),
+        interval,
+        "" if one.ratio is None else f"{one.ratio:.2f}",
+        "" if ours is None else str(ours.count),
+        one.absent or (one.source if one.paper is None else ""),
+    )
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "%":
+        return f"{value:.1f} %"
+    if unit == "x":
+        return f"x{value:.2f}"
+    return f"{value:.3g} s" if unit == "s" else f"{value:.2f}"
+
+
+def to_csv(cells: Sequence[Cell]) -> str:
+    """paper.csv: every cell."""
+    heads = ("item", "row", "column", "setting", "unit", "paper", "ours", "low", "high", "count",
+             "ratio", "absent", "source")  # fmt: skip
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(heads)
+    for one in cells:
+        ours = one.ours
+        found = (ours.value, ours.low, ours.high, ours.count) if ours else ("",) * 4
+        where = (one.item, one.row, one.column, one.setting, one.unit, one.paper)
+        writer.writerow((*where, *found, one.ratio, one.absent, one.source))
+    return stream.getvalue()
+
+
+def to_json(cells: Sequence[Cell]) -> str:
+    """The same as one JSON document."""
+    value = {
+        "schema": "ksopt.bench.paper/1",
+        "cells": [asdict(one) | {"ratio": one.ratio} for one in cells],
+    }
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,137 @@
+"""The times of the modules of Tables 4, 6 and 7: checked, then timed in turns; a line a case."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ksopt import precision
+from ksopt.bench import journal
+from ksopt.bench.journal import Form, Journal
+from ksopt.bench.reproduction import cases
+from ksopt.bench.reproduction.cases import Built
+from ksopt.bench.reproduction.request import PaperRequest
+from ksopt.measure import device as devices
+from ksopt.measure.accuracy import allowed_error, relative_error
+from ksopt.measure.timing import Measurement, measure
+from ksopt.system import sources
+
+_SECONDS = 2.0
+_TF32_ROUNDING = 2.0**-11
+# What a time can depend on. A change anywhere else (reports, search, documents) changes none.
+_CODE = (
+    *("ksopt.csrc", "ksopt.kernels", "ksopt.jit", "ksopt.measure", "ksopt.ops", "ksopt.nn.layers"),
+    *("ksopt.baselines", "ksopt.batched", "ksopt.functional", "ksopt.epilogue", "ksopt.precision"),
+    *("ksopt.bench.models.spellings", "ksopt.bench.models.chains"),
+    *("ksopt.bench.reproduction.cases", "ksopt.bench.reproduction.transformer"),
+    *("ksopt.bench.reproduction.models",),
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case of `ksopt.bench.reproduction.cases.names` in a dtype."""
+
+    name: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured of a subject.
+
+    Attributes:
+        subject: what.
+        times: of a call, by version.
+        faults: what is wrong, in sentences; a version with a fault has no time.
+    """
+
+    subject: Subject
+    times: dict[str, Measurement]
+    faults: tuple[str, ...] = ()
+
+    def seconds(self, version: str) -> float | None:
+        """The median of a version."""
+        found = self.times.get(version)
+        return None if found is None else found.median_us / 1e6
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; `of_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: Any) -> Case:
+        """The inverse of `to_json`."""
+        times = {name: Measurement(**one) for name, one in value["times"].items()}
+        return cls(Subject(**value["subject"]), times, tuple(value["faults"]))
+
+
+FORM: Form[Subject, Case] = Form(
+    "ksopt bench paper",
+    "ksopt.bench.paper.models/1",
+    lambda case: case.subject,
+    Case.to_json,
+    Case.of_json,
+)
+
+
+@contextmanager
+def opened(folder: Path, request: PaperRequest) -> Generator[Journal[Subject, Case]]:
+    """The folder's journal; see `ksopt.bench.journal.opened`."""
+    record = devices.record(request.device)
+    asked = journal.identity(request.identity(), record, sources.digest(*_CODE))
+    with journal.opened(folder, FORM, asked) as book:
+        yield book
+
+
+def measure_case(request: PaperRequest, subject: Subject) -> Case:
+    """Build a case, check its versions against float64, and time them in turns.
+
+    Layers are called without gradients, uncompiled, in the layout batch_first, as the paper did.
+    """
+    device = torch.device(request.device)
+    is_tf32 = subject.dtype == "tf32"
+    dtype: torch.dtype = torch.float32 if is_tf32 else getattr(torch, subject.dtype)
+    with precision.fp32_products("tf32" if is_tf32 else "ieee"):
+        try:
+            small, seed = request.is_small, request.options.seed
+            # Not in inference mode: ksopt keeps prepared weights that it can see the versions of.
+            built = cases.build(subject.name, dtype, device, small=small, seed=seed)
+            with torch.inference_mode():
+                faults = _faults(built, _TF32_ROUNDING if is_tf32 else torch.finfo(dtype).eps)
+                calls = {
+                    name: partial(module, built.inputs[name])
+                    for name, module in built.versions.items()
+                    if name not in faults
+                }
+                times = measure(calls, device, max_seconds=_SECONDS, min_repeats=5, precision=0.01)
+        except torch.OutOfMemoryError:
+            return Case(subject, {}, ("out of memory",))
+    told = tuple(f"{name}: {fault}" for name, fault in faults.items())
+    del built, calls
+    gc.collect()  # the next model may need the memory
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return Case(subject, times, told)
+
+
+def _faults(built: Built, rounding: float) -> dict[str, str]:
+    """What is wrong with ksopt's version, beside the author's in float64."""
+    if not built.truth:
+        return {}
+    module, inputs = built.versions[built.truth], built.inputs[built.truth]
+    exact = inputs.double() if inputs.is_floating_point() else inputs
+    truth = copy.deepcopy(module).double()(exact)
+    allowed = allowed_error(relative_error(module(inputs), truth), rounding)
+    error = relative_error(built.versions[cases.KERNEL](inputs), truth)
+    if error <= allowed:
+        return {}
+    return {cases.KERNEL: f"relative error {error:.1e}, allowed {allowed:.1e}"}

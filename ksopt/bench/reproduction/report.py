@@ -1,0 +1,204 @@
+"""What `ksopt bench paper` leaves: a page, markdown, every cell as CSV, the figures as files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksopt.bench import drawings, rows
+from ksopt.bench.reproduction import (
+    cells,
+    energy_tables,
+    figures,
+    heuristic,
+    model_tables,
+    product_tables,
+)
+from ksopt.bench.reproduction.asked import Asked
+from ksopt.bench.reproduction.cases import names
+from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
+from ksopt.bench.reproduction.cells import Cell
+from ksopt.bench.reproduction.measured import Measured
+from ksopt.bench.reproduction.products import Product
+from ksopt.errors import InvalidInputError
+from ksopt.measure.device import DeviceRecord
+from ksopt.measure.measurement import quantile
+from ksopt.report import document, tables
+from ksopt.report.document import Section
+from ksopt.system.atomic_files import make_folder, write_whole
+from ksopt.system.untrusted import reason
+
+_TITLE = "The paper's tables and figures, measured with ksopt"
+_ENERGY_TEXT = (
+    "Energy is what the GPU's own counter (NVML) says while a call is repeated without a pause, "
+    "of the whole board. Idle power is what the board drew, its context kept, just before."
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """A table or figure as a part of the page, and its cells."""
+
+    sections: tuple[Section, ...]
+    cells: tuple[Cell, ...]
+
+
+def view(item: Item, measured: Measured, asked: Asked) -> View:
+    """A table or figure, of each dtype that was measured and of the paper's."""
+    if item.needs in (MODELS, SIZES):
+        kind = model_tables.modules if item.needs == MODELS else model_tables.sizes
+        dtypes = item.dtypes + tuple(
+            dict.fromkeys(
+                subject.dtype
+                for subject in measured.cases
+                if subject.dtype not in item.dtypes and subject.name in names(item.needs)
+            )
+        )
+        found = kind(item.name, measured.cases, dtypes, asked.is_small)
+        return View((Section(_head(item), (), (), cells.table(found)),), tuple(found))
+    by_dtype = measured.products if item.needs == PRODUCTS else measured.energies
+    others = _others(item, by_dtype, asked)
+    numbers: list[Cell] = []
+    drawn: list[Section] = []
+    for dtype in (*item.dtypes, *others):
+        products = by_dtype.get(dtype, ())
+        numbers += _cells(item, products, dtype, asked)
+        if item.kind == "figure":
+            data = figures.boxes_of(item, products, dtype)
+            if not data.is_empty:
+                title = f"{item.name}, {dtype}: {item.title[0].lower() + item.title[1:]}"
+                drawn.append(Section(title, figure=data.figure(), table=data.table()))
+    texts = (_ENERGY_TEXT, *_idle(measured)) if item.needs == ENERGY else ()
+    head = Section(_head(item), (), texts, cells.table(numbers))
+    if item.needs == ENERGY and any(measured.energies.values()):
+        table = energy_tables.by_way(measured.energies)
+        drawn.append(Section("Energy of a call and of a token", table=table))
+    return View((head, *drawn), tuple(numbers))
+
+
+def _others(item: Item, by_dtype: Mapping[str, object], asked: Asked) -> tuple[str, ...]:
+    """Dtypes that the paper lacks: beside float32, or beside float16 where that alone is asked."""
+    is_beside = any(one.dtypes == ("float32",) for one in asked.items if one.needs == item.needs)
+    if item.dtypes == ("float16",) and is_beside:
+        return ()
+    return tuple(dtype for dtype in by_dtype if dtype not in ("float32", "float16"))
+
+
+def _head(item: Item) -> str:
+    return f"{item.name} ({item.section}): {item.title[0].lower() + item.title[1:]}"
+
+
+def _cells(item: Item, products: Sequence[Product], dtype: str, asked: Asked) -> list[Cell]:
+    population = asked.populations[item.needs]
+    is_papers = dtype in item.dtypes and not asked.is_small
+    if item.kind == "figure":
+        return figures.cells_of(item, products, dtype, population, is_papers)
+    make = product_tables.by_layout if item.number == 5 else product_tables.contests
+    return make(item.name, products, dtype, population, is_papers)
+
+
+def _idle(measured: Measured) -> tuple[str, ...]:
+    return tuple(
+        f"Idle power beside {dtype}: {quantile(sorted(watts), 0.5):.0f} W in the median, "
+        f"{min(watts):.0f} to {max(watts):.0f} W."
+        for dtype, watts in measured.idle_w.items()
+        if watts
+    )
+
+
+def sections(measured: Measured, asked: Asked) -> tuple[list[Section], list[Cell]]:
+    """The whole page, and every cell."""
+    views = [view(item, measured, asked) for item in asked.items]
+    found: list[Section] = []
+    if asked.remarks:
+        found.append(Section("What is left out or smaller", asked.remarks))
+    found += [section for one in views for section in one.sections]
+    if any(measured.products.values()):
+        found += _heuristic(measured)
+    if measured.faults:
+        found.append(Section("Faults", ("These have no times.", *measured.faults)))
+    found += _method(measured)
+    return found, [cell for one in views for cell in one.cells]
+
+
+def _heuristic(measured: Measured) -> list[Section]:
+    products = {dtype: found for dtype, found in measured.products.items() if found}
+    sparsity = heuristic.by_sparsity(products)
+    told = (
+        "Rank correlations: 1 where more of it always means a larger speed-up of kernel, 0 where "
+        "it says nothing."
+    )
+    regret = (
+        "A rule takes kernel where (b+c)/(bc) is at least a number, and else the best of bmm, "
+        "einsum, bsr, dense and sparse. Its regret is what it then takes longer than the faster of "
+        "both. The number is the one with the least mean regret on these very patterns."
+    )
+    alike = (
+        "The paper takes, of patterns with as many nonzeros, the one of the largest (b+c)/(bc). Of "
+        "one size as well there is no choice: b is nnz / N and c is nnz / M. So the pairs here "
+        "differ in size, and what is compared is the speed-up over dense."
+    )
+    return [
+        Section("The heuristic: what predicts a speed-up", (), (told,),
+                heuristic.correlations(products)),
+        Section("The heuristic: where kernel wins", table=heuristic.winners(products)),
+        Section("The heuristic: the cost of trusting it", (), (regret,),
+                heuristic.decisions(products)),
+        Section("The heuristic: patterns with as many nonzeros", (), (alike,),
+                heuristic.pairs(products)),
+        Section("Sparsity against speed-up", table=sparsity.table(), figure=sparsity.figure()),
+    ]  # fmt: skip
+
+
+def _method(measured: Measured) -> list[Section]:
+    text = (
+        "Every way was first checked against float64, its result's memory filled with NaN "
+        "beforehand; a wrong one has no time. All were then timed in turns, L2 emptied before each "
+        "sample. Ways that are more than twice as slow as the fastest of PyTorch's were timed once "
+        "or twice only. Intervals are of 95 %, for a sample of the patterns; there is none where "
+        "all were measured. The paper timed on an A100-PCIE-40GB (energy: V100-PCIE-16GB; Table 6: "
+        "A100-40GB) with torch 2.2, warm caches and torch.utils.benchmark."
+    )
+    found = [Section("How it was measured", (), (text,))]
+    for run in measured.runs:
+        record = DeviceRecord(**run["device"]).rows()
+        table = tables.of(("what", "value"), record)
+        command = str(run["command"])
+        shown = command if len(command) < 400 else command[:400] + " ..."
+        found.append(Section("Device of a run", table=table, code=shown, language="sh",
+                             is_folded=True))  # fmt: skip
+    return found
+
+
+def write(measured: Measured, asked: Asked, out: Path) -> list[Cell]:
+    """Write paper.html, paper.md, paper.csv, products-DTYPE.csv and the figures; every cell.
+
+    Raises:
+        InvalidInputError: the folder cannot be written.
+    """
+    found, every = sections(measured, asked)
+    devices = dict.fromkeys(f"{run['device']['name']}, torch {run['device']['torch']}, commit "
+                          f"{run['device']['commit']}" for run in measured.runs)  # fmt: skip
+    where = "; ".join(devices)
+    texts = {
+        "paper.csv": cells.to_csv(every),
+        "paper.md": document.markdown(_TITLE, found, where),
+        "paper.html": document.html(_TITLE, where, found),
+        **{
+            f"energy-{dtype}.csv": energy_tables.to_csv(of)
+            for dtype, of in measured.energies.items()
+        },
+        **{f"products-{dtype}.csv": rows.rows_csv(of) for dtype, of in measured.rows.items()},
+    }
+    try:
+        make_folder(out)
+        for name, text in texts.items():
+            write_whole(out / name, text)
+        drawings.write(document.figures(found), out / "figures")
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(
+            f"the report cannot be written to {out} ({reason(error)}): the measurements are kept; "
+            "choose another --out"
+        ) from None
+    return every

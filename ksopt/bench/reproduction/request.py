@@ -1,0 +1,180 @@
+"""What `ksopt bench paper` is asked to measure: read from words, checked, cut into parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ksopt.bench import paper
+from ksopt.bench.options import BenchOptions
+from ksopt.bench.paper import Stratum
+from ksopt.bench.reproduction import catalogue
+from ksopt.bench.reproduction.catalogue import ENERGY, MODELS, PRODUCTS, SIZES, Item
+from ksopt.bench.reproduction.options import PaperOptions
+from ksopt.bench.reproduction.products import WAYS
+from ksopt.errors import InvalidInputError
+from ksopt.measure import device as devices
+from ksopt.patterns.chain import Pattern
+from ksopt.patterns.validate import checked_int
+from ksopt.system import option_fields
+from ksopt.system.suggest import nearest
+
+DTYPES = ("float32", "tf32", "float16", "bfloat16")
+QUICK = 48
+QUICK_ENERGY = 24
+CPU_BATCH = 64
+_SMALL_SIDE = 1024  # of the largest matrix that a CPU multiplies with, zeros included
+
+
+@dataclass(frozen=True)
+class Part:
+    """Measurements that are made together and lie in a folder of their own.
+
+    Attributes:
+        kind: "products", "energy", "modules" or "sizes".
+        dtype: of `DTYPES`.
+        patterns: of products and energy, in the order measured.
+    """
+
+    kind: str
+    dtype: str
+    patterns: tuple[Pattern, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.kind}-{self.dtype}"
+
+
+@dataclass(frozen=True)
+class PaperRequest:
+    """Everything that decides what is measured. Made by `of`, which checks it.
+
+    Attributes:
+        options: what it was made of.
+        items: the tables and figures.
+        parts: what they need, in the order measured.
+        device: torch's name of the device.
+        batch: rows of x.
+        is_small: whether models and patterns are small ones in the place of the paper's.
+        remarks: what is left out or smaller, and why, in sentences.
+    """
+
+    options: PaperOptions
+    items: tuple[Item, ...]
+    parts: tuple[Part, ...]
+    device: str
+    batch: int
+    is_small: bool
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, options: PaperOptions) -> PaperRequest:
+        """Check a request as it comes from a command line.
+
+        Raises:
+            InvalidInputError: something is not allowed; the sentence says what is.
+
+        Example:
+            >>> request = PaperRequest.of(PaperOptions(table=(5,), device="cpu", sample=4))
+            >>> [(part.name, len(part.patterns)) for part in request.parts]
+            [('products-float32', 4)]
+        """
+        items = catalogue.items(options.table, options.figure, options.all)
+        device = devices.resolve(options.device)
+        is_gpu = device.type == "cuda"
+        is_small = options.small or not is_gpu
+        for name in ("sample", "batch"):
+            if getattr(options, name) is not None:
+                checked_int(getattr(options, name), name, "bench paper")
+        checked_int(options.seed, "seed", "bench paper", minimum=0)
+        wanted = _dtypes(options.dtypes)
+        if wanted and "tf32" in wanted and not is_gpu:
+            raise InvalidInputError(f"--dtypes tf32 is for NVIDIA GPUs, and the device is {device}")
+        remarks = []
+        if is_small:
+            remarks.append(
+                f"Small patterns (matrices of at most {_SMALL_SIDE:,} rows and columns) and small "
+                "models take the place of the paper's: the times are not comparable with its times."
+            )
+        if not is_gpu and any(item.needs == ENERGY for item in items):
+            remarks.append(
+                "Energy is read from the counter of an NVIDIA GPU (NVML), which a CPU has not: "
+                "Figure 7 is left out."
+            )
+        parts = []
+        for kind in (PRODUCTS, MODELS, SIZES, ENERGY):
+            own = [dtype for item in items if item.needs == kind for dtype in item.dtypes]
+            if not own or (kind == ENERGY and not is_gpu):
+                continue
+            more = DTYPES if options.all and kind in (PRODUCTS, MODELS) and is_gpu else ()
+            for dtype in wanted or dict.fromkeys((*own, *more)):
+                parts.append(Part(kind, dtype, _patterns(kind, options, is_small)))
+        return cls(
+            options=options,
+            items=items,
+            parts=tuple(parts),
+            device=str(device),
+            batch=options.batch or (paper.BATCH if is_gpu and not options.small else CPU_BATCH),
+            is_small=is_small,
+            remarks=tuple(remarks),
+        )
+
+    @property
+    def command(self) -> str:
+        """The command line of this request, without the output folder."""
+        return " ".join(["ksopt bench paper", *option_fields.words(self.options)])
+
+    def bench_options(self, part: Part) -> BenchOptions:
+        """What `ksopt bench kernels` is asked for the patterns of a part."""
+        return BenchOptions(
+            patterns=tuple(map(str, part.patterns)),
+            dtype=part.dtype,
+            layout="both",
+            batch=str(self.batch),
+            device=self.device,
+            against="bmm_paper,einsum,bsr" if part.kind == ENERGY else WAYS,
+            every_way=True,
+            seed=self.options.seed,
+        )
+
+    def population(self, kind: str) -> int:
+        """How many patterns there are of which a part has some."""
+        whole = replace(self.options, quick=False, sample=None)
+        return len(_patterns(kind, whole, self.is_small))
+
+    def identity(self) -> dict[str, object]:
+        """What must be the same for the models' times to stand in one folder, for JSON."""
+        return {
+            "device": torch.device(self.device).type,
+            "small": self.is_small,
+            "seed": self.options.seed,
+        }
+
+
+def _patterns(kind: str, options: PaperOptions, is_small: bool) -> tuple[Pattern, ...]:
+    if kind not in (PRODUCTS, ENERGY):
+        return ()
+    population = paper.patterns() if kind == PRODUCTS else paper.energy_patterns()
+    if is_small:
+        population = tuple(one for one in population if max(one.shape) <= _SMALL_SIDE)
+    quick = (QUICK if kind == PRODUCTS else QUICK_ENERGY) if options.quick else len(population)
+    strata = Stratum.of if kind == PRODUCTS else _energy_stratum
+    return paper.proportional_sample(population, options.sample or quick, options.seed, strata)
+
+
+def _energy_stratum(pattern: Pattern) -> float:
+    """Patterns are spread over the proxy that Figure 7 has across."""
+    return pattern.d * pattern.rho
+
+
+def _dtypes(text: str | None) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(text.split(","))) if text else ()
+    for word in words:
+        if word not in DTYPES:
+            raise InvalidInputError(
+                f"--dtypes {text}: {word!r} is unknown, it must be of {', '.join(DTYPES)}"
+                f"{nearest(word, DTYPES)}"
+            )
+    return words

@@ -1,0 +1,166 @@
+"""The paper from request to folders: each part measures what its folder does not hold yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ksopt.bench import run as kernels
+from ksopt.bench.reproduction import cases, energy, models
+from ksopt.bench.reproduction.catalogue import ENERGY, PRODUCTS
+from ksopt.bench.reproduction.energy import EnergyBench
+from ksopt.bench.reproduction.models import Subject
+from ksopt.bench.reproduction.request import PaperRequest, Part
+from ksopt.bench.request import BenchRequest
+from ksopt.errors import InvalidInputError
+from ksopt.measure import device as devices
+
+Told = Callable[[str], None]
+
+
+class Clock:
+    """The time that is left, shared out over what is left.
+
+    Args:
+        seconds: in all; None for no limit.
+        parts: how many parts share it.
+    """
+
+    def __init__(self, seconds: float | None, parts: int) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._parts = parts
+
+    def next_share_s(self) -> float | None:
+        """Seconds of the next part: what is left over those that are left."""
+        if self._end is None:
+            return None
+        share = max(self._end - time.monotonic(), 0.0) / max(self._parts, 1)
+        self._parts -= 1
+        return share
+
+
+class Eta:
+    """When a part is done, if the rest of it takes as long a piece as what was done."""
+
+    def __init__(self, name: str, told: Told) -> None:
+        self._name, self._told = name, told
+        self._began, self._done = time.monotonic(), 0
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Tell of one piece more."""
+        self._done += 1
+        left_s = (time.monotonic() - self._began) / self._done * (total - done)
+        self._told(f"{self._name}: {done} of {total}, {left_s / 60:.1f} min left: {what}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left.
+
+    Attributes:
+        left: names of the parts that are not complete.
+        is_interrupted: whether Ctrl-C ended it.
+        remarks: parts that could not be measured, and why.
+    """
+
+    left: tuple[str, ...]
+    is_interrupted: bool
+    remarks: tuple[str, ...]
+
+
+def run_paper(
+    request: PaperRequest,
+    out: Path,
+    *,
+    workers: int = 1,
+    minutes: float | None = None,
+    told: Told = lambda _: None,
+) -> Outcome:
+    """Measure what the folders do not hold yet.
+
+    Args:
+        request: what to measure.
+        out: the folder; each part has one of its own in it.
+        workers: GPUs that products are measured on at once.
+        minutes: in all; what a part does not need goes to those after it.
+        told: called with a line of text as things are done.
+
+    Raises:
+        InvalidInputError: a folder holds something else, or there are fewer GPUs than workers.
+        KsoptError: a device or a worker no longer works.
+    """
+    clock = Clock(None if minutes is None else 60 * minutes, len(request.parts))
+    left, remarks = [], []
+    try:
+        for part in request.parts:
+            seconds = clock.next_share_s()
+            if part.kind == PRODUCTS:
+                is_done = _products(request, part, out / part.name, workers, seconds, told)
+            elif part.kind == ENERGY:
+                try:
+                    meter = EnergyBench(BenchRequest.of(request.bench_options(part)))
+                except InvalidInputError as error:  # a GPU without a counter, or without NVML
+                    remarks.append(f"{part.name}: {error}")
+                    continue
+                is_done = _energy(request, part, meter, out / part.name, seconds, told)
+            else:
+                is_done = _models(request, part, out / part.name, seconds, told)
+            if not is_done:
+                left.append(part.name)
+    except KeyboardInterrupt:
+        return Outcome((*left, part.name), True, tuple(remarks))
+    return Outcome(tuple(left), False, tuple(remarks))
+
+
+def _products(
+    request: PaperRequest, part: Part, folder: Path, workers: int, seconds: float | None, told: Told
+) -> bool:
+    eta = Eta(part.name, told)
+    done = kernels.run_bench(
+        BenchRequest.of(request.bench_options(part)),
+        folder,
+        workers=workers,
+        timeout_s=seconds,
+        told=lambda done, total, line: eta(done, total, str(line.subject)),
+    )
+    if done.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return not done.stopped
+
+
+def _energy(
+    request: PaperRequest, part: Part, bench: EnergyBench, folder: Path, seconds: float | None,
+    told: Told,
+) -> bool:  # fmt: skip
+    asked = BenchRequest.of(request.bench_options(part))
+    eta, began = Eta(part.name, told), time.monotonic()
+    with energy.opened(folder, asked) as book:
+        missing = [subject for subject in asked.subjects if subject not in book.measured]
+        if missing:
+            book.begin_run(request.command, devices.record(request.device))
+        for place, subject in enumerate(missing):
+            if seconds is not None and time.monotonic() - began >= seconds:
+                return False
+            book.add(bench.measure(subject))
+            done = len(asked.subjects) - len(missing) + place + 1
+            eta(done, len(asked.subjects), str(subject))
+    return True
+
+
+def _models(
+    request: PaperRequest, part: Part, folder: Path, seconds: float | None, told: Told
+) -> bool:
+    subjects = [Subject(name, part.dtype) for name in cases.names(part.kind)]
+    eta, began = Eta(part.name, told), time.monotonic()
+    with models.opened(folder, request) as book:
+        missing = [subject for subject in subjects if subject not in book.measured]
+        if missing:
+            book.begin_run(request.command, devices.record(request.device))
+        for place, subject in enumerate(missing):
+            if seconds is not None and time.monotonic() - began >= seconds:
+                return False
+            book.add(models.measure_case(request, subject))
+            eta(len(subjects) - len(missing) + place + 1, len(subjects), subject.name)
+    return True

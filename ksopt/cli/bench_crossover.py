@@ -1,0 +1,96 @@
+"""``ksopt bench crossover``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from ksopt.bench.crossover.options import CrossoverOptions
+from ksopt.system import option_fields
+
+SUMMARY = "Map from which budget on a Kronecker-sparse layer is faster than a dense one here."
+EPILOG = """\
+examples:
+  ksopt bench crossover                                   # ten minutes, on a GPU if there is one
+  ksopt bench crossover --minutes 3 --precisions bfloat16 --passes inference
+  ksopt bench crossover --widths 4096 --rows 1,16,256 --budgets 25%,12.5%
+
+The most informative layers are measured first, and the map says what lies between them. The same
+command goes on with the others.
+
+exit codes: 0 done, or the time was up; 1 a result is wrong; 2 an argument is not allowed;
+130 stopped with Ctrl-C
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    option_fields.add_arguments(command, CrossoverOptions)
+    effort = command.add_argument_group("the run").add_argument
+    effort(
+        "--out",
+        type=Path,
+        default=Path("ksopt-report-crossover"),
+        metavar="FOLDER",
+        help="where everything goes; the same command goes on where it stopped (%(default)s)",
+    )
+    effort(
+        "--report",
+        action="store_true",
+        help="measure nothing: write the report of what --out holds",
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, print the answer; the exit code.
+
+    Raises:
+        KsoptError: see `ksopt.bench.crossover.run.run_crossover`.
+    """
+    from ksopt.bench import journal
+    from ksopt.bench.crossover import report, views
+    from ksopt.bench.crossover import run as runs
+    from ksopt.bench.crossover.request import CrossoverRequest
+    from ksopt.bench.crossover.results import FORM
+    from ksopt.report import tables
+
+    request = CrossoverRequest.of(CrossoverOptions(**option_fields.values(CrossoverOptions, given)))
+    for remark in request.remarks:
+        print(remark, file=sys.stderr)
+    stopped = ""
+    if not given.report:
+        stopped = runs.run_crossover(request, given.out, _silent if given.quiet else _tell)
+    noted = journal.read_setting(given.out, FORM).get("runs", [])
+    measured = journal.read_lines(given.out, FORM)
+    left = sum(site not in measured for site in request.sites)
+    # The page is of all runs in the folder, wherever it is written.
+    request = request.with_grids([run["grid"] for run in noted])
+    report.write(request, measured, noted, given.out)
+    cells = views.cells(request, measured)
+    if given.json:
+        sys.stdout.write(views.to_json(cells))
+    else:
+        for plane in request.planes:
+            print(str(plane))
+            tables.write(views.map_table(plane, cells, request))
+            print()
+        tables.write(views.counts_table(cells, request))
+        print(f"\nPage: {given.out / 'crossover.html'}; numbers: {given.out / 'crossover.csv'}")
+    faults = [fault for result in measured.values() for fault in result.faults]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if stopped:
+        print(f"{left} layers are left: the same command goes on with them", file=sys.stderr)
+    if stopped == "interrupted":
+        return 130
+    return 1 if faults else 0
+
+
+def _silent(text: str) -> None:
+    """Nothing."""
+
+
+def _tell(text: str) -> None:
+    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""``ksopt bench paper``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from ksopt.bench.reproduction.options import PaperOptions
+from ksopt.system import option_fields
+
+SUMMARY = "Measure the paper's tables and figures anew, with ksopt's kernels beside its own ways."
+EPILOG = """\
+examples:
+  ksopt bench paper --figure 6 --quick                   # a sample, on a GPU some minutes
+  ksopt bench paper --table 3 5 --quick --minutes 10     # again: goes on where it stopped
+  ksopt bench paper --all --workers 8 --out paper        # all patterns, on 8 GPUs
+  ksopt bench paper --table 7 --device cpu               # small stand-ins
+
+Tables: 3, 4, 5, 6, 7, 8. Figures: 4, 6, 7, 9 to 17.
+
+exit codes: 0 done, or the time was up; 1 a result is wrong, or a device failed; 2 an argument is
+not allowed; 130 stopped with Ctrl-C
+"""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments; --json and --traceback are the caller's."""
+    option_fields.add_arguments(command, PaperOptions)
+    effort = command.add_argument_group("the run").add_argument
+    effort(
+        "--workers", type=int, default=1, metavar="N",
+        help="GPUs that products are measured on at once (%(default)s)",
+    )  # fmt: skip
+    effort(
+        "--minutes", type=float, metavar="M",
+        help="begin nothing new after so long; shared out over what is measured",
+    )  # fmt: skip
+    effort(
+        "--out",
+        type=Path,
+        default=Path("ksopt-report-paper"),
+        metavar="FOLDER",
+        help="where everything goes; the same command goes on where it stopped (%(default)s)",
+    )
+    effort(
+        "--report", action="store_true",
+        help="measure nothing: write the report of what --out holds",
+    )  # fmt: skip
+
+
+def run(given: argparse.Namespace) -> int:
+    """Measure, print the answer; the exit code.
+
+    Raises:
+        KsoptError: see `ksopt.bench.reproduction.run.run_paper`.
+    """
+    from ksopt.bench.reproduction import cells, measured, report
+    from ksopt.bench.reproduction import run as runs
+    from ksopt.bench.reproduction.asked import Asked
+    from ksopt.bench.reproduction.request import PaperRequest
+    from ksopt.errors import InvalidInputError, KsoptError
+    from ksopt.report import tables
+
+    if given.minutes is not None and not given.minutes > 0:
+        raise InvalidInputError(f"minutes {given.minutes:g}: it must be above 0")
+    outcome = runs.Outcome((), False, ())
+    if given.report:
+        asked = Asked.read(given.out)
+    else:
+        request = PaperRequest.of(PaperOptions(**option_fields.values(PaperOptions, given)))
+        for remark in request.remarks:
+            print(remark, file=sys.stderr)
+        asked = Asked.of(request).kept(given.out)
+        told = _silent if given.quiet else _tell
+        try:
+            outcome = runs.run_paper(
+                request, given.out, workers=given.workers, minutes=given.minutes, told=told
+            )
+        except InvalidInputError:
+            raise
+        except KsoptError:  # what was measured before has its report
+            report.write(measured.read(given.out), asked, given.out)
+            raise
+    found = measured.read(given.out)
+    every = report.write(found, asked, given.out)
+    if given.json:
+        sys.stdout.write(cells.to_json(every))
+    else:
+        for item in asked.items:
+            of_item = [one for one in every if one.item == item.name]
+            print(f"{item.name}: {item.title}")
+            tables.write(cells.table(of_item))
+            print()
+        print(f"Page: {given.out / 'paper.html'}; every number: {given.out / 'paper.csv'}")
+    for sentence in (*outcome.remarks, *found.faults):
+        print(sentence, file=sys.stderr)
+    if outcome.left:
+        names = ", ".join(outcome.left)
+        print(f"not complete: {names}; the same command goes on with them", file=sys.stderr)
+    if outcome.is_interrupted:
+        return 130
+    return 1 if found.faults else 0
+
+
+def _silent(text: str) -> None:
+    """Nothing."""
+
+
+def _tell(text: str) -> None:
+    print(f"{time.strftime('%X')}  {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,343 @@
+"""`ksopt bench crossover`: what is measured first, what lies between, and a tiny run."""
+
+import csv
+import json
+from collections.abc import Mapping
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ksopt.bench import heat_map
+from ksopt.bench.crossover import layers, measuring, report, surface, views
+from ksopt.bench.crossover import run as runs
+from ksopt.bench.crossover.options import CrossoverOptions
+from ksopt.bench.crossover.request import CrossoverRequest, Plane, Site
+from ksopt.bench.crossover.results import DENSE, DENSE_FUSED, FP8, SiteResult, Timed
+from ksopt.bench.crossover.surface import Grid
+from ksopt.cli import main
+from ksopt.measure.timing import Measurement
+
+PLANE = Plane("float32", "inference")
+
+
+@pytest.fixture(autouse=True)
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fewest repeats, for what is tested is not the numbers."""
+    monkeypatch.setattr(measuring, "_SECONDS", 0.001)
+    monkeypatch.setattr(measuring, "_FEWEST", 3)
+
+
+def request(**changed: Any) -> CrossoverRequest:
+    given = {"device": "cpu", "widths": "16,32,64", "rows": "1,4,16", "budgets": "50%,25%"}
+    return CrossoverRequest.of(CrossoverOptions(**{**given, "passes": "inference", **changed}))
+
+
+def result(site: Site, us: Mapping[str, float]) -> SiteResult:
+    ways = [Timed(name, "", Measurement(one, one, one, 9)) for name, one in us.items()]
+    return SiteResult(site, tuple(ways))
+
+
+def known(values: Mapping[tuple[int, int], float]) -> dict[Site, float]:
+    return {Site(PLANE, *where): value for where, value in values.items()}
+
+
+# What is measured first, and what lies between.
+
+GRID = Grid((16, 32, 64, 128, 256), (1, 4, 16, 64))
+
+
+def test_the_middle_and_the_corners_come_first_in_every_map() -> None:
+    other = Plane("bfloat16", "training")
+    sites = [Site(plane, w, r) for plane in (PLANE, other) for w in GRID.widths for r in GRID.rows]
+    first = surface.coming(GRID, sites, {}, 10)
+    places = [(64, 16), (256, 64), (256, 1), (16, 64), (16, 1)]
+    assert first == [Site(plane, *place) for place in places for plane in (PLANE, other)]
+    assert len(surface.coming(GRID, sites, {}, 1000)) == len(sites)
+
+
+def test_then_the_site_whose_winner_is_in_doubt() -> None:
+    sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
+    sure, tied = log(4.0), log(1.02)
+    values = {(16, 1): sure, (16, 64): sure, (64, 16): sure, (256, 1): tied, (256, 64): tied}
+    (following, *_) = surface.coming(GRID, sites, known(values))
+    assert following.width == 256  # between the two that are nearly equal
+
+
+def test_what_is_measured_never_comes_again() -> None:
+    sites = [Site(PLANE, w, r) for w in GRID.widths for r in GRID.rows]
+    found: dict[Site, float] = {}
+    while ahead := surface.coming(GRID, sites, found, 1):
+        assert ahead[0] not in found
+        found[ahead[0]] = 0.1
+    assert set(found) == set(sites)
+
+
+def test_an_estimate_lies_between_those_it_is_made_of() -> None:
+    values = known({(16, 1): 0.0, (64, 1): 1.0})
+    middle = surface.estimate(GRID, Site(PLANE, 32, 1), values)
+    assert middle == pytest.approx(0.5)
+    assert surface.estimate(GRID, Site(PLANE, 64, 1), values) == 1.0
+    near = surface.estimate(GRID, Site(PLANE, 64, 4), values)
+    assert near is not None
+    assert 0.5 < near < 1.0
+    assert surface.estimate(GRID, Site(PLANE, 256, 64), values) is None  # too far
+    other = Site(Plane("float32", "training"), 32, 1)
+    assert surface.estimate(GRID, other, values) is None  # another map
+
+
+# The views, of made-up times.
+
+
+def test_a_cell_says_which_budget_wins_and_by_how_much() -> None:
+    asked = request(widths="16", rows="1")
+    (site,) = asked.sites
+    times = {DENSE: 12.0, DENSE_FUSED: 8.0, FP8: 2.0, "50%": 16.0, "25%": 4.0}
+    (cell,) = views.cells(asked, {site: result(site, times)})
+    assert cell.speed_ups == pytest.approx({"50%": 0.5, "25%": 2.0})  # over the faster dense
+    assert cell.over_fp8 == pytest.approx({"50%": 0.125, "25%": 0.5})
+    assert views.verdict(cell, asked.budgets) == "25% x2.00"
+    assert cell.largest(asked.budgets, fp8=True) is None
+    # As far from 1 on either side: in the middle, in logarithms.
+    assert cell.crossover(asked.budgets) == pytest.approx(exp((log(0.5) + log(0.25)) / 2))
+
+
+def test_cells_say_what_was_not_measured() -> None:
+    asked = request(widths="16,32,64,128", rows="1")
+    first = asked.sites[0]
+    found = views.cells(asked, {first: result(first, {DENSE: 2.0, "50%": 1.0, "25%": 1.0})})
+    assert [cell.status for cell in found] == [
+        views.MEASURED, views.BETWEEN, views.BETWEEN, views.UNKNOWN,
+    ]  # fmt: skip
+    table = views.map_table(PLANE, found, asked)
+    assert table.rows == (("1", "50% x2.00", "~50% x2.00", "~50% x2.00", "-"),)
+    assert views.counts_table(found, asked).rows[0][1:6] == ("4", "1", "2", "1", "1 of 1")
+    drawing = report.drawn(PLANE, found, asked)
+    assert drawing.wide.count('class="outline"') == 1
+    assert drawing.wide.count('class="cell"') == 3
+    assert drawing.name == "crossover-inference-float32"
+
+
+def test_a_layer_that_loses_is_drawn_as_slower() -> None:
+    asked = request(widths="16", rows="1")
+    (site,) = asked.sites
+    cells = views.cells(asked, {site: result(site, {DENSE: 1.0, "50%": 2.0, "25%": 1.25})})
+    assert views.verdict(cells[0], asked.budgets) == "none x0.80"
+    drawing = report.drawn(PLANE, cells, asked).wide
+    assert 'class="first"' in drawing
+    assert 'class="cell"' not in drawing
+
+
+def test_colours_grow_with_the_ratio_and_are_alike_both_ways() -> None:
+    assert heat_map.strength(1.1) < heat_map.strength(1.5) < heat_map.strength(2.9)
+    assert heat_map.strength(2.0) == pytest.approx(heat_map.strength(0.5))
+    assert heat_map.strength(50.0) == heat_map.strength(3.0)
+
+
+def test_the_csv_has_a_line_for_each_layer_and_budget() -> None:
+    asked = request(widths="16,32", rows="1")
+    site = asked.sites[0]
+    measured = {site: result(site, {DENSE: 2.0, "50%": 1.0})}
+    lines = list(csv.DictReader(views.to_csv(views.cells(asked, measured), asked, measured)
+                                .splitlines()))  # fmt: skip
+    assert len(lines) == 4
+    assert lines[0]["chain"] == "(1,4,4,4)*(4,4,4,1)"
+    assert float(lines[0]["speed_up"]) == pytest.approx(2.0)
+    assert lines[1]["ks_us"] == ""
+    assert lines[2]["status"] == "interpolated"
+
+
+def test_a_result_is_read_as_it_was_kept() -> None:
+    site = Site(PLANE, 16, 1)
+    one = SiteResult(site, (Timed("25%", "(1,2,2,8)*(8,2,2,1)", None, "wrong: so"),
+                            Timed(DENSE, "", Measurement(1.0, 0.9, 1.1, 7))))  # fmt: skip
+    assert SiteResult.of_json(json.loads(json.dumps(one.to_json()))) == one
+    assert one.faults == [f"{site}: 25%: wrong: so"]
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--budgets", "30%"), "'30%' is no share 2/q with a whole q"),
+        (("--budgets", "0"), "'0' is no share"),
+        (("--widths", "16,x"), "--widths 16,x: give whole numbers"),
+        (("--rows", "0"), "--rows 0: give whole numbers of at least 1"),
+        (("--precisions", "tf32"), "tf32 is for NVIDIA GPUs"),
+        (("--passes", "inferense"), "did you mean 'inference'?"),
+        (("--minutes", "0"), "--minutes 0: it must be above 0"),
+    ],
+)
+def test_what_is_not_allowed_is_refused(
+    words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    given = ["bench", "crossover", "--device", "cpu", *words, "--out", str(out)]
+    assert main.main(given) == 2
+    assert expected in capsys.readouterr().err
+    assert not out.exists()
+
+
+# A tiny run, as a user makes it.
+
+
+def run(out: Path, *words: str) -> int:
+    small = ("--widths", "16,32", "--rows", "1,8", "--budgets", "50%,12.5%", "--device", "cpu")
+    return main.main(["bench", "crossover", *small, "--quiet", *words, "--out", str(out)])
+
+
+def test_a_run_leaves_a_map_and_its_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    told = capsys.readouterr()
+    assert "inference, float32" in told.out
+    assert "training, float32" in told.out
+    with (tmp_path / "crossover.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 16
+    for line in lines:
+        assert line["status"] == "measured"
+        speed_up = float(line["dense_us"]) / float(line["ks_us"])
+        assert float(line["speed_up"]) == pytest.approx(speed_up)
+    assert (tmp_path / "maps" / "crossover-training-float32.svg").stat().st_size > 500
+    assert "## Training, float32" in (tmp_path / "crossover.md").read_text("utf-8")
+
+    # The report again, of the maps that were asked for then.
+    before = (tmp_path / "crossover.csv").read_text("utf-8")
+    given = ["bench", "crossover", "--report", "--device", "cpu", "--budgets", "50%,12.5%"]
+    assert main.main([*given, "--json", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "crossover.csv").read_text("utf-8") == before
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == 8
+
+
+def test_a_run_that_is_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[Site] = []
+    real = runs.measure_site
+
+    def spied(request: CrossoverRequest, site: Site) -> SiteResult:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(site)
+        return real(request, site)
+
+    monkeypatch.setattr(runs, "measure_site", spied)
+    assert run(tmp_path) == 130
+    assert "5 layers are left: the same command goes on" in capsys.readouterr().err
+    kept = list(measured)
+    measured.clear()
+    monkeypatch.setattr(
+        runs, "measure_site", lambda request, site: measured.append(site) or real(request, site)
+    )
+    assert run(tmp_path) == 0
+    assert len(measured) == 5
+    assert not set(measured) & set(kept)
+
+
+def test_half_a_line_of_a_killed_run_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--passes", "inference")
+    assert run(tmp_path, *words) == 0
+    rows = tmp_path / "rows.jsonl"
+    whole = rows.read_bytes()
+    rows.write_bytes(whole[:-40])
+    measured: list[Site] = []
+    real = runs.measure_site
+    monkeypatch.setattr(
+        runs, "measure_site", lambda request, site: measured.append(site) or real(request, site)
+    )
+    assert run(tmp_path, *words) == 0
+    assert len(measured) == 1
+    assert len(rows.read_bytes().splitlines()) == len(whole.splitlines()) == 4
+
+
+def test_time_that_is_up_begins_nothing_new(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--minutes", "1e-6") == 0
+    assert "layers are left" in capsys.readouterr().err
+
+
+def test_other_budgets_have_a_folder_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--minutes", "1e-6") == 0
+    assert run(tmp_path, "--budgets", "25%") == 2
+    assert "holds measurements of something else" in capsys.readouterr().err
+
+
+def test_a_wrong_layer_gets_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = layers.ks_layer
+
+    def wrong(*given: Any) -> Any:
+        made = real(*given)
+        forward = made.forward
+        made.forward = lambda x: forward(x) * 1.01
+        return made
+
+    monkeypatch.setattr(layers, "ks_layer", wrong)
+    assert run(tmp_path, "--passes", "inference", "--rows", "8", "--widths", "16") == 1
+    assert "50%: wrong: relative error" in capsys.readouterr().err
+
+
+def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return g * 1.01
+
+    real = layers.ks_layer
+
+    def wrong(*given: Any) -> Any:
+        made = real(*given)
+        forward = made.forward
+        made.forward = lambda x: Wrong.apply(forward(x))
+        return made
+
+    asked = request(passes="training", widths="16", rows="8")
+    right = measuring.measure_site(asked, asked.sites[0])
+    assert right.faults == []
+    assert right.us("50%") is not None
+    monkeypatch.setattr(layers, "ks_layer", wrong)
+    found = measuring.measure_site(asked, asked.sites[0])
+    assert all("gradient of x" in fault for fault in found.faults)
+    assert len(found.faults) == 2
+
+
+def test_a_width_without_a_chain_is_no_fault() -> None:
+    asked = request(widths="18", rows="1", budgets="50%,25%")
+    found = measuring.measure_site(asked, asked.sites[0])
+    way = found.way("50%")
+    assert way is not None
+    assert way.reason == "no chain: 18 is no multiple of 4"
+    assert found.faults == []
+
+
+def test_fp8_rounds_as_much_as_it_may() -> None:
+    """Where torch has such a product here: one of the rounded operands, in the device's way."""
+    asked = request(widths="64", rows="32", precisions="bfloat16")
+    found = measuring.measure_site(asked, asked.sites[0]).way(FP8)
+    assert found is not None
+    assert found.time is not None or found.reason.startswith("not there")
+
+
+def test_what_fp8_may_be_off_by_is_less_than_a_wrong_scale() -> None:
+    module = layers.Dense(64).to(torch.bfloat16)
+    x = torch.randn(32, 64).to(torch.bfloat16)
+    with torch.no_grad():
+        rounded = x.to(torch.float8_e4m3fn).to(torch.bfloat16)
+        assert layers.fault_of_fp8(lambda _: module(rounded), module, x) is None
+        assert layers.fault_of_fp8(lambda _: module(1.2 * x), module, x) is not None

@@ -1,0 +1,212 @@
+"""`ksopt bench paper` as a user runs it: what it refuses, keeps and goes on with."""
+
+import csv
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ksopt.bench import benchmark
+from ksopt.bench import run as kernels
+from ksopt.bench.benchmark import Bench
+from ksopt.bench.reproduction import cases, models
+from ksopt.bench.reproduction import run as runs
+from ksopt.bench.reproduction.asked import Asked
+from ksopt.bench.reproduction.catalogue import ITEMS, items
+from ksopt.bench.reproduction.options import PaperOptions
+from ksopt.bench.reproduction.products import FIRST, LAST
+from ksopt.bench.reproduction.request import PaperRequest
+from ksopt.bench.request import BenchRequest
+from ksopt.cli import main
+from ksopt.measure.roofline import Roofline
+from ksopt.patterns.chain import Pattern
+
+CPU = ("--device", "cpu", "--quiet")
+
+
+@pytest.fixture(autouse=True)
+def quick(brief: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up roofline and the fewest repeats, for what is tested is not the numbers."""
+    made_up = Roofline("cpu", "float32", 1e10, 1e11, 0, 0, "made up")
+    monkeypatch.setattr(benchmark, "measure_roofline", lambda device, dtype: made_up)
+    monkeypatch.setattr(benchmark, "_SECONDS", 0.001)
+    monkeypatch.setattr(benchmark, "_FEWEST", 3)
+    monkeypatch.setattr(models, "_SECONDS", 0.001)
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--table", "9"), "that can be rerun are 3, 4, 5, 6, 7, 8 (1 and 2 hold no measurement)"),
+        (("--figure", "5"), "are 4, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17"),
+        ((), "nothing is asked for: give --table"),
+        (("--table", "3", "--dtypes", "float8"), "'float8' is unknown"),
+        (("--table", "3", "--dtypes", "tf32"), "tf32 is for NVIDIA GPUs"),
+        (("--table", "3", "--minutes", "0"), "it must be above 0"),
+        (("--table", "3", "--sample", "0"), "sample must be at least 1"),
+    ],
+)
+def test_what_does_not_exist_is_refused(
+    words: tuple[str, ...], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["bench", "paper", *words, *CPU, "--out", str(tmp_path / "out")]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_has_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["bench", "paper", "--report", "--out", str(tmp_path)]) == 2
+    assert "asked.json" in capsys.readouterr().err
+
+
+def test_every_item_has_a_number_once() -> None:
+    assert len({(one.kind, one.number) for one in ITEMS}) == len(ITEMS)
+    assert items((), (), True) == ITEMS
+
+
+def test_all_of_it_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ksopt.measure.device.resolve", lambda name: torch.device("cuda:0"))
+    request = PaperRequest.of(PaperOptions(all=True))
+    dtypes = ("float32", "float16", "tf32", "bfloat16")
+    assert {part.name for part in request.parts} == {
+        *(f"products-{dtype}" for dtype in dtypes),
+        *(f"modules-{dtype}" for dtype in ("float32", "tf32", "float16", "bfloat16")),
+        *("sizes-float16", "sizes-float32", "energy-float32"),
+    }
+    counts = {part.kind: len(part.patterns) for part in request.parts if part.patterns}
+    assert counts == {"products": 627, "energy": request.population("energy")}
+    assert (request.batch, request.is_small, request.remarks) == (25_088, False, ())
+    quick = PaperRequest.of(PaperOptions(all=True, quick=True))
+    assert {len(part.patterns) for part in quick.parts} == {48, 24, 0}
+    (products, *_) = [part for part in quick.parts if part.dtype == "float16"]
+    assert quick.bench_options(products).layout == "both"
+
+
+def test_time_is_shared_out_over_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = runs.Clock(60.0, 3)
+    assert clock.next_share_s() == 20.0
+    now[0] = 2.0  # the first needed 2 s of its 20
+    assert clock.next_share_s() == 29.0
+    now[0] = 70.0
+    assert clock.next_share_s() == 0.0
+    assert runs.Clock(None, 3).next_share_s() is None
+
+
+# A tiny run, as a user makes it.
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns that a CPU multiplies by in no time, and two modules."""
+    few = (Pattern(1, 8, 8, 2), Pattern(2, 4, 16, 3), Pattern(1, 16, 4, 1))
+    from ksopt.bench import paper
+
+    monkeypatch.setattr(paper, "patterns", lambda: few)
+    monkeypatch.setattr(cases, "names", lambda kind: ("Linear N x N + bias", "Block"))
+
+
+def run(out: Path, *words: str) -> int:
+    return main.main(["bench", "paper", *words, *CPU, "--batch", "8", "--out", str(out)])
+
+
+def numbers(out: Path) -> list[dict[str, str]]:
+    with (out / "paper.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_leaves_tables_figures_and_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--table", "5", "--figure", "6", "9", "7") == 0
+    told = capsys.readouterr()
+    assert "Table 5: How often kernel wins, by layout" in told.out
+    assert "which a CPU has not: Figure 7 is left out" in told.err
+    found = numbers(tmp_path)
+    assert {row["item"] for row in found} == {"Table 5", "Figure 6", "Figure 7", "Figure 9"}
+    assert all(bool(row["ours"]) or bool(row["absent"]) for row in found)
+    assert all(row["absent"] for row in found if row["item"] == "Figure 7")
+    assert any(row["ours"] for row in found if row["item"] == "Table 5")
+    text = (tmp_path / "paper.md").read_text("utf-8")
+    assert "## Figure 9, float32" in text
+    assert "The heuristic" in text
+    assert (tmp_path / "figures" / "figure-9-float32.svg").stat().st_size > 500
+    with (tmp_path / "products-float32.csv").open(encoding="utf-8", newline="") as file:
+        ways = {(row["way"], row["layout"]) for row in csv.DictReader(file) if row["median_us"]}
+    assert {("ksopt", FIRST), ("ksopt", LAST), ("bmm_paper_product", LAST)} <= ways
+
+    # The report again, on a machine that knows nothing of the request.
+    (tmp_path / "paper.csv").unlink()
+    assert main.main(["bench", "paper", "--report", "--json", "--out", str(tmp_path)]) == 0
+    assert numbers(tmp_path) == found
+    assert len(json.loads(capsys.readouterr().out)["cells"]) == len(found)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_that_is_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    real = Bench.measure
+
+    def spied(self: Bench, subject: Any) -> Any:
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(str(subject.chain))
+        return real(self, subject)
+
+    monkeypatch.setattr(Bench, "measure", spied)
+    assert run(tmp_path, "--table", "3", "7") == 130
+    assert "not complete: products-float32" in capsys.readouterr().err
+    assert any(row["ours"] for row in numbers(tmp_path))
+
+    measured.clear()
+    monkeypatch.setattr(Bench, "measure", lambda self, s: measured.append(str(s)) or real(self, s))
+    assert run(tmp_path, "--table", "3", "7") == 0
+    assert len(measured) == 1
+    rows = (tmp_path / "modules-float32" / "rows.jsonl").read_text("utf-8").splitlines()
+    assert len(rows) == 2
+
+
+@pytest.mark.usefixtures("tiny")
+def test_time_that_is_up_begins_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--table", "3", "7", "--minutes", "1e-9") == 0
+    told = capsys.readouterr().err
+    assert "not complete: products-float32, modules-float32; the same command goes on" in told
+
+
+def test_small_models_and_the_papers_do_not_share_a_folder(tmp_path: Path) -> None:
+    asked = Asked(items((3,), (), False), True, ("small",), {"products": 3, "energy": 1})
+    assert asked.kept(tmp_path) == asked
+    more = dataclasses.replace(asked, items=items((), (6,), False), remarks=("other",))
+    assert [one.name for one in more.kept(tmp_path).items] == ["Table 3", "Figure 6"]
+    assert Asked.read(tmp_path).remarks == ("small", "other")
+    with pytest.raises(Exception, match="holds small models, and the paper's models are asked"):
+        dataclasses.replace(asked, is_small=False).kept(tmp_path)
+
+
+def test_products_go_to_workers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The parts that can be measured on several GPUs are dealt out as `bench kernels` does it."""
+    seen: dict[str, Any] = {}
+
+    def spied(request: BenchRequest, out: Path, **how: Any) -> kernels.Outcome:
+        seen.update(how, dtype=request.dtype, layouts=request.layouts)
+        return kernels.Outcome(out, "", 0)
+
+    monkeypatch.setattr(kernels, "run_bench", spied)
+    assert run(tmp_path, "--table", "8", "--sample", "2", "--workers", "3") == 0
+    assert (seen["workers"], seen["dtype"], seen["layouts"]) == (3, "float16", (FIRST, LAST))

@@ -1,0 +1,80 @@
+"""docs/paper.md and docs/crossover.md say what the commands do: words, options and files exist."""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from ksopt.bench.crossover.options import CrossoverOptions
+from ksopt.bench.crossover.request import PASSES, PRECISIONS, CrossoverRequest
+from ksopt.bench.reproduction.catalogue import ITEMS
+from ksopt.bench.reproduction.options import PaperOptions
+from ksopt.bench.reproduction.request import DTYPES, PaperRequest
+from ksopt.cli import main
+from ksopt.system import option_fields
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXTS = {kind: (DOCS / f"{kind}.md").read_text(encoding="utf-8") for kind in ("paper", "crossover")}
+COMMANDS = [
+    (kind, command)
+    for kind, text in TEXTS.items()
+    for command in re.findall(rf"(?:^|`)ksopt bench {kind}([^`\n]*)", text, flags=re.MULTILINE)
+    if command or kind == "crossover"
+]
+
+
+@pytest.mark.parametrize(("kind", "command"), COMMANDS)
+def test_a_command_asks_for_what_there_is(
+    kind: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ksopt.measure.device.resolve", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr("ksopt.system.limits.check_bytes", lambda *given: None)
+    options, request = {
+        "paper": (PaperOptions, PaperRequest),
+        "crossover": (CrossoverOptions, CrossoverRequest),
+    }[kind]
+    parser = argparse.ArgumentParser()
+    option_fields.add_arguments(parser, options)
+    given, rest = parser.parse_known_args(shlex.split(command))
+    assert set(rest[::2]) <= {"--out", "--minutes", "--workers"}
+    made = request.of(options(**option_fields.values(options, given)))  # type: ignore[attr-defined]
+    assert made.parts if kind == "paper" else made.sites
+    # The command that a folder notes asks for the same.
+    again, _ = parser.parse_known_args(shlex.split(made.command)[3:])
+    assert request.of(options(**option_fields.values(options, again))) == made  # type: ignore[attr-defined]
+
+
+def test_every_table_and_figure_has_its_command() -> None:
+    named = set()
+    for kind, command in COMMANDS:
+        if kind == "paper" and "--all" not in command:
+            parser = argparse.ArgumentParser()
+            option_fields.add_arguments(parser, PaperOptions)
+            given, _ = parser.parse_known_args(shlex.split(command))
+            named |= {("table", number) for number in given.table or ()}
+            named |= {("figure", number) for number in given.figure or ()}
+    assert named == {(item.kind, item.number) for item in ITEMS}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_options_and_their_words_exist(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["bench", kind, "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    named = set(re.findall(r"`(--[a-z-]+)", TEXTS[kind]))
+    assert named <= known
+    assert known - named <= {"--help", "--json", "--quiet", "--seed", "--traceback", "--verbose"}
+    for word in DTYPES if kind == "paper" else (*PRECISIONS, *PASSES):
+        assert f"`{word}`" in TEXTS[kind]
+
+
+def test_the_files_of_a_map_are_those_it_leaves(brief: None, tmp_path: Path) -> None:
+    words = ["--widths", "16", "--rows", "1", "--passes", "inference", "--budgets", "50%"]
+    given = ["bench", "crossover", *words, "--device", "cpu", "--quiet", "--out", str(tmp_path)]
+    assert main.main(given) == 0
+    named = re.findall(r"^\| (.*?) \|", TEXTS["crossover"].split("## What it leaves")[1], re.M)[1:]
+    names = {word for cell in named for word in re.findall(r"`([^`]+)`", cell)}
+    assert names == {path.name for path in tmp_path.iterdir()}
