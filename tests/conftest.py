@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -21,11 +22,12 @@ hypothesis.settings.register_profile("ksopt", deadline=None)
 hypothesis.settings.load_profile("ksopt")
 
 _caches: Path | None = None
+_building: subprocess.Popen[bytes] | None = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run caches of its own, so that no old artifact can make a test pass."""
-    global _caches
+    global _caches, _building
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Begun in a shell's background: processes that tests stop with Ctrl-C would ignore it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,10 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))
     os.environ["KSOPT_CACHE_DIR"] = str(_caches / "ksopt")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_caches / "inductor")
+    if getattr(config.option, "numprocesses", None):
+        # 20 s of compilation, for which several processes would wait: begun while they collect.
+        command = [sys.executable, "-c", "from ksopt.jit import host; host.build()"]
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        _building = subprocess.Popen(command, **silent)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the caches."""
+    if _building is not None:
+        _building.kill()
+        _building.wait()
     if _caches is not None:
         shutil.rmtree(_caches, ignore_errors=True)
 
