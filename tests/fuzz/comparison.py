@@ -249,14 +249,16 @@ def compare(
         later = run(lambda: observe({**namespace, "CALLS": moved}, None))
         if not differences(later, actual, rough):
             outcome.differences = []
-    if outcome.differences and namespace["HANDOVER"] == "eager" and _is_refused(actual):
+    handover = namespace["HANDOVER"]
+    if outcome.differences and handover == "eager" and _is_refused(actual):
         # A graph that runs as it is saves what its operators take. Inductor saves what it likes,
         # as it does of the author's graph; what users run decides.
-        actual, outcome = run(lambda: _by_ksopt({**namespace, "HANDOVER": "inductor"}))
+        handover = "inductor"
+        actual, outcome = run(lambda: _by_ksopt({**namespace, "HANDOVER": handover}))
         outcome.differences = differences(expected, actual, rough)
         outcome.quick = not outcome.differences
     if outcome.differences:
-        plain = run(lambda: _observe_compiled(namespace, namespace["HANDOVER"]))
+        plain = run(lambda: _observe_compiled(namespace, handover))
         outcome.torchs = differences(expected, plain, rough)
         # Where torch.compile itself is not as eager mode, nothing says what would be right.
         outcome.differences = not_torchs(outcome.differences, outcome.torchs, plain)
