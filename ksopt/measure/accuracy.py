@@ -309,7 +309,7 @@ def checked_rows(batch: int, together: int = 1) -> list[int]:
         >>> checked_rows(3)
         [0, 1, 2]
         >>> len(checked_rows(25_088)), len(checked_rows(25_088, together=4))
-        (255, 644)
+        (255, 636)
     """
     step = max(1, batch // _BETWEEN) | 1
     ends = [*range(min(_ENDS, batch)), *range(max(0, batch - _ENDS), batch)]

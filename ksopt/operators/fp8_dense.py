@@ -53,11 +53,14 @@ class Fp8Dense(StructuredOperator):
         """FP8 tensor cores are on GPUs since Ada; results are in bfloat16."""
         from ksopt.operators.capability import least
 
+        refusal = least(_LEAST_CAPABILITY, device)
+        if refusal is not None:
+            return refusal
         if dtype != "bfloat16":
             return f"its results are in bfloat16, not in {dtype}"
         if self.in_features % _MULTIPLE or self.out_features % _MULTIPLE:
             return f"it needs both sizes to be multiples of {_MULTIPLE}"
-        return least(_LEAST_CAPABILITY, device)
+        return None
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
         """``torch._scaled_mm``; weights that are fixed are rounded once.

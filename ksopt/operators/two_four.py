@@ -61,6 +61,9 @@ class TwoFour(StructuredOperator):
         """Sparse tensor cores are on GPUs since Ampere, and torch's type wants whole tiles."""
         from ksopt.operators.capability import least
 
+        refusal = least(_LEAST_CAPABILITY, device)
+        if refusal is not None:
+            return refusal
         rows, columns = _MULTIPLES
         if dtype not in ("float16", "bfloat16"):
             return f"it runs in float16 and bfloat16, not in {dtype}"
@@ -69,7 +72,7 @@ class TwoFour(StructuredOperator):
                 f"it needs in_features to be a multiple of {columns} and out_features to be one of "
                 f"{rows}"
             )
-        return least(_LEAST_CAPABILITY, device)
+        return None
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
         """torch's product of a semi-structured tensor; weights that are fixed are packed once.
