@@ -63,7 +63,7 @@ class Fp8Dense(StructuredOperator):
         return None
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """``torch._scaled_mm``; weights that are fixed are rounded once.
+        """``torch._scaled_mm``.
 
         Raises:
             InvalidInputError: The weights' device or dtype does not run it.

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
+from ksopt.kernels import weight_cache
 from ksopt.operators.batches import Product, of_any_batch
 from ksopt.reference import is_batch_last
 
@@ -40,19 +42,17 @@ def rounded(rows: Tensor) -> Tensor:
 def bind(weight: Tensor, layout: str) -> Product:
     """The product by a weight [out_features, in_features] in bfloat16.
 
-    A weight that needs no gradient is rounded once, at the first call.
+    The weight is rounded once for each of its versions, in training at every call.
     """
     last = is_batch_last(layout)
-    if weight.requires_grad:
-        return of_any_batch(lambda x: _Product.apply(x, weight, last), layout)
-    known: list[tuple[Tensor, Tensor]] = []
 
+    @_disable_dynamo
     def product(x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             return _Product.apply(x, weight, last)
-        if not known:
-            known.append(quantized(weight))
-        return multiply(quantized(x.T if last else x), known[0], last, x.dtype)
+        values = weight_cache.prepared(weight, "fp8 values", lambda whole: quantized(whole)[0])
+        scale = weight_cache.prepared(weight, "fp8 scales", lambda whole: quantized(whole)[1])
+        return multiply(quantized(x.T if last else x), (values, scale), last, x.dtype)
 
     return of_any_batch(product, layout)
 
@@ -94,6 +94,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, last: bool) -> Tensor:
+        weight_cache.forget(weight)  # an optimizer may change it without a new version
         of_x, of_weight = quantized(x.T if last else x), quantized(weight)
         ctx.save_for_backward(*of_x, *of_weight)
         ctx.last, ctx.dtype = last, x.dtype

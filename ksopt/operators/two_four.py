@@ -75,7 +75,7 @@ class TwoFour(StructuredOperator):
         return None
 
     def bind(self, weights: Sequence[Tensor], layout: str) -> Callable[[Tensor], Tensor]:
-        """torch's product of a semi-structured tensor; weights that are fixed are packed once.
+        """torch's product of a semi-structured tensor.
 
         Raises:
             InvalidInputError: The weights' device or dtype does not run it.

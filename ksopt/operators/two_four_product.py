@@ -7,32 +7,41 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.nn.functional import linear
+from torch.utils.weak import WeakIdKeyDictionary
 
+from ksopt.kernels import weight_cache
 from ksopt.operators.batches import Product, of_any_batch
 from ksopt.operators.two_four import kept
 from ksopt.reference import is_batch_last
+
+# torch's packed tensors, by what the cache of prepared weights keeps in their place: they have no
+# memory of their own that it could count, and live for as long as that is kept.
+_packed_of: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def bind(weight: Tensor, layout: str) -> Product:
     """The product by the two largest of each four of a weight [out_features, in_features].
 
-    A weight that needs no gradient is packed once, at the first call; another at every call,
-    because training changes it.
+    The weight is packed once for each of its versions, in training at every call.
     """
     last = is_batch_last(layout)
-    if weight.requires_grad:
-        return of_any_batch(lambda x: _Product.apply(x, weight, last), layout)
-    packed: list[Tensor] = []
 
+    @_disable_dynamo
     def product(x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             return _Product.apply(x, weight, last)
-        if not packed:
-            packed.append(_packed(weight * kept(weight)))
-        return _multiply(x, packed[0], last)
+        place = weight_cache.prepared(weight, "2:4", _pack_to_keep)
+        return _multiply(x, _packed_of[place], last)
 
     return of_any_batch(product, layout)
+
+
+def _pack_to_keep(weight: Tensor) -> Tensor:
+    place = weight.new_empty(1)
+    _packed_of[place] = _packed(weight * kept(weight))
+    return place
 
 
 def _packed(pruned: Tensor) -> Tensor:
@@ -52,6 +61,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, last: bool) -> Tensor:
+        weight_cache.forget(weight)  # an optimizer may change it without a new version
         places = kept(weight)
         pruned = weight * places
         ctx.save_for_backward(x, pruned, places)

@@ -1,6 +1,7 @@
 """Every structure that ksopt ships: its texts, counts, products, gradients and fits."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -261,9 +262,10 @@ def test_the_code_of_gpus_computes_the_reference(
     # One rounding to 8 bits of mantissa; sums of 64 products are kept in more.
     assert float((y.detach().double() - wanted).norm() / wanted.norm()) < 2**-8
     if not trained:
-        again = bind(weight, layout)
-        first = again(turned(x, layout))
-        assert torch.equal(again(turned(x, layout)), first)  # by what was kept
+        # By what was kept, until the weight changes: in another layer of the same weight, too.
+        assert torch.equal(back(bind(weight, layout)(turned(x, layout)), layout), y)
+        weight.neg_()
+        assert torch.equal(back(bind(weight, layout)(turned(x, layout)), layout), -y)
         return
     x = x.flatten(0, 1)
 
@@ -274,6 +276,40 @@ def test_the_code_of_gpus_computes_the_reference(
     exact = gradients(operator.reference, x.double(), [weight.detach().double()])
     for one, wanted in zip(ours, exact, strict=True):
         assert float((one.double() - wanted).norm() / wanted.norm()) < 2**-7  # operands and result
+
+
+@pytest.mark.parametrize("text", ["two-four(64x32)", "fp8-dense(64x32)"])
+def test_a_weight_is_prepared_once_for_each_version(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def counted(weight: Tensor) -> Any:
+        counts.append(1)
+        return prepare(weight)
+
+    if text.startswith("two"):
+        monkeypatch.setattr(two_four_product, "_packed", lambda pruned: pruned)
+        prepare: Callable[[Tensor], Any] = two_four_product.kept
+        monkeypatch.setattr(two_four_product, "kept", counted)
+        product, of_x = two_four_product.bind, 0
+    else:
+        prepare = fp8_product.quantized
+        monkeypatch.setattr(fp8_product, "quantized", counted)
+        product, of_x = fp8_product.bind, 1
+    weight = torch.nn.Parameter(torch.randn(32, 64, dtype=torch.bfloat16))
+    x = torch.randn(5, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(3):
+            product(weight, "batch_first")(x)
+        once = len(counts) - 3 * of_x
+        product(weight, "batch_first")(x)
+        assert len(counts) - 4 * of_x == once
+        weight.mul_(2)
+        product(weight, "batch_first")(x)
+        assert len(counts) - 5 * of_x == 2 * once
+    product(weight, "batch_first")(x).sum().backward()
+    assert weight.grad is not None
 
 
 def test_two_of_four_equals_the_first_stay() -> None:
