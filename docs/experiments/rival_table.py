@@ -43,7 +43,7 @@ from rivals.rows import DENSE, Row, Table, markdown
 
 TASKS = {"digits": tasks.digits, "text": tasks.text}
 BUDGETS = ("25%", "57%")  # 2:4 has 56.25 % in 16 bit
-RATES = (5e-4, 2e-3, 8e-3)
+RATES = (1e-3, 4e-3, 1.6e-2)
 _DENSE_RATE, _DENSE_SEED = 4e-3, 0
 Operators = Mapping[Dims, StructuredOperator]
 
