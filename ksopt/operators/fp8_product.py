@@ -27,7 +27,7 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
         [n, k] in e4m3, contiguous; [n, 1] in float32, above 0.
     """
     wide = rows.detach().float().contiguous()
-    scale = wide.abs().amax(1, keepdim=True) / _LARGEST if wide.shape[1] else wide.new_ones(1, 1)
+    scale = wide.abs().amax(1, keepdim=True) / _LARGEST
     scale = torch.where(scale > 0, scale, 1.0)
     return (wide / scale).clamp(-_LARGEST, _LARGEST).to(FP8), scale
 
@@ -45,16 +45,16 @@ def bind(weight: Tensor, layout: str) -> Product:
     The weight is rounded once for each of its versions, in training at every call.
     """
     last = is_batch_last(layout)
+    return of_any_batch(lambda x: _product(x, weight, last), layout)
 
-    @_disable_dynamo
-    def product(x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-            return _Product.apply(x, weight, last)
-        values = weight_cache.prepared(weight, "fp8 values", lambda whole: quantized(whole)[0])
-        scale = weight_cache.prepared(weight, "fp8 scales", lambda whole: quantized(whole)[1])
-        return multiply(quantized(x.T if last else x), (values, scale), last, x.dtype)
 
-    return of_any_batch(product, layout)
+@_disable_dynamo  # nothing of the cache can be traced
+def _product(x: Tensor, weight: Tensor, last: bool) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _Product.apply(x, weight, last)
+    values = weight_cache.prepared(weight, "fp8 values", lambda whole: quantized(whole)[0])
+    scale = weight_cache.prepared(weight, "fp8 scales", lambda whole: quantized(whole)[1])
+    return multiply(quantized(x.T if last else x), (values, scale), last, x.dtype)
 
 
 def multiply(

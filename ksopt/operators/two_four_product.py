@@ -27,15 +27,15 @@ def bind(weight: Tensor, layout: str) -> Product:
     The weight is packed once for each of its versions, in training at every call.
     """
     last = is_batch_last(layout)
+    return of_any_batch(lambda x: _product(x, weight, last), layout)
 
-    @_disable_dynamo
-    def product(x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-            return _Product.apply(x, weight, last)
-        place = weight_cache.prepared(weight, "2:4", _pack_to_keep)
-        return _multiply(x, _packed_of[place], last)
 
-    return of_any_batch(product, layout)
+@_disable_dynamo  # nothing of the cache can be traced
+def _product(x: Tensor, weight: Tensor, last: bool) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return _Product.apply(x, weight, last)
+    place = weight_cache.prepared(weight, "2:4", _pack_to_keep)
+    return _multiply(x, _packed_of[place], last)
 
 
 def _pack_to_keep(weight: Tensor) -> Tensor:
