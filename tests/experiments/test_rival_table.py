@@ -91,6 +91,7 @@ def test_a_network_is_converted_layer_by_layer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick")
 def test_it_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

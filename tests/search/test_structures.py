@@ -40,7 +40,7 @@ def _here(quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_that_run_here_are_ranked_together(capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     save_file({"w": torch.randn(32, 64)}, "trained.safetensors")
-    options = ("--structures", EVERY, "--budget", "50%", "--trials", "14")
+    options = ("--structures", EVERY, "--budget", "50%", "--trials", "8")
     layer, page = searched(*options, "--weights", "trained.safetensors")
     best = layer["structures"]
     assert {one["structure"] for one in best} == set(HERE)
