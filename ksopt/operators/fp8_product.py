@@ -48,13 +48,20 @@ def bind(weight: Tensor, layout: str) -> Product:
     return of_any_batch(lambda x: _product(x, weight, last), layout)
 
 
-@_disable_dynamo  # nothing of the cache can be traced
 def _product(x: Tensor, weight: Tensor, last: bool) -> Tensor:
+    # Nothing of the cache can be traced; elsewhere torch._dynamo need not be imported.
+    return (_untraced if torch.compiler.is_compiling() else _computed)(x, weight, last)
+
+
+def _computed(x: Tensor, weight: Tensor, last: bool) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return _Product.apply(x, weight, last)
     values = weight_cache.prepared(weight, "fp8 values", lambda whole: quantized(whole)[0])
     scale = weight_cache.prepared(weight, "fp8 scales", lambda whole: quantized(whole)[1])
     return multiply(quantized(x.T if last else x), (values, scale), last, x.dtype)
+
+
+_untraced = _disable_dynamo(_computed)
 
 
 def multiply(

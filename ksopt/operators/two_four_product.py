@@ -30,12 +30,19 @@ def bind(weight: Tensor, layout: str) -> Product:
     return of_any_batch(lambda x: _product(x, weight, last), layout)
 
 
-@_disable_dynamo  # nothing of the cache can be traced
 def _product(x: Tensor, weight: Tensor, last: bool) -> Tensor:
+    # Nothing of the cache can be traced; elsewhere torch._dynamo need not be imported.
+    return (_untraced if torch.compiler.is_compiling() else _computed)(x, weight, last)
+
+
+def _computed(x: Tensor, weight: Tensor, last: bool) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return _Product.apply(x, weight, last)
     place = weight_cache.prepared(weight, "2:4", _pack_to_keep)
     return _multiply(x, _packed_of[place], last)
+
+
+_untraced = _disable_dynamo(_computed)
 
 
 def _pack_to_keep(weight: Tensor) -> Tensor:

@@ -312,6 +312,30 @@ def test_a_weight_is_prepared_once_for_each_version(
     assert weight.grad is not None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("text", ["two-four(64x32)", "fp8-dense(64x32)"])
+def test_a_compiled_function_calls_it(
+    text: str, trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_four_product, "_packed", lambda pruned: pruned)
+    bind: Bind = two_four_product.bind if text.startswith("two") else fp8_product.bind
+    weight = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=trained)
+    x = torch.randn(5, 64, dtype=torch.bfloat16)
+
+    def surrounded(x: Tensor) -> Tensor:
+        return 2 * bind(weight, "batch_first")(x + 1)
+
+    compiled = torch.compile(surrounded, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(x), surrounded(x))
+        with torch.no_grad():
+            weight.neg_()
+    if trained:
+        compiled(x).sum().backward()
+        assert weight.grad is not None
+
+
 def test_two_of_four_equals_the_first_stay() -> None:
     from ksopt.operators.two_four import kept
 

@@ -89,6 +89,7 @@ def test_they_run_in_every_surrounding(options: tuple[str, ...]) -> None:
     assert {one["structure"] for one in layer["structures"]} == set(names.split(","))
 
 
+@pytest.mark.slow
 def test_chains_alone_have_no_such_section() -> None:
     layer, page = searched("--budget", "50%", "--trials", "2")
     assert "Other structures" not in page
