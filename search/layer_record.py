@@ -81,6 +81,7 @@ class LayerRecord:
             "count": self.space.count,
             "exact": self.space.exact,
             "complete": self.space.complete,
+            "left_out": dict(self.space.left_out),
         }
         value = {
             "schema": SCHEMA,
@@ -135,6 +136,7 @@ class LayerRecord:
                 space["count"],
                 space["exact"],
                 space["complete"],
+                space.get("left_out", {}),  # studies of earlier versions have none
             ),
             value["candidates"],
             value["sampler"],
@@ -198,7 +200,9 @@ def layer_result(study: optuna.Study, record: LayerRecord, replayed: bool = Fals
         device=record.device,
         runs=study_store.runs(study),
         roofline=record.roofline,
-        space=SpaceRecord(record.candidates, space.count, space.exact, space.complete),
+        space=SpaceRecord(
+            record.candidates, space.count, space.exact, space.complete, space.left_out
+        ),
         sampler=record.sampler,
         trials=trials,
         finalists=standing,

@@ -101,7 +101,8 @@ class LayerRequest(SearchOptions):
     def admits(self, chain: Replacement) -> bool:
         """Whether a chain of the layer's size is one that is asked for, whatever its weights.
 
-        Another operator is if its structure is and its rank suffices.
+        Another operator is if its structure is. A ``min_rank`` holds for it where one was asked
+        for: who names low rank wants less than the full one.
 
         A study that goes on may hold chains that were asked for with a smaller rank, more factors
         or other limits.
@@ -112,8 +113,10 @@ class LayerRequest(SearchOptions):
             >>> request.admits(low_rank), request.admits(monarch)
             (False, True)
         """
-        if name_of(chain) not in self.structures or chain.rank_bound < self.rank:
+        if name_of(chain) not in self.structures:
             return False
         if not isinstance(chain, Chain):
-            return True
+            return self.min_rank is None or chain.rank_bound >= self.min_rank
+        if chain.rank_bound < self.rank:
+            return False
         return len(chain) <= self.max_factors and self.constraints.admits(chain)

@@ -119,7 +119,7 @@ class SearchOptions:
     """Without it the smallest chain, nearly always the fastest, would be every step's answer."""
     min_rank: int | None = option(
         None,
-        "least rank that the product can have (full: the smaller of IN and OUT)",
+        "least rank that the product can have (of chains full: the smaller of IN and OUT)",
         _CHAINS,
         parse=whole_number,
         metavar="RANK",
@@ -162,8 +162,8 @@ class SearchOptions:
     """See `ksopt.search.space.alignment`; with ``train`` their transposes too."""
     structures: tuple[str, ...] | str = option(
         (registry.KRONECKER,),
-        "what to choose from: ks (default), which is chains, and others beside it or alone, which "
-        "--plugins register",
+        "what to choose from: ks (default), which is chains, and others beside it or alone: "
+        f"{', '.join(registry.names()[1:])}, or what --plugins register",
         _CHAINS,
         metavar="NAME[,NAME...]",
         joined=",",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class ProductCheck:
             y = self._bind(self._weights)(self._x)
             if not bool(torch.isfinite(y).all()):
                 raise WrongResultError("its product is not finite")
-            plain = PlainProduct(self._operator.reference, self._operator.terms())
+            plain = self._plain(self._operator.reference, self._operator.terms())
             check = AccuracyCheck(
                 self._x, self._weights, self._layout, product=plain, around=self._around
             )
@@ -75,9 +75,14 @@ class ProductCheck:
             raise WrongResultError("its gradients are not finite")
         # Each weight takes part in as many sums as its shape is long at most.
         terms = [max(shape) for shape in self._operator.parameter_shapes()]
-        plain = PlainProduct(self._input_gradient, terms)
+        plain = self._plain(self._input_gradient, terms)
         check = AccuracyCheck(gradient, self._weights, self._layout, product=plain)
         _refuse("its input gradient's", check, check.errors(gradients[0]))
+
+    def _plain(
+        self, of: Callable[[Tensor, Sequence[Tensor]], Tensor], terms: Sequence[int]
+    ) -> PlainProduct:
+        return PlainProduct(of, terms, self._operator.rows_together)
 
     def _input_gradient(self, gradient: Tensor, weights: Sequence[Tensor]) -> Tensor:
         """Of [rows, out_features]; the product is linear, so that of any input is the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ksopt.measure.timing import Comparison, Measurement, compare
+from ksopt.operators.registry import name_of
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget
 from ksopt.search import metrics, suspect_dense
@@ -64,8 +65,8 @@ def elect(
 ) -> list[TrialRecord]:
     """The trials whose chains go into the final.
 
-    They are, of each step, the three fastest, the one with the largest rho and, of each metric
-    besides the latency, the best.
+    They are, of each step, the three fastest, the fastest of each structure, the one with the
+    largest rho and, of each metric besides the latency, the best.
 
     With ``max_error`` only those count that come at least so near to the given weights.
     They are ranked by their latency over the dense layer's, measured in turns within the trial, so
@@ -76,7 +77,9 @@ def elect(
     chosen: dict[int, TrialRecord] = {}
     for step in steps:
         ranked = _ranked(trials, step)
-        for trial in [*ranked[:FINALISTS_PER_STEP], *_heuristic(trials, step), *_best(ranked)]:
+        of_structures = {name_of(one.facts.chain): one for one in reversed(ranked)}.values()
+        others = [*of_structures, *_heuristic(trials, step), *_best(ranked)]
+        for trial in [*ranked[:FINALISTS_PER_STEP], *others]:
             chosen[trial.number] = trial
     return [chosen[number] for number in sorted(chosen)]
 

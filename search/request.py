@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators.registry import KRONECKER
 from ksopt.patterns.size import Budget, Dims
 from ksopt.patterns.validate import checked_int
 from ksopt.search.layer_request import LayerRequest
@@ -212,7 +213,9 @@ class SearchRequest(SearchOptions):
         if self.is_one_layer:  # as they are in force
             (layer,) = self.layers
             budgets = tuple(step.text for step in layer.steps)
-            instead = {"budgets": budgets, "min_rank": layer.rank, "trials": layer.trials}
+            instead = {"budgets": budgets, "trials": layer.trials}
+            if layer.structures == (KRONECKER,):  # other operators have no default
+                instead["min_rank"] = layer.rank
         if self.storage is not None:
             instead["storage"] = without_password(self.storage)
         what = [f"--{name} {value}" for name, value in self.asked_by.items()]

@@ -180,12 +180,14 @@ class SpaceRecord:
         count: Chains that meet the constraints; a lower bound unless exact.
         exact: Whether count is exact.
         complete: Whether the candidates are all of them, or a sample.
+        left_out: Why structures that were named have none, by name.
     """
 
     candidates: int
     count: int
     exact: bool
     complete: bool
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,9 @@ def _spaces(
             spaces.append((one, build(one)))
         except InvalidInputError as error:
             unmet[one.size] = str(error)
+            continue
+        for name, obstacle in spaces[-1][1].left_out.items():
+            progress.note(f"{name} is left out of {one.size}: {obstacle}")
     if not spaces:
         raise InvalidInputError(next(iter(unmet.values())))
     if request.trials is None or request.is_one_layer:

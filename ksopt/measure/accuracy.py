@@ -76,10 +76,13 @@ class PlainProduct:
     Args:
         of: (x [rows, N], weights) -> y [rows, M].
         terms: How many products with each of the weights are added up to one number.
+        rows_together: Rows that are multiplied as one tile, from the first on: they are compared
+            together.
     """
 
     of: Callable[[Tensor, Sequence[Tensor]], Tensor]
     terms: Sequence[int]
+    rows_together: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ class AccuracyCheck:
         self._x = x
         self._last = is_batch_last(layout)
         batch = x.numel() // x.shape[0 if self._last else -1]
-        self._rows = torch.tensor(checked_rows(batch), device=x.device)
+        together = 1 if product is None else product.rows_together
+        self._rows = torch.tensor(checked_rows(batch, together), device=x.device)
         few = self._picked(x).contiguous()
         self._around = around
 
@@ -295,20 +299,23 @@ class AccuracyCheck:
         return float((beyond.clamp(min=0) / self._sums.clamp(min=kind.smallest_normal)).max())
 
 
-def checked_rows(batch: int) -> list[int]:
+def checked_rows(batch: int, together: int = 1) -> list[int]:
     """The rows that are compared: both ends, and some between them at an odd distance.
 
-    Odd, so that they fall on every place of a tile, whose height is a power of two.
+    Odd, so that they fall on every place of a tile, whose height is a power of two. Of rows that
+    are multiplied ``together`` all are compared.
 
     Example:
         >>> checked_rows(3)
         [0, 1, 2]
-        >>> len(checked_rows(25_088))
-        255
+        >>> len(checked_rows(25_088)), len(checked_rows(25_088, together=4))
+        (255, 636)
     """
     step = max(1, batch // _BETWEEN) | 1
     ends = [*range(min(_ENDS, batch)), *range(max(0, batch - _ENDS), batch)]
-    return sorted({*ends, *range(0, batch, step)})
+    rows = {*ends, *range(0, batch, step)}
+    whole = {row - row % together + place for row in rows for place in range(together)}
+    return sorted(row for row in whole if row < batch)
 
 
 def checking(x: Tensor, weight: Tensor, batch_last: bool) -> tuple[AccuracyCheck, Tensor, Tensor]:

@@ -46,7 +46,10 @@ class StructuredOperator(Protocol):
     @property
     @abstractmethod
     def nnz(self) -> int:
-        """Weights."""
+        """Weights that a product reads: what a budget counts.
+
+        Where they are not all numbers of the layer's dtype, as many of those as take their bytes.
+        """
 
     @abstractmethod
     def parameter_shapes(self) -> Sequence[tuple[int, ...]]:
@@ -74,9 +77,40 @@ class StructuredOperator(Protocol):
         """The largest rank that the matrix can have."""
         return min(self.in_features, self.out_features)
 
+    @property
+    def rows_together(self) -> int:
+        """Rows of x that are multiplied as one tile: 1 where no row depends on another.
+
+        Of more, the last tile is filled up with zeros, and only whole tiles are compared with the
+        reference.
+        """
+        return 1
+
+    def refusal(self, device: str, dtype: str) -> str | None:
+        """Why a device does not run it in a dtype, in a sentence without an end; None if it does.
+
+        What is refused is left out of a search.
+
+        Args:
+            device: torch's name, such as "cpu" or "cuda:0".
+            dtype: torch's name, such as "bfloat16".
+        """
+        return None
+
     def terms(self) -> Sequence[int]:
         """How many products with each of the weights are added up to one number."""
         return [shape[-1] for shape in self.parameter_shapes()]
+
+    def draw(self, weights: Sequence[Tensor], gain: float) -> None:
+        """Draw new weights in place, to be trained.
+
+        Args:
+            weights: Of `parameter_shapes`.
+            gain: What the product multiplies the root of the mean square of its input by.
+        """
+        from ksopt.nn import init
+
+        init.product_uniform_(weights, self.terms(), gain)
 
     def bytes_moved(self, batch: int, dtype: str) -> int:
         """Bytes that the product cannot avoid to move: input, output and weights, each once."""

@@ -25,7 +25,8 @@ class StructuredLinear(nn.Module):
         bias: [out_features], or None.
         operator: The operator; ``in_features``, ``out_features`` and ``layout`` too.
 
-    Weights are drawn so that outputs have the variance of `torch.nn.Linear`'s: see `KSLinear`.
+    Weights are drawn so that outputs have the variance of `torch.nn.Linear`'s: see `KSLinear`. An
+    operator may draw its own: Strassen-Tile begins with Strassen's algorithm.
 
     Raises:
         InvalidInputError: There is no such operator, or no such layout.
@@ -62,7 +63,7 @@ class StructuredLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
-        init.product_uniform_(self.weights, self.operator.terms(), init.LINEAR_GAIN)
+        self.operator.draw(list(self.weights), init.LINEAR_GAIN)
         if self.bias is not None:
             init.bias_uniform_(self.bias, self.in_features)
 
@@ -75,7 +76,10 @@ class StructuredLinear(nn.Module):
         return y + (self.bias.view(-1, *(1,) * (y.dim() - 1)) if last else self.bias)
 
     def to_dense(self) -> Tensor:
-        """The matrix: [out_features, in_features], as nn.Linear's weight."""
+        """The matrix: [out_features, in_features], as nn.Linear's weight.
+
+        Of an operator that multiplies rows together, what it makes of the identity's rows.
+        """
         first = self.weights[0]
         eye = torch.eye(self.in_features, device=first.device, dtype=first.dtype)
         return self.operator.reference(eye, list(self.weights)).T

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ksopt.errors import InvalidInputError
+from ksopt.operators import block_diagonal, fp8_dense, low_rank, strassen_tile, two_four
 from ksopt.operators.base import StructuredOperator
 from ksopt.operators.kronecker import KroneckerOperator
+from ksopt.operators.structure import Structure
 from ksopt.patterns.chain import Chain
 from ksopt.system.suggest import nearest
 
@@ -19,24 +19,17 @@ Replacement = Chain | StructuredOperator
 """What may stand in the place of a dense matrix; a chain is what `KroneckerOperator` computes."""
 
 
-@dataclass(frozen=True)
-class Structure:
-    """A kind of structured operator.
-
-    Args:
-        name: What a request calls it, such as ``low-rank``; the texts of its operators are
-            ``NAME(...)``.
-        parse: Reads such a text, or raises `InvalidInputError`.
-        candidates: Of (in_features, out_features): what a search of such a layer chooses from.
-    """
-
-    name: str
-    parse: Callable[[str], StructuredOperator]
-    candidates: Callable[[int, int], Iterable[StructuredOperator]]
-
-
 _NAME = "[a-z][a-z0-9-]*"
-_STRUCTURES: dict[str, Structure] = {}
+_STRUCTURES: dict[str, Structure] = {
+    structure.name: structure
+    for structure in (
+        low_rank.STRUCTURE,
+        block_diagonal.STRUCTURE,
+        two_four.STRUCTURE,
+        strassen_tile.STRUCTURE,
+        fp8_dense.STRUCTURE,
+    )
+}
 
 
 def register_structure(structure: Structure) -> Structure:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from ksopt.measure import energy
+from ksopt.operators.registry import KRONECKER
 from ksopt.report import tables
 from ksopt.report.document import Section
 from ksopt.search import diagnostics
+from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import ENERGY
 from ksopt.search.report import phrases
 from ksopt.search.report.plots import beyond, figure, scatter
@@ -68,9 +70,8 @@ def method(result: LayerResult) -> Section:
         f"{request.layout}. {after} It took turns with the dense layer. Caches were overwritten "
         "before each repeat, and the median of all repeats counts. Its result was first checked "
         "against float64. A wrong one gets no time.",
-        f"{count} of at most {request.max_factors} factors {are} within the largest budget. Each "
-        "has every output depend on every input, and a rank bound of at least "
-        f"{request.rank}. {space.candidates:,} were candidates: {kept}. A chain uses a budget "
+        f"{count} of at most {request.max_factors} factors {are} within the largest budget. "
+        f"{_limits(request)} {space.candidates:,} were candidates: {kept}. A chain uses a budget "
         f"when it has at least {used} of its weights. Without that rule the smallest chain would "
         "be nearly every budget's answer.",
         f"Sampler: {result.sampler}. Before it come the paper's families, the largest rho and the "
@@ -113,6 +114,21 @@ def method(result: LayerResult) -> Section:
             + (timed if all(finalist.retimed for finalist in result.finalists) else "")
         )
     return Section("How it was measured", (), tuple(paragraphs))
+
+
+def _limits(request: LayerRequest) -> str:
+    """What the candidates have in common besides the budget."""
+    text = (
+        f"Each has every output depend on every input, and a rank bound of at least {request.rank}."
+    )
+    others = [name for name in request.structures if name != KRONECKER]
+    if not others:
+        return text
+    rank = "" if request.min_rank is None else f" That rank holds for {' and '.join(others)}, too."
+    counted = f"Operators of {' and '.join(others)} are counted among the chains."
+    if KRONECKER not in request.structures:
+        return f"{counted}{rank}"
+    return f"{text} {counted} Only chains are so limited.{rank}"
 
 
 def _energy_method(result: LayerResult) -> list[str]:

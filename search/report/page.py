@@ -8,6 +8,7 @@ from ksopt.search.report import layer_sections as layer_sections
 from ksopt.search.report import method_sections as method_sections
 from ksopt.search.report import phrases, sections
 from ksopt.search.report import search_sections as search_sections
+from ksopt.search.report import structure_sections as structure_sections
 from ksopt.search.results import SearchResult
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ksopt.measure.timing import Measurement
 from ksopt.patterns.chain import Chain
-from ksopt.search import diagnostics, metrics, recommend, suspect_dense
+from ksopt.search import diagnostics, metrics, recommend, structures, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
 from ksopt.search.plan import Effect, PlannedGroup, effect_of, effects_of
@@ -29,6 +29,7 @@ from ksopt.search.results import (
     WholeModel,
 )
 from ksopt.search.storage_url import without_password
+from ksopt.search.structures import StructureResult
 
 
 def results_schema() -> dict[str, Any]:
@@ -124,6 +125,7 @@ def _layer(layer: LayerResult) -> dict[str, Any]:
         ],
         "drift": _drift(diagnostics.drift(layer)),
         "dense_layer": _dense_layer(suspect_dense.dense_layer(layer)),
+        "structures": [_structure(one) for one in structures.best_of_each(layer)],
         "trials": [trial(one) for one in layer.trials],
         "front": {
             "metrics": [metric.name for metric in metrics.objectives(layer.request)],
@@ -205,6 +207,23 @@ def _drift(drift: diagnostics.Drift | None) -> dict[str, Any] | None:
         "change": drift.change,
         "beyond_noise": drift.beyond_noise,
         "sentence": drift.sentence,
+    }
+
+
+def _structure(one: StructureResult) -> dict[str, Any]:
+    return {
+        "structure": one.structure,
+        "budget": one.budget.text,
+        "chain": str(one.facts.chain),
+        "parameters": one.facts.nnz,
+        "share_of_dense": one.facts.share,
+        "flops": one.flops,
+        "latency": _timing(one.latency),
+        "dense": _timing(one.dense),
+        "latency_over_dense": one.ratio,
+        "retimed": one.retimed,
+        "given_up": one.given_up,
+        "weight_error": one.weight_error,
     }
 
 

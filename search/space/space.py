@@ -6,8 +6,8 @@ What is in the space, and what is not, stands in `ksopt.search.space.enumerate`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
 from ksopt.errors import InvalidInputError
@@ -64,6 +64,7 @@ class Space:
         count: Those within the largest budget, counted as far as the enumeration went.
         exact: Whether it went to the end.
         complete: Whether the candidates are all that the steps may recommend, or a sample.
+        left_out: Why structures that were named have no candidates, by name.
     """
 
     dims: Dims
@@ -73,6 +74,7 @@ class Space:
     count: int
     exact: bool
     complete: bool
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(request: LayerRequest) -> Space:
@@ -84,7 +86,7 @@ def build(request: LayerRequest) -> Space:
     would take more than about a second (three factors of dims with many divisors) they are drawn by
     random descents through the same tree of choices: every chain can come, but not all are equally
     likely. No more than what is kept is ever in memory. The named families are always kept. Of each
-    structure besides chains, up to 500 that have the rank asked for are kept.
+    structure besides chains, up to 500 that run on the device and have the rank asked for are kept.
 
     Raises:
         InvalidInputError: No chain meets any step; the sentence names the smallest budget that
@@ -125,18 +127,19 @@ def build(request: LayerRequest) -> Space:
         for _, chain in families(request):
             for pool in pools:
                 pool.add(chain.patterns)
+    left_out: dict[str, str] = {}
     for name in request.structures:
         if name != KRONECKER:
-            count += _offer_structure(name, request, pools)
+            offered, obstacle = _offer_structure(name, request, pools)
+            count += offered
+            left_out |= {name: obstacle} if obstacle else {}
     steps = tuple(step for pool in pools if (step := pool.step()) is not None)
     if not steps:
         if KRONECKER in request.structures:
             raise InvalidInputError(no_chain(request))
         raise InvalidInputError(
-            f"budget {' or '.join(step.text for step in request.steps)}: "
-            f"{' and '.join(request.structures)} have no operator of rank {request.rank} or more "
-            f"and so few weights for dims {request.size}; a smaller min_rank or a larger budget "
-            "may allow one"
+            f"budget {' or '.join(step.text for step in request.steps)}, dims {request.size}: "
+            f"there is nothing to choose from; {'; '.join(_sentences(left_out))}"
         )
     kept = dict.fromkeys(map(_replacement, (one for pool in pools for one in pool.candidates())))
     return Space(
@@ -147,22 +150,45 @@ def build(request: LayerRequest) -> Space:
         count=count,
         exact=exact,
         complete=exact and not any(pool.overflowed for pool in pools),
+        left_out=left_out,
     )
 
 
-def _offer_structure(name: str, request: LayerRequest, pools: Sequence[_Pool]) -> int:
-    """Offer the operators of a structure that a request admits; how many there are."""
+def _sentences(left_out: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {obstacle}" for name, obstacle in left_out.items()]
+
+
+def _offer_structure(
+    name: str, request: LayerRequest, pools: Sequence[_Pool]
+) -> tuple[int, str | None]:
+    """Offer the operators of a structure that a request admits.
+
+    Returns:
+        How many there are; why there are none, if there are none.
+    """
     size, count = request.size, 0
     for pool in pools:
         pool.open_stratum(_MOST_PER_STRATUM)
-    for operator in registry.structure_of(name).candidates(size.in_features, size.out_features):
-        if request.admits(operator) and operator.nnz <= request.steps[-1].parameters:
+    every = list(registry.structure_of(name).candidates(size.in_features, size.out_features))
+    refusals = {one: one.refusal(request.device, request.dtype) for one in every}
+    running = [one for one, refusal in refusals.items() if refusal is None]
+    admitted = [one for one in running if request.admits(one)]
+    for operator in admitted:
+        if operator.nnz <= request.steps[-1].parameters:
             count += 1
             for pool in pools:
                 pool.offer(operator)
     for pool in pools:
         pool.close_stratum()
-    return count
+    if count:
+        return count, None
+    if admitted:
+        least = min(one.nnz for one in admitted)
+        share = 100 * least / size.dense_parameters
+        return 0, f"its smallest operator counts {least:,} weights, {share:.4g}% of the dense ones"
+    if running:
+        return 0, f"it has no operator of rank {request.min_rank} or more"
+    return 0, next(iter(refusals.values()), f"it has no operator for a {size} layer")
 
 
 def _replacement(candidate: Factors | StructuredOperator) -> Replacement:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import ParamsT
 
 import ksopt
 from ksopt.nn import SelfGuided
@@ -103,12 +104,37 @@ class Trial:
 
 
 def train(task: Task, way: Way, seed: int, steps: int, lr: float, device: torch.device) -> Run:
-    """Train with AdamW, a warm-up of a tenth of the steps, and a cosine to 0."""
+    """Train a new network in a way."""
     torch.manual_seed(seed)
     model = task.network(way.is_dense).to(device)
-    generator = torch.Generator().manual_seed(seed)
     guide = SelfGuided(model, max(1, steps // 2)) if way.is_guided else None
     groups = ksopt.param_groups(model, lr) if way.has_groups else model.parameters()
+    return learn(task, model, groups, seed, steps, lr, device, guide)
+
+
+def learn(
+    task: Task,
+    model: nn.Module,
+    groups: ParamsT,
+    seed: int,
+    steps: int,
+    lr: float,
+    device: torch.device,
+    guide: SelfGuided | None = None,
+) -> Run:
+    """Train a network with AdamW, a warm-up of a tenth of the steps, and a cosine to 0.
+
+    Args:
+        task: What it learns.
+        model: The network, on the device; its parameters change.
+        groups: Those of them that learn, or groups with rates of their own.
+        seed: Of the batches.
+        steps: How many.
+        lr: The highest rate.
+        device: Where.
+        guide: What fades beside its chains.
+    """
+    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(
         groups, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"
     )

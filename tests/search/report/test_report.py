@@ -85,6 +85,7 @@ def test_the_json_has_its_schema(result: SearchResult) -> None:
         "request",
         "recommendations",
         "finalists",
+        "structures",
         "trials",
         "front",
         "space",

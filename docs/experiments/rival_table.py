@@ -1,0 +1,191 @@
+"""One table of chains and their rivals: speed, operations, weights, error of fitting, accuracy.
+
+A dense network learns one of the tasks of training_recipes.py. Then its large layers are replaced,
+by each structure at each budget: its operator with the most weights is fitted to the trained
+matrices, timed beside the dense layer as a search times it, and the network is fine-tuned for as
+many steps as every other. Each takes the learning rate that was the best for it in a sweep of half
+as long trainings. The dense network is trained on alike, and Strassen-Tile with all of Strassen's
+products, which is exact and has more weights than the dense layer, is a row without a budget.
+
+Rows are kept as they come: the same command goes on where one stopped, on the same machine. What a
+device does not run is not timed; what it would compute is learnt all the same, by its reference.
+
+    python docs/experiments/rival_table.py --task text --out docs/data/rivals-text-gpu.json
+    python docs/experiments/rival_table.py --small --out docs/data/rivals-digits-cpu.json
+    python docs/experiments/rival_table.py --show docs/data/rivals-digits-cpu.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ksopt.errors import InvalidInputError
+from ksopt.measure import device as devices
+from ksopt.operators import registry
+from ksopt.operators.base import StructuredOperator
+from ksopt.operators.strassen_tile import StrassenTile
+from ksopt.patterns.size import Dims
+from recipes import tasks
+from recipes.tasks import Task
+from recipes.training import learn
+from rivals.choosing import chosen
+from rivals.measuring import Bench
+from rivals.network import matrix_of, new_network, sizes_of
+from rivals.rows import DENSE, Row, Table, markdown
+
+TASKS = {"digits": tasks.digits, "text": tasks.text}
+BUDGETS = ("25%", "57%")  # 2:4 has 56.25 % in 16 bit
+RATES = (1e-3, 4e-3, 1.6e-2)
+_DENSE_RATE, _DENSE_SEED = 4e-3, 0
+# Of the device's record: what a speed depends on.
+_MACHINE = ("name", "type", "capability", "driver", "cuda", "threads", "torch", "ksopt", "commit")
+Operators = Mapping[Dims, StructuredOperator]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        if given.show is not None:
+            print(markdown(Table.read(given.show)), end="")
+        else:
+            print(markdown(_run(given)), end="")
+    except InvalidInputError as error:
+        print(f"rival_table.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--task", default="digits", choices=list(TASKS), help="what is learnt (%(default)s)")
+    add("--structures", default=",".join(registry.names()), help="joined by commas (all)")
+    add("--budgets", nargs="+", default=list(BUDGETS), help="as for ksopt search (25%% 57%%)")
+    add("--device", default="auto", help="as for ksopt search")
+    add("--small", action="store_true", help="small networks, few steps: minutes on a CPU")
+    add("--steps", type=int, help="of a fine-tuning (half of the task's own number)")
+    add("--rates", type=float, nargs="+", default=list(RATES), help="learning rates to choose from")
+    add("--seeds", type=int, default=3, help="fine-tunings of each row (%(default)s)")
+    where = parser.add_mutually_exclusive_group(required=True).add_argument
+    where("--out", type=Path, metavar="FILE", help="rows as JSON; the trained network lies beside")
+    where("--show", type=Path, metavar="FILE", help="print the table of such a file, measure none")
+    return parser
+
+
+def _run(given: argparse.Namespace) -> Table:
+    device = devices.resolve(given.device)
+    task = TASKS[given.task](device, given.small)
+    names = given.structures.split(",")
+    for name in names:
+        if name != registry.KRONECKER:
+            registry.structure_of(name)
+    settings: dict[str, Any] = {
+        "task": given.task,
+        "small": given.small,
+        "structures": names,
+        "budgets": given.budgets,
+        "steps": given.steps or max(3, task.steps // 2),
+        "dense_steps": task.steps,
+        "rates": given.rates,
+        "seeds": given.seeds,
+        "dtype": "bfloat16" if device.type == "cuda" else "float32",
+    }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    record = devices.record(device)
+    weights = given.out.with_suffix(".pt")
+    dense = _trained(task, weights, device)
+    sizes = sizes_of(task, dense)
+    about = {"name": task.name, "data": task.data, "rows": sizes.rows}
+    machine = {name: value for name, value in asdict(record).items() if name in _MACHINE}
+    table = _begun(given.out, Table(machine, settings, about))
+    bench = Bench(
+        task,
+        dense,
+        sizes,
+        device,
+        settings["dtype"],
+        settings["steps"],
+        given.rates,
+        given.seeds,
+        record.commit,
+        _told,
+    )
+    known = {(row.structure, row.budget) for row in table.rows}
+    for structure, budget, operators in _asked(names, given.budgets, bench):
+        if (structure, budget) not in known:
+            row: Row = bench.row(structure, budget, operators)
+            table = replace(table, rows=(*table.rows, row))
+            table.write(given.out)
+    weights.unlink(missing_ok=True)  # it served those who go on
+    return table
+
+
+def _begun(file: Path, new: Table) -> Table:
+    """The table that a file has, if it is of the same; a new one where there is none."""
+    if not file.exists():
+        return new
+    old = Table.read(file)
+    for what in ("settings", "task"):
+        if getattr(old, what) != getattr(new, what):
+            raise InvalidInputError(f"{file} is of other {what}: give another file")
+    if old.machine["name"] != new.machine["name"]:
+        raise InvalidInputError(
+            f"{file} was measured on {old.machine['name']}, this is {new.machine['name']}: give "
+            "another file"
+        )
+    return old
+
+
+def _trained(task: Task, file: Path, device: torch.device) -> nn.Module:
+    """The trained dense network, from a file where an earlier run left it."""
+    torch.manual_seed(_DENSE_SEED)
+    model = new_network(task).to(device)
+    if file.exists():
+        model.load_state_dict(torch.load(file, map_location=device, weights_only=True))
+        return model
+    run = learn(task, model, model.parameters(), _DENSE_SEED, task.steps, _DENSE_RATE, device)
+    _told(f"dense network: accuracy {run.points[-1].accuracy:.3f}")
+    torch.save(model.state_dict(), file)
+    return model
+
+
+def _asked(
+    names: Sequence[str], budgets: Sequence[str], bench: Bench
+) -> Iterator[tuple[str, str, Operators | None]]:
+    """The rows: structure, budget and operators by size; the dense network first."""
+    yield DENSE, "", None
+    sizes = bench.sizes.names
+    for budget in budgets:
+        for name in names:
+            found = {
+                dims: chosen(name, budget, dims, matrix_of(bench.dense, layers[0]))
+                for dims, layers in sizes.items()
+            }
+            whole = {dims: one for dims, one in found.items() if one is not None}
+            if len(whole) < len(sizes):
+                _told(f"{name} {budget}: it has no operator of so few weights")
+            else:
+                yield name, budget, whole
+    if "strassen-tile" in names:
+        exact = {dims: StrassenTile(dims.in_features, dims.out_features, 2, 7) for dims in sizes}
+        yield "strassen-tile", "", exact
+
+
+def _told(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

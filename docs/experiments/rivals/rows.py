@@ -1,0 +1,175 @@
+"""The rows of a comparison as JSON, and as the one table of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ksopt.errors import InvalidInputError
+from ksopt.report import tables
+from ksopt.system.atomic_files import write_whole
+
+SCHEMA = "ksopt.rivals/1"
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The product of a structure's operator for one layer size, beside the dense layer's.
+
+    Args:
+        dims: INxOUT.
+        layers: How many layers of the network have that size.
+        operator: Its text.
+        parameters: What a budget counts of one layer.
+        flops: Of one layer's product.
+        latency_us: Of one layer's product; None where it does not run.
+        dense_us: The dense layer's, measured in turns with it; None where it does not run.
+        refusal: Why it was not timed; None where it was.
+    """
+
+    dims: str
+    layers: int
+    operator: str
+    parameters: int
+    flops: int
+    latency_us: float | None
+    dense_us: float | None
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A structure at a budget in the place of the network's large layers.
+
+    Args:
+        structure: Its name, or "dense".
+        budget: As a search is asked for it; empty for what no budget allows.
+        speeds: One for each layer size.
+        fit_error: Of all fitted matrices together, in the Frobenius norm.
+        fitted_accuracy: On what is held out, right after the fit.
+        lr: The rate that was the best in the sweep.
+        accuracies: On what is held out, after each fine-tuning.
+        losses: The same, in nats.
+        commit: Of ksopt.
+    """
+
+    structure: str
+    budget: str
+    speeds: tuple[Speed, ...]
+    fit_error: float
+    fitted_accuracy: float
+    lr: float
+    accuracies: tuple[float, ...]
+    losses: tuple[float, ...]
+    commit: str | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Time of all layers' products over the dense layers'; None where one does not run."""
+        if any(one.latency_us is None or one.dense_us is None for one in self.speeds):
+            return None
+        ours = sum(one.layers * (one.latency_us or 0.0) for one in self.speeds)
+        return ours / sum(one.layers * (one.dense_us or 0.0) for one in self.speeds)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All of a comparison.
+
+    Args:
+        machine: What it was measured on (`ksopt.measure.device.record`).
+        settings: What it was asked.
+        task: What the data is, and what the dense network has learnt of it.
+        rows: As far as it came.
+    """
+
+    machine: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    task: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+
+    def write(self, file: Path) -> None:
+        """Keep it, whole or not at all."""
+        write_whole(file, json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> Table:
+        """What `write` kept.
+
+        Raises:
+            InvalidInputError: The file is of another schema.
+        """
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.pop("schema", None) != SCHEMA:
+            raise InvalidInputError(f"{file} is none of {SCHEMA}")
+        rows = tuple(_row(**row) for row in content.pop("rows"))
+        return cls(**content, rows=rows)
+
+
+def _row(speeds: Any, accuracies: Any, losses: Any, **rest: Any) -> Row:
+    return Row(
+        speeds=tuple(Speed(**one) for one in speeds),
+        accuracies=tuple(accuracies),
+        losses=tuple(losses),
+        **rest,
+    )
+
+
+def markdown(table: Table) -> str:
+    """The table, what it was measured on, and why cells are empty."""
+    dense = next((row for row in table.rows if row.structure == DENSE), None)
+    cells = [_cells(row, dense) for row in table.rows]
+    heads = ["budget", "structure", "operator of the first layer", ">weights", ">operations"]
+    heads += [">time", ">error of the fit", ">fitted", ">fine-tuned", ">over the seeds", ">lr"]
+    machine, task = table.machine, table.task
+    commits = sorted({row.commit or "unknown" for row in table.rows})
+    lines = [
+        f"{task['name']} ({task['data']}). {table.settings['steps']} steps of fine-tuning after "
+        f"{table.settings['dense_steps']} of the dense network, {table.settings['seeds']} seeds. "
+        f"Measured on {machine['name']} ({machine['threads']} threads of torch {machine['torch']}) "
+        f"in {table.settings['dtype']}, {task['rows']:,} rows, commit {', '.join(commits)}.",
+        "",
+        tables.of(heads, cells).markdown(),
+    ]
+    refused = {
+        f"{row.structure} was not timed: {one.refusal}."
+        for row in table.rows
+        for one in row.speeds
+        if one.refusal is not None
+    }
+    return "\n".join([*lines, *(["", " ".join(sorted(refused))] if refused else [])]) + "\n"
+
+
+def _cells(row: Row, dense: Row | None) -> list[str]:
+    weights = operations = "100%"
+    if dense is not None:
+        weights = _share([one.layers * one.parameters for one in row.speeds], dense, "parameters")
+        operations = _share([one.layers * one.flops for one in row.speeds], dense, "flops")
+    low, high = min(row.accuracies), max(row.accuracies)
+    return [
+        row.budget or "-",
+        row.structure,
+        row.speeds[0].operator,
+        weights,
+        operations,
+        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        f"{row.fit_error:.3f}",
+        _percent(row.fitted_accuracy),
+        _percent(statistics.mean(row.accuracies)),
+        f"{100 * low:.1f} to {100 * high:.1f}",
+        f"{row.lr:g}",
+    ]
+
+
+def _share(counts: Sequence[int], dense: Row, of: str) -> str:
+    whole = sum(one.layers * getattr(one, of) for one in dense.speeds)
+    return f"{100 * sum(counts) / whole:.1f}%"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
