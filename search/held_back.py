@@ -1,0 +1,37 @@
+"""Whether other work of the machine held back what was timed."""
+
+from __future__ import annotations
+
+from ksopt.search import suspect_dense
+from ksopt.search.report import phrases
+from ksopt.search.results import Finalist
+
+_MOST_NOISE = 0.5
+"""Spread over the median at which a reader is warned."""
+
+
+def is_noisy(finalist: Finalist) -> bool:
+    """Whether the times of a chain, or those of the dense layer beside it, spread widely."""
+    return _noise(finalist) > _MOST_NOISE
+
+
+def why(finalist: Finalist) -> str:
+    """What a reader is told where a time cannot be trusted; empty where both can.
+
+    It spreads widely, or a chain takes it in the final and took far less in its trial.
+    """
+    alone_us = finalist.in_trial_us
+    if is_noisy(finalist):
+        seen = (
+            f"The middle 60% of the times spread over {100 * _noise(finalist):.0f}% of their "
+            "median."
+        )
+    elif alone_us and suspect_dense.is_suspect(finalist.latency.median_us, alone_us):
+        seen = f"In its trial the chain took {phrases.microseconds(alone_us)}."
+    else:
+        return ""
+    return f"{seen} Something else was using the machine: measure again when it is idle."
+
+
+def _noise(finalist: Finalist) -> float:
+    return max(finalist.latency.noise, finalist.dense.noise)
