@@ -250,7 +250,7 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
         f"The dense layer takes {phrases.timed(chosen.dense)}."
     )
     speed = f"It is {phrases.times(chosen.ratio)} the dense layer."
-    if verdict is Verdict.NO_DIFFERENCE and held_back.is_noisy(chosen):
+    if verdict is Verdict.NO_DIFFERENCE and held_back.is_noisy(chosen.latency, chosen.dense):
         text = (
             f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
             f"dense layer. {evidence}"
