@@ -200,8 +200,10 @@ def for_terminal(stream: TextIO, quiet: bool = False) -> Progress:
 def _display_of_notebook() -> Any:
     """IPython's display, where a notebook's kernel runs this; else None."""
     ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return None if getattr(shell, "kernel", None) is None else getattr(ipython, "display", None)
+    if ipython is None:
+        return None
+    is_notebook = getattr(ipython.get_ipython(), "kernel", None) is not None
+    return ipython.display if is_notebook else None
 
 
 class _Best:

@@ -8,7 +8,7 @@ from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.operators.registry import name_of
 from ksopt.patterns.chain import Chain
 from ksopt.patterns.size import Budget
-from ksopt.search import metrics, suspect_dense
+from ksopt.search import held_back, metrics, suspect_dense
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.objectives import DENSE
@@ -23,8 +23,6 @@ FINALISTS_PER_STEP = 3
 LEAST_SPEEDUP = 1.1
 """How many times as fast as dense a recommended chain is, where the request asks for nothing else:
 less is not worth the error that a chain costs."""
-# Spread over the median at which a reader is warned.
-_BUSY_NOISE = 0.5
 
 
 def least_speedup(request: SearchOptions) -> float:
@@ -116,6 +114,7 @@ def finalists(
                 retimed=final is not None,
                 values={**trial.values, **again},
                 dense_values=dense_values,
+                in_trial_us=None if trial.latency is None else trial.latency.median_us,
             )
         )
     return tuple(sorted(standing, key=lambda f: f.latency.median_us if f.retimed else f.ratio))
@@ -254,8 +253,7 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
         f"The dense layer takes {phrases.timed(chosen.dense)}."
     )
     speed = f"It is {phrases.times(chosen.ratio)} the dense layer."
-    is_noisy = max(chosen.latency.noise, chosen.dense.noise) > _BUSY_NOISE
-    if verdict is Verdict.NO_DIFFERENCE and is_noisy:
+    if verdict is Verdict.NO_DIFFERENCE and held_back.is_noisy(chosen.latency, chosen.dense):
         text = (
             f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
             f"dense layer. {evidence}"
@@ -286,19 +284,8 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             f" No chain uses {step.requested:,} weights or more within this budget. Those of "
             f"{step.least:,} come closest."
         )
-    if is_noisy:
-        text += f" {busy(chosen)}"
+    if doubt := held_back.why(chosen):
+        text += f" {doubt}"
     if not chosen.retimed:
         text += " These are the trials' times: the search was stopped before the final."
     return text
-
-
-def busy(finalist: Finalist) -> str:
-    """What a reader is told where the times spread widely; empty where they do not."""
-    noise = max(finalist.latency.noise, finalist.dense.noise)
-    if noise <= _BUSY_NOISE:
-        return ""
-    return (
-        f"The middle 60% of the times spread over {100 * noise:.0f}% of their median. Something "
-        "else was using the machine: measure again when it is idle."
-    )

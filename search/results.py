@@ -108,6 +108,7 @@ class Finalist:
         values: Its metrics besides latency and weights, by name: measured after the final where a
             metric is measured again then, its trial's otherwise.
         dense_values: The dense layer's, of those measured after the final.
+        in_trial_us: Its latency in its trial; None where that is not known.
     """
 
     facts: ChainFacts
@@ -118,6 +119,7 @@ class Finalist:
     retimed: bool
     values: Mapping[str, float] = field(default_factory=dict)
     dense_values: Mapping[str, float] = field(default_factory=dict)
+    in_trial_us: float | None = None
 
     @property
     def ratio(self) -> float:

@@ -86,7 +86,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="STEPS",
         help="steps of gradient refinement of chains of three factors or more (%(default)s)",
     )
-    how("--device", default="cpu", help="where to compute: cpu (default), cuda, cuda:1, ...")
+    how(
+        "--device", default="cpu", help="where to compute: cpu (default), cuda, cuda:1, ... or auto"
+    )
     how("--out", metavar="FOLDER", help="a new folder for the result")
     how("--dry-run", action="store_true", help="say what would be converted, and stop")
 

@@ -66,7 +66,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="see below; may be given several times",
     )
     how("--dtype", default="float32", help="of the model: float32 (default), float16 or bfloat16")
-    how("--device", default="cpu", help="cpu (default), cuda, cuda:1, ...")
+    how("--device", default="cpu", help="cpu (default), cuda, cuda:1, ... or auto")
     how("--train", action="store_true", help="in training mode, with gradients")
     how("--dynamic", action="store_true", help="as torch.compile(dynamic=True)")
     ask = command.add_argument_group("what is asked").add_argument
@@ -85,12 +85,13 @@ def run(given: argparse.Namespace) -> int:
     import torch
 
     from ksopt.compile.explain import explain
+    from ksopt.measure import device as devices
     from ksopt.system.user_code import build_model
 
     if given.dtype not in ("float32", "float16", "bfloat16"):
         raise InvalidInputError(f"--dtype {given.dtype!r}: it must be float32, float16 or bfloat16")
     out = _checked_out(given.out)
-    device = _checked_device(given.device)
+    device = devices.resolve(given.device)
     inputs = [_tensor(text, given.dtype, device) for text in given.input]
     model = build_model(given.model, sys.stderr)
     model = model.to(device=device, dtype=getattr(torch, given.dtype)).train(given.train)
@@ -170,20 +171,6 @@ def _tensor(text: str, dtype: str, device: torch.device) -> Any:
         return torch.zeros(numbers, dtype=kind, device=device)
     except RuntimeError as error:  # sizes that no tensor has, though it would be empty
         raise InvalidInputError(f"--input {text}: {reason(error).splitlines()[0]}") from None
-
-
-def _checked_device(text: str) -> torch.device:
-    import torch
-
-    from ksopt.measure import device as devices
-
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise InvalidInputError(f"--device {text!r}: write cpu, cuda, cuda:1, ...") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidInputError(f"--device {text}: torch {torch.__version__} sees no CUDA device")
-    return devices.resolve(text if device.type == "cuda" else device.type)
 
 
 def _checked_out(text: str | None) -> Path | None:

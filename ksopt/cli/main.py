@@ -25,6 +25,7 @@ from ksopt.cli import space as space_command
 from ksopt.cli.parser import Parser, add_command
 from ksopt.cli.verbosity import logged
 from ksopt.errors import InvalidInputError, KsoptError
+from ksopt.system.device_words import refuse_absent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = given.run
     try:
         with logged(given.verbose, sys.stderr):
+            refuse_absent(getattr(given, "device", "auto"))
             code = run(given)
             sys.stdout.flush()  # a reader that has gone is noticed here, not at exit
             return code

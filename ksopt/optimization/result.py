@@ -13,9 +13,14 @@ from ksopt.conversion.plan import Plan
 from ksopt.optimization.speed import Speed
 from ksopt.report import document
 from ksopt.report.document import Fact, Section
+from ksopt.search.held_back import is_noisy
 from ksopt.search.report import phrases
 from ksopt.search.results import SearchResult
 
+_IDLE = (
+    "Call it again when the machine is idle: something else was using it, for the model's times "
+    "spread widely."
+)
 # Layers that a printed result lists as left dense.
 _SHOWN = 8
 
@@ -71,7 +76,9 @@ class Optimized:
     def next_steps(self) -> tuple[str, ...]:
         """What to do next, a sentence each."""
         if self.conversion is None:
+            busy = self.speed is not None and is_noisy(self.speed.dense, self.speed.chains)
             return (
+                *((_IDLE,) if busy else ()),
                 f"Read why, layer by layer: {self.report}",
                 "Try a smaller budget, larger inputs or lower precision: chains win where layers "
                 "are large.",

@@ -20,6 +20,7 @@ from ksopt.conversion.resolve import resolve
 from ksopt.errors import InvalidInputError
 from ksopt.measure.timing import Comparison
 from ksopt.optimization.result import Optimized
+from ksopt.optimization.selection import slight_layers, uncalled_layers
 from ksopt.optimization.speed import Speed, measure_calls, measure_steps, own_loss
 from ksopt.patterns.size import Dims
 from ksopt.search.layers import words
@@ -100,12 +101,13 @@ def optimize(
     layers_of_model(model, "the model", **names)  # refused before the model is run
     with evaluating(model):
         rows = call.rows(model)
-    uncalled = _uncalled(model, rows)
+    uncalled = uncalled_layers(model, rows)
+    slight = {} if names["include"] else slight_layers(model, rows)
     result = search(
         model,
         budget if isinstance(budget, str) else repr(budget),
         include=names["include"],
-        exclude=(*names["exclude"], *uncalled),
+        exclude=(*names["exclude"], *uncalled, *slight),
         quiet=quiet,
         **batch_of(model, rows) | {"train": mode == "training"} | options,
     )
@@ -118,7 +120,7 @@ def optimize(
             Optimized, plan=plan, report=result.folder / "report.html", mode=mode, search=result
         )
         _, planned_dense = resolve(model, plan, (), ())
-        dense = _reasons(model, result, planned_dense, uncalled)
+        dense = _reasons(model, result, planned_dense, uncalled) | slight
         conversion = _converted(model, plan, max_error, refine, progress)
         dense |= {name: why for name, why in conversion.dense.items() if name not in dense}
         compiled, reason = model, _why_none(result, conversion)
@@ -177,16 +179,6 @@ def _device(model: nn.Module) -> torch.device:
             "to one"
         )
     return torch.device(placement(model).get("device", "cpu"))
-
-
-def _uncalled(model: nn.Module, rows: Mapping[str, int]) -> tuple[str, ...]:
-    """Layers that the inputs do not reach, or whose weight is read by something else."""
-    names = [place.name for place in find(model)[0]]
-    if not any(name in rows for name in names):
-        raise InvalidInputError(
-            "optimize: none of the model's linear layers is called with these inputs"
-        )
-    return tuple(name for name in names if name not in rows)
 
 
 def _reasons(

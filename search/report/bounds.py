@@ -126,14 +126,14 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
     moved, flops = sum(one.bytes_moved for one in factors), sum(one.flops for one in factors)
     binding = [one.memory_bound for one in factors]
     if len(factors) == 1:
-        bound = f"it is {_BINDS[binding[0]]}-bound"
+        bound = f" it is {_BINDS[binding[0]]}-bound, and the"
     elif len(set(binding)) == 1:
-        bound = f"all its factors are {_BINDS[binding[0]]}-bound"
+        bound = f" all its factors are {_BINDS[binding[0]]}-bound, and the"
     else:
         named = ", ".join(
             f"factor {place} {_BINDS[one]}-bound" for place, one in enumerate(binding, start=1)
         )
-        bound = f"of its factors, {named}"
+        bound = f", {named}. The"
     is_chain = isinstance(finalist.facts.chain, Chain)
     counted = ", its factors' inputs and outputs counted" if is_chain else ""
     floor = sum(one.floor_us for one in factors)
@@ -144,7 +144,7 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
     return (
         f"{finalist.facts.chain} computes {_against(dense.flops, flops)} the dense layer. It moves "
         f"{_against(dense.bytes_moved, moved)} it{counted}. By "
-        f"this device's roofline {bound}, and the dense layer is "
+        f"this device's roofline{bound} dense layer is "
         f"{_BINDS[dense.memory_bound]}-bound. The floors are {phrases.microseconds(floor)} and "
         f"{phrases.microseconds(dense.floor_us)}. "
         f"The {'chain' if is_chain else 'operator'} reaches an efficiency of {reached:.2f}, the "

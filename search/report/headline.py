@@ -8,10 +8,10 @@ from functools import partial
 from ksopt.measure.timing import Comparison, compare
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Fact, Section
-from ksopt.search import diagnostics, metrics, suspect_dense
+from ksopt.search import diagnostics, held_back, metrics, suspect_dense
 from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
-from ksopt.search.recommend import busy, least_speedup
+from ksopt.search.recommend import least_speedup
 from ksopt.search.report import answers, phrases, result_tables
 from ksopt.search.report.overview import Series, overview_plot
 from ksopt.search.report.plots import beyond, figure, latency_plot
@@ -29,7 +29,7 @@ def of_layer(layer: LayerResult) -> Section:
     caption = (
         "Each point is a chain, each ring the fastest of a budget. Squares have one factor, "
         "circles two, triangles three. The stepped line joins the chains that no other beats in "
-        "both. Points are of the trials; the final timed the best again, and the answer is its."
+        "both. Points are of the trials. The final timed the best of them again, and decides."
     )
     if any(not isinstance(trial.facts.chain, Chain) for trial in layer.trials):
         caption += " Diamonds are operators of other structures."
@@ -79,7 +79,7 @@ def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
         if answer.verdict is Verdict.USE and answer.chosen is not None
     ]
     answer, fastest = min(others, key=lambda one: one[1].latency.median_us)
-    if compare(fastest.latency, chosen.latency) is not Comparison.FASTER or busy(fastest):
+    if compare(fastest.latency, chosen.latency) is not Comparison.FASTER or held_back.why(fastest):
         return ""
     return (
         f" The chain of {answer.budget.text} is faster, {1 / fastest.ratio:.2f}x against "
@@ -131,7 +131,7 @@ def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
 def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
     dense, drift = suspect_dense.dense_layer(layer), diagnostics.drift(layer)
     name = "how sure"
-    if (dense is not None and dense.is_strange) or busy(shown):
+    if (dense is not None and dense.is_strange) or held_back.why(shown):
         return Fact("doubtful", name, "the warning below says why")
     if not shown.retimed:
         return Fact("a first guess", name, "stopped before the final")
@@ -144,7 +144,7 @@ def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
 
 def _warnings(layer: LayerResult, shown: Finalist | None) -> list[str]:
     warnings = [*answers.stopped(layer), *answers.layer_warnings(layer)]
-    return [*warnings, *(() if shown is None else filter(None, [busy(shown)]))]
+    return [*warnings, *(() if shown is None else filter(None, [held_back.why(shown)]))]
 
 
 def of_search(result: SearchResult) -> Section:

@@ -150,6 +150,20 @@ def test_help_needs_no_heavy_package() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("device", ["cdua", "cuda"])
+def test_a_device_that_cannot_be_here_is_refused_before_torch_is_imported(device: str) -> None:
+    """An import of torch takes seconds. The driver is one that no machine has."""
+    script = (
+        "import sys; from ksopt.cli.main import main; from ksopt.system import device_words\n"
+        "device_words._DRIVER = 'libno_such_driver.so.1'\n"
+        f"code = main(['search', '768x3072', '--device', {device!r}])\n"
+        "sys.exit(code if 'torch' not in sys.modules else 'torch was imported')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert f"device '{device}' is not available" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_search_prints_a_table_and_where_the_report_is(

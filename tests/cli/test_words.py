@@ -61,6 +61,7 @@ def test_a_space_of_a_size(capsys: pytest.CaptureFixture[str]) -> None:
         (("search", "8x8", "--buget=25%"), "did you mean '--budget'?"),
         (("search", "8x8", "--dtype", "flaot16"), "did you mean 'float16'?"),
         (("search", "8x8", "--layout", "batchlast"), "did you mean 'batch_last'?"),
+        (("search", "8x8", "--device", "cdua"), "did you mean 'cuda'?"),
         (("search", "8x8", "--objective", "latnecy"), "did you mean 'latency'?"),
         (("search", "8x8", "--families", "monach"), "did you mean 'monarch'?"),
         (("search", "8x8", "--epilogue", "bais"), "did you mean 'bias'?"),

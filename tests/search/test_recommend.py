@@ -95,6 +95,15 @@ def test_a_busy_machine_is_told_of() -> None:
     assert "idle" not in recommend(space(*LADDER[:1]), calm)[0].sentence
 
 
+def test_a_chain_that_was_held_back_in_the_final_alone_is_told_of() -> None:
+    final = {"dense": time_of(16_355), str(SMALL): time_of(40_015)}
+    standing = finalists([trial(0, SMALL, 7_938, dense_us=14_560)], final)
+    (answer,) = recommend(space(*LADDER[:1]), standing)
+    assert answer.verdict is Verdict.KEEP_DENSE
+    assert "In its trial the chain took 7,938 us." in answer.sentence
+    assert "idle" in answer.sentence
+
+
 def test_a_final_whose_dense_layer_is_strangely_slow_does_not_recommend() -> None:
     final = {"dense": time_of(13_800), str(SMALL): time_of(370)}
     standing = finalists([trial(0, SMALL, 160, dense_us=147)], final)

@@ -76,6 +76,28 @@ def test_a_sentence_for_each_chain(result: SearchResult) -> None:
     assert sentence.endswith(f": {less:.1f} times less to do, done {better:.1f} times as well.")
 
 
+def test_factors_that_are_bound_differently_are_named_in_a_short_sentence(
+    result: SearchResult,
+) -> None:
+    (layer,) = result.layers
+    (answer,) = layer.recommendations
+    assert answer.chosen is not None
+    chain = Chain.parse("(1,64,32,1)*(32,1,1,1)*(32,1,1,1)")
+    chosen = replace(answer.chosen, facts=replace(answer.chosen.facts, chain=chain))
+    fast_memory = replace(DEVICE, bandwidth=2e10)
+    request = replace(layer.request, batch=4096)
+    (sentence,) = bounds.sentences(
+        replace(
+            layer,
+            request=request,
+            roofline=fast_memory,
+            recommendations=(replace(answer, chosen=chosen),),
+        )
+    )
+    named = "factor 1 compute-bound, factor 2 memory-bound, factor 3 memory-bound."
+    assert f"By this device's roofline, {named} The dense layer is compute-bound." in sentence
+
+
 @pytest.mark.parametrize(
     ("floor", "dense_floor", "reached", "dense_reached", "reason"),
     [
