@@ -29,7 +29,7 @@ def of_layer(layer: LayerResult) -> Section:
     caption = (
         "Each point is a chain, each ring the fastest of a budget. Squares have one factor, "
         "circles two, triangles three. The stepped line joins the chains that no other beats in "
-        "both. Points are of the trials. The final timed the best of them again, and decides."
+        "both. The best stand where the final timed them again, which decides."
     )
     if any(not isinstance(trial.facts.chain, Chain) for trial in layer.trials):
         caption += " Diamonds are operators of other structures."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ksopt.patterns.chain import Chain
 from ksopt.report import svg
@@ -14,7 +14,7 @@ from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Box, Scale, beside
-from ksopt.search.results import LayerResult, Recommendation, TrialRecord
+from ksopt.search.results import Finalist, LayerResult, Recommendation, TrialRecord
 
 WIDE, NARROW = (800, 376), (360, 340)
 _SHOWN_TIMES_DENSE = 4.0
@@ -31,7 +31,9 @@ def latency_plot(
     """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
 
     A point is a trial. Its height is its latency over the dense layer's, as measured in turns with
-    it, times the dense layer's latency of the final: so points of several runs share one scale.
+    it, times the dense layer's latency of the final: so points of several runs share one scale. A
+    finalist stands where the final, which takes longer, has timed it. The stepped line joins what
+    no other point beats in both.
 
     Args:
         result: Of the layer.
@@ -41,10 +43,10 @@ def latency_plot(
     measured = [trial for trial in result.trials if trial.ratio is not None]
     if not measured or not result.finalists:
         return ""
-    dense_us = _dense_us(result)
+    dense_us, latency_us = _dense_us(result), _latencies(result)
 
     def place(trial: TrialRecord) -> tuple[float, float]:
-        return float(trial.facts.nnz), _latency_us(trial, dense_us)
+        return float(trial.facts.nnz), latency_us(trial)
 
     most = max(result.request.steps[-1].parameters, *(trial.facts.nnz for trial in measured))
     least = min(trial.facts.nnz for trial in measured)
@@ -63,8 +65,7 @@ def latency_plot(
         parts.append(svg.text(x, axes.top - 6, answer.budget.text, "middle", "budget-text"))
     dense = f"dense {phrases.microseconds(dense_us)}"
     parts += axes.dense_line(dense_us, dense)
-    front = pareto_front(admitted(measured, result.request), (PARAMETERS, LATENCY))
-    parts += axes.steps(map(place, front))
+    parts += axes.steps(_lowest(map(place, admitted(measured, result.request))))
     named = None if chosen is None or chosen.chosen is None else chosen.chosen.trial
     taken = [axes.dense_box(dense_us, dense)]
     parts += _marks(result, measured, axes, place, named=named, taken=taken)
@@ -77,8 +78,8 @@ def latency_plot(
 
 def beyond(result: LayerResult) -> str:
     """That some chains are too slow for the plots of latency; nothing where none is."""
-    most, dense_us = _most_us(result), _dense_us(result)
-    times = [_latency_us(trial, dense_us) for trial in result.trials if trial.ratio is not None]
+    most, latency_us = _most_us(result), _latencies(result)
+    times = [latency_us(trial) for trial in result.trials if trial.ratio is not None]
     slower = sum(time > most for time in times)
     if not slower:
         return ""
@@ -93,9 +94,30 @@ def _dense_us(result: LayerResult) -> float:
     return finals[0] if finals else next(trials, 1.0)
 
 
-def _latency_us(trial: TrialRecord, dense_us: float) -> float:
+def _latencies(result: LayerResult) -> Callable[[TrialRecord], float]:
     """A trial's latency beside the dense layer's of the final, so that runs share one scale."""
-    return dense_us * (trial.ratio_seen or 1.0)
+    dense_us = _dense_us(result)
+    finals = _retimed(result)
+
+    def latency_us(trial: TrialRecord) -> float:
+        final = finals.get(trial.number)
+        return dense_us * (trial.ratio_seen or 1.0 if final is None else final.ratio)
+
+    return latency_us
+
+
+def _retimed(result: LayerResult) -> dict[int, Finalist]:
+    """The finalists that the final has timed, by their trials."""
+    return {one.trial: one for one in result.finalists if one.retimed}
+
+
+def _lowest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those that no other beats in both, from left to right."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(points):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
 
 
 def _most_us(result: LayerResult) -> float:
@@ -105,8 +127,8 @@ def _most_us(result: LayerResult) -> float:
 
 
 def _latency_scale(result: LayerResult) -> Scale:
-    dense_us = _dense_us(result)
-    times = [_latency_us(t, dense_us) for t in result.trials if t.ratio_seen is not None]
+    dense_us, latency_us = _dense_us(result), _latencies(result)
+    times = [latency_us(t) for t in result.trials if t.ratio_seen is not None]
     return Scale.around(LATENCY.axis, [dense_us, *times], is_log=True, most=_most_us(result))
 
 
@@ -119,13 +141,13 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
     if metric.plotted_against is None:
         return ""
     against = METRICS[metric.plotted_against]
-    dense_us = _dense_us(result)
+    dense_us, latency_us = _dense_us(result), _latencies(result)
 
     def place(trial: TrialRecord) -> tuple[float, float]:
         x, y = against.of(trial), metric.of(trial)
         assert x is not None
         assert y is not None
-        return _latency_us(trial, dense_us) if against is LATENCY else x, y
+        return latency_us(trial) if against is LATENCY else x, y
 
     trials = [
         trial
@@ -163,7 +185,7 @@ def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) 
     Pruned chains, whose few repeats are less certain, are drawn as crosses.
     """
     points = [
-        (value, trial.ratio_seen, trial)
+        (value, trial)
         for trial in result.trials
         if trial.ratio_seen is not None and (value := predictor.value(trial.facts)) is not None
     ]
@@ -172,15 +194,15 @@ def scatter(result: LayerResult, predictor: Predictor, width: int, height: int) 
     axes = Axes(
         width,
         height,
-        Scale.around(predictor.name, [value for value, _, _ in points], is_log=True),
+        Scale.around(predictor.name, [value for value, _ in points], is_log=True),
         _latency_scale(result),
     )
-    dense_us, tips = _dense_us(result), []
+    dense_us, latencies, tips = _dense_us(result), _latencies(result), []
     parts = [*axes.drawn(), *axes.dense_line(dense_us, "dense")]
-    for value, ratio, trial in points:
-        latency_us = _latency_us(trial, dense_us)
+    for value, trial in points:
+        latency_us = latencies(trial)
         x, y = axes.x(value), axes.y(latency_us)
-        speed = f"{phrases.microseconds(latency_us)}, {phrases.times(ratio)} dense"
+        speed = f"{phrases.microseconds(latency_us)}, {phrases.times(latency_us / dense_us)} dense"
         tips.append(Tip(x, y, (str(trial.facts.chain), f"{predictor.name} {value:.4g}", speed)))
         if trial.state == "pruned":
             parts.append(f'<path class="axis" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>')
@@ -201,12 +223,12 @@ def _marks(
     taken: Sequence[Box] = (),
 ) -> list[str]:
     """A mark for each trial, a ring around each step's fastest chain, and the name of one."""
-    marks, tips = [], []
+    marks, tips, finals = [], [], _retimed(result)
     for trial in trials:
         x_value, y_value = place(trial)
         x, y = axes.x(x_value), axes.y(y_value)
         marks.append(_mark(trial, x, y))
-        tips.append(Tip(x, y, _facts(trial, metric, y_value)))
+        tips.append(Tip(x, y, _facts(trial, finals.get(trial.number), metric, y_value)))
     by_number = {trial.number: trial for trial in trials}
     for answer in result.recommendations:
         if answer.chosen is not None and answer.chosen.trial in by_number:
@@ -219,12 +241,15 @@ def _marks(
     return [*marks, *svg.hover(tips, axes.width, axes.height)]
 
 
-def _facts(trial: TrialRecord, metric: Metric | None, value: float) -> tuple[str, ...]:
-    """What a tip says of a trial."""
+def _facts(
+    trial: TrialRecord, final: Finalist | None, metric: Metric | None, value: float
+) -> tuple[str, ...]:
+    """What a tip says of a trial, by the final's time where that has one."""
     lines = [str(trial.facts.chain)]
-    if trial.ratio is not None and trial.latency is not None:
-        latency = phrases.microseconds(trial.latency.median_us)
-        lines.append(f"{latency}, {phrases.times(trial.ratio)} dense")
+    timed = trial if final is None else final
+    if timed.ratio is not None and timed.latency is not None:
+        latency = phrases.microseconds(timed.latency.median_us)
+        lines.append(f"{latency}, {phrases.times(timed.ratio)} dense")
     lines.append(phrases.weights(trial.facts))
     if metric is not None:
         lines.append(f"{metric.title} {metric.shown(value)}")

@@ -1,5 +1,6 @@
 """The first screen of a report, and its plot, of made-up times."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -59,3 +60,20 @@ def test_a_few_slow_chains_do_not_squash_the_plot(search: Search) -> None:
     squashed = replace(calm, trials=(slow, *trials[1:]))
     assert plots._latency_scale(squashed).high < 500.0  # us; the dense layer takes 100
     assert "1 chain takes more than 400 us" in plots.beyond(squashed)
+
+
+def test_finalists_stand_where_the_final_timed_them(search: Search) -> None:
+    """One that was luckier in its trial than what the final chose does not lie below it."""
+    layer = with_times(search(trials=3), [50.0])
+    trials = [replace(one, latency=exact(20.0), dense=exact(100.0)) for one in layer.trials]
+    answer = layer.recommendations[0]
+    assert answer.chosen is not None
+    others = [one for one in trials if one.number != answer.chosen.trial]
+    slower = [replace(answer.chosen, latency=exact(80.0), trial=one.number) for one in others]
+    layer = replace(layer, trials=tuple(trials), finalists=(answer.chosen, *slower))
+    drawn = plots.latency_plot(layer, answer, *plots.WIDE)
+    (ring,) = re.findall(r'class="chosen" cx="[^"]+" cy="([^"]+)"', drawn)
+    heights = [float(y) for y in re.findall(r'class="point" cx="[^"]+" cy="([^"]+)"', drawn)]
+    assert max(heights) == float(ring)  # the lowest on the page
+    assert "50.0 us" in drawn
+    assert "20.0 us" not in drawn
