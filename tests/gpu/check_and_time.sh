@@ -68,6 +68,9 @@ if command -v compute-sanitizer >/dev/null; then
   sanitize=(compute-sanitizer --error-exitcode 1 --report-api-errors no)
   beside memcheck 300 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py
   beside racecheck 300 "${sanitize[@]}" --tool racecheck "$python" tests/gpu/sanitize.py
+  for kernels in chains weight_grads input_grads chain_grads; do
+    beside "memcheck-$kernels" 200 "${sanitize[@]}" --tool memcheck "$python" tests/gpu/sanitize.py "$kernels"
+  done
 else
   echo "skipped memcheck, racecheck: there is no compute-sanitizer on the PATH"
 fi
