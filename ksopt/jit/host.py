@@ -205,12 +205,15 @@ def _compile(compiler: str, sources: dict[str, str], flags: list[str]) -> bytes:
             (folder / file).write_text(text, encoding="utf-8")
         rules = _rules(compiler, list(_units(sources)), flags)
         (folder / "build.ninja").write_text(rules, encoding="utf-8")
-        done = subprocess.run(
-            children.program([ninja_program(), "-C", name]),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                children.program([ninja_program(), "-C", name]),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            children.end_all_in(folder)
         if done.returncode != 0:
             raise CompilationError(
                 f"the host library does not compile with {compiler}: {done.stdout[-2000:]}"

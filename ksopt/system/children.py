@@ -8,10 +8,13 @@ systems these are plain command lines.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 # The parent may have ended before the system was asked.
 _ASK = """
@@ -43,6 +46,27 @@ def program(words: Sequence[str]) -> list[str]:
         return list(words)
     plain = ("-I", "-S")  # nothing of the user's Python is wanted
     return [sys.executable, *plain, "-c", _ASK + _BECOME, *_parent(signal.SIGTERM), *words]
+
+
+def end_all_in(folder: Path) -> None:
+    """Kill the processes that run in a folder, which nobody else's do.
+
+    A program that is killed leaves those that it has started, a compiler's for the time that they
+    take.
+    """
+    while found := list(_running_in(folder)):
+        for number in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _running_in(folder: Path) -> Iterator[int]:
+    place = folder.resolve()
+    for entry in Path("/proc").glob("[0-9]*"):  # none but on Linux
+        with contextlib.suppress(OSError):
+            if (entry / "cwd").readlink() == place and int(entry.name) != os.getpid():
+                yield int(entry.name)
 
 
 def _parent(number: signal.Signals) -> list[str]:

@@ -3,8 +3,11 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -141,3 +144,44 @@ def test_where_temporary_files_are_in_others_hands_nothing_is_loaded(tmp_path, m
     with pytest.warns(RuntimeWarning, match="shared is writable by other users"):
         reason = host.load()
     assert "shared is writable by other users" in reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say where a process runs")
+def test_nothing_that_a_killed_ninja_has_started_is_left(tmp_path, monkeypatch):
+    """A compiler would run on for as long as it takes, half a minute on a busy machine."""
+    compiler = tmp_path / "slow-c++"
+    compiler.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/number\nexec sleep 100\n")
+    compiler.chmod(0o755)
+    ended = []
+
+    def build():
+        try:
+            host._compile(str(compiler), {"one.cpp": ""}, [])
+        except CompilationError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    number = tmp_path / "number"
+    wait_until(lambda: number.exists() and number.read_text().strip())
+    sleeping = int(number.read_text())
+    os.kill(ninja_above(sleeping), signal.SIGKILL)
+    thread.join(20)
+    assert len(ended) == 1
+    wait_until(lambda: not Path(f"/proc/{sleeping}").exists())
+
+
+def ninja_above(number):
+    """The ninja that has started a process, or what has started it."""
+    while number > 1:
+        number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        if Path(f"/proc/{number}/comm").read_text().strip() == "ninja":
+            return number
+    raise AssertionError("no ninja")
+
+
+def wait_until(is_so):
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
