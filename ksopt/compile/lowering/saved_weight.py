@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 
-from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.nodes import fake_result, memory_of
 from ksopt.compile.capture.values import Contraction, Root, Trace
 from ksopt.compile.lowering.emit import signature
 
@@ -172,13 +172,30 @@ def _leaf(trace: Trace, node: fx.Node) -> Any:
 def _passes_gradients(trace: Trace, node: fx.Node) -> bool:
     """Whether autograd follows a node's value to what requires gradients.
 
-    A view of that made under `no_grad` says that it requires gradients, and nothing flows through
-    it; a view of the view, made outside, is followed again.
+    Nothing that is made under `inference_mode` has gradients, and under `no_grad` nothing but
+    views. Such a view says that it requires them, and passes none; what is made of it outside is
+    followed again.
     """
+    return not _is_made_without(trace, node) and needs_grad(
+        node, lambda one: _is_made_without(trace, one) and not _is_bare_view(trace, one)
+    )
+
+
+def _is_made_without(trace: Trace, node: fx.Node) -> bool:
+    """Whether a tensor is made where no gradients are recorded."""
+    if node.op == "placeholder":
+        return False
+    region, own = trace.regions[node], memory_of(node)
+    is_view = getattr(fake_result(node), "_is_view", bool)()
+    # One that an operation returns as it is (`contiguous`) is not made there.
+    is_same = not is_view and any(memory_of(one) == own for one in node.all_input_nodes)
+    return (region.inference or not region.grad) and not (own is not None and is_same)
+
+
+def _is_bare_view(trace: Trace, node: fx.Node) -> bool:
+    """Whether what is made without gradients is a view that says it requires them."""
     value = fake_result(node)
-    is_view = isinstance(value, Tensor) and value._is_view()
-    made_without = node.op != "placeholder" and not trace.regions[node].grad
-    return needs_grad(node) and not (is_view and made_without)
+    return isinstance(value, Tensor) and value._is_view() and not trace.regions[node].inference
 
 
 @contextlib.contextmanager
@@ -193,8 +210,13 @@ def _in_region(trace: Trace, node: fx.Node, device_type: str) -> Iterator[None]:
         yield
 
 
-def needs_grad(node: fx.Node) -> bool:
-    """Whether a gradient of a node's value is recorded, as far as the graph tells."""
+def needs_grad(node: fx.Node, ends: Callable[[fx.Node], bool] = lambda _: False) -> bool:
+    """Whether a gradient of a node's value is recorded, as far as the graph tells.
+
+    Args:
+        node: of the graph.
+        ends: whether gradients of a node's inputs are none of its.
+    """
     # Dynamo leaves fakes that know; what it has run without gradients may come from a parameter.
     left, seen = [node], {node}
     while left:
@@ -202,7 +224,7 @@ def needs_grad(node: fx.Node) -> bool:
         known = fake_result(one)
         if isinstance(known, Tensor) and known.requires_grad:
             return True
-        before = () if one.op == "placeholder" else one.all_input_nodes
+        before = () if one.op == "placeholder" or ends(one) else one.all_input_nodes
         left += [other for other in before if other not in seen]
         seen.update(before)
     return False

@@ -307,3 +307,30 @@ def test_a_view_made_without_gradients_passes_none():
     expected = step(model, model, x, written, is_leaf=True)
     actual = step(model, compiled, x, written, is_leaf=True)
     torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_computed_without_gradients_has_none(mode):
+    """Autograd then saves no weight for them, and the weight may be written."""
+
+    class Model(Layer):
+        def forward(self, x):
+            x = x @ self.matrix
+            with mode():
+                rows = (x * 2).view(-1, 2, 4, 4)
+            return torch.einsum("nacd,abcd,acd->nabd", rows * 3, self.weight, self.scale)
+
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Parameter(torch.randn(32, 32))
+            self.scale = nn.Parameter(torch.randn(2, 4, 4))
+            self.weight.requires_grad_(False)
+
+    model, x = Model(), torch.randn(5, 32)
+    written = [model.weight]
+    compiled = torch.compile(model, backend=by_eager)
+    expected, actual = step(model, model, x, written), step(model, compiled, x, written)
+    for one, other in zip(expected, actual, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
