@@ -33,6 +33,7 @@ from ksopt.compile.lowering.candidates import (
 from ksopt.compile.lowering.effects import Uses, check, uses
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
+from ksopt.compile.lowering.shared_memory import writes_inputs_that_share
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -282,7 +283,7 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
 
 
 def _written_behind(call: fx.Node, body: fx.Graph, trace: Trace) -> set[fx.Node]:
-    """The inputs and results of a body that are written in place behind its call."""
+    """The inputs and results of a body that may be written in place behind its call."""
 
     def is_written(node: fx.Node) -> bool:
         if node not in trace.memory:
@@ -297,8 +298,9 @@ def _written_behind(call: fx.Node, body: fx.Graph, trace: Trace) -> set[fx.Node]
         if isinstance(outside, fx.Node) and is_written(outside)
     }
     (results,) = next(node for node in body.nodes if node.op == "output").args
+    is_any = writes_inputs_that_share(call.graph, trace)
     for user in call.users:
-        if user.target is operator.getitem and is_written(user):
+        if user.target is operator.getitem and (is_any or is_written(user)):
             result = results[user.args[1]]
             written |= {result} if isinstance(result, fx.Node) else set()
     return written

@@ -43,7 +43,7 @@ class Uses:
         readers: for each product that is needed: the exits and roots that read it.
         dead: nodes that nobody reads any more, in the order of the graph.
         fixed: see `fixed_in_memory`.
-        written: those of them that are written in place.
+        written: those of them that may be no views: they are written in place, for one.
         products: for each root that is computed anew: the product that it is part of.
         held: what products read of the graph's own values: the product, where, and the value.
     """

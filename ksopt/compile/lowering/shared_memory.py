@@ -24,7 +24,7 @@ from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, prod
 def fixed_in_memory(
     graph: fx.Graph, trace: Trace, chosen: Collection[Root]
 ) -> tuple[dict[Root, fx.Node], set[Root]]:
-    """Such results with their first nodes, and those of them that are written in place.
+    """Such results with their first nodes, and those of them that may be no views.
 
     The node that made such a result is replaced by a tensor of its strides, and all its views and
     copies are taken of that as the author took them.
@@ -38,6 +38,7 @@ def fixed_in_memory(
             names.setdefault(view.root, set()).add(node)
     returned = _returned(graph)
     copies = _Copies(graph, trace)
+    inputs_share = writes_inputs_that_share(graph, trace)
     fixed, written = {}, set()
     for root, nodes in names.items():
         sharing = may_share_memory(nodes)
@@ -55,9 +56,21 @@ def fixed_in_memory(
                 "gradients are off, and no node holds it where it is made",
             )
         fixed[root] = first.node
-        if is_written:
+        if is_written or (is_named_twice and inputs_share):
             written.add(root)
     return fixed, written
+
+
+def writes_inputs_that_share(graph: fx.Graph, trace: Trace) -> bool:
+    """Whether two inputs of a graph share memory that it writes.
+
+    AOTAutograd (seen in 2.13) then takes the number of the tensor that two returned views are of
+    for the number of an input, and fails when the graph is called. So such a tensor is returned as
+    it is, as the author's is, and not as a view.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and node in trace.memory]
+    storages = [trace.memory[node][0] for node in inputs]
+    return any(storages.count(one) > 1 and trace.writes.get(one) for one in storages)
 
 
 def _returned(graph: fx.Graph) -> list[fx.Node]:

@@ -119,6 +119,40 @@ def test_a_result_that_is_written_is_no_view(model, features, rewritten):
     torch.testing.assert_close(rewritten(model, x), model(x))
 
 
+class ReturnedTwice(nn.Module):
+    """Two views of a product are returned, and two inputs share memory that is written."""
+
+    def __init__(self, in_a_checkpoint):
+        super().__init__()
+        self.in_a_checkpoint = in_a_checkpoint
+        self.weight = nn.Parameter(torch.randn(2, 8, 2))
+        self.register_buffer("scales", torch.ones(2, 2))
+        self.register_buffer("flat", self.scales.view(-1))
+
+    def forward(self, x):
+        x = torch.sin(x)  # x comes first among the graph's inputs
+        self.flat[0] *= 3
+        x = x * self.scales.view(-1)
+
+        def body(x):
+            return (torch.tanh(x).unflatten(-1, (2, 1, 2)) * self.weight).sum(-1)
+
+        y = checkpoint(body, x, use_reentrant=False) if self.in_a_checkpoint else body(x)
+        return y.reshape(-1, 16), y
+
+
+@pytest.mark.parametrize("in_a_checkpoint", [False, True])
+def test_a_result_that_is_returned_twice_beside_inputs_that_share_memory(
+    in_a_checkpoint, rewritten
+):
+    model, x = ReturnedTwice(in_a_checkpoint), torch.randn(3, 4, requires_grad=True)
+    expected = model(x)
+    model.scales.fill_(1)
+    actual = rewritten(model, x)
+    torch.testing.assert_close(actual, expected)
+    assert actual[0].untyped_storage()._cdata == actual[1].untyped_storage()._cdata
+
+
 class FactorWrittenBehindACheckpoint(nn.Module):
     def __init__(self):
         super().__init__()
