@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ksopt.batched import bmm, bmm_loop, bmm_paper, bmm_prepare, einsum, merged
+from ksopt.batched import Matrices, bmm, bmm_loop, bmm_paper, bmm_prepare, einsum, merged
 from ksopt.patterns.chain import Pattern
-from ksopt.reference import is_batch_last, to_dense
+from ksopt.reference import is_batch_last
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,7 @@ def _einsum_prepare(weight: Tensor, batch_last: bool) -> Tensor:
 
 
 def _expand_prepare(weight: Tensor, batch_last: bool) -> Tensor:
-    a, b, c, d = weight.shape
-    if d == 1:
-        return weight.reshape(a, b, c)
-    blocks = weight.new_zeros(a, b, d, c, d)
-    blocks.diagonal(dim1=2, dim2=4).copy_(weight)
-    return blocks.view(a, b * d, c * d)
+    return Matrices.of_blocks(Pattern(*weight.shape)).prepare(weight)
 
 
 def _expand(
@@ -149,12 +144,7 @@ def _expand(
 ) -> Tensor:
     if pattern.a == 1:
         return _dense(x, weight[0], pattern, batch_last, out)
-    return bmm(x, weight, _expanded(pattern), batch_last, out)
-
-
-@functools.lru_cache(maxsize=1024)
-def _expanded(pattern: Pattern) -> Pattern:
-    return Pattern(pattern.a, pattern.b * pattern.d, pattern.c * pattern.d, 1)
+    return bmm(x, weight, Matrices.of_blocks(pattern).pattern, batch_last, out)
 
 
 # bsr: the block-diagonal matrix of Algorithm 1, [a*b*d, a*c*d], in block compressed sparse rows.
@@ -216,7 +206,7 @@ def _sparse_prepare(weight: Tensor, batch_last: bool) -> Tensor:
 
 
 def _dense_prepare(weight: Tensor, batch_last: bool) -> Tensor:
-    return to_dense(weight)
+    return Matrices.of_all(Pattern(*weight.shape)).prepare(weight)[0]
 
 
 def _dense(

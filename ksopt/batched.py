@@ -1,14 +1,80 @@
 """The product y = x Kᵀ by PyTorch's batched matrix products.
 
-The cores of most of what baselines.py lists: x and y are matrices, the weight is prepared.
+The cores of most of what baselines.py lists: x and y are matrices, the weight is prepared. What
+they are prepared to is `Matrices`: the host library, which multiplies in the same ways where no
+Python is to run (csrc/host/torch_products.cpp), is told by it how.
 """
 
 from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ksopt.patterns.chain import Pattern
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A weight [a, b, c, d] as the matrices of a batched product: where its elements lie in them.
+
+    Attributes:
+        pattern: of the product, by a*d matrices [b, c]: the weight's own or, where the matrices
+            hold zeros, too, that of larger blocks.
+        strides: of the weight's dims in the memory of the matrices, which follow one another.
+
+    Example:
+        >>> Matrices.of_blocks(Pattern(2, 1, 1, 2)).prepare(torch.ones(2, 1, 1, 2))
+        tensor([[[1., 0.],
+                 [0., 1.]],
+        <BLANKLINE>
+                [[1., 0.],
+                 [0., 1.]]])
+    """
+
+    pattern: Pattern
+    strides: tuple[int, int, int, int]
+
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def of(cls, p: Pattern) -> Matrices:
+        """One for each i, j: [a*d, b, c], no zeros."""
+        return cls(p, (p.d * p.b * p.c, p.c, 1, p.b * p.c))
+
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def of_blocks(cls, p: Pattern) -> Matrices:
+        """One for each i, zeros included: [a, b*d, c*d]."""
+        rows, columns = p.b * p.d, p.c * p.d
+        strides = (rows * columns, p.d * columns, p.d, columns + 1)
+        return cls(Pattern(p.a, rows, columns, 1), strides)
+
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def of_all(cls, p: Pattern) -> Matrices:
+        """The full matrix, zeros included: [1, a*b*d, a*c*d]."""
+        rows, columns = p.out_features, p.in_features
+        strides = (p.b * p.d * columns + p.c * p.d, p.d * columns, p.d, columns + 1)
+        return cls(Pattern(1, rows, columns, 1), strides)
+
+    def prepare(self, weight: Tensor) -> Tensor:
+        """The matrices [a*d, b, c]: a view of the weight where they lie in its memory already."""
+        a, b, c, d = self.pattern.weight_shape
+        shape = (a * d, b, c)
+        holds_zeros = math.prod(shape) > weight.numel()
+        if not holds_zeros and self._are_in_place(weight):
+            return weight.as_strided(shape, (b * c, c, 1))
+        made = weight.new_zeros(shape) if holds_zeros else weight.new_empty(shape)
+        made.as_strided(weight.shape, self.strides).copy_(weight)
+        return made
+
+    def _are_in_place(self, weight: Tensor) -> bool:
+        steps = zip(weight.shape, weight.stride(), self.strides, strict=True)
+        return all(size == 1 or step == wanted for size, step, wanted in steps)
+
 
 # Where a result goes. A product is written straight into out; where it has to be permuted, the
 # permuting copy is.
@@ -38,11 +104,9 @@ def merged(y: Tensor, out: Tensor | None, *shape: int) -> Tensor:
 
 
 def bmm_prepare(weight: Tensor, batch_last: bool) -> Tensor:
-    a, b, c, d = weight.shape
-    if d == 1:
-        return weight.squeeze(3)
-    # Contiguous, because for a = 1 the reshape alone would be a view that the GEMM cannot read.
-    return weight.permute(0, 3, 1, 2).reshape(a * d, b, c).contiguous()
+    if weight.shape[3] == 1:
+        return weight.squeeze(3)  # whatever its strides: torch copies what a GEMM cannot read
+    return Matrices.of(Pattern(*weight.shape)).prepare(weight)
 
 
 def bmm(

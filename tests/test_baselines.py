@@ -5,9 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt.baselines import BASELINES, Product
+from ksopt.batched import Matrices
 from ksopt.ops import ks_mm_weight_grad
 from ksopt.patterns.chain import Pattern
-from ksopt.reference import ks_reference
+from ksopt.reference import ks_reference, to_dense
 
 PATTERNS = [
     Pattern(1, 1, 1, 1),
@@ -192,3 +193,28 @@ def test_weight_gradient_is_that_of_the_reference(pattern, layout):
         found = ks_mm_weight_grad(grad, x, pattern.a, pattern.d, layout == "batch_last")
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("p", PATTERNS, ids=str)
+def test_matrices_are_the_weights(p):
+    weight = torch.randn(p.weight_shape)
+    stored = weight.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2)
+    for one in (weight, stored):
+        dense = to_dense(one)
+        assert torch.equal(Matrices.of_all(p).prepare(one), dense[None])
+        assert torch.equal(torch.block_diag(*Matrices.of_blocks(p).prepare(one)), dense)
+        groups = Matrices.of(p).prepare(one)
+        assert torch.equal(groups.view(p.a, p.d, p.b, p.c), one.permute(0, 3, 1, 2))
+
+
+def test_matrices_that_lie_in_a_weights_memory_are_not_copied():
+    p = Pattern(2, 3, 4, 5)
+    by_groups = torch.randn(3, p.a, p.d, p.b, p.c)[1].permute(0, 2, 3, 1)
+    matrices = Matrices.of(p)
+    made = matrices.prepare(by_groups)
+    assert made.data_ptr() == by_groups.data_ptr()
+    assert torch.equal(made.view(p.a, p.d, p.b, p.c), by_groups.permute(0, 3, 1, 2))
+    assert matrices.prepare(by_groups.contiguous()).data_ptr() != by_groups.data_ptr()
+    for other in (Matrices.of_blocks(p), Matrices.of_all(p)):
+        made = other.prepare(by_groups)
+        assert made.untyped_storage().data_ptr() != by_groups.untyped_storage().data_ptr()

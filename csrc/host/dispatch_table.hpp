@@ -8,8 +8,8 @@
 #include <optional>
 #include <shared_mutex>
 #include <unordered_map>
+#include <vector>
 
-#include "bmm_plan.hpp"
 #include "kernel_table.hpp"
 #include "known_product.hpp"
 #include "torch_ops.hpp"
@@ -26,17 +26,25 @@ struct ProblemKeyHash {
   }
 };
 
-// What was chosen: a plan, a batched product, or a way of torch's on a CPU, and the form of the weight that it
-// takes; 0: the weight as it is, its elements in order (torch's ways: in any). Anew: where there is no weight
-// in that form, one is made and let go: for a batched product its matrices, for a plan (which also takes a
-// weight whose elements are in order as it is) the elements in order.
-enum Kind : int64_t { KERNEL, BATCHED, TORCH };
+// What was chosen: a plan, or a product by torch, and the form of the weight that it takes; 0: none is kept. Anew:
+// where there is no weight in that form, one is made and let go: for torch its matrices, for a plan (which also takes
+// a weight whose elements are in order as it is) the elements in order. Any rows: whether rows of x may begin at any
+// address; else at multiples of 16 bytes.
+enum Kind : int64_t { KERNEL, TORCH };
 struct Choice {
   int64_t plan;
   int64_t form;
   int64_t kind;
-  bool anew;
+  bool anew, any_rows;
 };
+
+static_assert(ksopt::NO_PLAN == NONE);
+std::vector<ksopt::TorchProduct> torch_products;  // under plans_mutex
+
+ksopt::TorchProduct torch_product_at(int64_t index) {
+  const std::shared_lock lock(plans_mutex);
+  return torch_products.at(static_cast<size_t>(index));
+}
 
 // For weights that are kept, and for those that change.
 std::array<std::unordered_map<ProblemKey, Choice, ProblemKeyHash>, 2> known;
@@ -121,19 +129,6 @@ std::optional<Tensor> find_prepared(const AtHand& at_hand, int64_t of, int64_t f
   return std::nullopt;
 }
 
-std::optional<Tensor> multiply_known(const Choice& choice, const Tensor& x, const Tensor& weight,
-                                     const std::optional<Tensor>& prepared, const std::optional<Tensor>& out) {
-  const Batched product = batched_at(choice.plan);
-  std::optional<Tensor> made;  // which `matrices` may refer to
-  std::optional<Matrices> matrices = matrices_in(weight);
-  if (!matrices && prepared) matrices = matrices_of_prepared(product, *prepared);
-  if (!matrices && choice.anew) {
-    made = prepare_matrices(weight);
-    matrices = matrices_of_prepared(product, *made);
-  }
-  return matrices ? multiply_batched(product, x, *matrices, weight, out) : std::nullopt;
-}
-
 // What is known of x, which need not be there yet: it is contiguous.
 struct Rows {
   int64_t features, batch;
@@ -155,10 +150,11 @@ struct Step {
 
   std::optional<Tensor> run(const Tensor& x, bool batch_last, const std::optional<Tensor>& out) const {
     if (choice.kind == TORCH) {
-      const auto way = static_cast<ksopt::TorchWay>(choice.plan);
-      return Tensor(ksopt::multiply_by_torch(way, x.get(), weight->get(), batch_last, out ? out->get() : nullptr));
+      AtenTensorHandle y =
+          ksopt::multiply_by_torch(torch_product_at(choice.plan), x.get(), weight->get(),
+                                   prepared ? prepared->get() : nullptr, out ? out->get() : nullptr);
+      return y == nullptr ? std::nullopt : std::optional(Tensor(y));
     }
-    if (choice.kind == BATCHED) return multiply_known(choice, x, *weight, prepared, out);
     const Plan plan = plan_at(choice.plan);
     if (prepared) return launch_plan(plan, x, *prepared, out);
     const bool in_order = weight->is_contiguous();
@@ -185,15 +181,11 @@ std::optional<Step> step_of(const Rows& x, const Tensor& weight, bool exact, boo
     if (found == table.end()) return std::nullopt;
     choice = found->second;
   }
-  if (choice.kind == TORCH) return Step{choice, &weight, std::nullopt};
-  if (!x.aligned) return std::nullopt;
-  if (choice.kind == BATCHED) {
-    const Batched product = batched_at(choice.plan);
-    // One row is one column, which ksopt/batched.py multiplies without copies.
-    const bool copies = product.before == NONE && !(product.sees_x() && product.sees_y());
-    if (copies && x.batch * x.features == product.groups() * product.c) return std::nullopt;
+  if (!x.aligned && !choice.any_rows) return std::nullopt;
+  if (choice.kind == TORCH) {
+    if (ksopt::takes_as_it_is(torch_product_at(choice.plan), weight.get())) return Step{choice, &weight, std::nullopt};
     std::optional<Tensor> prepared = prepared_in(choice.form);
-    if (!prepared && !choice.anew && !matrices_in(weight)) return std::nullopt;
+    if (!prepared && !choice.anew) return std::nullopt;
     return Step{choice, &weight, std::move(prepared)};
   }
   if ((choice.anew || choice.form == 0) && weight.is_contiguous()) return Step{choice, &weight, std::nullopt};
@@ -220,8 +212,8 @@ std::optional<Tensor> launch_known(const Tensor& x, const Tensor& weight, bool b
 // Tells `launch_known` the choice for operands like these, if it takes such; none: no longer any.
 void know(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing,
           std::optional<Choice> choice) {
-  const bool any_row = choice && choice->kind == TORCH;
-  if (!x.is_contiguous() || x.numel() == 0 || (!any_row && !is_aligned(x, batch_last))) return;
+  const bool any_rows = choice && choice->any_rows;
+  if (!x.is_contiguous() || x.numel() == 0 || (!any_rows && !is_aligned(x, batch_last))) return;
   const int64_t batch = x.numel() / x.size(batch_last ? 0 : x.dim() - 1);
   const ProblemKey key = {weight.size(0), weight.size(1), weight.size(2), weight.size(3), dtype_of(x),
                           batch_last, exact, bits_of(batch), place_of(x)};

@@ -3,7 +3,6 @@
 // Built on PyTorch's stable ABI, so that one binary serves several torch versions.
 #include <torch/csrc/stable/library.h>
 
-#include "bmm_plan.hpp"
 #include "dispatch_table.hpp"
 #include "kernel_table.hpp"
 #include "known_product.hpp"
@@ -24,9 +23,9 @@ std::optional<Tensor> launch(const Tensor& x, const Tensor& weight, int64_t plan
 }
 
 void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool exact, bool changing, int64_t plan,
-               int64_t form, int64_t kind, bool anew) {
+                 int64_t form, int64_t kind, bool anew, bool any_rows) {
   know(x, weight, batch_last, exact, changing,
-       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, anew}));
+       plan < 0 ? std::nullopt : std::optional(Choice{plan, form, kind, anew, any_rows}));
 }
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
@@ -63,12 +62,17 @@ void forget_all_plans() {
   forget_trained_chains();
 }
 
-// Registers a product and returns its index; before, after: plans of transposes, or NONE.
-int64_t add_batched(int64_t a, int64_t b, int64_t c, int64_t d, bool batch_last, int64_t before,
-                    int64_t after) {
+// Registers how torch multiplies, and returns its index; before, after: plans of transposes, or NONE.
+int64_t add_torch(int64_t way, std::vector<int64_t> pattern, std::vector<int64_t> strides, bool batch_last,
+                  bool by_groups, int64_t before, int64_t after) {
+  const ksopt::TorchProduct product{
+      static_cast<ksopt::TorchWay>(way), pattern.at(0), pattern.at(1), pattern.at(2), pattern.at(3),
+      {strides.at(0), strides.at(1), strides.at(2), strides.at(3)}, batch_last, by_groups, before, after};
   const std::unique_lock lock(plans_mutex);
-  batched_products.push_back({a, b, c, d, batch_last, before, after});
-  return static_cast<int64_t>(batched_products.size()) - 1;
+  const auto found = std::find(torch_products.begin(), torch_products.end(), product);
+  const int64_t index = found - torch_products.begin();
+  if (found == torch_products.end()) torch_products.push_back(product);
+  return index;
 }
 
 // Registers a kernel (a CUkernel handle of the driver) and returns its index for `launch`.
@@ -132,6 +136,10 @@ AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& take
   return y ? owned(*y) : nullptr;
 }
 
+bool ksopt::launch_into(int64_t plan, AtenTensorHandle from, AtenTensorHandle weight, AtenTensorHandle to) {
+  return launch_plan(plan_at(plan), borrowed(from), borrowed(weight), borrowed(to)).has_value();
+}
+
 ksopt::KnownGradient ksopt::weight_gradient_known(AtenTensorHandle grad, AtenTensorHandle x, int64_t a, int64_t d,
                                                   bool with_bias) {
   const Tensor of_y = borrowed(grad), rows = borrowed(x);
@@ -160,7 +168,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("launch(Tensor x, Tensor weight, int plan, Tensor? out=None) -> Tensor?");
   m.def(
       "know(Tensor x, Tensor weight, bool batch_last, bool exact, bool changing, int plan, int form, "
-      "int kind=0, bool anew=False) -> ()");
+      "int kind=0, bool anew=False, bool any_rows=False) -> ()");
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
@@ -181,7 +189,8 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
-      "add_batched(int a, int b, int c, int d, bool batch_last, int before, int after) -> int");
+      "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after) -> "
+      "int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }
@@ -189,7 +198,7 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&lau
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   m.impl("add_plan", TORCH_BOX(&add_plan));
   m.impl("set_fallback", TORCH_BOX(&set_fallback));
-  m.impl("add_batched", TORCH_BOX(&add_batched));
+  m.impl("add_torch", TORCH_BOX(&add_torch));
   m.impl("forget", TORCH_BOX(&forget_known));
   m.impl("forget_plans", TORCH_BOX(&forget_all_plans));
   m.impl("add_chain", TORCH_BOX(&add_chain));

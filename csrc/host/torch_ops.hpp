@@ -1,23 +1,49 @@
 // What a plan calls of torch beside its kernels: products in torch's own ways, and what follows a product.
 //
-// The definitions are in torch_ops.cpp, the one file of the library that is made with ATen: the stable ABI
-// has no add_. Handles of results belong to the caller.
+// The definitions are made with ATen: the stable ABI has no bmm_out and no add_. Handles of results belong to the
+// caller.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 namespace ksopt {
 
-// Ways of ksopt/baselines.py, in the order of ksopt/kernels/backends/cpu.py.
-enum class TorchWay : int64_t { bmm, bmm_paper, bmm_loop, einsum, expand, dense };
+// One batched product; one for each i or each j, batch last; or torch's einsum, by the weight as it is.
+enum class TorchWay : int64_t { batched, loop, einsum };
 
-// y = x K^T on a CPU, as cpu.py computes it by this way. x: (*batch, N) or, batch last, (N, *batch), not
-// empty; weight: (a, b, c, d); out: as for `launch_plan`, or null.
-AtenTensorHandle multiply_by_torch(TorchWay way, AtenTensorHandle x, AtenTensorHandle weight, bool batch_last,
-                                   AtenTensorHandle out);
+constexpr int64_t NO_PLAN = -1;  // instead of a plan's index
+
+// How torch multiplies by a weight: by a*d matrices [b, c], those of its pattern or, where they hold zeros, too, of
+// larger blocks. Where the weight's elements lie in them is known of ksopt/batched.py (`Matrices`).
+struct TorchProduct {
+  TorchWay way;
+  int64_t a, b, c, d;
+  std::array<int64_t, 4> strides;  // of the weight's dims in the memory of the matrices
+  bool batch_last;
+  // x and y are laid out for the product one group after another, batch first too: MKL takes all groups in one call
+  // only where the result is contiguous.
+  bool by_groups;
+  int64_t before, after;  // plans of kernels that transpose x and y; NO_PLAN: torch copies them
+
+  int64_t groups() const { return a * d; }
+  bool operator==(const TorchProduct&) const = default;
+};
+
+// Whether a weight need not be prepared.
+bool takes_as_it_is(const TorchProduct& product, AtenTensorHandle weight);
+
+// y = x K^T. x: (*batch, N) or, batch last, (N, *batch), contiguous, not empty; weight: (a, b, c, d); prepared: its
+// matrices, or null to make them; out: as for `launch_plan`, or null. Null where that takes Python: a kernel that was
+// not compiled yet, or a result that is not finite where the matrices hold zeros (times infinity, they are NaN).
+AtenTensorHandle multiply_by_torch(const TorchProduct& product, AtenTensorHandle x, AtenTensorHandle weight,
+                                   AtenTensorHandle prepared, AtenTensorHandle out);
+
+// Launches a kernel's plan on `from`, whose result goes to `to`; whether that can be done (kernel_table.hpp).
+bool launch_into(int64_t plan, AtenTensorHandle from, AtenTensorHandle weight, AtenTensorHandle to);
 
 // The activations of csrc/cuda/epilogue.cuh.
 enum class Activation : int64_t { none, relu, gelu, gelu_tanh, silu };

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import registry, tuning_cache, weight_scopes
-from ksopt.kernels.launcher import BATCHED, Enterable, Entry
+from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
@@ -296,7 +296,7 @@ class _Repacking:
     def entry(self) -> Entry | None:
         """What the host library needs to do so: it makes matrices, and puts elements in order."""
         entry = self.call.entry() if isinstance(self.call, Enterable) else None
-        if entry is not None and entry.kind == BATCHED:
+        if entry is not None and entry.kind == TORCH:
             return replace(entry, anew=True)
         return entry if entry is not None and entry.anew else None
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ksopt import settings
+from ksopt.batched import Matrices
 from ksopt.jit import arch, driver, host, nvrtc
 from ksopt.kernels import weight_table
 from ksopt.kernels.problem import Geometry, Problem
-from ksopt.patterns.chain import Pattern
 
 
 def prepare(
@@ -104,7 +104,7 @@ class Launcher(abc.ABC):
 MakeLauncher = Callable[[], Launcher]
 
 
-KERNEL, BATCHED, TORCH = range(3)
+KERNEL, TORCH = range(2)
 """Kinds of an entry: ``Kind`` of csrc/host/dispatch_table.hpp."""
 
 
@@ -113,22 +113,23 @@ class Entry:
     """What csrc/host/dispatch_table.hpp needs to do a call's work.
 
     Attributes:
-        plan: index of the kernel, from ``add_plan``, of the product, from ``add_batched``, or of
-            one of torch's ways (``TorchWay`` of csrc/host/torch_ops.hpp); of what computes a whole
-            chain, that from ``add_chain``.
-        form: the number of the prepared weight that it takes (weight_table.py); 0 for a kernel that
-            takes the weight as it is.
-        kind: a kernel of ours; a batched product by PyTorch, which also takes weights that it can
-            read in their own memory; or a way of PyTorch's on a CPU.
+        plan: index of the kernel, from ``add_plan``, of what computes a whole chain, from
+            ``add_chain``, or of how torch multiplies, from ``add_torch``.
+        form: the number of the prepared weight that it takes (weight_table.py); 0 where none is
+            kept for it.
+        kind: a kernel of ours, or a product by torch, which also takes weights that it can read in
+            their own memory.
         anew: whether, where it has no weight that was prepared, it prepares one and keeps nothing;
             of a kernel, that it takes any weight whose elements are in order, and prepares others
             so where weights change.
+        any_rows: whether rows of x may begin at any address, not at multiples of 16 bytes alone.
     """
 
     plan: int
     form: int
     kind: int = KERNEL
     anew: bool = False
+    any_rows: bool = False
 
 
 @runtime_checkable
@@ -142,20 +143,28 @@ class Enterable(Protocol):
 _NONE, _LATER = -1, -2  # of csrc/host/kernel_table.hpp
 
 
-def batched_entry(
-    pattern: Pattern,
+_WAYS = ("batched", "loop", "einsum")  # as ``TorchWay`` of csrc/host/torch_ops.hpp
+
+
+def torch_entry(
+    matrices: Matrices,
     batch_last: bool,
     form: int,
+    way: str = "batched",
+    *,
+    by_groups: bool = False,
     before: Launcher | None = None,
     after: Launcher | None = None,
 ) -> Entry | None:
-    """The entry of PyTorch's batched product, between two transposes.
+    """The entry of a product by PyTorch.
 
     Args:
-        pattern: of the product.
+        matrices: what it multiplies by.
         batch_last: the layout.
-        form: the number of the weight as [a, d, b, c].
-        before, after: kernels for the transposes; None for torch's copies.
+        form: the number of the weight that is prepared so; 0 where none is kept.
+        way: one batched product, a "loop" of them, batch last, or torch's "einsum".
+        by_groups: whether x and y are laid out for the product one group after another.
+        before, after: kernels that transpose x and y; None for torch's copies.
 
     Returns:
         None where there is no host library, and where nothing may be compiled.
@@ -167,8 +176,10 @@ def batched_entry(
         if transpose is not None and not isinstance(transpose, HostLauncher):
             return None
         plans.append(_NONE if transpose is None else transpose.plan)
-    plan = torch.ops.ksopt_host.add_batched(*pattern.weight_shape, batch_last, *plans)
-    return Entry(plan, form, BATCHED)
+    shape, strides = matrices.pattern.weight_shape, matrices.strides
+    add = torch.ops.ksopt_host.add_torch
+    plan = add(_WAYS.index(way), shape, strides, batch_last, by_groups, *plans)
+    return Entry(plan, form, TORCH)
 
 
 def chain_entry(

@@ -449,6 +449,7 @@ def test_the_fastest_candidate_is_taken(monkeypatch):
 
 
 def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatch, deterministic):
+    without_library(monkeypatch)  # whose products are seen here
     einsum = cpu._Choice(Pattern(2, 64, 64, 2), BASELINES["einsum"])
     monkeypatch.setattr(cpu, "_fastest", lambda *_: einsum)
     monkeypatch.setattr(cpu.tuning_cache, "load", lambda *_: None)
@@ -469,6 +470,7 @@ def test_deterministic_products_follow_the_rule_whatever_was_measured(monkeypatc
 
 def test_timing_stops_in_time(monkeypatch):
     """Slow candidates are run twice at most, and once if another is more than twice as fast."""
+    without_library(monkeypatch)
     costs = {"bmm": 1.0, "bmm_paper": 1.2, "einsum": 1.5, "expand": 0.9, "dense": 2.5}
     runs = []
     now = [0.0]

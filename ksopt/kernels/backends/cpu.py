@@ -8,9 +8,8 @@ are longer (one of those that are slow and far behind). Weights change while tra
 that depends on their values is kept, and every candidate is timed with the preparation of its
 weight.
 
-Where the host library was built before (`ksopt doctor` builds it), it takes what was chosen from
-there on: the same operations, with the same bits, and less of Python. Building takes some seconds,
-which no product here waits for.
+Where the host library was built before (`ksopt doctor` builds it), it multiplies in the way that
+was chosen, with less of Python. Building takes some seconds, which no product here waits for.
 
 A choice that ``ksopt tune`` made, with more time, is taken from disk without timing; what a first
 product measures in a moment, on a machine that may be busy, is not written there.
@@ -46,7 +45,6 @@ from ksopt.kernels.autotuner import Competitor, Source, raced
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.families import pytorch_ops
 from ksopt.kernels.host_products import run_known, run_known_changing
-from ksopt.kernels.launcher import TORCH, Entry
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, bits_of
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Fingerprint, Record
@@ -105,13 +103,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-_WAYS = ("bmm", "bmm_paper", "bmm_loop", "einsum", "expand", "dense")
-"""In the order of ``TorchWay`` of csrc/host/torch_ops.hpp."""
-
-
 def _tell_host(choice: _Choice, x: Tensor, weight: Tensor, batch_last: bool) -> None:
-    if host.is_loaded() and x.is_contiguous():
-        entry = Entry(_WAYS.index(choice.baseline.name), form=0, kind=TORCH)
+    name, p = choice.baseline.name, choice.pattern
+    by_groups = name == "bmm" and p.a > 1  # as batched.py does on a CPU
+    entry = pytorch_ops.entry(name, p, batch_last, 0, by_groups)
+    if entry is not None:
+        entry = replace(entry, anew=True, any_rows=True)
         for changing in (False, True):
             host_products.know(x, weight, batch_last, changing, entry)
 
@@ -134,24 +131,25 @@ def run(x: Tensor, weight: Tensor, batch_last: bool, out: Tensor | None = None) 
     key = (shape, x.dtype, batch_last, bits_of(batch), torch.get_num_threads())
     deterministic = torch.are_deterministic_algorithms_enabled()
     choice = None if deterministic else _choices.get(key)
-    if choice is not None:
+    if choice is None:
+        pattern = Pattern(*shape)
+        choice = _Choice(pattern, BASELINES[rule(pattern)])
+        if batch > 0 and not deterministic:
+            if settings.tuning() != "measure":
+                _choices[key] = choice
+            elif (tuned := _tuned(pattern, x.dtype, batch_last, batch)) is not None:
+                choice = _choices[key] = tuned
+            elif _timing.acquire(blocking=False):
+                try:
+                    choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
+                finally:
+                    _timing.release()
+    if _choices.get(key) is choice and x.is_contiguous() and host.load_built():
         _tell_host(choice, x, weight, batch_last)
-        return choice.multiply(x, weight, batch_last, out)
-    pattern = Pattern(*shape)
-    choice = _Choice(pattern, BASELINES[rule(pattern)])
-    if batch > 0 and not deterministic:
-        if settings.tuning() != "measure":
-            _choices[key] = choice
-        elif (tuned := _tuned(pattern, x.dtype, batch_last, batch)) is not None:
-            choice = _choices[key] = tuned
-        elif _timing.acquire(blocking=False):
-            try:
-                choice = _choices[key] = _fastest(pattern, x, weight, batch_last)
-            finally:
-                _timing.release()
-    if _choices.get(key) is choice and host.load_built():
-        _tell_host(choice, x, weight, batch_last)
-    # By the choice itself, so that the next product of the same tensors has the same bits.
+        # By what computes the next product of the same tensors, so that it has the same bits.
+        y = run_known(x, weight, batch_last, out)
+        if y is not None:
+            return y
     return choice.multiply(x, weight, batch_last, out)
 
 
@@ -206,7 +204,8 @@ def tune(x: Tensor, weight: Tensor, batch_last: bool, budget_s: float) -> Record
         tuning_cache.save(ours, record)
     key = (tuple(weight.shape), x.dtype, batch_last, problem_key.bits, torch.get_num_threads())
     _choices[key] = _Choice(pattern, BASELINES[record.chosen(changing=True).way])
-    _tell_host(_choices[key], x, weight, batch_last)
+    if x.is_contiguous() and host.load_built():
+        _tell_host(_choices[key], x, weight, batch_last)
     return record
 
 

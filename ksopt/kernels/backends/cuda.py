@@ -33,7 +33,7 @@ from ksopt.kernels import host_products, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
 from ksopt.kernels.backends.base import DeviceBackend, Unmeasured, register_backend
 from ksopt.kernels.host_products import run_known, run_known_changing
-from ksopt.kernels.launcher import BATCHED, Enterable
+from ksopt.kernels.launcher import TORCH, Enterable
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, Rows, bits_of, rows_of
 from ksopt.kernels.tuning_cache import Fingerprint, Record
 from ksopt.measure.accuracy import checking
@@ -52,9 +52,9 @@ def _tell_host(decision: Decision, x: Tensor, weight: Tensor, batch_last: bool) 
     for changing, choice in ((False, decision.cached), (True, decision.repacked)):
         entry = choice.call.entry() if isinstance(choice.call, Enterable) else None
         if entry is not None and changing:
-            # Nothing is at hand of a weight that changes: a batched product prepares it, a kernel
+            # Nothing is at hand of a weight that changes: torch prepares it, a kernel
             # that wants more than its elements in order is launched from Python.
-            entry = replace(entry, anew=True) if entry.kind == BATCHED else entry
+            entry = replace(entry, anew=True) if entry.kind == TORCH else entry
             entry = entry if entry.anew or entry.form == 0 else None
         host_products.know(x, weight, batch_last, changing, entry)
 

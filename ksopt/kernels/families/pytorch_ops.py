@@ -13,14 +13,16 @@ author's shapes once: errors were up to 3e-3 of sum |x||w|.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from ksopt.baselines import BASELINES, Baseline, Product
+from ksopt.batched import Matrices
 from ksopt.kernels import weight_table
 from ksopt.kernels.families import pytorch_cost as cost
-from ksopt.kernels.launcher import Entry, batched_entry
+from ksopt.kernels.launcher import Entry, torch_entry
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
@@ -76,12 +78,29 @@ class Multiplier:
         return baseline.multiply(x, prepared(baseline, weight, p, last), p, last, out)
 
     def entry(self) -> Entry | None:
-        """What the host library needs to do the same; None where it is no batched product."""
-        p, last = self.problem.pattern, self.problem.batch_last
-        form = weight_table.number_of(_form(self.name), p.weight_shape, self.problem.dtype)
-        if self.name in ("bmm", "bmm_paper") and p.c > 1:
-            return batched_entry(p, last, form)
-        return None
+        """What the host library needs to do the same; None where there is none."""
+        p, dtype = self.problem.pattern, self.problem.dtype
+        form = weight_table.number_of(_form(self.name), p.weight_shape, dtype)
+        return entry(self.name, p, self.problem.batch_last, form)
+
+
+_WAYS = MappingProxyType({"bmm_loop": "loop", "einsum": "einsum"})
+_MATRICES = MappingProxyType({"expand": Matrices.of_blocks, "dense": Matrices.of_all})
+
+
+def entry(
+    name: str, p: Pattern, batch_last: bool, form: int, by_groups: bool = False
+) -> Entry | None:
+    """What the host library needs to multiply in one of PyTorch's ways; None where there is none.
+
+    Args:
+        name: one of `names`.
+        p: the weight's pattern.
+        batch_last, form, by_groups: as for `launcher.torch_entry`.
+    """
+    matrices = _MATRICES.get(name, Matrices.of)(p)
+    way = _WAYS.get(name, "batched")
+    return torch_entry(matrices, batch_last, form, way, by_groups=by_groups)
 
 
 def multiplier(name: str, problem: Problem) -> Multiplier:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ksopt.batched import Matrices
 from ksopt.kernels import weight_table
 from ksopt.kernels.families import pytorch_cost, transpose
 from ksopt.kernels.families.base import ANY_TYPE, KernelFamily, register_family
-from ksopt.kernels.launcher import Entry, Launcher, batched_entry
+from ksopt.kernels.launcher import Entry, Launcher, torch_entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -47,7 +48,8 @@ class Config:
 
 def pack(weight: Tensor) -> Tensor:
     """The weight (a, b, c, d) as matrices (a, d, b, c): what `PermutedProduct.multiply` takes."""
-    return weight.permute(0, 3, 1, 2).contiguous()
+    a, _, _, d = weight.shape
+    return Matrices.of(Pattern(*weight.shape)).prepare(weight).unflatten(0, (a, d))
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class PermutedProduct:
 
     def entry(self) -> Entry | None:
         """What the host library needs to do the same."""
-        return batched_entry(self.problem.pattern, False, self._form, self.before, self.after)
+        matrices = Matrices.of(self.problem.pattern)
+        return torch_entry(matrices, False, self._form, before=self.before, after=self.after)
 
     @property
     def _form(self) -> int:

@@ -268,7 +268,7 @@ class HostLibrary:
     def __init__(self):
         self.plans = []
 
-    def know(self, x, weight, batch_last, exact, changing, plan, form, batched, anew):
+    def know(self, x, weight, batch_last, exact, changing, plan, form, *how):
         self.plans.append((x.shape, batch_last, exact, changing, plan))
 
     def forget(self):

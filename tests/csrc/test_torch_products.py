@@ -1,5 +1,5 @@
-"""PyTorch's batched products through the host library, on a CPU, beside float64: every layout of
-operands that it takes, and what it leaves to Python.
+"""PyTorch's ways to multiply through the host library, on a CPU, beside float64: every layout of
+operands that they take, and what is left to Python.
 
 The driver that is played has no transposing kernels: those are tested on a GPU.
 """
@@ -10,11 +10,11 @@ from played_driver import known, note
 from torch import nn
 
 from ksopt import ops
+from ksopt.batched import Matrices
 from ksopt.kernels import weight_cache, weight_scopes, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
-from ksopt.kernels.families.pytorch_ops import multiplier
-from ksopt.kernels.launcher import batched_entry
+from ksopt.kernels.families.pytorch_ops import FILLED, entry, multiplier
 from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -27,9 +27,11 @@ PATTERNS = [
     Pattern(2, 1, 5, 4),
     Pattern(3, 4, 2, 8),
     Pattern(1, 5, 2, 8),
+    Pattern(2, 3, 1, 4),
+    Pattern(1, 3, 1, 4),
+    Pattern(3, 3, 1, 1),
 ]
-# bmm has no product for c = 1, expand is bmm for d = 1: the library leaves both to others.
-WAYS = [(way, pattern) for way in ("bmm", "bmm_paper") for pattern in PATTERNS]
+WAYS = ("bmm", "bmm_paper", "bmm_loop", "einsum", "expand", "dense")
 ROWS = 8  # a multiple of 16 bytes: batch last, rows of features begin aligned
 
 
@@ -80,18 +82,39 @@ def results(x, pattern, last):
     return torch.full(shape, torch.nan)
 
 
+def is_offered(way, p, last):
+    """Whether it is another way than one of the others, and multiplies in this layout."""
+    if way == "bmm_loop":
+        return last and p.a > 1 and p.d > 1
+    return way not in ("expand", "dense") or p.d > 1
+
+
+OFFERED = [
+    (way, p, last)
+    for way in WAYS
+    for p in PATTERNS
+    for last in (False, True)
+    if is_offered(way, Pattern(4 * p.a, p.b, p.c, p.d), last)
+]
+
+
+def know(played, x, weight, last, made, changing=True, any_rows=False):
+    """Let the table know of an entry; weights are prepared anew where they change."""
+    rest = (made.plan, made.form, made.kind, changing, any_rows)
+    played.ops.know(x, weight, last, True, changing, *rest)
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("small", PATTERNS, ids=str)
+@pytest.mark.parametrize("by_groups", [False, True])
 @pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize(("way", "small", "last"), OFFERED, ids=str)
 def test_products_of_weights_that_are_prepared_where_they_have_to_be(
-    played, small, stored, last, dims
+    played, way, small, stored, last, dims, by_groups
 ):
     x, pattern = x_of(small, last, dims)
     weight = stored(torch.randn(pattern.weight_shape))
-    entry = batched_entry(pattern, last, form=5)
-    played.ops.know(x, weight, last, True, True, entry.plan, entry.form, True, True)
+    know(played, x, weight, last, entry(way, pattern, last, 5, by_groups))
     check(known(played, x, weight, last, changing=True), x, weight, last)
     out = results(x, pattern, last)
     y = known(played, x, weight, last, changing=True, out=out)
@@ -104,22 +127,57 @@ def test_products_of_weights_that_are_prepared_where_they_have_to_be(
 def test_a_kept_weight_that_no_product_can_read_has_to_be_at_hand(played, stored):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = stored(torch.randn(pattern.weight_shape))
-    entry = batched_entry(pattern, False, form=5)
-    played.ops.know(x, weight, False, True, False, entry.plan, entry.form, True)
+    know(played, x, weight, False, entry("bmm", pattern, False, 5), changing=False)
     assert known(played, x, weight) is None
-    prepared = weight.permute(0, 3, 1, 2).contiguous()
+    prepared = Matrices.of(pattern).prepare(weight)
     note(played, weight, prepared, form=6)
     assert known(played, x, weight) is None
     note(played, weight, prepared, form=5)
     check(known(played, x, weight), x, weight, False)
 
 
-def test_one_row_is_left_to_the_way_that_makes_a_column_of_it(played):
-    pattern = Pattern(8, 3, 5, 4)
-    x, weight = torch.randn(1, pattern.in_features), torch.randn(pattern.weight_shape)
-    entry = batched_entry(pattern, False, form=5)
-    played.ops.know(x, weight, False, True, True, entry.plan, entry.form, True, True)
+@pytest.mark.parametrize("way", ["bmm", "einsum", "expand", "dense"])
+@pytest.mark.parametrize("by_groups", [False, True])
+@pytest.mark.parametrize("small", PATTERNS, ids=str)
+def test_one_row(played, small, by_groups, way):
+    pattern = Pattern(4 * small.a, small.b, small.c, small.d)
+    weight = torch.randn(pattern.weight_shape)
+    for x in (torch.randn(1, pattern.in_features), torch.randn(pattern.in_features)):
+        know(played, x, weight, False, entry(way, pattern, False, 5, by_groups))
+        check(known(played, x, weight, changing=True), x, weight, False)
+        out = results(x, pattern, False)
+        check(known(played, x, weight, changing=True, out=out), x, weight, False)
+
+
+@pytest.mark.parametrize("way", ["expand", "dense"])
+def test_zeros_times_infinity_are_left_to_python(played, way):
+    x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
+    weight = torch.randn(pattern.weight_shape)
+    know(played, x, weight, False, entry(way, pattern, False, 5))
+    assert known(played, x, weight, changing=True) is not None
+    x[3, 5] = torch.inf
     assert known(played, x, weight, changing=True) is None
+
+
+def test_rows_at_any_address_are_taken_where_they_are_known(played):
+    weight = torch.randn(2, 3, 5, 3)
+    x = torch.randn(8, 30)
+    odd = torch.randn(8 * 30 + 1)[1:].view(8, 30)
+    made = entry("bmm", Pattern(2, 3, 5, 3), False, 0)
+    know(played, x, weight, False, made)
+    assert known(played, x, weight, changing=True) is None
+    know(played, x, weight, False, made, any_rows=True)
+    for rows in (x, odd):
+        check(known(played, rows, weight, changing=True), rows, weight, False)
+
+
+def test_ways_are_registered_once(played):
+    pattern, other = Pattern(2, 3, 5, 4), Pattern(2, 3, 5, 8)
+    first = entry("bmm", pattern, False, 5)
+    assert entry("bmm", pattern, False, 5) == entry("bmm_paper", pattern, False, 5) == first
+    made = [entry("bmm", other, False, 5), entry("expand", pattern, False, 5)]
+    made += [entry("bmm", pattern, True, 5), entry("bmm", pattern, False, 5, by_groups=True)]
+    assert len({one.plan for one in (first, *made)}) == 5
 
 
 def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_name="bmm"):
@@ -135,9 +193,11 @@ def decide(pattern, x, weight, last, changing_name="bmm", kept_anew=False, kept_
     cuda.remember(found, x.get_device(), decision)
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["batch_first", "batch_last"])
+@pytest.mark.sweep
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize(("way", "small"), WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("way", "small", "last"), [one for one in OFFERED if one[0] not in FILLED], ids=str
+)
 def test_the_operator_prepares_once_and_is_right_after_a_change(played, way, small, stored, last):
     x, pattern = x_of(small, last)
     weight = nn.Parameter(stored(torch.randn(pattern.weight_shape)), requires_grad=False)
@@ -154,11 +214,15 @@ def test_the_operator_prepares_once_and_is_right_after_a_change(played, way, sma
 def test_a_changing_weight_takes_the_way_that_was_chosen_for_it(played):
     x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
     weight = nn.Parameter(torch.randn(pattern.weight_shape), requires_grad=False)
-    decide(pattern, x, weight, False, changing_name="einsum")
+    decide(pattern, x, weight, False)
+    found = cuda.problem_key_of(x, weight, False)
+    own = Choice(Candidate("own", found.problem, 1.0), ks_reference, "model")
+    decision = cuda.known(found, x.get_device())
+    cuda.remember(found, x.get_device(), Decision(decision.cached, own))
     ops.ks_mm(x, weight)
     assert cuda.run_known(x, weight, False) is not None
     with weight_scopes.changing():
-        assert cuda.run_known(x, weight, False) is None  # einsum, which the library cannot do
+        assert cuda.run_known(x, weight, False) is None  # which the library cannot do
         check(ops.ks_mm(x, weight), x, weight, False)
 
 

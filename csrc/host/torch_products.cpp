@@ -1,0 +1,229 @@
+// torch_ops.hpp: products in torch's own ways, on a CPU and on CUDA.
+//
+// Without this library ksopt/batched.py multiplies; what is prepared of a weight is defined there alone.
+#undef TORCH_TARGET_VERSION  // like torch_ops.cpp: for the torch that it is made with
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "torch_ops.hpp"
+
+namespace {
+
+using at::Tensor;
+using ksopt::TorchProduct;
+using ksopt::TorchWay;
+using Sizes = std::vector<int64_t>;
+
+// Of a handle, which is a pointer to a tensor; null: an undefined one.
+Tensor tensor_of(AtenTensorHandle handle) {
+  return handle == nullptr ? Tensor() : *reinterpret_cast<Tensor*>(handle);
+}
+
+// Whether the matrices hold zeros beside the weight's elements.
+bool holds_zeros(const TorchProduct& p, const Tensor& weight) { return p.groups() * p.b * p.c > weight.numel(); }
+
+// Nothing to sum: one multiplication for each output.
+bool is_elementwise(const TorchProduct& p, const Tensor& weight) {
+  return p.c == 1 && p.groups() > 1 && !holds_zeros(p, weight);
+}
+
+// A weight's matrices [a*d, b, c] in its own memory; undefined if no product can read them there: their columns or
+// their rows have to lie side by side.
+Tensor matrices_in(const TorchProduct& p, const Tensor& weight) {
+  if (holds_zeros(p, weight)) return {};
+  const int64_t along_b = weight.stride(1), along_c = weight.stride(2);
+  const bool columns = along_b == 1 && along_c >= p.b, rows = along_c == 1 && along_b >= p.c;
+  if (!columns && !rows && p.d > 1) return {};  // for d = 1 torch copies it, as ever
+  const int64_t group = p.d == 1 ? weight.stride(0) : weight.stride(3);
+  if (p.d > 1 && p.a > 1 && weight.stride(0) != p.d * group) return {};
+  return weight.as_strided({p.groups(), p.b, p.c}, {group, along_b, along_c});
+}
+
+// The same, prepared.
+Tensor prepare(const TorchProduct& p, const Tensor& weight) {
+  const Sizes sizes = {p.groups(), p.b, p.c};
+  Tensor made = holds_zeros(p, weight) ? at::zeros(sizes, weight.options()) : at::empty(sizes, weight.options());
+  made.as_strided(weight.sizes(), p.strides).copy_(weight);
+  return made;
+}
+
+Tensor matrices_of_prepared(const TorchProduct& p, const Tensor& prepared) {
+  return prepared.as_strided({p.groups(), p.b, p.c}, {p.b * p.c, p.c, 1});
+}
+
+// out = left @ right for each group. One group is an ordinary product.
+void multiply_groups(const Tensor& left, const Tensor& right, Tensor out) {
+  if (out.size(0) > 1) {
+    at::bmm_out(out, left, right);
+  } else {
+    Tensor only = out[0];
+    at::mm_out(only, left[0], right[0]);
+  }
+}
+
+// A product on rows of x, contiguous: batch last, or one row, which is one column.
+struct Rows {
+  const TorchProduct& p;
+  int64_t batch;
+  bool last;
+
+  // Whether x, and y, can be seen as matrices in their own memory.
+  bool is_seen(int64_t length) const {
+    if (p.d == 1) return true;
+    return last ? length == 1 || p.a == 1 : length == 1 && !p.by_groups;
+  }
+
+  // x or y, contiguous, as matrices in its own memory: [groups, batch, length] or, batch last,
+  // [groups, length, batch].
+  Tensor seen(const Tensor& rows, int64_t length) const {
+    const int64_t n = p.groups();
+    if (!last) return rows.as_strided({n, batch, length}, {length, n * length, 1});
+    const bool interleaved = p.a == 1 && p.d > 1 && length > 1;
+    return rows.as_strided({n, length, batch},
+                           {interleaved ? batch : length * batch, interleaved ? p.d * batch : batch, 1});
+  }
+
+  // Memory for the matrices where they are laid out.
+  Tensor planes(const Tensor& like, int64_t length) const {
+    const int64_t width = p.groups() * length;
+    return at::empty(last ? Sizes{width, batch} : Sizes{batch, width}, like.options());
+  }
+
+  // The matrices that are laid out there.
+  Tensor laid_out(const Tensor& planes, int64_t length) const {
+    const int64_t n = p.groups();
+    if (last) return planes.as_strided({n, length, batch}, {length * batch, batch, 1});
+    return planes.as_strided({n, batch, length}, p.by_groups ? Sizes{batch * length, length, 1}
+                                                             : Sizes{length, n * length, 1});
+  }
+
+  // Lets the dims of `length` and d change places: rows to planes, or planes back to rows. Whether it can.
+  bool change_places(Tensor rows, Tensor planes, int64_t length, bool to_planes, const Tensor& weight) const {
+    const int64_t plan = to_planes ? p.before : p.after;
+    Tensor &from = to_planes ? rows : planes, &to = to_planes ? planes : rows;
+    if (plan != ksopt::NO_PLAN && last == p.batch_last) {
+      Tensor taken = weight;
+      return ksopt::launch_into(plan, reinterpret_cast<AtenTensorHandle>(&from),
+                                reinterpret_cast<AtenTensorHandle>(&taken), reinterpret_cast<AtenTensorHandle>(&to));
+    }
+    const int64_t a = p.a, d = p.d, n = length, width = a * d * n;
+    const Sizes sizes = last ? Sizes{a, d, n, batch} : Sizes{batch, a, d, n};
+    Sizes in_planes = last ? Sizes{d * n * batch, n * batch, batch, 1} : Sizes{width, d * n, n, 1};
+    if (!last && p.by_groups) in_planes = {n, d * batch * n, batch * n, 1};
+    const Sizes in_rows = last ? Sizes{d * n * batch, batch, d * batch, 1} : Sizes{width, d * n, 1, d};
+    to.as_strided(sizes, to_planes ? in_planes : in_rows).copy_(from.as_strided(sizes, to_planes ? in_rows : in_planes));
+    return true;
+  }
+
+  // y, written; whether that can be done.
+  bool multiply(const Tensor& x, const Tensor& matrices, const Tensor& weight, const Tensor& y) const {
+    Tensor x_planes, y_planes;
+    if (!is_seen(p.c)) {
+      x_planes = planes(x, p.c);
+      if (!change_places(x, x_planes, p.c, true, weight)) return false;
+    }
+    if (!is_seen(p.b)) y_planes = planes(x, p.b);
+    const Tensor operand = x_planes.defined() ? laid_out(x_planes, p.c) : seen(x, p.c);
+    const Tensor result = y_planes.defined() ? laid_out(y_planes, p.b) : seen(y, p.b);
+    if (last) {
+      multiply_groups(matrices, operand, result);
+    } else {
+      multiply_groups(operand, matrices.transpose(1, 2), result);
+    }
+    return !y_planes.defined() || change_places(y, y_planes, p.b, false, weight);
+  }
+
+  // x: [B, a, 1, d] or, batch last, [a, 1, d, B].
+  void multiply_elements(const Tensor& x, const Tensor& weight, const Tensor& y) const {
+    const Tensor factors = weight.squeeze(2);
+    Tensor out = y.view(last ? Sizes{p.a, p.b, p.d, batch} : Sizes{batch, p.a, p.b, p.d});
+    if (last) {
+      at::mul_out(out, x.view({p.a, 1, p.d, batch}), factors.unsqueeze(3));
+    } else {
+      at::mul_out(out, x.view({batch, p.a, 1, p.d}), factors);
+    }
+  }
+
+  // Batch last, with one call for each i, or each j, nothing has to be laid out.
+  void multiply_in_turns(const Tensor& x, const Tensor& matrices, const Tensor& y) const {
+    const int64_t a = p.a, d = p.d;
+    const bool of_i = a <= d;
+    const auto part = [&](const Tensor& rows, int64_t length, int64_t at) {
+      const int64_t block = length * d * batch;
+      return rows.as_strided({of_i ? d : a, length, batch}, {of_i ? batch : block, d * batch, 1},
+                             rows.storage_offset() + at * (of_i ? block : batch));
+    };
+    const Tensor all = matrices.view({a, d, p.b, p.c});
+    for (int64_t at = 0; at < (of_i ? a : d); ++at) {
+      multiply_groups(all.select(of_i ? 0 : 1, at), part(x, p.c, at), part(y, p.b, at));
+    }
+  }
+};
+
+Tensor by_einsum(const TorchProduct& p, const Tensor& x, const Tensor& weight) {
+  if (p.batch_last) return at::einsum("icjn,ibcj->ibjn", {x.view({p.a, p.c, p.d, -1}), weight});
+  return at::einsum("nicj,ibcj->nibj", {x.view({-1, p.a, p.c, p.d}), weight});
+}
+
+bool is_finite(const Tensor& y) {
+  const auto wide = y.element_size() < 4 ? at::kFloat : y.scalar_type();
+  return std::isfinite(y.sum(wide).item<double>());
+}
+
+}  // namespace
+
+namespace ksopt {
+
+bool takes_as_it_is(const TorchProduct& p, AtenTensorHandle handle) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor weight = tensor_of(handle);
+  const bool in_matrices = p.way == TorchWay::loop || !is_elementwise(p, weight);
+  return p.way == TorchWay::einsum || !in_matrices || matrices_in(p, weight).defined();
+}
+
+AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_handle, AtenTensorHandle weight_handle,
+                                   AtenTensorHandle prepared, AtenTensorHandle out_handle) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor x = tensor_of(x_handle), weight = tensor_of(weight_handle), out = tensor_of(out_handle);
+  const int64_t batch = x.numel() / (p.groups() * p.c);
+  Sizes shape = x.sizes().vec();
+  shape[p.batch_last ? 0 : shape.size() - 1] = p.groups() * p.b;
+  // Of what torch makes one product of y is in order: it is written straight.
+  const bool by_sum = p.way == TorchWay::einsum && !(out.defined() && (p.c == 1 || p.d == 1));
+  if (by_sum) {
+    const Tensor y = by_einsum(p, x, weight);
+    if (!out.defined()) return reinterpret_cast<AtenTensorHandle>(new Tensor(y.contiguous().view(shape)));
+    out.view(y.sizes()).copy_(y);
+    return reinterpret_cast<AtenTensorHandle>(new Tensor(out));
+  }
+  const Tensor y = out.defined() ? out : at::empty(shape, x.options());
+  const Rows rows{p, batch, p.batch_last || batch == 1};
+  if (p.way != TorchWay::loop && is_elementwise(p, weight)) {
+    rows.multiply_elements(x, weight, y);
+    return reinterpret_cast<AtenTensorHandle>(new Tensor(y));
+  }
+  Tensor matrices = matrices_in(p, weight);
+  if (!matrices.defined()) {
+    matrices = prepared == nullptr ? prepare(p, weight) : matrices_of_prepared(p, tensor_of(prepared));
+  }
+  if (p.way == TorchWay::loop) {
+    rows.multiply_in_turns(x, matrices, y);
+  } else if (!rows.multiply(x, matrices, weight, y)) {
+    return nullptr;
+  }
+  if (holds_zeros(p, weight) && !is_finite(y)) return nullptr;
+  return reinterpret_cast<AtenTensorHandle>(new Tensor(y));
+}
+
+}  // namespace ksopt
