@@ -3,8 +3,6 @@
 
 #include "kept_weights.hpp"
 
-#include "known_product.hpp"
-
 #include <torch/library.h>
 
 #include <atomic>
@@ -16,6 +14,8 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+
+#include "known_product.hpp"
 
 namespace {
 

@@ -270,13 +270,8 @@ def chain_fake(
 ) -> Tensor:
     """The shape of a `chain`."""
     check_chain(op, len(weights), siblings, activation)
-    length, parts = len(weights) // siblings, []
-    for at in range(0, len(weights), length):
-        y = x
-        for weight in reversed(weights[at : at + length]):
-            y = fake(y, weight, batch_last)
-        parts.append(y)
-    y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1)
+    around = (None, None, "none", batch_last, siblings)
+    y = by_factors(fake, add_epilogue_, x, weights, *around)
     check_epilogue(op, y, bias, residual, batch_last)
     return y
 
