@@ -8,20 +8,13 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
 
+#include "aten_handles.hpp"
 #include "torch_ops.hpp"
 
 namespace {
 
 using at::Tensor;
 using Shape = std::vector<int64_t>;
-
-// Of a handle, which is a pointer to a tensor; null: an undefined one.
-Tensor tensor_of(AtenTensorHandle handle) {
-  return handle == nullptr ? Tensor() : *reinterpret_cast<Tensor*>(handle);
-}
-AtenTensorHandle new_handle(Tensor tensor) {
-  return reinterpret_cast<AtenTensorHandle>(new Tensor(std::move(tensor)));
-}
 
 }  // namespace
 

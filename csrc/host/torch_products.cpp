@@ -16,6 +16,7 @@
 #include <optional>
 #include <utility>
 
+#include "aten_handles.hpp"
 #include "torch_ops.hpp"
 
 namespace {
@@ -24,11 +25,6 @@ using at::Tensor;
 using ksopt::TorchProduct;
 using ksopt::TorchWay;
 using Sizes = std::vector<int64_t>;
-
-// Of a handle, which is a pointer to a tensor; null: an undefined one.
-Tensor tensor_of(AtenTensorHandle handle) {
-  return handle == nullptr ? Tensor() : *reinterpret_cast<Tensor*>(handle);
-}
 
 // Whether the matrices hold zeros beside the weight's elements.
 bool holds_zeros(const TorchProduct& p, const Tensor& weight) { return p.groups() * p.b * p.c > weight.numel(); }
@@ -203,15 +199,15 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   const bool by_sum = p.way == TorchWay::einsum && !(out.defined() && (p.c == 1 || p.d == 1));
   if (by_sum) {
     const Tensor y = by_einsum(p, x, weight);
-    if (!out.defined()) return reinterpret_cast<AtenTensorHandle>(new Tensor(y.contiguous().view(shape)));
+    if (!out.defined()) return new_handle(y.contiguous().view(shape));
     out.view(y.sizes()).copy_(y);
-    return reinterpret_cast<AtenTensorHandle>(new Tensor(out));
+    return new_handle(out);
   }
   const Tensor y = out.defined() ? out : at::empty(shape, x.options());
   const Rows rows{p, batch, p.batch_last || batch == 1};
   if (p.way != TorchWay::loop && is_elementwise(p, weight)) {
     rows.multiply_elements(x, weight, y);
-    return reinterpret_cast<AtenTensorHandle>(new Tensor(y));
+    return new_handle(y);
   }
   Tensor matrices = matrices_in(p, weight);
   if (!matrices.defined()) {
@@ -223,7 +219,7 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
     return nullptr;
   }
   if (holds_zeros(p, weight) && !is_finite(y)) return nullptr;
-  return reinterpret_cast<AtenTensorHandle>(new Tensor(y));
+  return new_handle(y);
 }
 
 }  // namespace ksopt
