@@ -21,7 +21,17 @@ from ksopt.compile.capture.index_map import IndexMap, NotNestedError, identity
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.rule_table import RULES
 from ksopt.compile.capture.symbolic import Size, is_marked_dynamic, plain
-from ksopt.compile.capture.values import Cast, Kind, Miss, Origin, Root, Structured, Trace, View
+from ksopt.compile.capture.values import (
+    Cast,
+    Kind,
+    Miss,
+    Origin,
+    Region,
+    Root,
+    Structured,
+    Trace,
+    View,
+)
 from ksopt.patterns.chain import Pattern
 
 
@@ -77,6 +87,7 @@ class Tracker(TorchDispatchMode):
         self._casts: dict[tuple[Root, torch.dtype, Any], Root] = {}
         self._values: set[int] = set()
         self._taken_elsewhere: set[Root] = set()
+        self._made_in: dict[int, Region] = {}
         self._alive: list[Tensor] = []
         self._written: dict[int, Kind] = {}
 
@@ -165,8 +176,12 @@ class Tracker(TorchDispatchMode):
         through the copy.
         """
         view = self.view(value)
+        region = self.trace.regions[node]
+        made_in = self._made_in.setdefault(self.stamp(value)[0], region)
         if id(value) not in self._values:
-            if not self.records_like_now(view.root):
+            if view.root.made_at is node and not region.records_like(made_in):
+                self._taken_elsewhere.add(view.root)  # a view that could not be followed
+            elif not self.records_like_now(view.root):
                 view = self.fresh(value, view.root.kind)
                 self._taken_elsewhere.add(view.root)
             elif view.root in self._taken_elsewhere and self._is_copy(value, view.root):

@@ -144,12 +144,18 @@ class _Copies:
 
 
 def _last_reads(graph: fx.Graph, trace: Trace) -> dict[int, float]:
-    """For each memory: the position of the last node that reads it."""
+    """For each memory: the position of the last node that reads it.
+
+    A backward pass may read what a node reads where gradients are on: that is after all nodes.
+    """
     last: dict[int, float] = {}
     for node in graph.nodes:
+        is_recorded = node not in trace.regions or trace.regions[node].grad
         for read in node.all_input_nodes:
             if read in trace.memory:
-                last[trace.memory[read][0]] = trace.order.get(node, math.inf)
+                memory = trace.memory[read][0]
+                read_at = math.inf if is_recorded else trace.order[node]
+                last[memory] = max(read_at, last.get(memory, -1))
     return last
 
 

@@ -766,6 +766,30 @@ def test_a_copy_where_gradients_are_off_passes_none_on(region, move, handed_over
         assert (x.grad is None) == (wanted is None)
 
 
+def test_a_copy_of_a_view_that_is_not_followed_passes_none_on(handed_over):
+    """The view splits 8 and 6 features into 3, 2 and 8."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(8, 6, 1))
+            self.register_buffer("second", torch.randn(24, 2, 4))
+
+        def forward(self, x):
+            y = torch.bmm(self.first, x.reshape(-1, 8, 1).permute(1, 2, 0)).permute(2, 0, 1)
+            with torch.no_grad():
+                y = y.reshape(-1, 3, 2, 8).permute(1, 3, 0, 2).reshape(24, -1, 2)
+            return y.bmm(self.second)
+
+    model, x = Model(), torch.randn(8, 8)
+    expected = model(x)
+    actual = torch.compile(model, backend="ksopt", options={"tune": "off"})(x)
+    torch.testing.assert_close(actual, expected)
+    assert not expected.requires_grad
+    assert not actual.requires_grad
+    assert any("ks_mm" in str(node.target) for node in handed_over[0].nodes)
+
+
 @pytest.mark.parametrize("batch", [2, 3, 9])  # 2 and 9 are sizes of the weight, too
 def test_a_returned_view_fixes_no_dim_that_is_marked_dynamic(batch, handed_over):
     class Model(nn.Module):

@@ -82,6 +82,31 @@ def test_a_copy_of_what_is_computed_of_a_result_stays_a_copy(after, rewritten):
         assert actual[0].untyped_storage()._cdata != actual[1].untyped_storage()._cdata
 
 
+class CopySavedAndSourceWritten(nn.Module):
+    """The backward pass reads the copy, which must be no view of what is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("first", torch.randn(3, 4, 8))
+        self.second = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        y = torch.nn.functional.gelu(torch.einsum("zkv,kwv->zkw", x.view(-1, 3, 8), self.first))
+        part = y.narrow(1, 2, 1)
+        z = y.flatten(1) * self.second.flatten()
+        torch.relu_(part)
+        return z
+
+
+def test_a_copy_that_a_backward_pass_reads_stays_a_copy(rewritten):
+    model, x = CopySavedAndSourceWritten(), torch.randn(5, 24)
+    expected = model(x)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), model.second)
+    actual = rewritten(model, x)
+    (grad,) = torch.autograd.grad(actual.square().sum(), model.second)
+    torch.testing.assert_close((actual, grad), (expected, wanted))
+
+
 class WrittenBehindACheckpoint(nn.Module):
     def __init__(self):
         super().__init__()
