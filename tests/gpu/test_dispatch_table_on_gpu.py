@@ -241,17 +241,20 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
         patch.setattr(dispatch, "run_known", None)
         patch.setattr(dispatch, "run_known_changing", None)
         for _ in range(2):
-            case.check(y=ops.ks_mm_inner(*operands))
+            case.check(y=ops.ks_mm_inner(*operands, case.weight))
             case.check(y=ops.ks_mm_frozen(*operands))
         with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(TypeError):
+            ops.ks_mm_inner(*operands, case.weight)
+        with pytest.raises(TypeError):  # of a weight that a graph computes nothing is kept
             ops.ks_mm_inner(*operands)
         with pytest.raises(TypeError):
             ops.ks_mm_changing(*operands)
         with pytest.raises(TypeError):  # what was kept is forgotten now
-            ops.ks_mm_inner(*operands)
+            ops.ks_mm_inner(*operands, case.weight)
     for _ in range(2):
         case.weight.mul_(2)
         case.check(y=ops.ks_mm_inner(*operands))
+        case.check(y=ops.ks_mm_inner(*operands, case.weight))
         case.check(y=ops.ks_mm_changing(*operands))
 
 

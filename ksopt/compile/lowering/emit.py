@@ -125,7 +125,8 @@ class Emitter:
         node.meta[key] = self._known[call]
         return node
 
-    def _copied(self, node: fx.Node) -> fx.Node:
+    def copied(self, node: fx.Node) -> fx.Node:
+        """A contiguous copy."""
         return self.call(torch.clone, node, memory_format=torch.contiguous_format)
 
     def copied_in_another_order(self, weight: fx.Node) -> fx.Node:
@@ -137,16 +138,14 @@ class Emitter:
         sizes = fake_result(weight).shape
         if len(sizes) < 2:
             twice = self.call(torch.Tensor.expand, weight, 2, *sizes)
-            return self.call(torch.select, self._copied(twice), 0, 0)
+            return self.call(torch.select, self.copied(twice), 0, 0)
         backwards = list(range(len(sizes)))[::-1]
         # Both undo themselves.
         for order in ([0, 3, 2, 1] if len(sizes) == 4 else backwards, backwards):
             wanted = torch.empty([sizes[dim] for dim in order], device="meta").permute(order)
             if not has_strides_of(weight, wanted):
                 break
-        return self.call(
-            torch.permute, self._copied(self.call(torch.permute, weight, order)), order
-        )
+        return self.call(torch.permute, self.copied(self.call(torch.permute, weight, order)), order)
 
     def no_view(self, node: fx.Node) -> fx.Node:
         """The same tensor, a copy with its strides if it is a view.
@@ -165,7 +164,7 @@ class Emitter:
         back = [order.index(dim) for dim in range(wanted.dim())]
         if order != sorted(order):
             node = self.call(torch.permute, node, order)
-        node = self._copied(node)
+        node = self.copied(node)
         if order != sorted(order):
             node = self.call(torch.permute, node, back)
         return node

@@ -17,7 +17,7 @@ from ksopt import ops
 from ksopt.compile.capture.index_map import Atoms, NotNestedError, identity
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.recognize import weight_dims, x_dims
-from ksopt.compile.capture.symbolic import plain
+from ksopt.compile.capture.symbolic import is_contiguous, plain
 from ksopt.compile.capture.tracker import Tracker
 from ksopt.compile.capture.values import (
     Applied,
@@ -26,6 +26,7 @@ from ksopt.compile.capture.values import (
     Combined,
     Compact,
     Contraction,
+    Kind,
     Root,
     Stacked,
     View,
@@ -150,7 +151,12 @@ class _Lowering:
         """
         if not operands(root, self.chosen):
             holder = held(self.trace, root, at.before, at.product)
-            return holder.node, holder.map.dims
+            node, value = holder.node, fake_result(holder.node)
+            is_written = holder.storage[1] > 0 and root.kind is not Kind.WEIGHT
+            if is_written and isinstance(value, Tensor) and not is_contiguous(value):
+                # torch 2.11 takes what is written for contiguous, and views of it as copies.
+                node = at.emit.copied(node)
+            return node, holder.map.dims
         if isinstance(root.origin, Compact):
             return self._compact(root.origin, at), identity(root.shape).dims
         if root not in self.built:
