@@ -267,9 +267,13 @@ def compare(
 
 
 def _is_refused(records: list[Record]) -> bool:
-    """Whether torch refuses a backward pass because a tensor was written before it."""
+    """Whether torch refuses a backward pass because a tensor was written before it.
+
+    Of what was saved torch says "has been modified by an inplace operation", of a view from among
+    several, as of chunk(), "has been modified inplace".
+    """
     stage, text = records[-1].error or ("", "")
-    return stage == "backward" and "modified by an inplace operation" in text
+    return stage == "backward" and ("by an inplace operation" in text or "d inplace" in text)
 
 
 def _disturbed(namespace: dict[str, Any], seed: int) -> list[Record]:

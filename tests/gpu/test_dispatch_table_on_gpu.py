@@ -242,7 +242,7 @@ def test_the_librarys_own_kernels_know_it_without_python(case, monkeypatch):
         patch.setattr(dispatch, "run_known_changing", None)
         for _ in range(2):
             case.check(y=ops.ks_mm_inner(*operands, case.weight))
-            case.check(y=ops.ks_mm_frozen(*operands))
+            case.check(y=ops.ks_mm_frozen(*operands, case.weight))
         with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(TypeError):
             ops.ks_mm_inner(*operands, case.weight)
         with pytest.raises(TypeError):  # of a weight that a graph computes nothing is kept
