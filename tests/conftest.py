@@ -98,13 +98,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _mark_slow_cases(items: list[pytest.Item]) -> None:
-    """Mark the cases of each ``sweep`` as slow, but every twentieth and the last."""
+    """Mark the cases of each ``sweep`` as slow, but every twentieth."""
     sweeps = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
     for cases in sweeps.values():
-        for number, item in enumerate(cases[:-1]):
+        for number, item in enumerate(cases):
             if number % 20:
                 item.add_marker(pytest.mark.slow)
 

@@ -319,6 +319,7 @@ def test_the_wrapper_of_data_parallel_training(compiled_by_eager, tmp_path):
     assert sum(operators(compiled_by_eager)) == 2
 
 
+@pytest.mark.slow
 def test_inductor_compiles_what_was_rewritten_and_its_caches_are_used():
     model = nn.Sequential(Blocks(), nn.GELU(), Blocks())
     x = torch.randn(5, 32)

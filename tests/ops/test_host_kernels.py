@@ -387,6 +387,7 @@ with torch.no_grad():
     subprocess.run([sys.executable, "-c", program], check=True, env=settings)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_of_training_calls_them(monkeypatch):
     """As eager: gradients, and a weight that an optimizer changes."""
     torch.manual_seed(0)

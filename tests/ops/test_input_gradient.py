@@ -74,6 +74,7 @@ def test_compiled_training_calls_it(calls: list[Tensor], dynamic: bool) -> None:
     assert [len(grad) for grad in calls] == [5, 8]
 
 
+@pytest.mark.slow
 def test_it_is_not_called_for_weights_alone(calls: list[Tensor]) -> None:
     model = ksopt.KSLinear(32, 32, CHAIN)
     torch.compile(model, backend="ksopt")(torch.randn(5, 32)).sum().backward()

@@ -44,4 +44,10 @@ DELIBERATE = (
         "PyTorch computes what reads a tensor of a torch.inference_mode where gradients are on: "
         "autograd refuses to save it (e8583b8).",
     ),
+    Deliberate(
+        "doctor",
+        r"rows that are printed/\d+",
+        "^nothing -> '(not )?ready",
+        "The last line says whether all is ready, or the one thing to do (6473ce3).",
+    ),
 )

@@ -182,8 +182,15 @@ def tune(done: Finished) -> dict[str, Any]:
 def bench(done: Finished) -> dict[str, Any]:
     """Of ``ksopt bench kernels --json``."""
     (series,) = shared(json.loads(done.printed[-1]))["series"]
-    lines, rows = series.pop("lines"), series.pop("rows")
-    return {"products": lines, "ways to compute them": rows, "settings": series["setting"]}
+    ways = {
+        f"{row['chain']}, {row['batch']} rows, {row['layout']}, {row['way']}": row
+        for row in series.pop("rows")
+    }
+    return {
+        "products": series["lines"],
+        "ways to compute them": ways,
+        "settings": series["setting"],
+    }
 
 
 def doctor(done: Finished) -> dict[str, Any]:
