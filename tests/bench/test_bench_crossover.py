@@ -139,11 +139,16 @@ def test_colours_grow_with_the_ratio_and_are_alike_both_ways() -> None:
 def test_the_csv_has_a_line_for_each_layer_and_budget() -> None:
     asked = request(widths="16,32", rows="1")
     site = asked.sites[0]
-    measured = {site: result(site, {DENSE: 2.0, "50%": 1.0})}
+    ways = [
+        Timed(DENSE, "", Measurement(2.0, 2.0, 2.0, 9)),
+        Timed("50%", "(1,4,4,4)*(4,4,4,1)", Measurement(1.5, 1.5, 1.5, 9)),
+        Timed("50%", "(1,8,4,2)*(2,4,8,1)", Measurement(1.0, 1.0, 1.0, 9)),
+    ]
+    measured = {site: SiteResult(site, tuple(ways))}
     lines = list(csv.DictReader(views.to_csv(views.cells(asked, measured), asked, measured)
                                 .splitlines()))  # fmt: skip
     assert len(lines) == 4
-    assert lines[0]["chain"] == "(1,4,4,4)*(4,4,4,1)"
+    assert lines[0]["chain"] == "(1,8,4,2)*(2,4,8,1)"  # the faster one
     assert float(lines[0]["speed_up"]) == pytest.approx(2.0)
     assert lines[1]["ks_us"] == ""
     assert lines[2]["status"] == "interpolated"
@@ -154,7 +159,7 @@ def test_a_result_is_read_as_it_was_kept() -> None:
     one = SiteResult(site, (Timed("25%", "(1,2,2,8)*(8,2,2,1)", None, "wrong: so"),
                             Timed(DENSE, "", Measurement(1.0, 0.9, 1.1, 7))))  # fmt: skip
     assert SiteResult.of_json(json.loads(json.dumps(one.to_json()))) == one
-    assert one.faults == [f"{site}: 25%: wrong: so"]
+    assert one.faults == [f"{site}: 25% (1,2,2,8)*(8,2,2,1): wrong: so"]
 
 
 # What it refuses.
@@ -286,7 +291,7 @@ def test_a_wrong_layer_gets_no_time(
 
     monkeypatch.setattr(layers, "ks_layer", wrong)
     assert run(tmp_path, "--passes", "inference", "--rows", "8", "--widths", "16") == 1
-    assert "50%: wrong: relative error" in capsys.readouterr().err
+    assert "50% (1,4,4,4)*(4,4,4,1): wrong: relative error" in capsys.readouterr().err
 
 
 def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +319,7 @@ def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "ks_layer", wrong)
     found = measuring.measure_site(asked, asked.sites[0])
     assert all("gradient of x" in fault for fault in found.faults)
-    assert len(found.faults) == 2
+    assert len(found.faults) == 4  # two chains of each budget
 
 
 def test_a_width_without_a_chain_is_no_fault() -> None:
@@ -324,6 +329,20 @@ def test_a_width_without_a_chain_is_no_fault() -> None:
     assert way is not None
     assert way.reason == "no chain: 18 is no multiple of 4"
     assert found.faults == []
+
+
+def test_a_budget_has_monarchs_chain_and_one_of_two_blocks() -> None:
+    (budget,) = request(widths="64", rows="8", budgets="25%").budgets
+    for width in (64, 24):
+        chains = budget.chains(width)
+        assert [chain.nnz for chain in chains] == [width * width // 4] * 2
+    assert len(budget.chains(8)) == 2
+    assert len(request(widths="64", rows="8", budgets="100%").budgets[0].chains(64)) == 1
+    asked = request(widths="16", rows="8", budgets="25%")
+    found = measuring.measure_site(asked, asked.sites[0])
+    of_budget = [way for way in found.ways if way.name == "25%"]
+    assert [way.chain for way in of_budget] == ["(1,2,2,8)*(8,2,2,1)", "(1,8,2,2)*(2,2,8,1)"]
+    assert found.us("25%") == min(way.time.median_us for way in of_budget if way.time)
 
 
 def test_fp8_rounds_as_much_as_it_may() -> None:

@@ -30,11 +30,12 @@ _Made = tuple[str | None, Callable[[], object]]
 
 @dataclass
 class _Ready:
-    """The ways of a layer: to be called, or with a reason why not."""
+    """The ways of a layer: to be called, or with a reason why not; a budget has several chains."""
 
     calls: dict[str, Callable[[], object]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     chains: dict[str, str] = field(default_factory=dict)
+    budgets: dict[str, str] = field(default_factory=dict)
 
     def prepare(self, name: str, make: Callable[[], _Made]) -> None:
         """Put a way down: ``make`` gives what is wrong with it, and its call."""
@@ -69,16 +70,22 @@ def measure_site(request: CrossoverRequest, site: Site) -> SiteResult:
         with nullcontext() if is_training else torch.no_grad():
             _dense(site, ready, x, g)
             for budget in request.budgets:
-                chain = budget.chain(site.width)
-                if chain is None:
+                chains = budget.chains(site.width)
+                if not chains:
                     why = f"no chain: {site.width} is no multiple of {budget.parts}"
                     ready.reasons[budget.text] = why
-                    continue
-                ready.chains[budget.text] = str(chain)
-                ready.prepare(budget.text, partial(_chain, chain, x, g))
+                for chain in chains:
+                    name = f"{budget.text} {chain}"
+                    ready.chains[name], ready.budgets[name] = str(chain), budget.text
+                    ready.prepare(name, partial(_chain, chain, x, g))
             times = _timed(ready, device)
     ways = tuple(
-        Timed(name, ready.chains.get(name, ""), times.get(name), ready.reasons.get(name, ""))
+        Timed(
+            ready.budgets.get(name, name),
+            ready.chains.get(name, ""),
+            times.get(name),
+            ready.reasons.get(name, ""),
+        )
         for name in (*ready.calls, *ready.reasons)
     )
     ready.calls.clear()

@@ -22,9 +22,10 @@ from ksopt.system.untrusted import reason
 _TITLE = "Where a Kronecker-sparse layer is faster than a dense one"
 _TEXT = (
     "A layer is y = gelu(x W^T + bias) with as many features out as in. Its chains are "
-    "(1,n/q,n/q,q)*(q,n/q,n/q,1), 2/q of the dense layer's weights. A cell has the largest of the "
-    "budgets that is faster than dense, and the largest speed-up of all budgets. Cells with an "
-    "outline were measured; ~ stands before what was interpolated between layers that were, in "
+    "(1,n/q,n/q,q)*(q,n/q,n/q,1) and (1,n/2,n/q,2)*(2,n/q,n/2,1), 2/q of the dense layer's "
+    "weights; the faster one counts. A cell has the largest of the budgets "
+    "that is faster than dense, and the largest speed-up of all budgets. Cells with an outline "
+    "were measured; ~ stands before what was interpolated between layers that were, in "
     "logarithms; an empty cell is further than two steps from anything that was."
 )
 _METHOD = (

@@ -69,7 +69,7 @@ class Budget:
 
     Attributes:
         text: as it was given: "25%".
-        parts: the chain (1, n/q, n/q, q)*(q, n/q, n/q, 1) has 2/q of them: q.
+        parts: the chains of `chains` have 2/q of them: q.
     """
 
     text: str
@@ -80,12 +80,18 @@ class Budget:
         """From 0 to 1."""
         return 2 / self.parts
 
-    def chain(self, width: int) -> Chain | None:
-        """Monarch's chain of a square layer; None where its width is no multiple of q."""
-        if width % self.parts:
-            return None
+    def chains(self, width: int) -> tuple[Chain, ...]:
+        """Chains of a square layer; none where its width is no multiple of q.
+
+        Monarch's, (1,n/q,n/q,q)*(q,n/q,n/q,1), which has q blocks in both factors, and where the
+        width is even (1,n/2,n/q,2)*(2,n/q,n/2,1), whose 2 large blocks suit tensor cores.
+        """
         q = self.parts
-        return chain_of(f"(1,out/{q},mid/{q},{q})*({q},mid/{q},in/{q},1)", width, width)
+        if width % q:
+            return ()
+        blocks = (q, 2) if width % 2 == 0 else (q,)
+        texts = [f"(1,out/{n},mid/{q},{n})*({n},mid/{q},in/{n},1)" for n in blocks]
+        return tuple(dict.fromkeys(chain_of(text, width, width) for text in texts))
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,8 @@ class CrossoverRequest:
 
         Example:
             >>> request = CrossoverRequest.of(CrossoverOptions(device="cpu", budgets="25%"))
-            >>> str(request.budgets[0].chain(64))
-            '(1,8,8,8)*(8,8,8,1)'
+            >>> [str(chain) for chain in request.budgets[0].chains(64)]
+            ['(1,8,8,8)*(8,8,8,1)', '(1,32,8,2)*(2,8,32,1)']
         """
         device = devices.resolve(options.device)
         is_gpu = device.type == "cuda"

@@ -91,7 +91,7 @@ def doubts(request: CrossoverRequest, measured: Mapping[Site, SiteResult]) -> di
 
 
 def _compile(request: CrossoverRequest, site: Site, compilers: Compilers) -> None:
-    chains = [chain for budget in request.budgets if (chain := budget.chain(site.width))]
+    chains = [chain for budget in request.budgets for chain in budget.chains(site.width)]
     with fp32_products("tf32" if site.plane.precision == "tf32" else "ieee"):
         compilers.soon(chains, site.plane.torch_name, False, site.rows)
 

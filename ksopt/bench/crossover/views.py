@@ -153,7 +153,7 @@ def to_csv(
                 known.get(budget.text) for known in (cell.speed_ups, cell.over_fp8)
             )
             writer.writerow(
-                (*where, budget.chain(site.width) or "", cell.status, *us, speed_up, over_fp8,
+                (*where, way.chain if way else "", cell.status, *us, speed_up, over_fp8,
                  largest.text if largest else "", cell.crossover(request.budgets),
                  way.reason if way else "")
             )  # fmt: skip
