@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check -c cons
 
 help:
 	@echo "make demo       search chains for a 768x3072 layer on this machine's device, and write a report"
-	@echo "make test       run the tests of every part, about ten minutes on two cores"
+	@echo "make test       run the tests of every part, about five minutes on two cores"
 	@echo "make test-slow  run the others: longer searches, more cases of each kind"
 	@echo "make test-all   run both (tests that need a GPU are skipped where there is none)"
 	@echo "make check      format, lint, types, then make test: before a commit"

@@ -99,7 +99,7 @@ def test_values_and_gradients_are_the_authors(way, compiled_by_eager):
 
 
 @pytest.mark.slow
-def test_a_masked_weight_has_no_gradient():
+def test_a_masked_weight_has_no_gradient(compiled_by_eager):
     layer = Layer(masked, (32, 16), STRIDED)
     torch.compile(layer, backend="ksopt")(torch.randn(3, 16)).sum().backward()
     assert torch.equal(layer.w.grad != 0, STRIDED.bool())
