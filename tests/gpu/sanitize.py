@@ -3,9 +3,10 @@
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
-Names of families: only those, and the general kernel. ``chains``: those of chains alone;
-``weight_grads``: those of weight gradients; ``input_grads``: those of chains' input gradients;
-``chain_grads``: those of chains' weight gradients.
+Names of families: only those, and the general kernel. ``chains``: those of chains alone; ``chains
+0``: with the first of three chains (racecheck takes minutes). ``weight_grads``: those of weight
+gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
+weight gradients.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -49,10 +50,10 @@ def smallest(count: int) -> list[Pattern]:
     return [pattern for turn in turns for pattern in turn if pattern is not None][:count]
 
 
-def run_chains() -> int:
-    """Run the families of chains on some, with what surrounds them; how often."""
+def run_chains(at: int | None = None) -> int:
+    """Run the families of chains on some, or on the one at a place of `CHAINS`; how often."""
     ran, device = 0, DeviceSpec.of_device(0)
-    for text, after, siblings in CHAINS:
+    for text, after, siblings in CHAINS if at is None else CHAINS[at : at + 1]:
         chain = Chain.parse(text)
         problem = Problem(chain, "bfloat16", False, epilogue=after, siblings=siblings)
         for family in families():
@@ -149,6 +150,10 @@ def main() -> None:
     }
     if len(sys.argv) == 2 and sys.argv[1] in OF_CHAINS:
         print(f"{OF_CHAINS[sys.argv[1]]()} launches of {sys.argv[1]}")
+        torch.cuda.synchronize()
+        return
+    if len(sys.argv) == 3 and sys.argv[1] == "chains" and sys.argv[2].isdigit():
+        print(f"{run_chains(int(sys.argv[2]))} launches of chains {sys.argv[2]}")
         torch.cuda.synchronize()
         return
     unknown = set(sys.argv[1:]) - set(every)
