@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.validate import checked_int
 
-_DIMS = re.compile(r"\s*([0-9]{1,9})\s*[xX×]\s*([0-9]{1,9})\s*")
+_DIMS = re.compile(r"\s*([0-9]+)\s*[xX×]\s*([0-9]+)\s*")
+_MOST_DIGITS = 9
 _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([%kKmMgG]?)\s*")
 _LARGEST = 1e300  # what has more digits is as much too large, and no float
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
@@ -46,6 +47,8 @@ such as 768x3072
             raise InvalidInputError(
                 f"dims {text!r}: write INxOUT, as in nn.Linear(in, out), such as 768x3072"
             )
+        if any(len(size.lstrip("0")) > _MOST_DIGITS for size in match.groups()):
+            raise InvalidInputError(f"dims {text!r}: a size must be below {10**_MOST_DIGITS:,}")
         in_features, out_features = int(match[1]), int(match[2])
         if in_features < 1 or out_features < 1:
             raise InvalidInputError(f"dims {text!r}: both sizes must be at least 1")

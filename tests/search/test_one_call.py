@@ -59,6 +59,7 @@ def test_a_model_is_searched_as_its_inputs_go_through_it(
     [
         (7, {}, "give a model, or a layer's size such as '768x3072'; got int"),
         ("768", {}, "write INxOUT"),
+        ("1000000000x8", {}, "dims '1000000000x8': a size must be below 1,000,000,000"),
         ("8x8", {"budget": "much"}, "budget 'much': write a share"),
         ("8x8", {"budgets": "25%"}, "there is no option 'budgets': did you mean 'budget'?"),
         ("8x8", {"bacth": 3}, "there is no option 'bacth': did you mean 'batch'?"),
