@@ -3,6 +3,8 @@
 // Built on PyTorch's stable ABI, so that one binary serves several torch versions.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
 #include "dispatch_table.hpp"
 #include "kernel_table.hpp"
 #include "known_product.hpp"

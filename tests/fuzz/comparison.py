@@ -273,7 +273,7 @@ def _is_refused(records: list[Record]) -> bool:
     several, as of chunk(), "has been modified inplace".
     """
     stage, text = records[-1].error or ("", "")
-    return stage == "backward" and ("by an inplace operation" in text or "d inplace" in text)
+    return stage == "backward" and ("modified by an inplace" in text or "modified inplace" in text)
 
 
 def _disturbed(namespace: dict[str, Any], seed: int) -> list[Record]:

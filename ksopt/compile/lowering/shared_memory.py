@@ -9,6 +9,7 @@ the other read, and where gradients are off (a view requires gradients there, a 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import torch
@@ -69,8 +70,8 @@ def writes_inputs_that_share(graph: fx.Graph, trace: Trace) -> bool:
     it is, as the author's is, and not as a view.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder" and node in trace.memory]
-    storages = [trace.memory[node][0] for node in inputs]
-    return any(storages.count(one) > 1 and trace.writes.get(one) for one in storages)
+    storages = Counter(trace.memory[node][0] for node in inputs)
+    return any(count > 1 and trace.writes.get(storage) for storage, count in storages.items())
 
 
 def _returned(graph: fx.Graph) -> list[fx.Node]:

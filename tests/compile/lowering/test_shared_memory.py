@@ -158,13 +158,21 @@ class StridedAndWritten(nn.Module):
         return torch.bmm(self.second, y.detach().permute(1, 2, 0))
 
 
-def test_what_is_written_is_read_as_it_lies(monkeypatch):
-    """torch 2.11 takes what zero_() leaves for contiguous."""
+def test_what_is_written_is_copied_before_it_is_read_as_rows(monkeypatch):
+    """torch 2.11 takes what zero_() leaves for contiguous, and fails to take rows of it."""
     aot_eager = torch._dynamo.lookup_backend("aot_eager")
-    monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: aot_eager(gm, inputs))
+    graphs = []
+
+    def hand_over(gm, inputs, config):
+        graphs.append(gm.graph)
+        return aot_eager(gm, inputs)
+
+    monkeypatch.setattr(backend, "hand_over", hand_over)
     model, x = StridedAndWritten(), torch.randn(13, 16)
     compiled = torch.compile(model, backend="ksopt", options={"tune": "off"})
     torch.testing.assert_close(compiled(x), model(x))
+    (written,) = (node for node in graphs[0].nodes if node.target == "detach")
+    assert [reader.target for reader in written.users] == [torch.clone]
 
 
 class ReturnedTwice(nn.Module):
