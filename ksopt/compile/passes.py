@@ -7,7 +7,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,11 @@ from ksopt.compile.lowering.candidates import (
 from ksopt.compile.lowering.effects import Uses, check, uses
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
-from ksopt.compile.lowering.shared_memory import writes_inputs_that_share
+from ksopt.compile.lowering.shared_memory import (
+    CopiesByStrides,
+    told_of_inputs,
+    writes_inputs_that_share,
+)
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -104,9 +108,17 @@ def _rewrite(
     judge: Judge,
     frozen_values: frozen_weight.FrozenValues | None,
     report: Report,
-    written_behind: Collection[fx.Node] = (),
-) -> None:
-    """See `rewrite_graph`; ``written_behind``: values that are written when the graph has ended."""
+    behind: _Behind | None = None,
+) -> set[fx.Node]:
+    """See `rewrite_graph`.
+
+    Args:
+        behind: what the graph that calls this one does with its inputs and results; None if
+            there is none.
+
+    Returns:
+        The inputs whose strides this graph tells its caller; see `CopiesByStrides`.
+    """
     bypassed = dropouts.bypass(gm.graph)
     gathered = slice_writes.gather(gm.graph)
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
@@ -115,13 +127,16 @@ def _rewrite(
         places = {node: at for at, node in enumerate(placeholders) if at in weights}
         pattern_of = frozen_weight.FrozenNodes(frozen_values, places)
     trace, tracker = run(gm, inputs, weights, pattern_of)
-    for storage in {trace.memory[node][0] for node in written_behind if node in trace.memory}:
-        trace.writes.setdefault(storage, []).append(len(trace.order))
+    if behind is not None:
+        for storage in {trace.memory[node][0] for node in behind.written if node in trace.memory}:
+            trace.writes.setdefault(storage, []).append(len(trace.order))
+        trace.told_strides |= behind.told
     passes = report.passes
     passes["nodes_followed"] += len(trace.order)
     passes["products_recognised"] += len(trace.contractions)
     passes["frozen_patterns"] += 0 if frozen_values is None else len(frozen_values.found)
     _rewrite_bodies(gm, tracker, judge, report)
+    told_inputs = set() if behind is None else told_of_inputs(gm.graph, trace)
     report.linear_flops += sum(trace.flops.values())
     misses = [*trace.misses, *slice_writes.unfollowed(trace)]
     chosen = worth_a_look(trace)
@@ -155,6 +170,7 @@ def _rewrite(
     if chosen or gathered or bypassed:
         gm.graph.lint()
         gm.recompile()
+    return told_inputs
 
 
 def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
@@ -254,21 +270,39 @@ def _missed(miss: Miss) -> Site:
     )
 
 
+@dataclass(frozen=True)
+class _Behind:
+    """What the graph that calls another one does with its inputs and results.
+
+    Attributes:
+        written: those that may be written in place behind the call.
+        told: those of whose strides something depends that a caller can tell.
+    """
+
+    written: frozenset[fx.Node] = frozenset()
+    told: frozenset[fx.Node] = frozenset()
+
+
 def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: Report) -> None:
-    """Rewrite the graphs that checkpointing calls: they are graphs like this one."""
-    for node in gm.graph.nodes:
-        if not isinstance(node.target, HigherOrderOperator) or not node.args:
-            continue
-        if node.target.name() not in _BODIES or not isinstance(node.args[0], fx.Node):
-            continue
-        body = gm.get_submodule(str(node.args[0].target))
+    """Rewrite the graphs that checkpointing calls: they are graphs like this one.
+
+    The last one first: what it tells of its inputs the earlier ones have to know.
+    """
+    bodies = _bodies(gm)
+    if not bodies:
+        return
+    trace = tracker.trace
+    copies = CopiesByStrides(gm.graph, trace)
+    inputs_share = writes_inputs_that_share(gm.graph, trace)
+    sites: list[Site] = []
+    for node, body in reversed(bodies.items()):
         arguments = list(node.args[1:])
         inputs = [
             fake_result(argument) if isinstance(argument, fx.Node) else argument
             for argument in arguments
         ]
         views = [
-            tracker.trace.views.get(argument) if isinstance(argument, fx.Node) else None
+            trace.views.get(argument) if isinstance(argument, fx.Node) else None
             for argument in arguments
         ]
         weights = frozenset(
@@ -276,14 +310,45 @@ def _rewrite_bodies(gm: fx.GraphModule, tracker: Tracker, judge: Judge, report: 
             for at, view in enumerate(views)
             if view is not None and view.root.kind is Kind.WEIGHT
         )
+        placeholders = [one for one in body.graph.nodes if one.op == "placeholder"]
+        region, before = trace.regions[node], len(report.sites)
+        behind = _behind(node, body.graph, trace, copies.told_of(region), inputs_share)
+        with _inside(region, inputs):
+            told = _rewrite(body, inputs, weights, judge, None, report, behind)
+        for inside, outside in zip(placeholders, arguments, strict=True):
+            if inside in told and isinstance(outside, fx.Node):
+                trace.told_strides.add(outside)
+        sites = report.sites[before:] + sites
+        del report.sites[before:]
+    report.sites += sites
+
+
+def _bodies(gm: fx.GraphModule) -> dict[fx.Node, fx.GraphModule]:
+    """The calls of other graphs, in the order of this one."""
+    bodies = {}
+    for node in gm.graph.nodes:
+        if not isinstance(node.target, HigherOrderOperator) or not node.args:
+            continue
+        if node.target.name() not in _BODIES or not isinstance(node.args[0], fx.Node):
+            continue
+        body = gm.get_submodule(str(node.args[0].target))
         if isinstance(body, fx.GraphModule):
-            written = _written_behind(node, body.graph, tracker.trace)
-            with _inside(tracker.trace.regions[node], inputs):
-                _rewrite(body, inputs, weights, judge, None, report, written)
+            bodies[node] = body
+    return bodies
 
 
-def _written_behind(call: fx.Node, body: fx.Graph, trace: Trace) -> set[fx.Node]:
-    """The inputs and results of a body that may be written in place behind its call."""
+def _behind(
+    call: fx.Node, body: fx.Graph, trace: Trace, told: Collection[fx.Node], inputs_share: bool
+) -> _Behind:
+    """What is done behind the call of a body with the body's inputs and results.
+
+    Args:
+        call: of the body.
+        body: the graph that is called.
+        trace: of the graph that calls it.
+        told: the nodes of that graph whose strides are told.
+        inputs_share: see `writes_inputs_that_share`.
+    """
 
     def is_written(node: fx.Node) -> bool:
         if node not in trace.memory:
@@ -298,12 +363,18 @@ def _written_behind(call: fx.Node, body: fx.Graph, trace: Trace) -> set[fx.Node]
         if isinstance(outside, fx.Node) and is_written(outside)
     }
     (results,) = next(node for node in body.nodes if node.op == "output").args
-    is_any = writes_inputs_that_share(call.graph, trace)
+    told_inside = set[fx.Node]()
     for user in call.users:
-        if user.target is operator.getitem and (is_any or is_written(user)):
-            result = results[user.args[1]]
-            written |= {result} if isinstance(result, fx.Node) else set()
-    return written
+        if user.target is not operator.getitem:
+            continue
+        result = results[user.args[1]]
+        if not isinstance(result, fx.Node):
+            continue
+        if inputs_share or is_written(user):
+            written.add(result)
+        if user in told:
+            told_inside.add(result)
+    return _Behind(frozenset(written), frozenset(told_inside))
 
 
 @contextlib.contextmanager

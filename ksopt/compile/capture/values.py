@@ -348,6 +348,7 @@ class Trace:
         memory: the storage of each node's value, and how often that had been written by then.
         reshaped: the roots of nodes' values that are given another shape in place.
         regions: what is in force at each node.
+        told_strides: nodes whose strides another graph tells, one that is called or that calls.
         flops: of the products by weights at each node, dense ones included; where the batch is
             dynamic, those of the batch at hand.
     """
@@ -362,6 +363,7 @@ class Trace:
     memory: dict[fx.Node, tuple[int, int]] = field(default_factory=dict)
     reshaped: set[Root] = field(default_factory=set)
     regions: dict[fx.Node, Region] = field(default_factory=dict)
+    told_strides: set[fx.Node] = field(default_factory=set)
     flops: dict[fx.Node, int] = field(default_factory=dict)
 
     def is_intact(self, memory: tuple[int, int], before: int | None = None) -> bool:

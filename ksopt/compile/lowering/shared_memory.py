@@ -18,7 +18,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ksopt.compile.capture.nodes import fake_result, memory_of
 from ksopt.compile.capture.symbolic import is_contiguous
-from ksopt.compile.capture.values import Root, Trace
+from ksopt.compile.capture.values import Region, Root, Trace
 from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, product_of
 
 
@@ -38,7 +38,7 @@ def fixed_in_memory(
         if is_rewritten(view.root, chosen):
             names.setdefault(view.root, set()).add(node)
     returned = _returned(graph)
-    copies = _Copies(graph, trace)
+    copies = CopiesByStrides(graph, trace)
     inputs_share = writes_inputs_that_share(graph, trace)
     fixed, written = {}, set()
     for root, nodes in names.items():
@@ -84,7 +84,7 @@ _COPIES_BY_STRIDES = frozenset(
 )
 
 
-class _Copies:
+class CopiesByStrides:
     """The copies by strides of a graph.
 
     Attributes:
@@ -108,21 +108,29 @@ class _Copies:
             root: the root.
             nodes: its views. A contiguous one is replaced by one that is contiguous.
         """
-        telling = set(self.told)
-        if root.made_at is not None:
-            made, regions = self._trace.regions[root.made_at], self._trace.regions
-            telling |= {
-                node
-                for node in self.sources
-                if node in regions and not regions[node].records_like(made)
-            }
-        if not telling:
-            return False
-        read = {one for node in telling for one in (node, self.sources[node])}
-        if not read.isdisjoint(nodes):
+        made = None if root.made_at is None else self._trace.regions[root.made_at]
+        telling = self._telling(made)
+        if not {one for copy in telling for one in (copy, self.sources[copy])}.isdisjoint(nodes):
             return True
         strided = [node for node in nodes if not is_contiguous(fake_result(node))]
-        return not _ancestors(telling).isdisjoint(strided)
+        return bool(strided) and not self._told_by(telling).isdisjoint(strided)
+
+    def told_of(self, made: Region | None) -> set[fx.Node]:
+        """The nodes whose strides a copy tells, of what is made where this is in force."""
+        return self._told_by(self._telling(made))
+
+    def _telling(self, made: Region | None) -> set[fx.Node]:
+        """Those that are told, and those taken where gradients are off and not where it is made."""
+        regions = self._trace.regions
+        return self.told | {
+            node
+            for node in self.sources
+            if made is not None and node in regions and not regions[node].records_like(made)
+        }
+
+    def _told_by(self, telling: set[fx.Node]) -> set[fx.Node]:
+        told = telling | self._trace.told_strides
+        return told | _ancestors(told) if told else told
 
     def _is_told(self, copy: fx.Node) -> bool:
         """Whether what it is of is returned too, or one is written and the other read later."""
@@ -144,12 +152,21 @@ class _Copies:
         return False
 
 
+def told_of_inputs(graph: fx.Graph, trace: Trace) -> set[fx.Node]:
+    """The inputs of a graph whose strides it tells, to who calls it or to who calls that."""
+    first = next(iter(trace.regions.values()), None)
+    told = CopiesByStrides(graph, trace).told_of(first)
+    return {node for node in told if node.op == "placeholder"}
+
+
 def _last_reads(graph: fx.Graph, trace: Trace) -> dict[int, float]:
     """For each memory: the position of the last node that reads it.
 
     A backward pass may read what a node reads where gradients are on: that is after all nodes.
+    And so may who calls the graph read its inputs.
     """
-    last: dict[int, float] = {}
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and node in trace.memory]
+    last: dict[int, float] = {trace.memory[node][0]: math.inf for node in inputs}
     for node in graph.nodes:
         is_recorded = node not in trace.regions or trace.regions[node].grad
         for read in node.all_input_nodes:

@@ -209,6 +209,87 @@ def test_a_result_that_is_returned_twice_beside_inputs_that_share_memory(
     assert actual[0].untyped_storage()._cdata == actual[1].untyped_storage()._cdata
 
 
+def multiplied(x, weight):
+    """[3, 3, 3 * B] of [B, 3, 48]; what replaces its transpose is contiguous, which that is not."""
+    return torch.bmm(weight, x.transpose(0, 1).reshape(-1, 3, 16).permute(1, 2, 0))
+
+
+class CopiedBehindACheckpoint(nn.Module):
+    """What a checkpoint returns is strided and copied by its strides; then it is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3, 16))
+
+    def forward(self, x):
+        def body(x):
+            y = multiplied(x, self.weight)
+            return y, y.mT + 1
+
+        _, y = checkpoint(body, x, use_reentrant=False)
+        z = y.flatten(1)
+        y.mul_(2)
+        return z
+
+
+class CopiedBehindTwoCheckpoints(CopiedBehindACheckpoint):
+    def forward(self, x):
+        def outer(x):
+            def inner(x):
+                y = multiplied(x, self.weight)
+                return y, y.mT + 1
+
+            return checkpoint(inner, x, use_reentrant=False)[1] + 1
+
+        y = checkpoint(outer, x, use_reentrant=False)
+        z = y.flatten(1)
+        y.mul_(2)
+        return z
+
+
+class CopiedInACheckpoint(CopiedBehindACheckpoint):
+    """The other way round: a checkpoint copies what it is called with, and the caller writes."""
+
+    def forward(self, x):
+        def body(y):
+            return y.flatten(1)
+
+        y = multiplied(x, self.weight).mT + 1
+        z = checkpoint(body, y, use_reentrant=False)
+        y.mul_(2)
+        return z
+
+
+class CopiedInTheNextCheckpoint(CopiedBehindACheckpoint):
+    def forward(self, x):
+        def first(x):
+            return multiplied(x, self.weight).mT + 1
+
+        def second(y):
+            z = y.flatten(1)
+            return z, y * 2
+
+        y = checkpoint(first, x, use_reentrant=False)
+        z, _ = checkpoint(second, y, use_reentrant=False)
+        z.mul_(2)
+        return y
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        CopiedBehindACheckpoint,
+        CopiedBehindTwoCheckpoints,
+        CopiedInACheckpoint,
+        CopiedInTheNextCheckpoint,
+    ],
+)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_copy_by_strides_stays_one_on_the_other_side_of_a_checkpoint(model, trained, rewritten):
+    model, x = model().requires_grad_(trained), torch.randn(8, 3, 48)
+    torch.testing.assert_close(rewritten(model, x), model(x))
+
+
 class FactorWrittenBehindACheckpoint(nn.Module):
     def __init__(self):
         super().__init__()
