@@ -2,11 +2,12 @@
 
 Python raises KeyboardInterrupt wherever the program happens to be. In a destructor or a callback of
 a C library (a database's, torch's) the exception goes nowhere, and the program runs on: Python
-prints its traceback and drops it.
+prints its traceback and drops it. Libraries log it on the way (SQLAlchemy's connection pool).
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -45,8 +46,12 @@ def remembered() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def dropped(act: Callable[[], None]) -> Iterator[None]:
-    """Inside, `act` is called where a KeyboardInterrupt is dropped, instead of printing it."""
+    """Inside, `act` is called where a KeyboardInterrupt is dropped, instead of printing it.
+
+    What a library logs of one, and nobody reads, is not printed either.
+    """
     before = sys.unraisablehook
+    unread = logging.lastResort  # prints what no handler takes
 
     def hook(what: sys.UnraisableHookArgs) -> None:
         if isinstance(what.exc_value, KeyboardInterrupt):
@@ -55,7 +60,15 @@ def dropped(act: Callable[[], None]) -> Iterator[None]:
             before(what)
 
     sys.unraisablehook = hook
+    if unread is not None:
+        unread.addFilter(_is_no_interrupt)
     try:
         yield
     finally:
         sys.unraisablehook = before
+        if unread is not None:
+            unread.removeFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], KeyboardInterrupt)

@@ -250,6 +250,30 @@ def test_a_worker_that_is_terminated_in_a_destructor_ends_and_prints_no_tracebac
     assert err == ""
 
 
+TERMINATED_AS_A_CONNECTION_IS_RETURNED = """
+import signal, sys
+import sqlalchemy
+from ksopt.search import worker
+
+def task(task, answer):
+    engine = sqlalchemy.create_engine("sqlite://")
+    sqlalchemy.event.listen(engine, "reset", lambda *of: signal.raise_signal(signal.SIGTERM))
+    with engine.connect():
+        answer({"connected": True})
+    answer({"ran on": True})
+
+worker.TASKS["nothing"] = task
+sys.exit(worker.main())
+"""
+
+
+def test_a_worker_that_is_terminated_as_a_connection_is_returned_prints_no_traceback() -> None:
+    code, out, err = worker_of(TERMINATED_AS_A_CONNECTION_IS_RETURNED)
+    assert code == 130
+    assert json.loads(out) == {"connected": True}
+    assert err == ""  # SQLAlchemy logs what comes between, with its traceback
+
+
 TERMINATED_AT_ITS_END = """
 import os, signal, sys
 from ksopt.search import worker
