@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ksopt.compile import backend, collected
 from ksopt.compile.sites import Report
 
-from .records import Record, differences, not_torchs
+from .records import Record, Tolerance, differences, not_torchs
 
 _NOISE = 2.0**-8
 """What bfloat16 rounds by, relative to a number."""
@@ -228,26 +228,26 @@ class Outcome:
 
 
 def compare(
-    run: Callable[[Callable[[], Any]], Any], namespace: dict[str, Any], rough: bool
+    run: Callable[[Callable[[], Any]], Any], namespace: dict[str, Any], tolerance: Tolerance
 ) -> Outcome:
     """Run a program in eager mode and compiled by ksopt.
 
     Args:
         run: runs a function, perhaps elsewhere: one failure must not make the next.
         namespace: of the program's source.
-        rough: whether tensors of 16 bits are involved.
+        tolerance: what is no difference.
     """
     expected = run(lambda: observe(namespace, None))
     actual, outcome = run(lambda: _by_ksopt(namespace))
-    outcome.differences = differences(expected, actual, rough)
-    if outcome.differences and rough:
+    outcome.differences = differences(expected, actual, tolerance)
+    if outcome.differences and tolerance.rough:
         disturbed = [run(functools.partial(_disturbed, namespace, seed)) for seed in range(3)]
-        outcome.differences = differences(expected, actual, rough, disturbed)
+        outcome.differences = differences(expected, actual, tolerance, disturbed)
     if outcome.differences and _is_refused(expected):
         # What eager mode refuses because of a write, ksopt may compute: as if written afterwards.
         moved = [{**call, "between": [], "after": call["between"]} for call in namespace["CALLS"]]
         later = run(lambda: observe({**namespace, "CALLS": moved}, None))
-        if not differences(later, actual, rough):
+        if not differences(later, actual, tolerance):
             outcome.differences = []
     handover = namespace["HANDOVER"]
     if outcome.differences and handover == "eager" and _is_refused(actual):
@@ -255,11 +255,11 @@ def compare(
         # as it does of the author's graph; what users run decides.
         handover = "inductor"
         actual, outcome = run(lambda: _by_ksopt({**namespace, "HANDOVER": handover}))
-        outcome.differences = differences(expected, actual, rough)
+        outcome.differences = differences(expected, actual, tolerance)
         outcome.quick = not outcome.differences
     if outcome.differences:
         plain = run(lambda: _observe_compiled(namespace, handover))
-        outcome.torchs = differences(expected, plain, rough)
+        outcome.torchs = differences(expected, plain, tolerance)
         # Where torch.compile itself is not as eager mode, nothing says what would be right.
         outcome.differences = not_torchs(outcome.differences, outcome.torchs, plain)
     outcome.failed = any(record.error is not None for record in expected)

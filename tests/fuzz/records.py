@@ -23,10 +23,24 @@ class Record:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """In what two runs may differ.
+
+    Attributes:
+        rough: Tensors of 16 bits are involved.
+        skips_zeros: A dense matrix has zeros that ksopt does not multiply by. Where eager mode's
+            result is not finite, ksopt's may be (docs/backend.md).
+    """
+
+    rough: bool = False
+    skips_zeros: bool = False
+
+
 def differences(
     expected: list[Record],
     actual: list[Record],
-    rough: bool,
+    tolerance: Tolerance,
     disturbed: Sequence[list[Record]] = (),
 ) -> list[str]:
     """What two runs of a program differ in; a sentence each.
@@ -34,13 +48,13 @@ def differences(
     Args:
         expected: of eager mode.
         actual: of the compiled module.
-        rough: whether tensors of 16 bits are involved.
+        tolerance: what is no difference.
         disturbed: runs with noise; what these differ in as much is no difference.
     """
     found = []
     for at, (one, other) in enumerate(zip(expected, actual, strict=False)):
         noisy = [records[at] for records in disturbed if at < len(records)]
-        found += [f"call {at}: {text}" for text in _between(one, other, rough, noisy)]
+        found += [f"call {at}: {text}" for text in _between(one, other, tolerance, noisy)]
         if one.error is not None or other.error is not None:
             break
     return found
@@ -74,7 +88,9 @@ def _subject(text: str) -> tuple[str, str]:
     return call, fact
 
 
-def _between(one: Record, other: Record, rough: bool, noisy: list[Record]) -> Iterator[str]:
+def _between(
+    one: Record, other: Record, tolerance: Tolerance, noisy: list[Record]
+) -> Iterator[str]:
     fails_alike = (one.error or ("",))[0] == (other.error or ("",))[0]
     if not fails_alike:
         yield f"error: expected {_short(one.error)}, got {_short(other.error)}"
@@ -83,7 +99,7 @@ def _between(one: Record, other: Record, rough: bool, noisy: list[Record]) -> It
             if one.error is None and other.error is None:
                 yield f"{name}: only one run has it"
             continue
-        text = _unequal(one.facts[name], other.facts[name], rough)
+        text = _unequal(one.facts[name], other.facts[name], tolerance)
         if text and not (text.startswith("off") and _is_noise(name, one, other, noisy)):
             yield f"{name}: {text}"
 
@@ -106,7 +122,7 @@ def _short(error: tuple[str, str] | None) -> str:
     return "none" if error is None else f"{error[0]} {error[1][:600]}"
 
 
-def _unequal(one: Any, other: Any, rough: bool) -> str:
+def _unequal(one: Any, other: Any, tolerance: Tolerance) -> str:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         if isinstance(one, Tensor) or isinstance(other, Tensor) or one != other:
             return f"expected {_name(one)}, got {_name(other)}"
@@ -116,11 +132,14 @@ def _unequal(one: Any, other: Any, rough: bool) -> str:
     if not one.numel():
         return ""
     a, b = one.double(), other.double()
+    if tolerance.skips_zeros:
+        b = b.where(a.isfinite(), a)
     if not torch.equal(a.isfinite(), b.isfinite()):
         return "other elements are finite"
     a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
     # The same sums in another order; 16 bits are rounded at every factor.
-    allowed = (0.15 if rough else 1e-3) * float(a.abs().max()) + (1e-2 if rough else 1e-4)
+    relative, absolute = (0.15, 1e-2) if tolerance.rough else (1e-3, 1e-4)
+    allowed = relative * float(a.abs().max()) + absolute
     far = float((a - b).abs().max())
     return f"off by {far:.3g} of {float(a.abs().max()):.3g}" if far > allowed else ""
 

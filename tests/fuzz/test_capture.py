@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .records import Record, differences, not_torchs
+from .records import Record, Tolerance, differences, not_torchs
 from .worker import compared
 
 
@@ -37,7 +37,7 @@ def test_a_fact_in_which_torch_compile_differs_from_eager_mode_says_nothing():
         ([record(value=three, grad=None), record(value=one, grad=one)], ["call 0: value: "]),
     ):
         found = not_torchs(
-            differences(eager, actual, rough=False), differences(eager, plain, rough=False), plain
+            differences(eager, actual, Tolerance()), differences(eager, plain, Tolerance()), plain
         )
         assert [text.startswith(start) for text, start in zip(found, expected, strict=True)] == [
             True
@@ -50,7 +50,7 @@ def test_a_call_that_torch_compile_does_not_reach_is_compared_with_eager_mode():
     plain = [Record(error=("forward", "RuntimeError: torch's own")), record(value=one)]
     actual = [record(value=one), record(value=two)]
     found = not_torchs(
-        differences(eager, actual, rough=False), differences(eager, plain, rough=False), plain
+        differences(eager, actual, Tolerance()), differences(eager, plain, Tolerance()), plain
     )
     assert len(found) == 1
     assert found[0].startswith("call 1: value: ")
@@ -61,10 +61,20 @@ def test_a_fact_that_torch_compile_reached_before_its_error_counts():
     plain = [Record(error=("backward", "RuntimeError: torch's own"), facts={"requires_grad": True})]
     actual = [record(requires_grad=True, value=torch.zeros(2))]
     found = not_torchs(
-        differences(eager, actual, rough=False), differences(eager, plain, rough=False), plain
+        differences(eager, actual, Tolerance()), differences(eager, plain, Tolerance()), plain
     )
     assert len(found) == 1
     assert found[0].startswith("call 0: value: ")
+
+
+def test_zeros_that_are_not_multiplied_by_give_no_nan_and_other_elements_count():
+    nan = float("nan")
+    eager = [record(value=torch.tensor([nan, nan, 1.0]))]
+    skipped = Tolerance(skips_zeros=True)
+    assert differences(eager, [record(value=torch.tensor([0.0, nan, 1.0]))], skipped) == []
+    assert differences(eager, [record(value=torch.tensor([0.0, nan, 2.0]))], skipped)
+    assert differences(eager, [record(value=torch.tensor([nan, nan, nan]))], skipped)
+    assert differences(eager, [record(value=torch.tensor([0.0, nan, 1.0]))], Tolerance())
 
 
 HEADER = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"

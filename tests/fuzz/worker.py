@@ -21,9 +21,11 @@ from .comparison import Outcome, compare
 from .isolation import DiedError, apart
 from .modules import program
 from .program import Program, build
+from .records import Tolerance
 from .shrinking import shrink
 
 _ROUGH = ("bfloat16", "float16", "autocast=True", '"cpu", torch')
+_WITH_ZEROS = ("chain_to_dense(", "block_diag(", "kron(", "diag_embed(", "torch.zeros(")
 _SECONDS = 120.0
 """For one comparison: no module takes a tenth of it, unless it hangs."""
 
@@ -60,15 +62,17 @@ def compared(source: str, name: str) -> Outcome:
         return compare(
             lambda function: apart(function, _SECONDS),
             namespace,
-            _is_rough(source),
+            _tolerance(source),
         )
     except DiedError as error:
         return Outcome([f"call 0: died: {error}"])
 
 
-def _is_rough(source: str) -> bool:
-    """Whether 16 bits are involved."""
-    return any(word in source for word in _ROUGH)
+def _tolerance(source: str) -> Tolerance:
+    return Tolerance(
+        rough=any(word in source for word in _ROUGH),
+        skips_zeros=any(word in source for word in _WITH_ZEROS),
+    )
 
 
 def _outcome(made: Program) -> Outcome:
@@ -87,7 +91,7 @@ def _batch(seeds: list[int], handover: str, end: float) -> list[tuple[int, Progr
         made = program(seed, handover)
         source = made.source()
         namespace = build(source, f"<module of seed {seed}>").namespace
-        outcome = compare(lambda function: function(), namespace, _is_rough(source))
+        outcome = compare(lambda function: function(), namespace, _tolerance(source))
         done.append((seed, made, outcome))
         if outcome.differences:
             break
@@ -172,7 +176,7 @@ def main() -> int:
     program(0)
     for handover in ("eager", "aot_eager"):  # what torch loads once need not be loaded by each copy
         first = build(f"{_FIRST}\nHANDOVER = {handover!r}", "<first>")
-        compare(lambda function: function(), first.namespace, False)
+        compare(lambda function: function(), first.namespace, Tolerance())
     gc.collect()
     gc.freeze()
     seeds = list(range(wanted["first"], wanted["last"], wanted["workers"]))
