@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import ksopt
 from ksopt.cli import bench as bench_command
-from ksopt.cli import bench_crossover, bench_models, bench_paper, tune
+from ksopt.cli import bench_crossover, bench_models, bench_paper, explain_kernel, tune
 from ksopt.cli import completion as completion_command
 from ksopt.cli import convert as convert_command
 from ksopt.cli import doctor as doctor_command
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         ("space", space_command),
         ("show", show_command),
         ("explain", explain_command),
+        ("explain-kernel", explain_kernel),
         ("convert", convert_command),
         ("doctor", doctor_command),
         ("tune", tune),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -29,14 +30,35 @@ def cubin(source: str, arch: str) -> Artifact:
         CompilationError: the code does not compile; carries NVRTC's log.
     """
     headers = _reachable_headers(source)
+    key = _key(source, headers, arch, "kernel.cubin", _FLAGS)
+    return get(key, lambda: _compile(source, headers, arch, _FLAGS)[0])
+
+
+def report(source: str, arch: str, parse: Callable[[str], bytes]) -> Artifact:
+    """What ptxas reports of the kernels of ``source``, or what the cache has of it.
+
+    Args:
+        source, arch: as for `cubin`.
+        parse: the report's text -> what is kept of it.
+
+    Raises:
+        UnavailableError, CompilationError: as `cubin` does.
+    """
+    headers, flags = _reachable_headers(source), (*_FLAGS, "--ptxas-options=--verbose")
+    key = _key(source, headers, arch, "resources.json", flags)
+    return get(key, lambda: parse(_compile(source, headers, arch, flags)[1]))
+
+
+def _key(
+    source: str, headers: dict[str, str], arch: str, filename: str, flags: tuple[str, ...]
+) -> ArtifactKey:
     parts = {
         "source": source,
         "headers": _digest(headers),
-        "flags": " ".join(_FLAGS),
+        "flags": " ".join(flags),
         "compiler": f"nvrtc {'.'.join(map(str, version()))}",
     }
-    key = ArtifactKey.of(arch, "kernel.cubin", parts)
-    return get(key, lambda: _compile(source, headers, arch))
+    return ArtifactKey.of(arch, filename, parts)
 
 
 @functools.cache
@@ -107,7 +129,10 @@ def _digest(headers: dict[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _compile(source: str, headers: dict[str, str], arch: str) -> bytes:
+def _compile(
+    source: str, headers: dict[str, str], arch: str, flags: tuple[str, ...]
+) -> tuple[bytes, str]:
+    """The code, and the compiler's log."""
     nvrtc = _bindings()
     version()  # a missing library is reported by its own sentence
     names = [name.encode() for name in headers]
@@ -117,7 +142,7 @@ def _compile(source: str, headers: dict[str, str], arch: str) -> bytes:
     )
     _check(nvrtc, status, None)
     try:
-        options = [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in _FLAGS)]
+        options = [f"--gpu-architecture={arch}".encode(), *(f.encode() for f in flags)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         _check(nvrtc, status, program)
         portable = arch.startswith("compute_")
@@ -128,7 +153,7 @@ def _compile(source: str, headers: dict[str, str], arch: str) -> bytes:
         data = b" " * size
         (status,) = get_code(program, data)
         _check(nvrtc, status, program)
-        return data
+        return data, _log(nvrtc, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -136,10 +161,12 @@ def _compile(source: str, headers: dict[str, str], arch: str) -> bytes:
 def _check(nvrtc: Any, status: Any, program: Any) -> None:
     if status == nvrtc.nvrtcResult.NVRTC_SUCCESS:
         return
-    log = ""
-    if program is not None:
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        buffer = b" " * size
-        nvrtc.nvrtcGetProgramLog(program, buffer)
-        log = buffer.decode(errors="replace").rstrip("\0 \n")
+    log = "" if program is None else _log(nvrtc, program)
     raise CompilationError(f"NVRTC reports {status.name}. {log}".strip())
+
+
+def _log(nvrtc: Any, program: Any) -> str:
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    buffer = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, buffer)
+    return buffer.decode(errors="replace").rstrip("\0 \n")

@@ -17,6 +17,9 @@ from ksopt.patterns.chain import Chain, Pattern
 SHARED_LIMIT = 227 * 1024
 """Dynamic shared memory of a block on sm_90, in bytes: the most that any tile may ask for."""
 
+RESERVED_SHARED = 1024
+"""Bytes of shared memory that the system takes for each block."""
+
 Rows = Literal["aligned", "unaligned", "scattered"]
 """Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
 those whose elements do not lie side by side. The fast kernels are for the first."""

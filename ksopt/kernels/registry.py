@@ -272,12 +272,17 @@ def _by_factors(problem: Problem, batch: int, device: DeviceSpec | None) -> Cand
     """A launch a factor: the best predicted of each, and PyTorch's operations behind the last."""
     us = sum(best_predicted(one, batch, device)[0].predicted_us for one in problem.factors())
     us *= problem.siblings
-    if not problem.epilogue.is_empty:
-        size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
-        reads = 1 + problem.epilogue.residual
-        multiprocessors = 1 if device is None else device.multiprocessors
-        us += pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
+    us += behind_us(problem, batch, 1 if device is None else device.multiprocessors)
     return Candidate(FACTORS, problem, us)
+
+
+def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """What PyTorch's operations behind a problem's last launch are predicted to take."""
+    if problem.epilogue.is_empty:
+        return 0.0
+    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+    reads = 1 + problem.epilogue.residual
+    return pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
 
 
 def restored(

@@ -99,8 +99,8 @@ def test_common_options_come_first(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["search"], ["report"], ["space"], ["show"], ["explain"], ["convert"], ["doctor"], ["tune"],
-     ["bench", "kernels"], ["bench", "models"], ["completion"]],
+    [["search"], ["report"], ["space"], ["show"], ["explain"], ["explain-kernel"], ["convert"],
+     ["doctor"], ["tune"], ["bench", "kernels"], ["bench", "models"], ["completion"]],
 )  # fmt: skip
 def test_every_command_has_the_same_last_options(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -71,6 +71,7 @@ SEARCH += ["--budget", "50%"]
 SPACE = ["space", "--dims", "16x32", "--budget", "50%", "--visits", "2000"]
 CONVERT = ["convert", "--model", "usersmodel:build", "--plan", "plan.json", "--out", "new"]
 EXPLAIN = ["explain", "usersmodel:build", "--input", "4x8", "--tune", "off"]
+KERNEL = ["explain-kernel", "(1,4,4,2)", "--batch", "4", "--gpu", "A100"]
 TUNE = ["tune", "--pattern", "(1,4,4,2)", "--batch", "4", "--device", "cpu"]
 BENCH = ["bench", "kernels", "--patterns", "(1,4,4,2)", "--batch", "4", "--device", "cpu"]
 MODELS = ["bench", "models", "--models", "vit", "--small", "--device", "cpu"]
@@ -112,6 +113,7 @@ def draw(rng: random.Random, folder: Path, vast: bool) -> Case:
     kinds: list[tuple[int, Callable[[random.Random, Path], Case]]] = [
         *((8, _odd_search), (5, _odd_space), (5, _odd_convert), (3, _odd_explain)),
         *((4, _odd_tune), (5, _odd_bench), (3, _odd_models), (3, _no_command)),
+        (3, _odd_kernel),
         (2, _odd_environment),
         *((8, _bad_weights), (5, _bad_plan), (4, _bad_config), (4, _bad_storage)),
         *((5, _bad_report), (4, _bad_replay), (3, _bad_out), (1 if vast else 0, _vast)),
@@ -182,6 +184,12 @@ def _odd_explain(rng: random.Random, folder: Path) -> Case:
 def _odd_tune(rng: random.Random, folder: Path) -> Case:
     words = _with_odd(rng, TUNE)
     bad = ("device=nowhere", "batch=0", "batch=x", "seconds=x", "seconds=nan", "seconds=-1")
+    return Case([*words, f"--{rng.choice(bad)}"])
+
+
+def _odd_kernel(rng: random.Random, folder: Path) -> Case:
+    words = _with_odd(rng, KERNEL)
+    bad = ("gpu=H20", "gpu=9.0,0,1", "batch=0", "batch=x", "siblings=0", "activation=x", "dtype=x")
     return Case([*words, f"--{rng.choice(bad)}"])
 
 

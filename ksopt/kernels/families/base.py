@@ -13,7 +13,7 @@ from torch import Tensor
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import codegen
 from ksopt.kernels.launcher import Launcher, MakeLauncher, prepare
-from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
+from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 HALF: Mapping[str, str] = MappingProxyType({"float16": "Float16", "bfloat16": "BFloat16"})
@@ -22,7 +22,6 @@ ANY_TYPE: Mapping[str, str] = MappingProxyType({**SINGLE, **HALF})
 """Element types that kernels take, and what device code calls them."""
 
 _SHORTEST_EXACT_SUM = 32
-_RESERVED_SHARED = 1024  # bytes of shared memory that the system takes for each block
 
 
 class KernelConfig(Protocol):
@@ -163,7 +162,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
 
     def fits(self, problem: Problem, config: ConfigT, device: DeviceSpec) -> bool:
         """Whether a tile's blocks fit on a multiprocessor of ``device``."""
-        shared = self.shared_bytes(problem, config) + _RESERVED_SHARED
+        shared = self.shared_bytes(problem, config) + RESERVED_SHARED
         return shared * config.blocks <= device.shared_bytes
 
     def prepares_weight(self, p: Pattern) -> bool:

@@ -13,14 +13,14 @@ from itertools import product
 
 from ksopt.kernels.families import weight_grad_wgmma16 as factors
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 ROWS = factors.ROWS
 """The rows of a block are a multiple of so many: whole stages."""
 CLUSTERS = (1, 2, 3, 4, 8)
 
-_SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
+_SHARED = 233_472  # of a multiprocessor
 _WIDEST = {1: 4, 2: 4, 3: 3, 4: 2}  # warpgroups: panels whose sums fit into registers
 _CLUSTERED = 16  # multiprocessors of a group, which a cluster lies within
 # Bytes that a multiprocessor sends to others of its cluster in a microsecond (published times of
@@ -100,7 +100,7 @@ class Config:
 
     @property
     def _most_shared(self) -> int:
-        return _SHARED // self.blocks - _RESERVED_SHARED
+        return _SHARED // self.blocks - RESERVED_SHARED
 
     def stages(self, tile: Tile) -> int:
         """Of one of the tiles: as many as fit."""

@@ -19,7 +19,7 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.codegen import kernel_name
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.cost_terms import overlapped
-from ksopt.kernels.problem import DeviceSpec
+from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec
 from ksopt.patterns.chain import Pattern
 
 ROWS = 64
@@ -27,7 +27,7 @@ ROWS = 64
 MOST_D = 8
 """The largest d: more would multiply too much in vain."""
 
-_SHARED, _RESERVED_SHARED = 233_472, 1024  # of a multiprocessor, and beside each block
+_SHARED = 233_472  # of a multiprocessor
 ADDING_THREADS, ADDED_BY_BLOCK = 256, 128
 # Fitted to 47 launches on an H200, within 4 % (docs/development/training.md): TFLOP/s of tiles,
 # TB/s of memory, of the L2 cache and of shares, and how well the first three overlap.
@@ -66,7 +66,7 @@ class Config:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return min(8, (_SHARED // self.blocks - _RESERVED_SHARED) // self._stage_bytes)
+        return min(8, (_SHARED // self.blocks - RESERVED_SHARED) // self._stage_bytes)
 
     @property
     def shared_bytes(self) -> int:

@@ -12,7 +12,7 @@ from ksopt.kernels.families.base import HALF, TemplateFamily, register_family
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.families.fold import Fold
 from ksopt.kernels.families.mma16 import fold
-from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
+from ksopt.kernels.problem import RESERVED_SHARED, SHARED_LIMIT, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 _OUTPUT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # for which wgmma_16bit.cuh has an instruction
@@ -22,7 +22,6 @@ _MOST_STAGES = 8
 _FEW_IDLE = 0.96  # of the teams are at work
 _LOADER_REGISTERS = 24
 _REGISTERS = 65536  # of a multiprocessor
-_RESERVED_SHARED = 1024  # bytes of shared memory that each block costs beyond its own
 
 # The cost model's constants: fitted to 142 tiles of 18 of the paper's patterns (fp16, batch 25,088,
 # one H200). ``python docs/experiments/tiles.py wgmma16`` measures such tiles, and how much slower
@@ -187,7 +186,7 @@ def _groups_j(d: int) -> tuple[int, ...]:
 
 def _stages(p: Pattern, config: Config) -> int:
     """As many as fit: the more of x is under way, the faster it comes."""
-    limit = (SHARED_LIMIT + _RESERVED_SHARED) // config.blocks - _RESERVED_SHARED
+    limit = (SHARED_LIMIT + RESERVED_SHARED) // config.blocks - RESERVED_SHARED
     one = config.shared_bytes(p, stages=1) - config.shared_bytes(p, stages=0)
     return min(_MOST_STAGES, (limit - config.shared_bytes(p, stages=0)) // one)
 
