@@ -22,7 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ksopt.batched import Matrices, bmm, bmm_loop, bmm_paper, bmm_prepare, einsum, merged
+from ksopt.batched import (
+    Matrices,
+    bmm,
+    bmm_loop,
+    bmm_paper,
+    bmm_prepare,
+    conv,
+    einsum,
+    einsum_weight_first,
+    merged,
+)
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import is_batch_last
 
@@ -125,6 +135,12 @@ def _bmm_loop_supports(product: Product) -> Support:
         return Support(False, "bmm_loop saves copies in the layout batch_last only.")
     if product.pattern.a == 1 or product.pattern.d == 1:
         return Support(False, "With a = 1 or d = 1 one call is enough: bmm is the same.")
+    return Support(True)
+
+
+def _conv_supports(product: Product) -> Support:
+    if product.pattern.d > 1:
+        return Support(False, "A group of a convolution has neighbouring features: d must be 1.")
     return Support(True)
 
 
@@ -272,6 +288,20 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
                 bmm_paper,
             ),
             Baseline("einsum", "torch.einsum on 4-D views", _always, _einsum_prepare, einsum),
+            Baseline(
+                "einsum_weight_first",
+                "torch.einsum on 4-D views, the weight before x",
+                _always,
+                _einsum_prepare,
+                einsum_weight_first,
+            ),
+            Baseline(
+                "conv",
+                "a grouped convolution with kernels of size 1 (d = 1)",
+                _conv_supports,
+                _einsum_prepare,
+                conv,
+            ),
             Baseline(
                 "bsr",
                 "block compressed sparse rows between two permutations",

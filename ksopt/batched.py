@@ -232,3 +232,26 @@ def einsum(
         return merged(y, out, a * b * d, x.shape[1]).contiguous()
     y = torch.einsum("nicj,ibcj->nibj", x.view(-1, a, c, d), weight)
     return merged(y, out, x.shape[0], a * b * d).contiguous()
+
+
+def einsum_weight_first(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    """The other spelling: torch multiplies in the order of the operands, and permutes by that."""
+    a, b, c, d = pattern.weight_shape
+    if batch_last:
+        y = torch.einsum("ibcj,icjn->ibjn", weight, x.view(a, c, d, -1))
+        return merged(y, out, a * b * d, x.shape[1]).contiguous()
+    y = torch.einsum("ibcj,nicj->nibj", weight, x.view(-1, a, c, d))
+    return merged(y, out, x.shape[0], a * b * d).contiguous()
+
+
+def conv(
+    x: Tensor, weight: Tensor, pattern: Pattern, batch_last: bool, out: Tensor | None
+) -> Tensor:
+    """A grouped convolution with a kernel of one place, a group for each i; d is 1."""
+    a, b, c, _ = pattern.weight_shape
+    images = x.unsqueeze(0) if batch_last else x.unsqueeze(2)
+    y = torch.conv1d(images, weight.reshape(a * b, c, 1), groups=a)
+    shape = (a * b, x.shape[1]) if batch_last else (x.shape[0], a * b)
+    return merged(y.squeeze(0 if batch_last else 2), out, *shape).contiguous()

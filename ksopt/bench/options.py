@@ -60,8 +60,9 @@ class BenchOptions:
     )
     against: str = option(
         "eager",
-        "eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, bsr, "
-        "sparse, dense, inductor_bmm, inductor_einsum, bmm_paper_product; with commas",
+        "eager (default), inductor, or names: bmm, bmm_loop, expand, bmm_paper, einsum, "
+        "einsum_weight_first, conv, bsr, sparse, dense, inductor_bmm, inductor_einsum, "
+        "bmm_paper_product; with commas",
         _WHAT,
         metavar="WAYS",
         is_always_shown=True,

@@ -20,8 +20,10 @@ from ksopt.system import option_fields, untrusted
 DTYPES = ("float16", "bfloat16", "float32", "tf32")
 """Of what is multiplied; tf32 is float32 whose products a GPU computes by TF32."""
 
-EAGER = ("bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "dense")
-"""What ``eager`` stands for: the ways that have been the fastest of PyTorch's somewhere."""
+EAGER = (
+    "bmm", "bmm_loop", "expand", "bmm_paper", "einsum", "einsum_weight_first", "conv", "dense"
+)  # fmt: skip
+"""What ``eager`` stands for: PyTorch's ways that may be its fastest somewhere."""
 
 PAPER = ("bmm_paper", "einsum", "bsr", "dense", "sparse")
 """The paper's baselines, as it wrote them."""
