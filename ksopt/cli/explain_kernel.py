@@ -8,10 +8,9 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ksopt.epilogue import ACTIVATIONS
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.options import DTYPES, LAYOUTS
+from ksopt.search.options import ACTIVATIONS, DTYPES, LAYOUTS
 from ksopt.system.suggest import nearest
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -55,7 +54,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--layout", default="batch_first", help="batch_first (default) or batch_last"
     )
     command.add_argument("--bias", action="store_true", help="a bias is added")
-    command.add_argument("--activation", default="none", help=f"one of {', '.join(ACTIVATIONS)}")
+    command.add_argument(
+        "--activation", default="none", help=f"none (default), {', '.join(ACTIVATIONS)}"
+    )
     command.add_argument("--residual", action="store_true", help="a tensor of y's shape is added")
     command.add_argument(
         "--siblings", type=int, default=1, help="chains of this form that read one x (%(default)s)"
