@@ -150,10 +150,10 @@ def _compile(
         get_code = nvrtc.nvrtcGetPTX if portable else nvrtc.nvrtcGetCUBIN
         status, size = get_size(program)
         _check(nvrtc, status, program)
-        data = b" " * size
+        data = _buffer(size)
         (status,) = get_code(program, data)
         _check(nvrtc, status, program)
-        return data, _log(nvrtc, program)
+        return data[:size], _log(nvrtc, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -167,6 +167,14 @@ def _check(nvrtc: Any, status: Any, program: Any) -> None:
 
 def _log(nvrtc: Any, program: Any) -> str:
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    buffer = b" " * size
+    buffer = _buffer(size)
     nvrtc.nvrtcGetProgramLog(program, buffer)
-    return buffer.decode(errors="replace").rstrip("\0 \n")
+    return buffer[:size].decode(errors="replace").rstrip("\0 \n")
+
+
+def _buffer(size: int) -> bytes:
+    """Memory that NVRTC writes into: at least two bytes, for Python has one object of each byte.
+
+    An empty log has a size of 1; written into that object, it would change every b" ".
+    """
+    return b"\0" * max(size, 2)

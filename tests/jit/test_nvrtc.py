@@ -40,6 +40,13 @@ def test_the_log_of_a_failed_compile_reaches_the_user():
         nvrtc.cubin('extern "C" __global__ void k() { no_such_name(); }', "sm_80")
 
 
+def test_an_empty_log_leaves_pythons_own_bytes_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path))
+    nvrtc.cubin('extern "C" __global__ void k() {}', "sm_80")
+    assert [bytes([number]) for number in (0, 32)] == [bytearray([0]), bytearray([32])]
+    assert bytes([32])[0] == 32
+
+
 def test_an_edit_of_a_header_rebuilds_what_includes_it_and_nothing_else():
     reach = nvrtc._reachable_headers
     assert set(reach('#include "naive.cuh"\n')) == {
