@@ -1,0 +1,80 @@
+"""Models of chains are trained by two processes as by one: DDP, FSDP2, and what goes with them."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import trained_by_two
+
+CASES = {
+    "ddp": {"by": "ddp"},
+    "ddp compiled": {"by": "ddp", "compiled": True},
+    "ddp compiled, accumulated": {"by": "ddp", "compiled": True, "accumulated": True},
+    "ddp compiled, checkpointed": {"by": "ddp", "compiled": True, "checkpointed": True},
+    "fsdp": {"by": "fsdp"},
+    "fsdp compiled": {"by": "fsdp", "compiled": True},
+    "fsdp compiled, accumulated": {"by": "fsdp", "compiled": True, "accumulated": True},
+    "fsdp compiled, checkpointed": {"by": "fsdp", "compiled": True, "checkpointed": True},
+    "fsdp compiled, bfloat16": {"by": "fsdp", "compiled": True, "bfloat16": True},
+}
+QUICK = ("ddp compiled, accumulated", "fsdp compiled")
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="this build of torch has no torch.distributed"
+)
+
+
+def by_one() -> dict[str, torch.Tensor]:
+    """The weights that one process trains on all rows, without ksopt's backend."""
+    model = trained_by_two.Model()
+    optimizer = trained_by_two.optimizer_of(model.parameters())
+    trained_by_two.train(
+        model, optimizer, [trained_by_two.rows()], lambda wait: contextlib.nullcontext()
+    )
+    return model.state_dict()
+
+
+def by_two(folder: Path, **task: object) -> dict[str, object]:
+    out = folder / "trained.pt"
+    tasks = [
+        {**task, "rank": rank, "store": str(folder / "store"), "out": str(out)} for rank in (0, 1)
+    ]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, trained_by_two.__file__, json.dumps(one)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for one in tasks
+    ]
+    try:
+        for process in processes:
+            printed, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, printed
+    finally:
+        for process in processes:
+            process.kill()
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one in QUICK else (pytest.mark.slow,)) for one in CASES],
+)
+def test_two_processes_train_what_one_does(name, tmp_path):
+    task = CASES[name]
+    trained = by_two(tmp_path, **task)
+    wanted, untrained = by_one(), trained_by_two.Model().state_dict()
+    rough = "bfloat16" in task
+    for key, value in wanted.items():
+        moved = float((value - untrained[key]).abs().max())
+        assert moved > 1e-4, key
+        off = float((trained["weights"][key] - value).abs().max())
+        assert off <= (0.1 if rough else 1e-3) * moved, (key, off, moved)
+    if task.get("compiled"):
+        assert trained["sites"] >= 1  # of the author's blocks; KSLinear's product is ksopt's own

@@ -1,0 +1,144 @@
+"""A process of two that train one model together: ``python trained_by_two.py '{"rank": 0, ...}'``.
+
+It trains a model of chains for three steps, on its half of the rows, as the task says, and the
+first process writes the trained weights to a file. Compiled graphs are rewritten by ksopt and then
+run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
+
+The task: ``rank``, ``store`` (a file by which the two meet), ``out`` (the file that is written),
+``by`` ("ddp" or "fsdp"), and what may be added: ``compiled``, ``accumulated`` (each step is two
+halves of the rows), ``checkpointed``, ``bfloat16`` (FSDP2's policy for what is computed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ksopt import KSLinear
+from ksopt.compile import backend
+
+STEPS, ROWS, RATE = 3, 16, 1e-2
+
+
+class Blocks(nn.Module):
+    """A block-diagonal layer in plain PyTorch, which the backend recognises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, 8) / 8**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("ngi,goi->ngo", x.unflatten(-1, (4, 8)), self.weight)
+        return y.flatten(-2)
+
+
+class Model(nn.Module):
+    """A chain, a block-diagonal layer of an author's own, and a head."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.chain = KSLinear(32, 32, "(1,16,8,2)*(2,8,16,1)")
+        self.blocks = Blocks()
+        self.head = nn.Linear(32, 8)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.chain(x))
+        x = checkpoint(self.blocks, x, use_reentrant=False) if self.checkpointed else self.blocks(x)
+        return self.head(torch.relu(x))
+
+
+def rows() -> tuple[Tensor, Tensor]:
+    """All rows, and what they should become."""
+    generator = torch.Generator().manual_seed(1)
+    draw = [torch.randn(ROWS, size, generator=generator) for size in (32, 8)]
+    return draw[0], draw[1]
+
+
+def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
+    """SGD: of a gradient that is off in any factor, the step is off too."""
+    return torch.optim.SGD(parameters, RATE, momentum=0.9)
+
+
+def train(
+    model: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[tuple[Tensor, Tensor]],
+    waiting: Callable[[bool], contextlib.AbstractContextManager[object]],
+) -> None:
+    """Three steps; each sums the gradients of all parts.
+
+    Args:
+        model, optimizer: of this process.
+        parts: rows and what they should become.
+        waiting: of a part that is not a step's last, where gradients are not exchanged yet.
+    """
+    for _ in range(STEPS):
+        for place, (x, wanted) in enumerate(parts):
+            with waiting(place + 1 < len(parts)):
+                loss = (model(x) - wanted).square().mean() / len(parts)
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main(task: dict[str, Any]) -> None:
+    """Train, and write the weights."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{task['store']}", rank=task["rank"], world_size=2
+    )
+    sites = []
+    backend.hand_over = lambda gm, inputs, config: aot_eager(gm, inputs)
+    rewrite = backend.rewrite_graph
+    backend.rewrite_graph = lambda *a, **k: sites.append(rewrite(*a, **k)) or sites[-1]
+    plain = Model(task.get("checkpointed", False))
+    x, wanted = (part.chunk(2)[task["rank"]] for part in rows())
+    count = 2 if task.get("accumulated") else 1
+    parts = list(zip(x.chunk(count), wanted.chunk(count), strict=True))
+    if task["by"] == "ddp":
+        model: Any = DistributedDataParallel(plain)
+
+        def waits(wait: bool) -> Any:
+            return model.no_sync() if wait else contextlib.nullcontext()
+
+    else:
+        policy = MixedPrecisionPolicy(torch.bfloat16) if task.get("bfloat16") else None
+        options = {} if policy is None else {"mp_policy": policy}
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        for layer in (plain.chain, plain.blocks, plain):
+            fully_shard(layer, mesh=mesh, **options)
+        model = plain
+
+        @contextlib.contextmanager
+        def waits(wait: bool) -> Any:
+            assert isinstance(plain, FSDPModule)
+            plain.set_requires_gradient_sync(not wait)
+            yield
+
+    run = torch.compile(model, backend="ksopt") if task.get("compiled") else model
+    train(run, optimizer_of(plain.parameters()), parts, waits)
+    weights = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in plain.state_dict().items()
+    }
+    if task["rank"] == 0:
+        lowered = sum(len(one.sites) for one in sites)
+        torch.save({"weights": weights, "sites": lowered}, task["out"])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
