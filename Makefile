@@ -60,13 +60,13 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	@set -e; \
 	python=; \
-	for candidate in $(PYTHON) $(if $(PYTHON),,python3 python3.13 python3.12 python3.11); do \
+	for candidate in $(PYTHON) $(if $(PYTHON),,python3 python3.14 python3.13 python3.12 python3.11); do \
 	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	        python=$$candidate; break; \
 	    fi; \
 	done; \
 	if [ -z "$$python" ]; then \
-	    echo "ksopt needs Python 3.11 or newer, and $(if $(PYTHON),$(PYTHON) is not one,none of python3 python3.13 python3.12 python3.11 is one): install it or name it with make PYTHON=/path/to/python3." >&2; \
+	    echo "ksopt needs Python 3.11 or newer, and $(if $(PYTHON),$(PYTHON) is not one,none of python3 python3.14 python3.13 python3.12 python3.11 is one): install it or name it with make PYTHON=/path/to/python3." >&2; \
 	    exit 1; \
 	fi; \
 	if ! "$$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then \

@@ -196,6 +196,12 @@ def _advise_host(facts: Facts) -> list[Advice]:
             "Ubuntu: apt install g++) or set CXX to a compiler."
         )
         found.append(Advice("slow", text, "install g++"))
+    elif not facts.has_python_headers:
+        text = (
+            "Python's headers (Python.h) are missing, so what torch.compile generates cannot be "
+            "compiled: install them (on Debian and Ubuntu: apt install python3-dev)."
+        )
+        found.append(Advice("slow", text, "install Python's headers, python3-dev"))
     elif not facts.gpus:
         pass  # the host library launches GPU kernels
     elif facts.version("ninja") is None:

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,7 @@ class Facts:
 
     ksopt: str
     python: str
+    has_python_headers: bool
     system: str
     cpus: int
     torch_threads: int | None
@@ -127,6 +129,7 @@ def examine() -> Facts:
     return Facts(
         ksopt=ksopt.__version__,
         python=platform.python_version(),
+        has_python_headers=Path(sysconfig.get_path("include"), "Python.h").exists(),
         system=platform.platform(),
         cpus=cpus_allowed(),
         torch_threads=threads,

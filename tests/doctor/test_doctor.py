@@ -20,6 +20,7 @@ from ksopt.doctor.machine import Cache, Compiler, Cuda, Device, Facts, HostLibra
 HEALTHY = Facts(
     ksopt="0.1.0",
     python="3.12.3",
+    has_python_headers=True,
     system="Linux",
     cpus=16,
     torch_threads=16,
@@ -58,6 +59,7 @@ def test_a_healthy_machine_needs_no_advice() -> None:
         ({"devices": (Device("cuda:0", "V100", (7, 0), 16.0),)}, "slow", "capability 7.0"),
         ({"compiler": Compiler("icpx", None, None)}, "slow", "'icpx' was not found"),
         ({"compiler": Compiler("c++", "/bin/c++", None)}, "slow", "'c++' does not run"),
+        ({"has_python_headers": False}, "slow", "python3-dev"),
         ({"host_library": HostLibrary(None, "error: x")}, "slow", "does not build"),
         ({"cache": Cache("/x", True, "it is not mine")}, "slow", "KSOPT_CACHE_DIR"),
         ({"torch_threads": 1}, "slow", "1 of 16 CPUs"),
@@ -130,6 +132,7 @@ def test_facts_are_this_machines() -> None:
     assert facts.devices[-1].id == "cpu"
     assert len(facts.devices) == 1 + torch.cuda.device_count()
     assert facts.compiler.version is not None
+    assert facts.has_python_headers  # torch.compile has made code in other tests
     assert facts.host_library.problem is None
     assert facts.host_library.path is not None
     assert Path(facts.host_library.path).is_relative_to(settings.cache_dir())
