@@ -260,7 +260,7 @@ class AccuracyCheck:
         It is looked through for NaN everywhere: before the call, memory of its size is filled with
         NaN and freed, so that the allocator hands it out again and what is left unwritten shows.
         """
-        self._poison()
+        self.poison()
         y = way(self._x)
         wanted = list(self._x.shape)
         wanted[0 if self._last else -1] = self._features
@@ -271,7 +271,7 @@ class AccuracyCheck:
             return "parts of the result are NaN: they were not written"
         return fault
 
-    def _poison(self) -> None:
+    def poison(self) -> None:
         """Fill memory that the way's result may be given with NaN."""
         x = self._x
         blocks = [x.new_empty(size) for size in (self._elements, self._elements, x.numel())]

@@ -39,6 +39,8 @@ devices=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 step tests 400 "$python" -m pytest -m gpu -v --tb=short --durations=20 "${workers[@]}" \
   tests/gpu tests/measure/test_roofline.py tests/measure/test_timing.py
 
+step random-problems 240 "$python" tests/gpu/random_problems.py --count 4000 --workers $((4 * devices)) --seconds 200
+
 # The processes above have one device each.
 [ "$devices" -gt 1 ] && step two-devices 60 "$python" -m pytest -m gpu -q tests/gpu -k two_devices
 
