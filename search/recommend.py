@@ -258,6 +258,8 @@ def _sentence(step: Step, verdict: Verdict, chosen: Finalist, min_speedup: float
             f"{budget}, the fastest chain is {chain}. The times are too noisy to tell it from the "
             f"dense layer. {evidence}"
         )
+    elif verdict is Verdict.USE and held_back.why(chosen):
+        text = f"{budget}, {chain} looks fastest, but that is not settled. {speed} {evidence}"
     elif verdict is Verdict.USE:
         text = f"{budget}, use {chain}. {speed} {evidence}"
     elif verdict is Verdict.NOT_ENOUGH:

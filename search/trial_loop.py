@@ -196,8 +196,8 @@ class Campaign:
             }
             if outcome.latency.given_up:
                 attrs["pruned"] = (
-                    f"hopeless after {outcome.latency.repeats} repeats: more than {limit:.2f} "
-                    "times the dense layer's latency"
+                    f"given up after {outcome.latency.repeats} repeats: above {limit:.2f} of the "
+                    "dense layer's latency it is none of the fastest"
                 )
                 self._tell(trial, attrs, TrialState.PRUNED)
                 return

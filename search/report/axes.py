@@ -133,6 +133,16 @@ class Axes:
             line += f"H{x:.1f}V{y:.1f}" if line else f"M{x:.1f} {y:.1f}"
         return [f'<path class="front" d="{line}H{self.right:.1f}"/>'] if line else []
 
+    def step_boxes(self, points: Sequence[tuple[float, float]]) -> list[Box]:
+        """Where the level parts of that line lie: nothing is written across them."""
+        ends = [self.x(x) for x, _ in points[1:]] + [self.right]
+        levels = [(self.x(x), self.y(y)) for x, y in points]
+        return [
+            Box(left, right, y - 1, y + 1)
+            for (left, y), right in zip(levels, ends, strict=True)
+            if right > left
+        ]
+
     def dense_line(self, value: float, words: str) -> list[str]:
         """The dense layer's value on the y axis, named at its right end."""
         y = self.y(value)

@@ -25,7 +25,8 @@ TERMS = {
     "1 it is slower.",
     "floor": "The least time by the roofline: moving the data once, or computing, whichever takes "
     "longer.",
-    "efficiency": "The floor over the latency. At 1 nothing is left to gain.",
+    "efficiency": "The floor over the latency. At 1 a call takes what the roofline predicts. The "
+    "roofline is measured too: a little more than 1 is possible.",
     "rho": "(b + c)/(b c), averaged over the factors by their weights. Where it is large, moving "
     "data costs more than computing.",
     "d rho": "d times rho, by which the paper ranks the energy that a fused kernel saves.",
@@ -34,8 +35,12 @@ TERMS = {
     "energy": "What the whole board uses in a call, by its own counter, idle draw included.",
     "Pareto front": "The chains that no other chain equals or beats in everything asked for.",
     "trial": "One measured chain of the search. The final times the best ones again.",
+    "chosen by": "What proposed a chain: a sampler (such as Optuna's TPE), a family of the "
+    "literature, or a rule.",
+    "given up": "A chain that after some repeats could no longer become one of the fastest.",
     "sampler": "What draws the next chain to measure.",
-    "Spearman": "A rank correlation: 1 if a prediction ranks all chains rightly, 0 if not at all.",
+    "Spearman": "A rank correlation. 1: a prediction ranks all chains rightly. 0: it says nothing. "
+    "-1: it ranks them the wrong way round.",
 }
 
 

@@ -26,14 +26,7 @@ def of_layer(layer: LayerResult) -> Section:
     paragraphs = [*phrases.what_is_timed(layer.request)]
     if layer.replayed:
         paragraphs.append(phrases.replayed(layer.device))
-    caption = (
-        "Each point is a chain, each ring the fastest of a budget. Squares have one factor, "
-        "circles two, triangles three. The stepped line joins the chains that no other beats in "
-        "both. The best stand where the final timed them again, which decides."
-    )
-    if any(not isinstance(trial.facts.chain, Chain) for trial in layer.trials):
-        caption += " Diamonds are operators of other structures."
-    caption += f" {beyond(layer)}".rstrip()
+    caption = f"{_marks(layer)} {beyond(layer)}".rstrip()
     name = f"latency-{layer.size}"
     return Section(
         "Answer",
@@ -46,29 +39,71 @@ def of_layer(layer: LayerResult) -> Section:
     )
 
 
+_SHAPES = {1: "squares have one factor", 2: "circles two factors", 3: "triangles three factors"}
+
+
+def _marks(layer: LayerResult) -> str:
+    """What is drawn, and no more."""
+    drawn = [trial.facts.chain for trial in layer.trials if trial.ratio is not None]
+    counts = {len(chain) for chain in drawn if isinstance(chain, Chain)}
+    shapes = [words for count, words in _SHAPES.items() if count in counts]
+    text = f"Each point is a chain{': ' if len(shapes) > 1 else ''}"
+    text += f"{', '.join(shapes)}." if len(shapes) > 1 else "."
+    if not all(isinstance(chain, Chain) for chain in drawn):
+        text += " Diamonds are operators of other structures."
+    rings = {one.chosen.trial for one in layer.recommendations if one.chosen is not None}
+    text += " The ring is the fastest." if len(rings) == 1 else ""
+    text += " Each ring is the fastest of a budget." if len(rings) > 1 else ""
+    text += (
+        " The stepped line joins the chains that no other beats in both weights and latency. "
+        "Latencies are those over the dense layer's, timed in turns, times its own."
+    )
+    if any(one.retimed for one in layer.finalists):
+        text += " Finalists stand where the final timed them again, which decides."
+    pruned = sum(trial.state == "pruned" for trial in layer.trials)
+    if pruned:
+        text += f" {phrases.chains(pruned)} given up early {'is' if pruned == 1 else 'are'} not "
+        text += "drawn."
+    return text
+
+
 def _lead(layer: LayerResult) -> list[str]:
     """What to do with the layer, and why that."""
     size, answer = layer.size, choice_of_layer(layer)
     linear = f"nn.Linear({size.in_features}, {size.out_features})"
     if answer is None or answer.chosen is None:
         return [f"Keep {linear} dense.", _why_dense(layer)]
-    measured = sum(trial.ratio_seen is not None for trial in layer.trials)
+    tried = sum(trial.ratio_seen is not None for trial in layer.trials)
+    whole = sum(trial.ratio is not None for trial in layer.trials)
+    to_the_end = f", {whole} of them to the end" if whole < tried else ""
     dense = layer.size.dense_parameters
     least, most = (phrases.percent(n / dense) for n in (answer.least, answer.budget.parameters))
     why = (
-        f"Of {phrases.chains(measured)} measured on this device, it is the fastest with {least} to "
-        f"{most} of the dense layer's weights."
+        f"Of {phrases.chains(tried)} measured on this device{to_the_end}, it is the fastest with "
+        f"{least} to {most} of the dense layer's weights."
     )
-    if answer.ties:
+    is_settled = not _doubt(layer, answer.chosen)
+    if answer.ties and is_settled:
         others = "1 other is" if len(answer.ties) == 1 else f"{len(answer.ties)} others are"
         why += f" {others} as fast within noise."
+    elif answer.ties:
+        others = "1 other" if len(answer.ties) == 1 else f"{len(answer.ties)} others"
+        why += f" The times spread too widely to tell {others} from it."
     if len(layer.recommendations) > 1:
         why += (
             f" {answer.budget.text} is the largest budget with a chain worth using, and so the "
             "nearest to what the dense layer can express."
         )
     why += _faster_one(layer, answer.chosen)
+    if not is_settled:
+        return [f"Measure again: {answer.chosen.facts.chain} looks faster than {linear}.", why]
     return [f"Use {answer.chosen.facts.chain} in place of {linear}.", why]
+
+
+def _doubt(layer: LayerResult, chosen: Finalist) -> bool:
+    """Whether a chain's time, or the dense layer's, cannot be trusted."""
+    dense = suspect_dense.dense_layer(layer)
+    return bool((dense is not None and dense.is_strange) or held_back.why(chosen))
 
 
 def _faster_one(layer: LayerResult, chosen: Finalist) -> str:
@@ -114,8 +149,11 @@ def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
     """Speed, weights and error of a chain, and how sure that is."""
     dense = layer.size.dense_parameters
     latency, beside = (phrases.microseconds(one.median_us) for one in (shown.latency, shown.dense))
+    speed = f"{1 / shown.ratio:.2f}x"
+    if _doubt(layer, shown):
+        speed = phrases.speed_span(shown.latency, shown.dense)
     facts = [
-        Fact(f"{1 / shown.ratio:.2f}x", "speedup over dense", f"{latency} against {beside}"),
+        Fact(speed, "speedup over dense", f"{latency} against {beside}"),
         Fact(phrases.percent(shown.facts.share), "of the weights", f"{shown.facts.nnz:,} of "
              f"{dense:,}"),
     ]  # fmt: skip
@@ -124,14 +162,14 @@ def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
             known = metric.cell(shown.dense_values)
             facts.append(Fact(metric.cell(shown.values), metric.title, known and f"dense: {known}"))
         elif metric is WEIGHT_ERROR:
-            facts.append(Fact("unknown", metric.title, "--weights FILE measures it"))
+            facts.append(Fact("not measured", metric.title, "--weights FILE measures it"))
     return [*facts, _certainty(layer, shown)]
 
 
 def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
-    dense, drift = suspect_dense.dense_layer(layer), diagnostics.drift(layer)
+    drift = diagnostics.drift(layer)
     name = "how sure"
-    if (dense is not None and dense.is_strange) or held_back.why(shown):
+    if _doubt(layer, shown):
         return Fact("doubtful", name, "the warning below says why")
     if not shown.retimed:
         return Fact("a first guess", name, "stopped before the final")
@@ -217,7 +255,7 @@ def _errors(used: Sequence[Finalist]) -> list[Fact]:
     errors = sorted(WEIGHT_ERROR.cell(one.values) for one in used)
     known = _span([error for error in errors if error])
     if not known:
-        return [Fact("unknown", WEIGHT_ERROR.title, "--weights FILE measures it")]
+        return [Fact("not measured", WEIGHT_ERROR.title, "--weights FILE measures it")]
     return [Fact(known, WEIGHT_ERROR.title)]
 
 

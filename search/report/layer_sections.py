@@ -160,8 +160,8 @@ def front(result: LayerResult) -> Iterator[Section]:
     shown, count = front[:_TRIALS_SHOWN], f"{len(front)} chains"
     text = (
         f"What no other chain equals or beats in {', '.join(others)} and {last} together: "
-        f"{'one chain' if len(front) == 1 else count}. Latency counts over the dense layer's, "
-        "timed in turns with it. All values are of the trials."
+        f"{'one chain' if len(front) == 1 else count}. Chains are ranked by their latency over "
+        "the dense layer's, timed in turns. All values are of the trials, before the final."
     )
     if len(shown) < len(front):
         text += f" The fastest {len(shown)} are shown. results.json names all."
@@ -188,7 +188,9 @@ def finalists(result: LayerResult) -> Section:
         )
     else:
         text = "The search was stopped before the final: these are the times of the trials."
-    text += " A chain ties with those that are within noise of it. Under Glossary are the words."
+    text += (
+        " A chain ties with those that are within noise of it. The glossary below has the words."
+    )
     return Section("Finalists", (), (text,), result_tables.finalists_table(result))
 
 

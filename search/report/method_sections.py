@@ -27,9 +27,8 @@ def predictions(result: LayerResult) -> Iterator[Section]:
         return
     text = (
         "Spearman's rank correlation of each prediction with the measured latency. "
-        "Chains given up as hopeless count with the time seen, and are crosses in the plots. The "
-        "largest rho is where a fused kernel gains most over PyTorch's ways. It claims nothing of "
-        "latency."
+        "Chains given up early count with the time seen, and are crosses in the plots. rho ranks "
+        "what a fused kernel gains over PyTorch's ways, not latency."
     )
     if all(one.predictor.key != "predicted_us" for one in correlations):
         text += " The kernels' cost model is for GPUs: there is none here."
@@ -48,7 +47,7 @@ def predictions(result: LayerResult) -> Iterator[Section]:
         name = f"{one.predictor.key}-{result.size}"
         drawing = figure(partial(scatter, result, one.predictor), name)
         title = f"Measured latency against {one.predictor.name}"
-        text = f"Spearman's correlation {one.spearman:+.2f}. {beyond(result)}".rstrip()
+        text = f"Spearman's correlation {one.spearman:+.2f}. {beyond(result, pruned=True)}".rstrip()
         yield Section(title, (), (text,), figure=drawing)
 
 
@@ -58,7 +57,7 @@ def method(result: LayerResult) -> Section:
     request, space, roof = result.request, result.space, result.roofline
     count = f"{'' if space.exact else 'More than '}{phrases.chains(space.count)}"
     are = "is" if space.count == 1 and space.exact else "are"
-    kept = "all that use a budget" if space.complete else "a seeded sample of those that use it"
+    kept = "all that use" if space.complete else "a seeded sample of those that use"
     used = phrases.percent(request.min_use)
     what = "A training step of each chain" if request.train else "Each chain"
     if request.siblings > 1:
@@ -71,14 +70,14 @@ def method(result: LayerResult) -> Section:
         "before each repeat, and the median of all repeats counts. Its result was first checked "
         "against float64. A wrong one gets no time.",
         f"{count} of at most {request.max_factors} factors {are} within the largest budget. "
-        f"{_limits(request)} {space.candidates:,} were candidates: {kept}. A chain uses a budget "
-        f"when it has at least {used} of its weights. Without that rule the smallest chain would "
-        "be nearly every budget's answer.",
+        f"{_limits(request)} {space.candidates:,} were candidates: {kept} at least "
+        f"{used} of a budget. Without that rule the smallest chain would be nearly every budget's "
+        "answer.",
         f"Sampler: {result.sampler}. Before it come the paper's families, the largest rho and the "
         "lowest roofline floor. On a GPU the picks of the kernels' cost model come too."
         f"{_estimated(result)} Of {len(result.trials)} trials, "
         f"{sum(t.state == 'failed' for t in result.trials)} failed, and "
-        f"{sum(t.state == 'pruned' for t in result.trials)} were given up as hopeless. "
+        f"{sum(t.state == 'pruned' for t in result.trials)} were given up early. "
         f"This run took {result.seconds:.0f} s.{_held(result)}",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {phrases.rate(roof.rate)} ({roof.rate_from}, side "

@@ -118,6 +118,17 @@ def times(ratio: float) -> str:
     return f"{1 / ratio:.2f} times as fast as"
 
 
+def speed_span(latency: Measurement, dense: Measurement) -> str:
+    """From the least to the largest speedup that the bands of two times allow.
+
+    Example:
+        >>> speed_span(Measurement(2.0, 1.5, 5.0, 40), Measurement(14.0, 10.0, 18.0, 40))
+        '2.0x to 12x'
+    """
+    ends = dense.p20_us / latency.p80_us, dense.p80_us / latency.p20_us
+    return " to ".join(f"{end:.1f}x" if end < 10 else f"{end:.0f}x" for end in ends)
+
+
 def layer(dims: Dims) -> str:
     """Both sizes with their names.
 

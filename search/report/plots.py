@@ -8,6 +8,7 @@ from ksopt.patterns.chain import Chain
 from ksopt.report import svg
 from ksopt.report.document import Figure
 from ksopt.report.svg import Tip
+from ksopt.search import held_back
 from ksopt.search.diagnostics import Predictor
 from ksopt.search.metrics import LATENCY, METRICS, PARAMETERS, Metric
 from ksopt.search.pareto import pareto_front
@@ -65,9 +66,10 @@ def latency_plot(
         parts.append(svg.text(x, axes.top - 6, answer.budget.text, "middle", "budget-text"))
     dense = f"dense {phrases.microseconds(dense_us)}"
     parts += axes.dense_line(dense_us, dense)
-    parts += axes.steps(_lowest(map(place, admitted(measured, result.request))))
+    front = _lowest(map(place, admitted(measured, result.request)))
+    parts += axes.steps(front)
     named = None if chosen is None or chosen.chosen is None else chosen.chosen.trial
-    taken = [axes.dense_box(dense_us, dense)]
+    taken = [axes.dense_box(dense_us, dense), *axes.step_boxes(front)]
     parts += _marks(result, measured, axes, place, named=named, taken=taken)
     label = (
         f"Latency against weights of {len(measured)} chains; the dense layer takes "
@@ -76,15 +78,21 @@ def latency_plot(
     return svg.svg(parts, width, height, label)
 
 
-def beyond(result: LayerResult) -> str:
-    """That some chains are too slow for the plots of latency; nothing where none is."""
+def beyond(result: LayerResult, pruned: bool = False) -> str:
+    """That some chains are too slow for the plots of latency; nothing where none is.
+
+    Args:
+        result: Of the layer.
+        pruned: Whether the plot has the chains that were given up, too.
+    """
     most, latency_us = _most_us(result), _latencies(result)
-    times = [latency_us(trial) for trial in result.trials if trial.ratio is not None]
+    drawn = [one for one in result.trials if one.ratio is not None or (pruned and one.ratio_seen)]
+    times = [latency_us(trial) for trial in drawn]
     slower = sum(time > most for time in times)
     if not slower:
         return ""
-    are = "1 chain takes" if slower == 1 else f"{slower} chains take"
-    return f"{are} more than {phrases.microseconds(most)}, and lie on the edge."
+    take, lie = ("1 chain takes", "lies") if slower == 1 else (f"{slower} chains take", "lie")
+    return f"{take} more than {phrases.microseconds(most)} and {lie} on the edge."
 
 
 def _dense_us(result: LayerResult) -> float:
@@ -237,8 +245,14 @@ def _marks(
             marks.append(f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>')
             if answer.chosen.trial == named:
                 named = None  # once, where several steps have it
-                marks += beside(axes, x, y, f"use this: {1 / answer.chosen.ratio:.2f}x", taken)
+                marks += beside(axes, x, y, _name(answer.chosen), taken)
     return [*marks, *svg.hover(tips, axes.width, axes.height)]
+
+
+def _name(chosen: Finalist) -> str:
+    if held_back.why(chosen):
+        return f"looks fastest: {phrases.speed_span(chosen.latency, chosen.dense)}"
+    return f"use this: {1 / chosen.ratio:.2f}x"
 
 
 def _facts(

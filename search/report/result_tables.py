@@ -6,9 +6,16 @@ from collections.abc import Sequence
 
 from ksopt.report import tables
 from ksopt.report.tables import Table
-from ksopt.search import diagnostics, metrics
+from ksopt.search import diagnostics, held_back, metrics
 from ksopt.search.report import phrases
-from ksopt.search.results import Finalist, LayerResult, SearchResult, TrialRecord
+from ksopt.search.results import (
+    Finalist,
+    LayerResult,
+    Recommendation,
+    SearchResult,
+    TrialRecord,
+    Verdict,
+)
 
 
 def answers_table(result: SearchResult) -> Table:
@@ -44,7 +51,7 @@ def layer_answers_table(layer: LayerResult) -> Table:
                 f"{chosen.efficiency:.2f}",
                 *(metric.cell(chosen.values) for metric in measured),
             ]
-        rows.append([answer.budget.text, speedup, answer.verdict.value, *cells])
+        rows.append([answer.budget.text, speedup, _verdict(answer), *cells])
     size = layer.request.size
     return tables.of(
         # What is looked for first: a telephone shows no more without scrolling.
@@ -52,6 +59,14 @@ def layer_answers_table(layer: LayerResult) -> Table:
         rows,
         title=f"Fastest chain of each budget for {phrases.layer(size)}",
     )
+
+
+def _verdict(answer: Recommendation) -> str:
+    """What to do; where the times of what would be used cannot be trusted, not yet that."""
+    chosen = answer.chosen
+    if answer.verdict is Verdict.USE and chosen is not None and held_back.why(chosen):
+        return "measure again"
+    return answer.verdict.value
 
 
 def finalists_table(result: LayerResult) -> Table:

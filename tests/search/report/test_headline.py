@@ -39,6 +39,44 @@ def test_a_smaller_budget_that_is_faster_than_what_is_used_is_named(search: Sear
     assert "is faster" not in section.lead[1]
 
 
+def test_times_that_spread_widely_settle_nothing(search: Search) -> None:
+    result = search(trials=6)
+    layer = with_times(result, [20.0])
+    (answer,) = layer.recommendations
+    assert answer.chosen is not None
+    other = replace(answer.chosen, latency=exact(60.0))
+    calm = replace(layer, recommendations=(replace(answer, ties=(other,)),))
+    section = headline.of_layer(calm)
+    assert section.lead[0].startswith("Use ")
+    assert "1 other is as fast within noise" in section.lead[1]
+    assert section.facts[0].value == "5.00x"
+
+    chosen = replace(answer.chosen, latency=Measurement(20.0, 18.0, 61.0, 20))
+    noisy = replace(answer, chosen=chosen, ties=(other,))
+    section = headline.of_layer(replace(layer, recommendations=(noisy,)))
+    assert section.lead[0].startswith("Measure again: ")
+    assert "too widely to tell 1 other from it" in section.lead[1]
+    assert "as fast" not in section.lead[1]
+    assert section.facts[0].value == "1.6x to 5.6x"
+    assert section.facts[-1].value == "doubtful"
+    assert section.table is not None
+    assert [row[2] for row in section.table.rows] == ["measure again"]
+
+
+def test_the_caption_names_what_is_drawn(search: Search) -> None:
+    layer = with_times(search(trials=6), [50.0])
+    shapes = {len(one.facts.chain) for one in layer.trials if one.ratio is not None}
+    caption = headline.of_layer(layer).paragraphs[-1]
+    assert ("triangles" in caption) == (3 in shapes and len(shapes) > 1)
+    assert "The ring is the fastest." in caption
+    alike = [one for one in layer.trials if len(one.facts.chain) == 2]
+    caption = headline.of_layer(replace(layer, trials=tuple(alike))).paragraphs[-1]
+    assert "circles" not in caption
+    given_up = replace(layer.trials[0], state="pruned", latency=None)
+    caption = headline.of_layer(replace(layer, trials=(*alike, given_up))).paragraphs[-1]
+    assert "1 chain given up early is not drawn" in caption
+
+
 def test_what_cannot_be_judged_has_no_speedup(search: Search) -> None:
     result = search(trials=3)
     (answer,) = result.layers[0].recommendations

@@ -127,7 +127,7 @@ def test_hopeless_chains_are_given_up_and_say_so(
         assert trial.latency.repeats == 2
         assert trial.ratio is None
         assert trial.ratio_seen is not None
-        assert "hopeless after 2 repeats" in (trial.reason or "")
+        assert "given up after 2 repeats" in (trial.reason or "")
     assert any(len(trial.facts.chain) == 2 for trial in pruned)
     in_study = [trial.number for trial in stored(result) if trial.state == TrialState.PRUNED]
     assert in_study == [trial.number for trial in pruned]
