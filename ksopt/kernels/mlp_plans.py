@@ -56,10 +56,15 @@ def whole_call(
     return call
 
 
-def is_whole(operands: Operands, mlp: Mlp) -> bool:
-    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
+def is_whole(operands: Operands, mlp: Mlp, check: Callable[[], object]) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
+
+    Args:
+        operands, mlp, check: as for `whole_call`.
+    """
     if planner.is_real(operands.x):
-        return whole_call(operands, mlp) is not None
+        return whole_call(operands, mlp, check) is not None
+    check()
     if not planner.has_known_weights(operands):
         return False
     plan = planner.plan_at_hand(mlp.problem_of(operands), operands.x)

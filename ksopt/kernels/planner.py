@@ -131,11 +131,21 @@ def whole_call(
     return call
 
 
-def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
-    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
+def is_whole(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
+
+    Args:
+        operands, activation, batch_last, siblings, check: as for `whole_call`.
+    """
     x = operands.x
     if is_real(x):
-        decision, _ = _decision_of_call(operands, activation, batch_last, siblings)
+        decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
         return decision is not None and call_of(decision, x) is not None
     plan = plan_of_fakes(operands, activation, batch_last, siblings)
     return plan is not None and plan.is_whole

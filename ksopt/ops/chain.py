@@ -8,7 +8,7 @@ products. Only where a kernel takes all of it, and no gradient is recorded, is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -80,8 +80,9 @@ def composed(
     check_chain(op, len(weights), siblings, activation)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
-        if _is_launched_whole(operands, activation, batch_last, siblings):
-            around = (bias, residual, activation, batch_last, siblings)
+        around = (bias, residual, activation, batch_last, siblings)
+        check = partial(implementation.chain_fake, x, weights, *around, None, op)
+        if _is_launched_whole(operands, activation, batch_last, siblings, check):
             kept_with = all_lasting(weights if owners is None else owners)
             whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
             return whole
@@ -113,11 +114,15 @@ def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
 
 
 def _is_launched_whole(
-    operands: Operands, activation: str, batch_last: bool, siblings: int
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object],
 ) -> bool:
     """Whether a plan of one launch takes these operands, and nothing else has to see the parts."""
     return not are_parts_seen(operands) and planner.is_whole(
-        operands, activation, batch_last, siblings
+        operands, activation, batch_last, siblings, check
     )
 
 

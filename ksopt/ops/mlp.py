@@ -51,9 +51,9 @@ def _composed(
         every = (*weights, *last_weights)
         operands = Operands(x, every, bias, residual, hidden_bias)
         mlp = Mlp(len(weights), hidden_activation, activation)
-        is_seen = not _fit_together(operands, mlp) or are_parts_seen(operands)
-        if not is_seen and mlp_plans.is_whole(operands, mlp):
-            around = (hidden_bias, bias, residual, hidden_activation, activation)
+        around = (hidden_bias, bias, residual, hidden_activation, activation)
+        check = partial(_fake, x, weights, last_weights, *around)
+        if not are_parts_seen(operands) and mlp_plans.is_whole(operands, mlp, check):
             kept_with = all_lasting(every if owners is None else owners)
             both = (list(weights), list(last_weights))
             whole: Tensor = ks_mlp_inner(x, *both, *around, kept_with)
@@ -61,18 +61,6 @@ def _composed(
     own, others = _owners_of(owners, len(weights))
     hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, own, _OP)
     return composed(hidden, last_weights, bias, residual, activation, False, 1, others, _OP)
-
-
-def _fit_together(operands: Operands, mlp: Mlp) -> bool:
-    """Whether there is a problem of operands; what refuses others says what is wrong."""
-    first, last = operands.weights[0], operands.weights[mlp.factors]
-    if any(weight.dim() != 4 or weight.numel() == 0 for weight in operands.weights):
-        return False
-    own, others = operands.weights[: mlp.factors], operands.weights[mlp.factors :]
-    gives = first.shape[0] * first.shape[1] * first.shape[3]
-    reads = [one.shape[0] * one.shape[2] * one.shape[3] for one in (own[-1], others[-1])]
-    same = all(one.dtype == last.dtype == operands.x.dtype for one in operands.present)
-    return same and operands.x.dim() > 0 and [operands.x.shape[-1], gives] == reads
 
 
 def _owners_of(

@@ -78,8 +78,7 @@ def _is_read_by_second_alone(mlp: Mlp) -> bool:
 
 def _has_rows_of(layer: Layer, hidden: fx.Node) -> bool:
     """Whether a layer's result is read with its features in the last dim, whatever the others."""
-    value, product = fake_result(hidden), layer.problem
-    return value.dtype == fake_result(layer.x).dtype and same(value.shape[-1], product.out_features)
+    return same(fake_result(hidden).shape[-1], layer.problem.out_features)
 
 
 def _sizes(mlp: Mlp) -> list[int] | None:
