@@ -159,7 +159,7 @@ def build_mlps(
             tile,
             chain_mlp_launcher.source(first, second, tile, epilogue, dtype),
             dtype,
-            tile.shared_bytes(first, second),
+            tile.shared_bytes((first, second)),
         )
         for first, second, tile, epilogue, dtype in cases
     ]
@@ -212,7 +212,7 @@ def run_mlp(
     index = chain_mlp_packing.pack_index(first, second, tile)
     packed = chain_packing.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
     launch = chain_launcher.launch_of(tile.first, o.x.shape[0], sms)
-    shared = tile.shared_bytes(first, second)
+    shared = tile.shared_bytes((first, second))
     o = replace(o, residual=o.residual[:, : second.left.out_features])
     y = _launch(kernel, launch, tile, shared, epilogue, o, packed, last.bias, hidden=o.bias)
     return y.view(o.residual.shape)

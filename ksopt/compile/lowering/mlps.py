@@ -109,7 +109,8 @@ def replace(node: fx.Node, mlp: Mlp) -> None:
         residual = emit.call(torch.reshape, residual, shape)
     biases = [None if one is None else vector(emit, one) for one in (first.bias, second.bias)]
     value: Any = emit.call(
-        *(ops.ks_mlp, first.x, list(first.weights), list(second.weights), *biases, residual),
+        ops.ks_mlp,
+        *(first.x, list(first.weights), list(second.weights), *biases, residual),
         *(first.activation, second.activation, [*first.owners, *second.owners]),
     )
     sizes = _sizes(mlp)

@@ -16,7 +16,7 @@ from ksopt.kernels.families.chain_tile import Epilogue, Shape
 class Arguments(chain_launcher.Arguments):
     """``MlpArguments`` of csrc/cuda/chain_mlp_tile.cuh."""
 
-    _fields_ = (("hidden_bias", ctypes.c_void_p),)
+    _fields_ = [("hidden_bias", ctypes.c_void_p)]  # noqa: RUF012 (as ctypes wants it)
 
 
 def kernel_name(first: Shape, second: Shape, dtype: str) -> str:
@@ -34,7 +34,7 @@ def source(first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype:
         '#include "chain_mlp_wgmma16.cuh"',
         *_types(first, second, tile),
         f"using After = ChainEpilogue<{', '.join(map(str, extras))}>;",
-        f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes(first, second)}, "
+        f"static_assert(Tile::SHARED_BYTES == {tile.shared_bytes((first, second))}, "
         '"csrc and kernels/families/chain_mlp_tile.py disagree");',
         'extern "C" __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS)',
         f"{kernel_name(first, second, dtype)}(const __grid_constant__ MlpArguments arguments) {{",
@@ -104,7 +104,7 @@ class MlpLauncher(chain_launcher.LoadedKernel):
             tile,
             kernel_name(first, second, dtype),
             source(first, second, tile, epilogue, dtype),
-            tile.shared_bytes(first, second),
+            tile.shared_bytes((first, second)),
             index,
         )
 

@@ -93,8 +93,9 @@ class Config:
             self.hidden_bytes(second),
         )
 
-    def shared_bytes(self, first: Shape, second: Shape) -> int:
-        """Dynamic shared memory of a block."""
+    def shared_bytes(self, both: tuple[Shape, Shape], /) -> int:
+        """Dynamic shared memory of a block for the two chains."""
+        first, second = both
         features = first.left.out_features + second.left.out_features
         fixed = _BARRIER_BYTES + -(-features * 2 // 128) * 128
         fixed += self.first.stash_bytes(first) + self.second.stash_bytes(second)
@@ -145,7 +146,9 @@ def configs(first: Shape, second: Shape, device: DeviceSpec) -> Iterator[Config]
                 *(last.nk, *_slots(last, second, limit)),
                 *(fitting[-1], 0),
             )
-            room = min(SHARED_LIMIT, device.shared_bytes - 1024) - found.shared_bytes(first, second)
+            room = min(SHARED_LIMIT, device.shared_bytes - 1024) - found.shared_bytes(
+                (first, second)
+            )
             stages = min(_MOST_STAGES, room // found.slot_bytes(first, second))
             if stages >= 2:
                 yield replace(found, stages=stages)

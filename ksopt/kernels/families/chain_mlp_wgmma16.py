@@ -46,7 +46,7 @@ class ChainMlpWgmma16(KernelFamily[Config]):
         return chain_mlp_tile.configs(*_shapes(problem), device)
 
     def shared_bytes(self, problem: Problem, config: Config) -> int:
-        return config.shared_bytes(*_shapes(problem))
+        return config.shared_bytes(_shapes(problem))
 
     def prepares_weight(self, p: Pattern) -> bool:
         return True
