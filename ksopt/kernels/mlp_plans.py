@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ksopt.kernels import planner
+from ksopt.kernels import host_plans, planner
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.problem import Problem, SecondLayer
 from ksopt.kernels.registry import MlpCall
@@ -51,7 +51,10 @@ def whole_call(
         check: as for `planner.whole_call`.
     """
     make = functools.partial(mlp.problem_of, operands)
-    decision, _ = planner.decision_of(operands, ("mlp", mlp), make, check)
+    decision, is_final = planner.decision_of(operands, ("mlp", mlp), make, check)
+    if is_final:
+        how = (mlp.factors, mlp.hidden_activation, mlp.activation)
+        host_plans.know_mlp(operands, *how, decision)
     call: MlpCall | None = None if decision is None else planner.call_of(decision, operands.x)
     return call
 

@@ -2,8 +2,8 @@
 
 It is made of two ``ks_chain``, so it is all that they are. Only where a kernel takes both, and no
 gradient is recorded, is it another operator, ``ks_mlp_inner``, which runs the plan's launch: the
-features between the layers are never in memory then. Python runs it; the host library's table of
-plans (kernels/host_plans.py) has layers alone.
+features between the layers are never in memory then. What the host library's table knows runs
+without Python (csrc/host/mlp_kernels.cpp).
 """
 
 from __future__ import annotations

@@ -101,6 +101,8 @@ def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, in
 class LoadedKernel:
     """A kernel that is compiled and loaded: what `launch_of` says of its tile is launched."""
 
+    out_features: int
+
     def __init__(
         self, tile: Launched, name: str, text: str, shared_bytes: int, device_index: int
     ) -> None:
@@ -109,6 +111,20 @@ class LoadedKernel:
         self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
         self._shared_bytes, self._device = shared_bytes, device_index
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
+
+    def launch(self) -> dict[str, int]:
+        """What the host library launches on any rows."""
+        tile = self.tile
+        is_cluster = tile.cluster > 1
+        return {
+            "kernel": self._kernel,
+            "out_features": self.out_features,
+            "threads": tile.threads,
+            "shared_bytes": self._shared_bytes,
+            "rows_per_unit": tile.rows if is_cluster else ROWS_OF_UNIT,
+            "most_blocks": _ANY if is_cluster else self._multiprocessors * tile.blocks,
+            "cluster": tile.cluster,
+        }
 
     def _start(self, arguments: Arguments) -> None:
         """Launch it, on the current stream; ``rows_per_block`` is filled in."""
@@ -135,20 +151,6 @@ class ChainLauncher(LoadedKernel):
     def entry(self, form: int) -> Entry | None:
         """What the host library needs to launch it on weights of this form."""
         return chain_entry(**self.launch(), form=form)
-
-    def launch(self) -> dict[str, int]:
-        """What the host library launches on any rows."""
-        tile = self.tile
-        is_cluster = tile.cluster > 1
-        return {
-            "kernel": self._kernel,
-            "out_features": self.out_features,
-            "threads": tile.threads,
-            "shared_bytes": self._shared_bytes,
-            "rows_per_unit": tile.rows if is_cluster else ROWS_OF_UNIT,
-            "most_blocks": _ANY if is_cluster else self._multiprocessors * tile.blocks,
-            "cluster": tile.cluster,
-        }
 
     def __call__(
         self,

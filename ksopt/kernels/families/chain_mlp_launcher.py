@@ -11,6 +11,7 @@ from ksopt.kernels.families import chain_launcher, chain_pack_launcher, chain_ti
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_mlp_tile import Config
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.launcher import Entry, chain_entry
 
 
 class Arguments(chain_launcher.Arguments):
@@ -100,6 +101,7 @@ class MlpLauncher(chain_launcher.LoadedKernel):
     def __init__(
         self, first: Shape, second: Shape, tile: Config, epilogue: Epilogue, dtype: str, index: int
     ) -> None:
+        self.out_features = second.left.out_features
         super().__init__(
             tile,
             kernel_name(first, second, dtype),
@@ -107,6 +109,10 @@ class MlpLauncher(chain_launcher.LoadedKernel):
             tile.shared_bytes((first, second)),
             index,
         )
+
+    def entry(self, form: int) -> Entry | None:
+        """What the host library needs to launch it on weights of this form."""
+        return chain_entry(**self.launch(), form=form)
 
     def __call__(
         self,

@@ -15,6 +15,7 @@ from ksopt.kernels.families.chain_mlp_launcher import MlpLauncher, MlpPacker
 from ksopt.kernels.families.chain_mlp_tile import Config
 from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
+from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
 
@@ -75,6 +76,7 @@ class LaunchMlp:
 
     def __init__(self, problem: Problem, config: Config, device_index: int) -> None:
         shapes, packing = _shapes(problem), config.packing
+        self._problem = problem
         self._features = problem.out_features
         # Tiles of the same order share the packed weights, which the sizes of all name.
         orders = (packing.nk, packing.ks, packing.last_nk)
@@ -107,6 +109,12 @@ class LaunchMlp:
             y.view(-1, self._features) if written is None else written,
         )
         return y
+
+    def entry(self) -> Entry | None:
+        """What the host library needs to do the same; None where there is none."""
+        p = self._problem
+        shapes = [one.weight_shape for chain in p.chains for one in chain]
+        return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))
 
 
 def _shapes(problem: Problem) -> tuple[Shape, Shape]:
