@@ -157,7 +157,9 @@ __device__ __forceinline__ void chain_mlp_wgmma16_kernel(const MlpArguments& arg
     fence_for_tensor_cores();
   }
   __syncthreads();
+  prefetch_share<Tile::THREADS>(arguments.weights, Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (First::AT_START < 240) setmaxnreg_dec<First::LOADER_REGISTERS>();
     load_mlp<P1, P2, Tile, Epilogue>(arguments, TileRing(shared + Tile::RING_AT, full, empty, 1));

@@ -39,7 +39,7 @@ template <typename P, typename Tile> __device__ __forceinline__ int output_of_ch
   return tile / Tile::RUN_TILES * Tile::RUN_TILES * 8 + quarter * (8 / Tile::J) + tile % Tile::RUN_TILES * 2 + odd;
 }
 
-// The right factors: [block, split, part, step, half, sibling, class, tile, column] of 8 features of x, which go to `to`.
+// The right factors: [block, split, part, step, half, sibling, class, tile, column] of 8 features of x. They go to `to`.
 template <typename P, typename Tile>
 __device__ __forceinline__ void pack_right(const ChainWeights* siblings, int chunk, uint16* to) {
   int at = chunk;

@@ -200,8 +200,8 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
       "int siblings, bool exact, bool changing, int kernel, int form) -> ()");
   m.def(
-      "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, "
-      "Tensor? residual, str hidden_activation, str activation, bool exact, bool changing, int kernel, int form) -> ()");
+      "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
+      "str hidden_activation, str activation, bool exact, bool changing, int kernel, int form) -> ()");
   m.def("forget_plans() -> ()");
   m.def(
       "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "

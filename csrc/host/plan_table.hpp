@@ -19,7 +19,7 @@ struct ChainArguments {
   void* y;
   int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
   void* z = nullptr;
-  const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/chain_mlp_tile.cuh); kernels of chains do not take it
+  const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/chain_mlp_tile.cuh), which kernels of MLPs take
 };
 
 struct ChainGrid {

@@ -22,6 +22,7 @@ from ksopt.patterns.chain import Chain, Pattern
 
 PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
+_MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
 _ADDITIONS = {operator.add, torch.add, "add"}
 _RESHAPES = {
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
@@ -116,7 +117,9 @@ def _native(node: fx.Node) -> Layer | None:
 
 
 def has_epilogue(node: fx.Node) -> bool:
-    """Whether a node is a call of ``ks_chain`` that adds to its product or activates it."""
+    """Whether a node is an MLP, or a call of ``ks_chain`` that adds to its product or activates."""
+    if node.target in _MLPS:
+        return True
     if node.target not in CHAINS:
         return False
     arguments = _arguments(node)
