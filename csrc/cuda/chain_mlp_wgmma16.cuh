@@ -6,35 +6,8 @@
 // of its blocks the z of the second chain grows chunk by chunk, and is then kept in shared memory.
 #pragma once
 
+#include "chain_mlp_tile.cuh"
 #include "chain_wgmma16.cuh"
-
-// First: ChainTile of the first chain. Second: of the other, whose KS and SPLITS mean nothing. SLOT_STEPS: steps
-// of 16 features of h whose weights a slot holds.
-template <typename P1, typename P2, typename First_, typename Second_, int SLOT_STEPS_, int STAGES_> struct MlpTile {
-  using First = First_;
-  using Second = Second_;
-  static constexpr int GROUPS = First::GROUPS, ROWS = First::ROWS, STAGES = STAGES_, SLOT_STEPS = SLOT_STEPS_;
-  static constexpr int LOADERS = First::LOADERS, THREADS = First::THREADS, BLOCKS = 1, CLUSTER = 1;
-  static constexpr int CHUNK_FEATURES = First::NK * P1::D1, STEPS_OF_CHUNK = CHUNK_FEATURES / 16;
-  static constexpr int CHUNKS_OF_BLOCK = P2::C2 / CHUNK_FEATURES;  // of the second chain's right factor
-  static constexpr int N = Second::N1;
-  static constexpr int HIDDEN_BYTES = SLOT_STEPS * N * 32, HIDDEN_SLOTS = STEPS_OF_CHUNK / SLOT_STEPS;
-  static constexpr int HIDDEN_CHUNK_BYTES = First::CHUNK_BYTES + HIDDEN_SLOTS * HIDDEN_BYTES;
-  static constexpr int64 LAST_AT = First::RIGHT_BYTES + int64(First::CHUNKS) * HIDDEN_CHUNK_BYTES;
-  static constexpr int64 PACKED_BYTES = LAST_AT + int64(Second::CHUNKS) * Second::CHUNK_BYTES;
-  static constexpr int SLOTS =
-      First::SLOTS_1 + First::CHUNKS * (First::SLOTS_OF_CHUNK + HIDDEN_SLOTS) + Second::SLOTS_2;
-  static constexpr int larger(int m, int n) { return m > n ? m : n; }
-  static constexpr int SLOT_BYTES = larger(First::SLOT_BYTES, larger(Second::WEIGHT_BYTES_2, HIDDEN_BYTES));
-  static constexpr int STASHES_AT = First::BARRIER_BYTES + ((P1::OUT + P2::OUT) * 2 + 127) / 128 * 128;
-  static constexpr int STASH_BYTES = First::STASH_BYTES + Second::STASH_BYTES;
-  static constexpr int RING_AT = STASHES_AT + GROUPS * STASH_BYTES;
-  static constexpr int SHARED_BYTES = RING_AT + STAGES * SLOT_BYTES;
-  static_assert(First::CLUSTER == 1 && Second::CLUSTER == 1, "");
-  static_assert(P1::SIBLINGS == 1 && P2::SIBLINGS == 1 && P1::OUT == P2::IN && First::J_GROUPS == 1, "");
-  static_assert(P1::B1 % First::NK == 0 && P2::C2 % CHUNK_FEATURES == 0 && First::NK % 16 == 0, "");
-  static_assert(STEPS_OF_CHUNK % SLOT_STEPS == 0 && STAGES * 16 <= First::BARRIER_BYTES, "");
-};
 
 template <typename P1, typename P2, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_mlp(const ChainArguments& arguments, AnyRing ring) {
@@ -91,7 +64,7 @@ __device__ __forceinline__ void activate_chunk(float (&sums)[Tile::J][Tile::NK /
 }
 
 template <typename T, typename P1, typename P2, typename Tile, typename Epilogue, typename AnyRing>
-__device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, unsigned char* stashes, uint16* bias,
+__device__ __forceinline__ void multiply_mlp(const MlpArguments& arguments, unsigned char* stashes, uint16* bias,
                                              AnyRing ring) {
   using First = typename Tile::First;
   using Second = typename Tile::Second;
@@ -103,7 +76,8 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
   clear_rest<First>(stash);
   clear_rest<Second>(second_stash);
   if constexpr (Epilogue::BIAS) {
-    load_bias<P1::OUT + P2::OUT, First::MULTIPLIERS>(bias, arguments.bias, thread);
+    load_bias<P1::OUT, First::MULTIPLIERS>(bias, arguments.hidden_bias, thread);
+    load_bias<P2::OUT, First::MULTIPLIERS>(bias + P1::OUT, arguments.bias, thread);
     wait_at(1, First::MULTIPLIERS);
   }
   const uint64 hidden_weights = describe_plain(__shfl_sync(~0u, shared_address(ring.slots), 0), Tile::N * 16, 128);
@@ -168,7 +142,7 @@ __device__ __forceinline__ void multiply_mlp(const ChainArguments& arguments, un
 }
 
 template <typename T, typename P1, typename P2, typename Tile, typename Epilogue>
-__device__ __forceinline__ void chain_mlp_wgmma16_kernel(const ChainArguments& arguments) {
+__device__ __forceinline__ void chain_mlp_wgmma16_kernel(const MlpArguments& arguments) {
   using TileRing = Ring<Tile::SLOT_BYTES, Tile::STAGES>;
   using First = typename Tile::First;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -183,7 +157,9 @@ __device__ __forceinline__ void chain_mlp_wgmma16_kernel(const ChainArguments& a
     fence_for_tensor_cores();
   }
   __syncthreads();
+  prefetch_share<Tile::THREADS>(arguments.weights, Tile::PACKED_BYTES, blockIdx.x, gridDim.x);
   griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if (threadIdx.x < Tile::LOADERS) {
     if constexpr (First::AT_START < 240) setmaxnreg_dec<First::LOADER_REGISTERS>();
     load_mlp<P1, P2, Tile, Epilogue>(arguments, TileRing(shared + Tile::RING_AT, full, empty, 1));

@@ -39,9 +39,9 @@ template <typename P, typename Tile> __device__ __forceinline__ int output_of_ch
   return tile / Tile::RUN_TILES * Tile::RUN_TILES * 8 + quarter * (8 / Tile::J) + tile % Tile::RUN_TILES * 2 + odd;
 }
 
-// The right factors: [block, split, part, step, half, sibling, class, tile, column] of 8 features of x.
+// The right factors: [block, split, part, step, half, sibling, class, tile, column] of 8 features of x. They go to `to`.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_right(const ChainPackArguments& arguments, int chunk) {
+__device__ __forceinline__ void pack_right(const ChainWeights* siblings, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -51,16 +51,16 @@ __device__ __forceinline__ void pack_right(const ChainPackArguments& arguments, 
   const int column = next(8), tile = next(Tile::SPLIT_TILES), j = next(P::D1), sibling = next(P::SIBLINGS);
   const int half = next(2), step = next(Tile::STEPS_OF_PART), part = next(Tile::PARTS), split = next(Tile::SPLITS);
   const int l = (split * Tile::SPLIT_TILES + tile) * 8 + column, feature = part * Tile::KS + step * 16 + half * 8;
-  const ChainWeights& from = arguments.siblings[sibling];
+  const ChainWeights& from = siblings[sibling];
   const int64* const stride = from.right_strides;
   const int64 first = at * stride[0] + (l * P::D1 + j) * stride[1] + feature * stride[2];
-  store_eight(static_cast<uint16*>(arguments.packed) + int64(chunk) * 8, static_cast<const uint16*>(from.right) + first,
-              stride[2], l < Tile::L_OF_BLOCK && feature < P::C2 ? 8 : 0);
+  store_eight(to, static_cast<const uint16*>(from.right) + first, stride[2],
+              l < Tile::L_OF_BLOCK && feature < P::C2 ? 8 : 0);
 }
 
 // The left factors: [sibling, chunk of outputs, group of classes, class, step, half, column] of 8 l.
 template <typename P, typename Tile>
-__device__ __forceinline__ void pack_left(const ChainPackArguments& arguments, int chunk) {
+__device__ __forceinline__ void pack_left(const ChainWeights* siblings, int chunk, uint16* to) {
   int at = chunk;
   const auto next = [&at](int size) {
     const int digit = at % size;
@@ -71,21 +71,21 @@ __device__ __forceinline__ void pack_left(const ChainPackArguments& arguments, i
   const int j_group = next(Tile::J_GROUPS), k0 = next(Tile::OUTPUT_CHUNKS) * Tile::NK;
   const int k = k0 + output_of_chunk<P, Tile>(column), tile = 2 * step + half;
   const int block = tile / Tile::TILES_OF_BLOCK, l = tile % Tile::TILES_OF_BLOCK * 8;
-  const ChainWeights& from = arguments.siblings[at];
+  const ChainWeights& from = siblings[at];
   const int64* const stride = from.left_strides;
   const int64 first =
       k * stride[0] + (block * Tile::L_OF_BLOCK + l) * stride[1] + (j_group * Tile::J + j) * stride[2];
-  store_eight(static_cast<uint16*>(arguments.packed) + Tile::RIGHT_BYTES / 2 + int64(chunk) * 8,
-              static_cast<const uint16*>(from.left) + first, stride[1],
+  store_eight(to, static_cast<const uint16*>(from.left) + first, stride[1],
               k < P::B1 && block < P::A2 ? between(0, Tile::L_OF_BLOCK - l, 8) : 0);
 }
 
 template <typename P, typename Tile> __device__ __forceinline__ void chain_pack_kernel(const ChainPackArguments& arguments) {
   constexpr int RIGHT = static_cast<int>(Tile::RIGHT_BYTES / 16), ALL = static_cast<int>(Tile::PACKED_BYTES / 16);
   const int chunk = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  uint16* const to = static_cast<uint16*>(arguments.packed) + int64(chunk) * 8;
   if (chunk < RIGHT) {
-    pack_right<P, Tile>(arguments, chunk);
+    pack_right<P, Tile>(arguments.siblings, chunk, to);
   } else if (chunk < ALL) {
-    pack_left<P, Tile>(arguments, chunk - RIGHT);
+    pack_left<P, Tile>(arguments.siblings, chunk - RIGHT, to);
   }
 }

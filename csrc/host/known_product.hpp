@@ -41,6 +41,19 @@ struct LayerHandles {
 AtenTensorHandle layer_known(const LayerHandles& layer, const Taken& taken,
                              const std::vector<PreparedWeight>& prepared, AtenTensorHandle out);
 
+// All that the operator of two layers is called with; what is added: may be null.
+struct MlpHandles {
+  AtenTensorHandle x;
+  std::vector<AtenTensorHandle> weights;  // of both layers
+  size_t factors;                         // of the first one
+  AtenTensorHandle hidden_bias, bias, residual;
+  const std::string &hidden_activation, &activation;
+};
+
+// Its result, if `run_known_mlp` can compute it; else null. As for `multiply_known`.
+AtenTensorHandle mlp_known(const MlpHandles& mlp, const Taken& taken, const std::vector<PreparedWeight>& prepared,
+                           AtenTensorHandle out);
+
 // The weight gradient of grad and x, batch first, and that of a bias where it is wanted; and whether their launch is
 // known: then no handles say that torch computes them. The handles belong to the caller.
 struct KnownGradient {

@@ -8,6 +8,7 @@
 #include "dispatch_table.hpp"
 #include "kernel_table.hpp"
 #include "known_product.hpp"
+#include "mlp_table.hpp"
 #include "plan_table.hpp"
 #include "trained_chain.hpp"
 #include "weight_gradient.hpp"
@@ -37,6 +38,15 @@ void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tenso
   know_plan_of(layer, exact, changing, {kernel, form});
 }
 
+void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> last_weights,
+              std::optional<Tensor> hidden_bias, std::optional<Tensor> bias, std::optional<Tensor> residual,
+              std::string hidden_activation, std::string activation, bool exact, bool changing, int64_t kernel,
+              int64_t form) {
+  know_mlp_of({x, std::move(weights), std::move(last_weights), std::move(hidden_bias), std::move(bias),
+               std::move(residual), activation_of(hidden_activation), activation_of(activation)},
+              exact, changing, {kernel, form});
+}
+
 // Registers a chain's kernel and returns its index.
 int64_t add_chain(int64_t kernel, int64_t out_features, int64_t threads, int64_t shared_bytes, int64_t rows_per_unit,
                   int64_t most_blocks, int64_t cluster) {
@@ -61,6 +71,7 @@ void know_trained_chain(const Tensor& x, const Tensor& left, const Tensor& right
 
 void forget_all_plans() {
   forget_plans();
+  forget_mlps();
   forget_trained_chains();
 }
 
@@ -138,6 +149,19 @@ AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& take
   return y ? owned(*y) : nullptr;
 }
 
+AtenTensorHandle ksopt::mlp_known(const MlpHandles& mlp, const Taken& taken,
+                                  const std::vector<PreparedWeight>& prepared, AtenTensorHandle out) {
+  std::array<std::vector<Tensor>, 2> weights;
+  for (size_t at = 0; at < mlp.weights.size(); ++at) {
+    weights[at < mlp.factors ? 0 : 1].push_back(borrowed(mlp.weights[at]));
+  }
+  const Mlp operands{borrowed(mlp.x), std::move(weights[0]), std::move(weights[1]), borrowed_if_any(mlp.hidden_bias),
+                     borrowed_if_any(mlp.bias), borrowed_if_any(mlp.residual), activation_of(mlp.hidden_activation),
+                     activation_of(mlp.activation)};
+  const auto y = run_known_mlp(operands, taken.exact, taken.changing, borrowed(prepared), borrowed_if_any(out));
+  return y ? owned(*y) : nullptr;
+}
+
 bool ksopt::launch_into(int64_t plan, AtenTensorHandle from, AtenTensorHandle weight, AtenTensorHandle to) {
   return launch_plan(plan_at(plan), borrowed(from), borrowed(weight), borrowed(to)).has_value();
 }
@@ -175,6 +199,9 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
       "int siblings, bool exact, bool changing, int kernel, int form) -> ()");
+  m.def(
+      "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
+      "str hidden_activation, str activation, bool exact, bool changing, int kernel, int form) -> ()");
   m.def("forget_plans() -> ()");
   m.def(
       "add_chain(int kernel, int out_features, int threads, int shared_bytes, int rows_per_unit, "
@@ -207,6 +234,7 @@ STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CompositeExplicitAutograd, m) {
   // On CPU and CUDA: what is not known of a device is in no table.
   m.impl("know", TORCH_BOX(&know_choice));
   m.impl("know_plan", TORCH_BOX(&know_plan));
+  m.impl("know_mlp", TORCH_BOX(&know_mlp));
   m.impl("know_weight_grad", TORCH_BOX(&know_weight_grad));
   m.impl("know_trained_chain", TORCH_BOX(&know_trained_chain));
 }

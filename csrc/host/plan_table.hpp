@@ -19,6 +19,7 @@ struct ChainArguments {
   void* y;
   int64_t batch, x_stride, y_stride, residual_stride, rows_per_block;
   void* z = nullptr;
+  const void* hidden_bias = nullptr;  // of MlpArguments (csrc/cuda/chain_mlp_tile.cuh), which kernels of MLPs take
 };
 
 struct ChainGrid {
@@ -138,14 +139,17 @@ bool is_readable(const std::optional<Tensor>& summand) {
   return !summand || (summand->is_contiguous() && aligned_16(summand->const_data_ptr()));
 }
 
+// hidden_bias: of a layer ahead, where the kernel computes that, too.
 std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer, const Rows& x, const AtHand& at_hand,
-                                   const std::optional<Tensor>& out) {
+                                   const std::optional<Tensor>& out,
+                                   const std::optional<Tensor>& hidden_bias = std::nullopt) {
   ChainKernel chain{};
   {
     const std::shared_lock lock(plans_mutex);
     chain = chain_kernels.at(static_cast<size_t>(choice.kernel));
   }
   if (!x.aligned || layer.batch_last || !is_readable(layer.bias) || !is_readable(layer.residual)) return std::nullopt;
+  if (!is_readable(hidden_bias)) return std::nullopt;
   const std::optional<Tensor> packed = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
   if (!packed) return std::nullopt;
   const int32_t device = x.device;
@@ -162,7 +166,9 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
                            x.features,
                            chain.out_features,
                            layer.residual ? chain.out_features : 0,
-                           grid.rows_per_block};
+                           grid.rows_per_block,
+                           nullptr,
+                           hidden_bias ? hidden_bias->const_data_ptr() : nullptr};
   launch_on_current_stream({chain.kernel, chain.threads, chain.shared_bytes, true, &arguments}, device, grid.blocks);
   return y;
 }

@@ -210,6 +210,7 @@ void serve_products(bool served) {
   python_chain_keeping().emplace(of_cuda("ksopt::ks_chain_keeping"));
   ksopt::keep_python_chain_gradients();
   ksopt::find_python_layers();
+  ksopt::find_python_mlps();
   // Torch warns of every kernel that is put above another: here that is meant.
   ksopt::Silent silent;
   const c10::WarningUtils::WarningHandlerGuard guard(&silent);
@@ -223,6 +224,7 @@ void serve_products(bool served) {
     register_in<INNER_OUT>(library);
     register_in<CHANGING_OUT>(library);
     ksopt::register_layers(library);
+    ksopt::register_mlps(library);
     if (key == c10::DispatchKey::CUDA) {
       library.impl("ks_mm_weight_grad_inner", torch::CppFunction::makeFromBoxedFunction<&weight_grad_kernel<false>>());
       library.impl("ks_mm_weight_bias_grad_inner",

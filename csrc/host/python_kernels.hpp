@@ -43,5 +43,8 @@ struct Silent : c10::WarningHandler {
 // ks_chain_inner and ks_chain.out: takes note of Python's kernels, and registers those above them.
 void find_python_layers();
 void register_layers(torch::Library& library);
+// The same of ks_mlp_inner and ks_mlp.out.
+void find_python_mlps();
+void register_mlps(torch::Library& library);
 
 }  // namespace ksopt

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,11 +26,12 @@ from ksopt.jit import arch, nvrtc
 from ksopt.kernels.families import (
     chain_cost,
     chain_launcher,
+    chain_mlp_cost,
+    chain_mlp_launcher,
+    chain_mlp_tile,
     chain_pack_launcher,
-    chain_packing,
     chain_tile,
 )
-from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families.chain_launcher import ChainLauncher
 from ksopt.kernels.families.chain_pack_launcher import ChainPacker
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
@@ -355,16 +356,20 @@ MLPS = (
 )
 
 
-def mlp_tiles(first: Shape, second: Shape, spec: DeviceSpec, count: int) -> list[mlps.Config]:
-    """Of each way to share the work, the one with the widest chunks of outputs."""
-    best: dict[tuple[int, ...], mlps.Config] = {}
-    for tile in mlps.configs(first, second, spec):
-        key = (tile.first.groups, tile.first.ks, tile.first.nk)
-        if tile.first.groups > 1 and tile.first.ks >= 32 and tile.first.nk >= 16:
-            known = best.get(key)
-            if known is None or (tile.second.nk, tile.stages) > (known.second.nk, known.stages):
-                best[key] = tile
-    return sorted(best.values(), key=lambda t: (-t.first.nk * t.first.groups, t.first.ks))[:count]
+ADDED_BEHIND_GELU = Epilogue(middle="gelu", bias=True, residual=True)
+
+
+def mlp_tiles(
+    first: Shape, second: Shape, rows: int, spec: DeviceSpec, count: int
+) -> list[chain_mlp_tile.Config]:
+    """The tiles with the least predicted times, one of each size of both chains' chunks."""
+    best: dict[tuple[int, ...], tuple[float, chain_mlp_tile.Config]] = {}
+    for tile in chain_mlp_tile.configs(first, second, spec):
+        us = chain_mlp_cost.predicted_us(first, second, tile, rows, spec, ADDED_BEHIND_GELU)
+        known = best.get(key := (tile.groups, tile.nk, tile.last_nk))
+        if known is None or us < known[0]:
+            best[key] = us, tile
+    return [tile for _, tile in sorted(best.values(), key=lambda one: one[0])[:count]]
 
 
 def mlp_calls(
@@ -372,30 +377,25 @@ def mlp_calls(
 ) -> dict[str, Callable[[], Tensor]]:
     """Check the tiles of two chains with GELU between and a residual, and give their calls."""
     first, second = (Shape.of(Chain.parse(text)) for text in texts)
-    name, epilogue = (
-        str(dtype).removeprefix("torch."),
-        Epilogue(middle="gelu", bias=True, residual=True),
-    )
-    tiles = mlp_tiles(first, second, spec, given.tiles)
+    name, epilogue = str(dtype).removeprefix("torch."), ADDED_BEHIND_GELU
+    tiles = mlp_tiles(first, second, given.rows[0], spec, given.tiles)
     with ThreadPoolExecutor(16) as pool:
-        sources = [mlps.source(first, second, tile, epilogue, name) for tile in tiles]
+        sources = [chain_mlp_launcher.source(first, second, t, epilogue, name) for t in tiles]
+        sources += {chain_mlp_launcher.pack_source(first, second, tile) for tile in tiles}
         list(pool.map(lambda text: nvrtc.cubin(text, arch.of_device(0)), sources))
     calls: dict[str, Callable[[], Tensor]] = {}
     for tile in tiles:
-        launcher = mlps.MlpLauncher(first, second, tile, epilogue, name, 0)
-        index = mlps.pack_index(first, second, tile).cuda()
+        launcher = chain_mlp_launcher.MlpLauncher(first, second, tile, epilogue, name, 0)
+        pack = chain_mlp_launcher.MlpPacker(first, second, tile, 0)
         wrong = None
         for rows in (*CHECKED_ROWS, given.rows[0]):
             o, last = Operands.random(first, rows, dtype), Operands.random(second, rows, dtype)
             o = Operands(o.x.contiguous(), o.left, o.right, o.bias, last.residual)
-            packed = chain_packing.pack(
-                [o.left[0], o.right[0]], [last.left[0], last.right[0]], index
-            )
-            bias = torch.cat([o.bias, last.bias])
+            packed = pack([o.left[0], o.right[0], last.left[0], last.right[0]])
             y = torch.full(
                 (rows, second.left.out_features), float("nan"), device="cuda", dtype=dtype
             )
-            call = partial(launcher, o.x, packed, bias, last.residual, y)
+            call = partial(launcher, o.x, packed, o.bias, last.bias, last.residual, y)
             if rows != given.rows[0]:
                 call()
                 results = []
@@ -406,8 +406,8 @@ def mlp_calls(
                 ours, their = ((t.double() - truth).norm() / truth.norm() for t in (y, theirs))
                 if not ours <= _WORSE * their:
                     wrong = f"error {ours:.2e}, PyTorch's {their:.2e}"
-        fields = f"{chain_tile.fields(tile.first)} {chain_tile.fields(tile.second)}"
-        label = f"mlp {texts[0]} {texts[1]} | {fields} {tile.slot_steps} {tile.stages}"
+        us = chain_mlp_cost.predicted_us(first, second, tile, given.rows[0], spec, epilogue)
+        label = f"mlp {texts[0]} {texts[1]} | {astuple(tile)} | {us:.1f} predicted"
         if wrong is not None:
             print(f"WRONG {label}: {wrong}", flush=True)
         else:

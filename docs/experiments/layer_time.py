@@ -1,20 +1,27 @@
-"""One layer with its bias, `KSLinear` beside `nn.Linear`: what docs/development/chains.md says.
+"""Layers and MLPs, `KSLinear` beside `nn.Linear`: what docs/development/chains.md says.
 
-    python docs/experiments/layer_time.py
+    python docs/experiments/layer_time.py            # one layer with its bias
+    python docs/experiments/layer_time.py --mlps     # two layers, GELU between, residual; compiled
 
 The L2 cache is emptied before each sample; medians of 30. Kernels are chosen by measuring first.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import ksopt
+from ksopt import ops
+from ksopt.compile.backend import collected
 from ksopt.kernels import planner
-from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.kernels.by_layers import ByLayers
+from ksopt.kernels.problem import Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain
 
 ROWS = 25_088
@@ -25,6 +32,11 @@ LAYERS = (
     (384, 1536, "(1,768,64,2)*(4,32,96,1)"),
     (1536, 384, "(1,192,48,2)*(2,48,768,1)"),
     (384, 384, "(1,192,48,2)*(2,48,192,1)"),
+)
+MLPS = (
+    ("(1,384,64,4)*(2,128,192,1)", "(1,96,64,4)*(4,64,384,1)"),
+    ("(1,768,64,2)*(2,64,192,1)", "(1,192,48,2)*(2,48,768,1)"),
+    ("(1,384,32,4)*(2,64,192,1)", "(1,96,32,4)*(4,32,384,1)"),
 )
 _SAMPLES = 30
 
@@ -47,9 +59,59 @@ def median_us(call: Callable[[], object]) -> float:
     return sorted(times)[_SAMPLES // 2]
 
 
+class Block(nn.Module):
+    """x and an MLP of it."""
+
+    def __init__(self, up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.up, self.down = up, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.down(functional.gelu(self.up(x)))
+        return y
+
+
+def time_mlps() -> None:
+    """Print a line for each MLP: compiled, as an operator, each layer by its own plan, dense."""
+    torch.manual_seed(0)
+    for up, down in (map(Chain.parse, texts) for texts in MLPS):
+        n, hidden = up.in_features, up.out_features
+        x = torch.randn(ROWS, n, device="cuda", dtype=torch.bfloat16)
+        dense = Block(nn.Linear(n, hidden), nn.Linear(hidden, n)).cuda().bfloat16()
+        first, last = ksopt.KSLinear(n, hidden, up), ksopt.KSLinear(hidden, n, down)
+        block = Block(first, last).cuda().bfloat16()
+        second = SecondLayer(down, Epilogue(True, "none", True))
+        after = Epilogue(True, "gelu")
+        problem = Problem(up, "bfloat16", False, epilogue=after, second=second)
+        weights = (list(first.weights), list(last.weights))
+        given = (x, *weights, first.bias, last.bias, x, "gelu")
+        apart = (x, (*first.weights, *last.weights), first.bias, last.bias, x)
+        with torch.no_grad(), collected() as reports:
+            ways: tuple[Callable[[], object], ...] = (
+                partial(torch.compile(dense, dynamic=False), x),
+                partial(dense, x),
+                partial(torch.compile(block, dynamic=False, backend="ksopt"), x),
+                partial(ops.ks_mlp, *given),
+                partial(ByLayers(problem), *apart),
+            )
+            times = [median_us(way) for way in ways]
+        taken = sum(report.passes["mlps_in_one_launch"] for report in reports)
+        dense_us = min(times[:2])
+        plan = ", ".join(planner.plan_of(problem, ROWS).ways)
+        print(
+            f"{n} -> {hidden} -> {n} {up} {down}: compiled {times[2]:.1f} us, {taken} MLPs in one "
+            f"launch; ks_mlp by {plan} {times[3]:.1f}; two layers {times[4]:.1f}; dense "
+            f"{times[0]:.1f} compiled, {times[1]:.1f} eager; share "
+            f"{min(times[2:4]) / dense_us:.2f}"
+        )
+
+
 def main() -> None:
     """Print a line for each layer."""
     torch.manual_seed(0)
+    if "--mlps" in sys.argv[1:]:
+        time_mlps()
+        return
     for n, m, text in LAYERS:
         x = torch.randn(ROWS, n, device="cuda", dtype=torch.bfloat16)
         dense = torch.nn.Linear(n, m).cuda().bfloat16()

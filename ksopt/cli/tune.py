@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -177,7 +178,7 @@ def _recorded(
     return [
         from_record(record, "recorded")
         for record in all_recorded(device)
-        if (not patterns or set(record.key.problem.chain) <= {*patterns})
+        if (not patterns or {*itertools.chain(*record.key.problem.chains)} <= {*patterns})
         and (not bits or record.key.bits in bits)
     ]
 
@@ -280,7 +281,10 @@ def _layer_words(report: ChoiceReport) -> str:
     """The chain, which is one pattern for a product, and what is computed beside it."""
     problem = report.key.problem
     siblings = [f"{problem.siblings} times"] if problem.siblings > 1 else []
-    return " ".join([str(problem.chain), *problem.epilogue.names, *siblings])
+    words = [str(problem.chain), *problem.epilogue.names, *siblings]
+    if problem.second is not None:
+        words += ["then", str(problem.second.chain), *problem.second.epilogue.names]
+    return " ".join(words)
 
 
 def _kind_words(report: ChoiceReport) -> str:

@@ -177,12 +177,14 @@ def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
     """Make one operator of each layer that one launch computes; its site says so."""
     absorbed = absorb(gm, is_whole)
     report.passes["layers_in_one_launch"] += len(absorbed)
+    report.passes["mlps_in_one_launch"] += sum(bool(layer.beside) for layer in absorbed) // 2
     for layer in absorbed:
         places, chain = list(map(place_of, layer.products)), layer.problem.chain
         for at, site in enumerate(report.sites):
             if site.chain == chain and site.place in places and site.one_launch is None:
                 steps = layer.problem.epilogue.names
                 beside = f", with {', '.join(steps)}" if steps else ""
+                beside += f", and {layer.beside}" if layer.beside else ""
                 reason = f"{site.reason} One launch computes all of it{beside}."
                 report.sites[at] = replace(site, one_launch=steps, reason=reason)
                 break

@@ -42,7 +42,7 @@ class Choice:
 
     Attributes:
         candidate: with its configuration.
-        call: a `Call` of one factor's product; a `ChainCall` of any other problem.
+        call: a `Call` of one factor's product; an `MlpCall` of two layers; else a `ChainCall`.
         source: measured just now, recorded on disk, predicted by the model, or by a fixed rule.
         record: what was measured, now or then; None if nothing was.
     """
@@ -78,20 +78,31 @@ class Operands:
 
     Attributes:
         x: (*batch, N), or (N, *batch) when batch_last.
-        weights: (a, b, c, d) of the chain's factors, left to right, sibling after sibling.
+        weights: (a, b, c, d) of the chain's factors, left to right, sibling after sibling; of two
+            layers, the first one's and then the second one's.
         bias: one value for each feature of y; None where the epilogue has none.
         residual: of y's shape; None where the epilogue has none.
+        hidden_bias: the first one's of two layers, as ``bias``, which is the second one's then.
     """
 
     x: Tensor
     weights: tuple[Tensor, ...]
     bias: Tensor | None = None
     residual: Tensor | None = None
+    hidden_bias: Tensor | None = None
+
+    @property
+    def present(self) -> list[Tensor]:
+        """All tensors that there are."""
+        tensors = (self.x, *self.weights, self.bias, self.residual, self.hidden_bias)
+        return [tensor for tensor in tensors if tensor is not None]
 
     def arguments(self, problem: Problem) -> tuple[Any, ...]:
-        """Of a `Call`, or a `ChainCall`."""
+        """Of a `Call`, a `ChainCall` or an `MlpCall`."""
         if problem.is_factor:
             return self.x, self.weights[0]
+        if problem.second is not None:
+            return self.x, self.weights, self.hidden_bias, self.bias, self.residual
         return self.x, self.weights, self.bias, self.residual
 
     def copied(self) -> Operands:
@@ -238,7 +249,8 @@ def _products(key: ProblemKey, weights: Sequence[Tensor]) -> int:
     if key.largest_batch > _FEW_ROWS:
         return 1
     p = key.problem
-    dense_bytes = sum(one.in_features * one.out_features for one in p.chain) * p.siblings
+    patterns = [pattern for chain in p.chains for pattern in chain]
+    dense_bytes = sum(one.in_features * one.out_features for one in patterns) * p.siblings
     dense_bytes *= weights[0].element_size()
     return max(1, min(_SERIES, _SERIES_BYTES // dense_bytes))
 

@@ -14,7 +14,7 @@ from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
-from ksopt.kernels.registry import FACTORS
+from ksopt.kernels.registry import APART
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 
@@ -166,7 +166,8 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:
-        return "; ".join([*words, _against_factors(rivals, chosen)])
+        apart = "a launch a factor" if record.key.problem.second is None else "a plan a layer"
+        return "; ".join([*words, _against_parts(rivals, chosen, apart)])
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]
     slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
@@ -198,13 +199,13 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
     return "; ".join(words)
 
 
-def _against_factors(rivals: Sequence[Timed], chosen: Timed) -> str:
-    """How a whole problem's kernel and a launch a factor compare."""
-    by_factors_us = min(one.median_us for one in rivals if one.way == FACTORS)
-    kernels = [one for one in rivals if one.way != FACTORS]
-    if chosen.way != FACTORS:
-        ratio = by_factors_us / chosen.median_us if chosen.median_us > 0 else math.inf
-        return f"{ratio:.2f} times as fast as a launch a factor ({by_factors_us:.1f} us)"
+def _against_parts(rivals: Sequence[Timed], chosen: Timed, apart: str) -> str:
+    """How a whole problem's kernel and several launches compare."""
+    apart_us = min(one.median_us for one in rivals if one.way in APART)
+    kernels = [one for one in rivals if one.way not in APART]
+    if chosen.way not in APART:
+        ratio = apart_us / chosen.median_us if chosen.median_us > 0 else math.inf
+        return f"{ratio:.2f} times as fast as {apart} ({apart_us:.1f} us)"
     if not kernels:
         return "no kernel computes all of it"
     best = min(kernels, key=lambda one: one.median_us)

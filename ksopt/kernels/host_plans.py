@@ -18,7 +18,7 @@ from ksopt import precision
 from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision, Operands
 from ksopt.kernels.launcher import Enterable
-from ksopt.kernels.registry import FACTORS
+from ksopt.kernels.registry import FACTORS, LAYERS
 from ksopt.kernels.weight_scopes import said, tell_host
 
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
@@ -83,10 +83,42 @@ def know(
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 
 
+def know_mlp(
+    operands: Operands,
+    factors: int,
+    hidden_activation: str,
+    activation: str,
+    decision: Decision | None,
+) -> None:
+    """Tell the table the launch of two layers, as far as the host library can carry it out.
+
+    Args:
+        operands: of the layers.
+        factors: of the first one's chain.
+        hidden_activation, activation: the first layer's, and the second one's.
+        decision: what was decided; None for a plan a layer, whatever the weights do.
+    """
+    x, weights = operands.x, operands.weights
+    if not host.is_loaded() or not x.is_contiguous():
+        return
+    layers = (x, weights[:factors], weights[factors:])
+    around = (operands.hidden_bias, operands.bias, operands.residual)
+    exact = x.dtype is not torch.float32 or precision.is_exact()
+    for changing in (False, True):
+        kernel, form = _NONE, 0
+        if decision is not None:
+            kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
+        how = (hidden_activation, activation, exact, changing, kernel, form)
+        torch.ops.ksopt_host.know_mlp(*layers, *around, *how)
+    tell_host()
+
+
 def _entry(choice: Choice, changing: bool) -> tuple[int, int]:
     """A plan's kernel, and the form of its weights."""
     if choice.name == FACTORS:
         return _FACTORS, 0
+    if choice.name == LAYERS:  # each layer has a plan of its own
+        return _NONE, 0
     # Of weights that change nothing is prepared: Python packs them.
     entry = choice.call.entry() if isinstance(choice.call, Enterable) and not changing else None
     return (_NONE, 0) if entry is None else (entry.plan, entry.form)

@@ -36,12 +36,14 @@ class ExecutionPlan:
         batch: rows of x.
         launches: in the order in which they run; those of siblings one after another.
         behind: what PyTorch's own operations do after the last launch.
+        between: what they do after the first of two layers, where each has a plan of its own.
     """
 
     problem: Problem
     batch: int
     launches: tuple[Launch, ...]
     behind: Epilogue = EMPTY
+    between: Epilogue = EMPTY
 
     @property
     def is_whole(self) -> bool:

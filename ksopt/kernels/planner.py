@@ -1,9 +1,10 @@
-"""Which plan a problem takes: a kernel for all of it, where one is the fastest, or its factors.
+"""Which plan a problem takes: a kernel for all of it, where one is the fastest, or its parts.
 
 Only families that take chains are asked. Where none supports a problem, a launch a factor computes
 it, and nothing is measured for it as a whole. Otherwise the kernels race with the launches of the
 factors, on the operands at hand, by the rules that one factor's kernels race by (autotuner.py).
-The choice is kept beside theirs, under the key of the chain, its epilogue and its siblings.
+The choice is kept beside theirs, under the key of the chain, its epilogue and its siblings. Of two
+layers the parts are the layers, each by its own plan (mlp_plans.py).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from ksopt.kernels.problem import (
     is_exact,
     rows_of,
 )
-from ksopt.kernels.registry import FACTORS, ChainCall
+from ksopt.kernels.registry import APART, FACTORS, ChainCall
 from ksopt.kernels.tuning_cache import Fingerprint, Record
-from ksopt.measure.accuracy import Around, checking_chain
+from ksopt.measure.accuracy import Ahead, Around, checking_chain
 from ksopt.measure.interleaved import BUDGET_S
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -44,7 +45,7 @@ _decisions: dict[tuple[ProblemKey, torch.device], Decision] = {}
 _by_call: dict[tuple[Any, ...], Decision] = {}
 """The same decisions, by what a call can tell in a microsecond."""
 _has_spec: dict[torch.device, bool] = {}
-_timing = threading.Lock()
+_timing = threading.RLock()  # the plans of two layers are chosen before these race with a kernel
 
 
 def plan_of(
@@ -77,8 +78,15 @@ def plan_of(
     """
     place = torch.device(device)
     whole = whole_choice(problem, batch, place, changing, spec)
-    if whole is not None and whole.way != FACTORS:
+    if whole is not None and whole.way not in APART:
         return ExecutionPlan(problem, batch, (Launch(problem, whole),))
+    if problem.second is not None:
+        one, two = (
+            plan_of(layer, batch, device=device, changing=changing, spec=spec)
+            for layer in problem.layers()
+        )
+        together = (*one.launches, *two.launches)
+        return ExecutionPlan(problem, batch, together, two.behind, one.behind)
     launches = [
         Launch(
             factor,
@@ -119,15 +127,26 @@ def whole_call(
     decision, is_final = _decision_of_call(*layer, check)
     if is_final:
         host_plans.know(*layer, decision)
-    return None if decision is None else _call_of(decision, operands.x)
+    call: ChainCall | None = None if decision is None else call_of(decision, operands.x)
+    return call
 
 
-def is_whole(operands: Operands, activation: str, batch_last: bool, siblings: int) -> bool:
-    """Whether a plan of one launch takes operands, which may be fake: then it is predicted."""
+def is_whole(
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object] | None = None,
+) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
+
+    Args:
+        operands, activation, batch_last, siblings, check: as for `whole_call`.
+    """
     x = operands.x
     if is_real(x):
-        decision, _ = _decision_of_call(operands, activation, batch_last, siblings)
-        return decision is not None and _call_of(decision, x) is not None
+        decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
+        return decision is not None and call_of(decision, x) is not None
     plan = plan_of_fakes(operands, activation, batch_last, siblings)
     return plan is not None and plan.is_whole
 
@@ -140,10 +159,20 @@ def plan_of_fakes(
     changing: bool = False,
 ) -> ExecutionPlan | None:
     """`plan_of` what operands compute, which may be fake; None where there is none to tell."""
-    x = operands.x
-    if not all(isinstance(size, int) for weight in operands.weights for size in weight.shape):
+    if not has_known_weights(operands):
         return None
-    problem = problem_of(operands, activation, batch_last, siblings)
+    return plan_at_hand(
+        problem_of(operands, activation, batch_last, siblings), operands.x, changing
+    )
+
+
+def has_known_weights(operands: Operands) -> bool:
+    """Whether no size of a weight is symbolic."""
+    return all(isinstance(size, int) for weight in operands.weights for size in weight.shape)
+
+
+def plan_at_hand(problem: Problem, x: Tensor, changing: bool = False) -> ExecutionPlan | None:
+    """`plan_of` a problem for as many rows as x, which may be fake, has at hand; or None."""
     batch = _hint(x.numel()) // problem.chain.in_features
     if problem.is_factor or batch == 0 or x.device.type not in BACKENDS:
         return None
@@ -173,22 +202,44 @@ def _decision_of_call(
     check: Callable[[], object] | None = None,
 ) -> tuple[Decision | None, bool]:
     """What is decided of a layer, None for a launch a factor; whether later calls may take it."""
+    what = (batch_last, activation, siblings)
+    make = functools.partial(problem_of, operands, activation, batch_last, siblings)
+    return decision_of(operands, what, make, check)
+
+
+def decision_of(
+    operands: Operands,
+    what: tuple[Any, ...],
+    make: Callable[[], Problem],
+    check: Callable[[], object] | None = None,
+) -> tuple[Decision | None, bool]:
+    """What is decided of operands; whether later calls may take it.
+
+    Args:
+        operands: of a problem.
+        what: all that tells one problem of such operands from another one.
+        make: gives the problem.
+        check: as for `whole_call`.
+
+    Returns:
+        The decision, None where there is nothing to decide, as for one factor; and that.
+    """
     x = operands.x
-    tensors = (x, *operands.weights, operands.bias, operands.residual)
+    tensors = (x, *operands.weights, operands.bias, operands.residual, operands.hidden_bias)
     if x.numel() == 0 or not all(map(_is_array, tensors)):  # what multiplies refuses the latter
         return None, False
     if not CHAIN_FAMILIES or not _runs_kernels(x.device):
         return None, True
     place = (
         *map(_kind, tensors),
-        *(x.stride(), x.data_ptr() % 16, batch_last, activation, siblings),
+        *(x.stride(), x.data_ptr() % 16, *what),
         *(precision.is_exact(), torch.are_deterministic_algorithms_enabled()),
     )
     decision = _by_call.get(place)
     if decision is None:
         if check is not None:
             check()
-        problem = problem_of(operands, activation, batch_last, siblings)
+        problem = make()
         if problem.is_factor:
             return None, True  # the factor's own choice
         decision, is_final = _decision(problem, operands)
@@ -198,14 +249,13 @@ def _decision_of_call(
     return decision, is_known and not torch.are_deterministic_algorithms_enabled()
 
 
-def _call_of(decision: Decision, x: Tensor) -> ChainCall | None:
-    """What is launched for a layer's weights as they are now; None for a launch a factor."""
+def call_of(decision: Decision, x: Tensor) -> Any:
+    """What is launched for weights as they are now, a `ChainCall`; None for several launches."""
     changing = weight_cache.are_said_to_change() or (
         x.is_cuda and weight_cache.are_changing(x.get_device())
     )
     choice = decision.repacked if changing else decision.cached
-    call: ChainCall | None = None if choice.name == FACTORS else choice.call
-    return call
+    return None if choice.name in APART else choice.call
 
 
 def _is_array(tensor: Tensor | None) -> bool:
@@ -301,12 +351,14 @@ def random_operands(problem: Problem, batch: int, device: torch.device) -> Opera
         return draw(features, batch) if problem.batch_last else draw(batch, features)
 
     x = rows(problem.chain.in_features)
-    weights = tuple(
-        draw(*p.weight_shape) / p.c**0.5 for _ in range(problem.siblings) for p in problem.chain
-    )
-    bias = draw(problem.out_features) if problem.epilogue.bias else None
-    residual = rows(problem.out_features) if problem.epilogue.residual else None
-    return Operands(x, weights, bias, residual)
+    patterns = [p for chain in problem.chains for p in chain] * problem.siblings
+    weights = tuple(draw(*p.weight_shape) / p.c**0.5 for p in patterns)
+    last = problem.layers()[-1].epilogue
+    bias = draw(problem.out_features) if last.bias else None
+    residual = rows(problem.out_features) if last.residual else None
+    has_hidden = problem.second is not None and problem.epilogue.bias
+    hidden = draw(problem.chain.out_features) if has_hidden else None
+    return Operands(x, weights, bias, residual, hidden)
 
 
 def forget() -> None:
@@ -368,11 +420,16 @@ def _measured(
     budget_s: float = BUDGET_S,
 ) -> Decision:
     problem, device = key.problem, operands.x.device
+    ahead = None
+    if problem.second is not None:
+        hidden = _detached(operands.hidden_bias)
+        ahead = Ahead(len(problem.chain), hidden, problem.epilogue.activation)
     around = Around(
         _detached(operands.bias),
-        problem.epilogue.activation,
+        problem.layers()[-1].epilogue.activation,
         _detached(operands.residual),
         problem.siblings,
+        ahead,
     )
     with torch.no_grad():
         check, x, weights, around = checking_chain(
@@ -381,8 +438,9 @@ def _measured(
             problem.batch_last,
             around,
         )
-        own = Operands(x, weights, around.bias, around.residual)
-        # The factors are chosen for before they race.
+        hidden = None if around.ahead is None else around.ahead.bias
+        own = Operands(x, weights, around.bias, around.residual, hidden)
+        # The factors, or the layers' plans, are chosen before they race.
         registry.rule(problem).build(x.get_device())(*own.arguments(problem))
         spec = backend_of(device.type).spec(device)
         return measured(key, own, device, spec, budget_s, check.judge, previous)

@@ -65,9 +65,23 @@ EMPTY = Epilogue()
 
 
 @dataclass(frozen=True)
+class SecondLayer:
+    """A layer that reads the result of another one, which nobody else reads: an MLP's second.
+
+    Attributes:
+        chain: its factors, left to right.
+        epilogue: what follows its product.
+    """
+
+    chain: Chain
+    epilogue: Epilogue = EMPTY
+
+
+@dataclass(frozen=True)
 class Problem:
     """What is computed, whatever the batch: y = act(x (K_1 ... K_L)^T + bias) + residual.
 
+    That is a layer. A second one may follow, as in an MLP: then x meets both, one after the other.
     Kernels are built for a problem, and run on every batch. What a choice is kept under has a range
     of batches beside it: `ProblemKey`.
 
@@ -79,6 +93,7 @@ class Problem:
         epilogue: what follows the product.
         siblings: chains of these patterns, each with weights of its own, that read one x; their
             results stand side by side in y, which has ``siblings`` times as many features.
+        second: a layer that reads that y, and gives the result; None for one layer.
     """
 
     chain: Chain
@@ -87,10 +102,20 @@ class Problem:
     exact: bool = True
     epilogue: Epilogue = EMPTY
     siblings: int = 1
+    second: SecondLayer | None = None
 
     def __post_init__(self) -> None:
         if self.siblings < 1:
             raise InvalidInputError(f"siblings {self.siblings!r}: there must be at least 1")
+        if self.second is None:
+            return
+        if self.siblings > 1 or self.epilogue.residual:
+            raise InvalidInputError("the first of two layers has no siblings and no residual")
+        reads, gives = self.second.chain.in_features, self.chain.out_features
+        if reads != gives:
+            raise InvalidInputError(
+                f"the second of two layers reads {reads} features, but the first one gives {gives}"
+            )
 
     @classmethod
     def of_factor(
@@ -111,7 +136,8 @@ class Problem:
     @property
     def is_factor(self) -> bool:
         """Whether it is one factor's product alone."""
-        return len(self.chain) == 1 and self.epilogue.is_empty and self.siblings == 1
+        is_one = len(self.chain) == 1 and self.epilogue.is_empty and self.siblings == 1
+        return is_one and self.second is None
 
     @property
     def pattern(self) -> Pattern:
@@ -125,8 +151,14 @@ class Problem:
 
     @property
     def out_features(self) -> int:
-        """Features of y."""
-        return self.siblings * self.chain.out_features
+        """Features of the result."""
+        last = self.chain if self.second is None else self.second.chain
+        return self.siblings * last.out_features
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """The chain of each layer, the first layer's first."""
+        return (self.chain,) if self.second is None else (self.chain, self.second.chain)
 
     @property
     def layout(self) -> Literal["batch_first", "batch_last"]:
@@ -137,8 +169,15 @@ class Problem:
         """The problem of one of its siblings alone."""
         return replace(self, siblings=1)
 
+    def layers(self) -> tuple[Problem, ...]:
+        """The problem of each of two layers alone; of one layer, the problem itself."""
+        if self.second is None:
+            return (self,)
+        second = replace(self, chain=self.second.chain, epilogue=self.second.epilogue, second=None)
+        return replace(self, second=None), second
+
     def factors(self) -> tuple[Problem, ...]:
-        """The problems of its factors, one launch each, in the order of the chain."""
+        """The problems of one layer's factors, one launch each, in the order of the chain."""
         return tuple(
             Problem.of_factor(pattern, self.dtype, self.batch_last, self.exact)
             for pattern in self.chain
@@ -147,6 +186,8 @@ class Problem:
     def __str__(self) -> str:
         words = [str(self.chain), *self.epilogue.names]
         words += [f"{self.siblings} siblings"] if self.siblings > 1 else []
+        if self.second is not None:
+            words += ["then", str(self.second.chain), *self.second.epilogue.names]
         return " ".join([*words, self.dtype, self.layout, *([] if self.exact else ["tf32"])])
 
 
@@ -254,6 +295,10 @@ class ProblemKey:
     def to_json(self) -> dict[str, Any]:
         """As plain values; ``pattern`` is the chain's text, which for one factor is its pattern."""
         p = self.problem
+        second = {}
+        if p.second is not None:
+            after = asdict(p.second.epilogue)
+            second = {"second": {"pattern": str(p.second.chain), "epilogue": after}}
         return {
             "pattern": str(p.chain),
             "dtype": p.dtype,
@@ -261,6 +306,7 @@ class ProblemKey:
             "exact": p.exact,
             "epilogue": asdict(p.epilogue),
             "siblings": p.siblings,
+            **second,
             "rows": self.rows,
             "batch_up_to": self.largest_batch,
         }
@@ -272,6 +318,10 @@ class ProblemKey:
         Raises:
             ValueError, KeyError, TypeError, AttributeError: they are not such values.
         """
+        second = None
+        if "second" in values:
+            after = values["second"]
+            second = SecondLayer(Chain.parse(after["pattern"]), Epilogue(**after["epilogue"]))
         problem = Problem(
             Chain.parse(values["pattern"]),
             values["dtype"],
@@ -279,6 +329,7 @@ class ProblemKey:
             values["exact"],
             Epilogue(**values["epilogue"]),
             values["siblings"],
+            second,
         )
         key = cls(problem, values["rows"], bits_of(values["batch_up_to"]))
         if key.rows not in get_args(Rows) or key.to_json() != values:

@@ -1,7 +1,8 @@
 """The candidates of a problem: kernels of the families, and PyTorch's own ways.
 
 Of a chain, or of a product with an epilogue, they are the kernels that take all of it, and
-`FACTORS`: a launch a factor, and PyTorch's operations behind the last.
+`FACTORS`: a launch a factor, and PyTorch's operations behind the last. Of two layers they are the
+kernels that take both, and `LAYERS`: each layer by its own plan.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _COMPILERS = 8
 
 FACTORS = "factors"
 """The name of the candidate that computes a problem by a launch a factor."""
+LAYERS = "layers"
+"""The name of the candidate that computes two layers by a plan each."""
+APART = frozenset({FACTORS, LAYERS})
+"""The candidates that are no single launch of a problem of more than a factor."""
 
 
 class Call(Protocol):
@@ -64,15 +69,34 @@ class ChainCall(Protocol):
     ) -> Tensor: ...
 
 
+class MlpCall(Protocol):
+    """What computes two layers: their result.
+
+    ``weights`` are of the first chain's factors, left to right, then of the second's.
+    ``hidden_bias`` is the first layer's; all else is as for `ChainCall`, and of the second.
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        hidden_bias: Tensor | None = None,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute a problem, not built yet.
 
     Attributes:
-        name: a kernel family's, or that of one of PyTorch's products (a baseline), or `FACTORS`.
+        name: a kernel family's, or that of one of PyTorch's products (a baseline), or of `APART`.
         problem: what it computes.
         predicted_us: for the batch that it was proposed for.
-        family: of kernels; None for PyTorch's own, and for `FACTORS`.
+        family: of kernels; None for PyTorch's own, and for those of `APART`.
         tile: the family's configuration; None where there is no family.
     """
 
@@ -97,28 +121,37 @@ class Candidate:
     @property
     def is_pytorch(self) -> bool:
         """Whether it is one of PyTorch's own."""
-        return self.family is None and self.name != FACTORS
+        return self.family is None and self.name not in APART
 
     @property
     def prepares_weight(self) -> bool:
         """Whether the weight is prepared before the product."""
+        if self.name == LAYERS:
+            return True  # of a layer in one launch the weights always are
         if self.name == FACTORS:
             return any(pattern.d > 1 for pattern in self.problem.chain)
         if self.family is None:
             return pytorch_ops.prepares(self.name, self.problem)
-        return any(map(self.family.prepares_weight, self.problem.chain))
+        patterns = [pattern for chain in self.problem.chains for pattern in chain]
+        return any(map(self.family.prepares_weight, patterns))
 
     @property
     def needs_order(self) -> bool:
         """Whether a weight whose elements are not in order is put in order before the product."""
         return self.family is not None and not self.family.is_fallback
 
+    def with_epilogue_us(self, batch: int, device: DeviceSpec | None) -> float:
+        """``predicted_us``, the epilogue counted: see `KernelFamily.with_epilogue_us`."""
+        if self.family is None or device is None:
+            return self.predicted_us
+        return self.family.with_epilogue_us(self.problem, self.tile, batch, device)
+
     def sources(self) -> list[str]:
         """The generated files of all that `build` compiles for aligned rows."""
         return [] if self.family is None else self.family.sources(self.problem, self.tile)
 
     def build(self, device_index: int, rows: Rows = "aligned") -> Any:
-        """Compile and load what it needs on a device: a `Call`, or a `ChainCall`.
+        """Compile and load what it needs on a device: a `Call`, a `ChainCall` or an `MlpCall`.
 
         Args:
             device_index: of the device.
@@ -131,6 +164,10 @@ class Candidate:
             from ksopt.kernels.by_factors import ByFactors  # here, for it knows all that chooses
 
             return ByFactors(self.problem)
+        if self.name == LAYERS:
+            from ksopt.kernels.by_layers import ByLayers  # likewise
+
+            return ByLayers(self.problem)
         if self.family is None:
             return pytorch_ops.multiplier(self.name, self.problem)
         call = self.family.launcher(self.problem, self.tile, device_index)
@@ -145,7 +182,7 @@ _by_prediction = attrgetter("predicted_us")
 def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The candidates worth timing: PyTorch's first, the simplest of all first; then by prediction.
 
-    Of a problem of more than a factor, `FACTORS` is the first.
+    Of a problem of more than a factor, `FACTORS` is the first, or `LAYERS`.
 
     Args:
         problem: what is to be computed.
@@ -255,7 +292,9 @@ def _pytorch(name: str, problem: Problem, batch: int, multiprocessors: int) -> C
 
 
 def rule(problem: Problem) -> Candidate:
-    """What is taken where nothing is to be chosen: PyTorch's batched product, or factors."""
+    """What is taken where nothing is to be chosen: PyTorch's batched product, factors, layers."""
+    if problem.second is not None:
+        return Candidate(LAYERS, problem, math.inf)
     if not problem.is_factor:
         return Candidate(FACTORS, problem, math.inf)
     return _pytorch("bmm", problem, 1, 1)
@@ -263,6 +302,8 @@ def rule(problem: Problem) -> Candidate:
 
 def plain(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
     """The candidates that are no kernel of a family, the simplest first."""
+    if problem.second is not None:
+        return [_by_layers(problem, batch, device)]
     if not problem.is_factor:
         return [_by_factors(problem, batch, device)]
     return pytorch(problem, batch, 1 if device is None else device.multiprocessors)
@@ -283,6 +324,12 @@ def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
     reads = 1 + problem.epilogue.residual
     return pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
+
+
+def _by_layers(problem: Problem, batch: int, device: DeviceSpec | None) -> Candidate:
+    """Each layer by its own plan: the best predicted of each."""
+    best = [best_predicted(one, batch, device)[0] for one in problem.layers()]
+    return Candidate(LAYERS, problem, sum(one.with_epilogue_us(batch, device) for one in best))
 
 
 def restored(

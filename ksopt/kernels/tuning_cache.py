@@ -26,6 +26,7 @@ from typing import Any, Literal
 from ksopt.jit import cache
 from ksopt.kernels.problem import ProblemKey
 from ksopt.measure.interleaved import EntryResult
+from ksopt.patterns.chain import Chain
 from ksopt.system import locks, sources, temporary_files
 
 Fingerprint = dict[str, str]
@@ -36,7 +37,7 @@ WeightMode = Literal["any", "cached", "repacked"]
 
 _SCHEMA = 3
 _LONGEST_WAIT_S = 60.0
-_LONGEST_CHAIN = 120  # letters of a file's name; most systems allow 255 for the whole
+_LONGEST_CHAIN = 120  # letters of a file's name, of all layers; most systems allow 255 for it
 
 
 @dataclass(frozen=True)
@@ -166,13 +167,22 @@ def folder_of(fingerprint: Fingerprint) -> Path:
 def path_of(fingerprint: Fingerprint, key: ProblemKey) -> Path:
     """The file of a key; its name can be read, but what counts is what stands in it."""
     problem = key.problem
-    chain = ".".join(str(pattern).strip("()").replace(",", "_") for pattern in problem.chain)
-    if len(chain) > _LONGEST_CHAIN:
-        chain = hashlib.sha256(chain.encode()).hexdigest()[:32]
     siblings = (f"{problem.siblings}x",) if problem.siblings > 1 else ()
     precision = problem.dtype if problem.exact else "tf32"
-    what = (chain, *siblings, *problem.epilogue.names, precision, problem.layout)
+    most = _LONGEST_CHAIN // len(problem.chains)
+    layers = (_name_of(problem.chain, most), *siblings, *problem.epilogue.names)
+    if problem.second is not None:
+        second = problem.second
+        layers += ("then", _name_of(second.chain, most), *second.epilogue.names)
+    what = (*layers, precision, problem.layout)
     return folder_of(fingerprint) / f"{'-'.join((*what, key.rows, str(key.largest_batch)))}.json"
+
+
+def _name_of(chain: Chain, longest: int) -> str:
+    name = ".".join(str(pattern).strip("()").replace(",", "_") for pattern in chain)
+    if len(name) > longest:
+        name = hashlib.sha256(name.encode()).hexdigest()[:32]
+    return name
 
 
 def load(fingerprint: Fingerprint, key: ProblemKey) -> Record | None:

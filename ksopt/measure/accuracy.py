@@ -86,6 +86,20 @@ class PlainProduct:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A layer whose result a chain reads.
+
+    Attributes:
+        factors: of its chain, whose weights stand before the other's.
+        bias, activation: behind its product.
+    """
+
+    factors: int
+    bias: Tensor | None = None
+    activation: str = "none"
+
+
+@dataclass(frozen=True)
 class Around:
     """What is computed beside a chain's product.
 
@@ -93,17 +107,22 @@ class Around:
         bias, activation, residual: behind it, as `ksopt.epilogue.with_epilogue` does.
         siblings: chains that read one x, whose weights follow each other; their products stand side
             by side.
+        ahead: what x meets first; None for nothing.
     """
 
     bias: Tensor | None = None
     activation: str = "none"
     residual: Tensor | None = None
     siblings: int = 1
+    ahead: Ahead | None = None
 
     @property
     def steps(self) -> int:
-        """Operations behind the product, each of which may round."""
-        return sum((self.bias is not None, self.activation != "none", self.residual is not None))
+        """Operations beside the products, each of which may round."""
+        several = [self.bias is not None, self.activation != "none", self.residual is not None]
+        if self.ahead is not None:
+            several += [self.ahead.bias is not None, self.ahead.activation != "none"]
+        return sum(several)
 
 
 _NOTHING = Around()
@@ -175,8 +194,13 @@ class AccuracyCheck:
         weights: Sequence[Tensor],
         multiply: Callable[[Tensor, Sequence[Tensor]], Tensor],
     ) -> Tensor:
-        """Of the rows that are compared: the products of all siblings, and what follows."""
+        """Of the rows that are compared: what is ahead, all siblings' products, what follows."""
         around, dtype = self._around, few.dtype
+        if around.ahead is not None:
+            first, weights = weights[: around.ahead.factors], weights[around.ahead.factors :]
+            added = None if around.ahead.bias is None else around.ahead.bias.to(dtype)
+            few = multiply(few, first)
+            few = with_epilogue(few, added, around.ahead.activation, None, self._last)
         length = len(weights) // around.siblings
         parts = [multiply(few, weights[at : at + length]) for at in range(0, len(weights), length)]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, 0 if self._last else 1)
@@ -344,7 +368,8 @@ def checking_chain(
 
     Args:
         x: (*batch, N), or (N, *batch) when batch_last.
-        weights: of its factors, left to right, sibling after sibling.
+        weights: of its factors, left to right, sibling after sibling; those of what is ahead come
+            first.
         batch_last: the layout.
         around: what else is computed.
     """
@@ -352,11 +377,15 @@ def checking_chain(
     check = AccuracyCheck(x, weights, layout, around=around)
     if not check.tells:
         x, weights = _random_like(x), tuple(map(_random_like, weights))
+        ahead = around.ahead
+        if ahead is not None and ahead.bias is not None:
+            ahead = replace(ahead, bias=_random_like(ahead.bias))
         bias, residual = around.bias, around.residual
         around = replace(
             around,
             bias=None if bias is None else _random_like(bias),
             residual=None if residual is None else _random_like(residual),
+            ahead=ahead,
         )
         check = AccuracyCheck(x, weights, layout, around=around)
     return check, x, weights, around

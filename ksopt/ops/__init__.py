@@ -14,6 +14,13 @@ Tensor``
     made of. It is the public operator; those below multiply by one factor, and are what it is made
     of.
 
+``ksopt::ks_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias=None, Tensor?
+bias=None, Tensor? residual=None, str hidden_activation="none", str activation="none", Tensor[]?
+owners=None) -> Tensor``
+    Two layers, batch first: ``ks_chain`` of x by weights, hidden_bias and hidden_activation, and
+    ``ks_chain`` of its result by all else. owners are those of weights, then of last_weights.
+    ``ks_mlp.out`` writes y into ``out``. ops/mlp.py says what it is made of.
+
 ``ksopt::ks_mm(Tensor x, Tensor weight, bool batch_last=False, Tensor? owner=None) -> Tensor``
     y = x Kᵀ. x is [*batch, N] or, when batch_last, [N, *batch]; weight is [a, b, c, d], of x's
     dtype and device; y is [*batch, M] or [M, *batch], contiguous, and never shares x's memory.
@@ -72,6 +79,7 @@ from __future__ import annotations
 from ksopt.ops import autocast_vmap, autograd, host_kernels
 from ksopt.ops.chain import chain, ks_chain, ks_chain_inner, ks_chain_out
 from ksopt.ops.eager import is_watched, multiply
+from ksopt.ops.mlp import ks_mlp, ks_mlp_inner, ks_mlp_out
 from ksopt.ops.saving import ks_mm_saving
 from ksopt.ops.schemas import (
     ks_mm,
@@ -84,7 +92,7 @@ from ksopt.ops.schemas import (
     ks_mm_weight_grad,
 )
 
-CONTRACT = 11
+CONTRACT = 12
 
 __all__ = [
     "CONTRACT",
@@ -96,6 +104,9 @@ __all__ = [
     "ks_chain",
     "ks_chain_inner",
     "ks_chain_out",
+    "ks_mlp",
+    "ks_mlp_inner",
+    "ks_mlp_out",
     "ks_mm",
     "ks_mm_changing",
     "ks_mm_changing_out",

@@ -8,7 +8,7 @@ products. Only where a kernel takes all of it, and no gradient is recorded, is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -62,10 +62,10 @@ def chain(
         y = trained.run(x, weights, bias, residual, activation, batch_last, siblings)
         if y is not None:
             return y
-    return _composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
+    return composed(x, weights, bias, residual, activation, batch_last, siblings, None, op)
 
 
-def _composed(
+def composed(
     x: Tensor,
     weights: Sequence[Tensor],
     bias: Tensor | None = None,
@@ -76,11 +76,13 @@ def _composed(
     owners: Sequence[Tensor] | None = None,
     op: str = "ks_chain",
 ) -> Tensor:
+    """What ``ks_chain`` is made of; ``op`` is what errors call it."""
     check_chain(op, len(weights), siblings, activation)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
-        if _is_launched_whole(operands, activation, batch_last, siblings):
-            around = (bias, residual, activation, batch_last, siblings)
+        around = (bias, residual, activation, batch_last, siblings)
+        check = partial(implementation.chain_fake, x, weights, *around, None, op)
+        if _is_launched_whole(operands, activation, batch_last, siblings, check):
             kept_with = all_lasting(weights if owners is None else owners)
             whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
             return whole
@@ -112,16 +114,26 @@ def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
 
 
 def _is_launched_whole(
-    operands: Operands, activation: str, batch_last: bool, siblings: int
+    operands: Operands,
+    activation: str,
+    batch_last: bool,
+    siblings: int,
+    check: Callable[[], object],
 ) -> bool:
     """Whether a plan of one launch takes these operands, and nothing else has to see the parts."""
-    tensors = [operands.x, *operands.weights, operands.bias, operands.residual]
-    present = [tensor for tensor in tensors if tensor is not None]
-    return not (
+    return not are_parts_seen(operands) and planner.is_whole(
+        operands, activation, batch_last, siblings, check
+    )
+
+
+def are_parts_seen(operands: Operands) -> bool:
+    """Whether something has to see the parts of a layer: gradients, transforms, lazy negation."""
+    present = operands.present
+    return (
         (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present))
         or _is_watched_by_transforms()
         or any(tensor.is_neg() for tensor in present)
-    ) and planner.is_whole(operands, activation, batch_last, siblings)
+    )
 
 
 def _is_trained_whole(operands: Operands) -> bool:
@@ -149,7 +161,7 @@ def _is_watched_by_transforms() -> bool:
 
 
 LIBRARY.define(f"ks_chain{_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-LIBRARY.impl("ks_chain", _composed, "CompositeImplicitAutograd")
+LIBRARY.impl("ks_chain", composed, "CompositeImplicitAutograd")
 define(
     ("ks_chain_inner",),
     f"{_ARGUMENTS}) -> Tensor",

@@ -1,7 +1,7 @@
 """The host library's own kernels of the products and layers that compiled graphs call.
 
 They stand above those of `ksopt.ops.implementation`: what the tables know runs without Python, all
-else goes on to it. See product_kernels.cpp, layer_kernels.cpp and
+else goes on to it. See product_kernels.cpp, layer_kernels.cpp, mlp_kernels.cpp and
 input_gradient_kernel.cpp of csrc/host.
 """
 
@@ -12,6 +12,7 @@ import torch
 from ksopt.jit import host
 from ksopt.ops import input_gradient, keeping, schemas  # noqa: F401  operators come first
 from ksopt.ops.chain import ks_chain_inner  # noqa: F401  those of layers, too
+from ksopt.ops.mlp import ks_mlp_inner  # noqa: F401
 
 
 def _serve() -> None:

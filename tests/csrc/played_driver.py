@@ -49,6 +49,7 @@ struct ChainArguments {
   const float *x, *weights, *bias, *residual;
   float* y;
   long batch, x_stride, y_stride, residual_stride, rows_per_block;
+  const void *z, *hidden_bias; /* the latter of an MLP, whose chains are packed as one matrix */
 } chain;
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;

@@ -4,7 +4,8 @@
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
 
 Names of families: only those, and the general kernel. ``chains``: those of chains alone; ``chains
-0``: with the first of three chains (racecheck takes minutes). ``weight_grads``: those of weight
+0``: with the first of three chains (racecheck takes minutes). ``mlps``: those of two layers, and
+what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: those of weight
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
 weight gradients.
 
@@ -29,7 +30,7 @@ from ksopt.kernels.families.base import TemplateFamily, families
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.planner import random_operands
-from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem
+from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain, Pattern
 
 ROWS = 37
@@ -37,6 +38,10 @@ CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1),
     ("(1,192,48,2)*(2,48,192,1)", Epilogue(True), 3),
+)
+MLPS = (
+    ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
+    ("(1,64,24,2)*(2,24,32,1)", "(1,8,16,8)*(1,128,128,1)"),
 )
 
 
@@ -69,6 +74,25 @@ def run_chains(at: int | None = None) -> int:
                     keeping = family.keeping_launcher(problem, tile, 0)
                     keeping(operands.x, operands.weights, operands.bias)
                     ran += 1
+    return ran
+
+
+def run_mlps(at: int | None = None) -> int:
+    """Run the families of two layers on some, or on those at a place of `MLPS`; how often."""
+    ran, device = 0, DeviceSpec.of_device(0)
+    for texts in MLPS if at is None else MLPS[at : at + 1]:
+        up, down = map(Chain.parse, texts)
+        second = SecondLayer(down, Epilogue(True, "none", True))
+        problem = Problem(up, "bfloat16", False, epilogue=Epilogue(True, "gelu"), second=second)
+        for family in families():
+            if not family.takes_mlps or family.unsupported_reason(problem, device) is not None:
+                continue
+            tiles = list(family.configs(problem, device))
+            for tile, rows in itertools.product(tiles[:: max(1, len(tiles) // 3)], (ROWS, 200)):
+                operands = random_operands(problem, rows, torch.device("cuda"))
+                y = family.launcher(problem, tile, 0)(*operands.arguments(problem))
+                assert not torch.isnan(y).any(), (texts, tile)
+                ran += 1
     return ran
 
 
@@ -136,6 +160,7 @@ def run_chain_gradients() -> int:
 
 OF_CHAINS = {
     "chains": run_chains,
+    "mlps": run_mlps,
     "weight_grads": run_weight_gradients,
     "input_grads": run_input_gradients,
     "chain_grads": run_chain_gradients,
@@ -152,8 +177,10 @@ def main() -> None:
         print(f"{OF_CHAINS[sys.argv[1]]()} launches of {sys.argv[1]}")
         torch.cuda.synchronize()
         return
-    if len(sys.argv) == 3 and sys.argv[1] == "chains" and sys.argv[2].isdigit():
-        print(f"{run_chains(int(sys.argv[2]))} launches of chains {sys.argv[2]}")
+    one_of = {"chains": run_chains, "mlps": run_mlps}
+    if len(sys.argv) == 3 and sys.argv[1] in one_of and sys.argv[2].isdigit():
+        ran = one_of[sys.argv[1]](int(sys.argv[2]))
+        print(f"{ran} launches of {sys.argv[1]} {sys.argv[2]}")
         torch.cuda.synchronize()
         return
     unknown = set(sys.argv[1:]) - set(every)

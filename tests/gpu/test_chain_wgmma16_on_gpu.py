@@ -11,7 +11,6 @@ from ksopt.kernels.families import (
     chain_packing,
     chain_tile,
 )
-from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.patterns.chain import Chain
@@ -154,27 +153,3 @@ def test_a_graph_packs_what_the_weights_are_at_each_replay():
         packed.fill_(float("nan"))
         graph.replay()
         assert torch.equal(packed, chain_packing.pack(left, right, index.cuda()))
-
-
-def test_two_chains_with_gelu_between():
-    first, second = (
-        Shape.of(Chain.parse(text))
-        for text in ("(1,384,48,4)*(2,96,192,1)", "(1,96,48,4)*(4,48,384,1)")
-    )
-    spec, dtype = DeviceSpec.of_device(0), torch.bfloat16
-    epilogue = Epilogue(middle="gelu", bias=True, residual=True)
-    for tile in list(mlps.configs(first, second, spec))[::20]:
-        launcher = mlps.MlpLauncher(first, second, tile, epilogue, "bfloat16", 0)
-        index = mlps.pack_index(first, second, tile).cuda()
-        for rows in (1, 63, 20_011):
-            x, residual = draw(rows, 384), draw(rows, 384)
-            (left, right), (left2, right2) = weights_of(first, dtype), weights_of(second, dtype)
-            biases = draw(1536), draw(384)
-            packed = chain_packing.pack([left[0], right[0]], [left2[0], right2[0]], index)
-            out = torch.full_like(residual, float("nan"))
-            y = launcher(x, packed, torch.cat(biases), residual, out)
-            h = two_products(x, left, right, "none", dtype) + biases[0].double()
-            h = functional.gelu(h).to(dtype)
-            truth = two_products(h, left2, right2, "none", dtype) + biases[1].double()
-            truth = truth + residual.double()
-            assert (y.double() - truth).norm() <= 2**-8 * truth.norm()

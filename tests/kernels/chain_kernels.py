@@ -14,8 +14,14 @@ from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
 
-from ksopt.kernels.families import chain_launcher, chain_pack_launcher, chain_packing
-from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
+from ksopt.kernels.families import (
+    chain_launcher,
+    chain_mlp_launcher,
+    chain_mlp_packing,
+    chain_mlp_tile,
+    chain_pack_launcher,
+    chain_packing,
+)
 from ksopt.kernels.families.chain_launcher import Arguments
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import Geometry, Problem
@@ -144,16 +150,16 @@ def on_demand(
 
 
 def build_mlps(
-    emulator: Emulator, cases: list[tuple[Shape, Shape, mlps.Config, Epilogue, str]]
+    emulator: Emulator, cases: list[tuple[Shape, Shape, chain_mlp_tile.Config, Epilogue, str]]
 ) -> list[EmulatedKernel]:
     """A kernel for each case of two chains."""
     instances = [
         _instance(
             first.left,
             tile,
-            mlps.source(first, second, tile, epilogue, dtype),
+            chain_mlp_launcher.source(first, second, tile, epilogue, dtype),
             dtype,
-            tile.shared_bytes(first, second),
+            tile.shared_bytes((first, second)),
         )
         for first, second, tile, epilogue, dtype in cases
     ]
@@ -192,7 +198,7 @@ def run_keeping(
 
 def run_mlp(
     kernel: EmulatedKernel,
-    case: tuple[Shape, Shape, mlps.Config, Epilogue, str],
+    case: tuple[Shape, Shape, chain_mlp_tile.Config, Epilogue, str],
     o: Operands,
     last: Operands,
     sms: int = 2,
@@ -203,12 +209,12 @@ def run_mlp(
         EmulationError: an access or a wait was wrong.
     """
     first, second, tile, epilogue, _ = case
-    index = mlps.pack_index(first, second, tile)
+    index = chain_mlp_packing.pack_index(first, second, tile)
     packed = chain_packing.pack([o.left[0], o.right[0]], [last.left[0], last.right[0]], index)
     launch = chain_launcher.launch_of(tile.first, o.x.shape[0], sms)
-    shared, bias = tile.shared_bytes(first, second), torch.cat([o.bias, last.bias])
+    shared = tile.shared_bytes((first, second))
     o = replace(o, residual=o.residual[:, : second.left.out_features])
-    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, bias)
+    y = _launch(kernel, launch, tile, shared, epilogue, o, packed, last.bias, hidden=o.bias)
     return y.view(o.residual.shape)
 
 
@@ -224,17 +230,30 @@ def build_packers(
     )
 
 
+def build_mlp_packers(
+    emulator: Emulator, cases: list[tuple[Shape, Shape, chain_mlp_tile.Config, Epilogue, str]]
+) -> list[EmulatedKernel]:
+    """A kernel that packs the weights of both chains for each case."""
+    instances = [
+        _instance(
+            *(first.left, tile, chain_mlp_launcher.pack_source(first, second, tile), dtype, 0)
+        )
+        for first, second, tile, _, dtype in cases
+    ]
+    return emulator.build(instances, without_predicates)
+
+
 def run_packer(
-    kernel: EmulatedKernel, s: Shape, tile: Config, memory: Tensor, weights: Sequence[Tensor]
+    kernel: EmulatedKernel, elements: int, memory: Tensor, weights: Sequence[Tensor]
 ) -> Tensor:
-    """Weights that are views of ``memory``, packed.
+    """Weights that are views of ``memory``, packed: so many elements.
 
     Raises:
         EmulationError: an access was wrong.
     """
-    packed = _aligned(torch.empty(tile.packed_elements(s), dtype=memory.dtype))
+    packed = _aligned(torch.full((elements,), 77, dtype=memory.dtype))
     arguments = chain_pack_launcher.arguments_of(weights, packed)
-    threads, blocks = chain_pack_launcher.THREADS, chain_pack_launcher.blocks_of(s, tile)
+    threads, blocks = chain_pack_launcher.THREADS, chain_pack_launcher.blocks_for(elements)
     _emulate(kernel, arguments, (blocks, threads, 0), (memory, torch.empty(0), packed))
     return packed
 
@@ -249,15 +268,24 @@ def _launch(
     packed: Tensor,
     bias: Tensor,
     kept: int = 0,
+    hidden: Tensor | None = None,
 ) -> Tensor:
-    """y and, of so many features, what is between the factors, one behind the other."""
+    """y and, of so many features, what is between the factors, one behind the other.
+
+    ``hidden`` is the bias of the first of two chains.
+    """
     rows, features = o.residual.shape
-    weights = _aligned(torch.cat([packed, bias]))
+    weights = _aligned(torch.cat([packed, bias, *([] if hidden is None else [hidden])]))
     apart = _aligned(o.x._base.reshape(-1))  # x and residual
     y = _aligned(torch.full((rows * (features + kept),), float("nan"), dtype=o.x.dtype))
     blocks, of_block = launch
     size, stride = o.x.element_size(), o.x.stride(0)
-    arguments = Arguments(
+    kind, last = Arguments, ()
+    if hidden is not None:
+        kind = chain_mlp_launcher.Arguments
+        place = weights.data_ptr() + (packed.numel() + bias.numel()) * size
+        last = (place if epilogue.bias else 0,)
+    arguments = kind(
         apart.data_ptr(),
         weights.data_ptr(),
         weights.data_ptr() + packed.numel() * size if epilogue.bias else 0,
@@ -265,6 +293,7 @@ def _launch(
         y.data_ptr(),
         *(rows, stride, features, stride, of_block),
         y.data_ptr() + rows * features * size if kept else 0,
+        *last,
     )
     _emulate(kernel, arguments, (blocks, tile.threads, shared), (apart, weights, y))
     return y

@@ -90,6 +90,14 @@ def test_operands_that_do_not_fit_together_are_refused_at_every_call(toy, layer)
     assert len(toy.launches) == 1
 
 
+def test_the_operator_itself_refuses_them_at_every_call_too(toy, layer):
+    x, weights = torch.randn(7, CHAIN.in_features), list(layer.weights)
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(ksopt.InvalidInputError, match="its last dim must be"):
+            ops.ks_chain(x[:, 1:], weights, layer.bias, None, "gelu")
+    assert not toy.launches
+
+
 def test_where_gradients_are_recorded_its_factors_compute_it(toy, layer):
     x = torch.randn(7, CHAIN.in_features, requires_grad=True)
     y = layer(x)

@@ -1,7 +1,7 @@
-"""A family that takes whole chains, and a device for it: both registered from outside, on a CPU.
+"""Families that take whole chains and MLPs, and a device: all registered from outside, on a CPU.
 
-The device is the CPU with a spec, so that kernels' families are asked. The kernel calls torch, and
-counts its launches; how long it is predicted to take is what a test says.
+The device is the CPU with a spec, so that kernels' families are asked. The kernels call torch, and
+count their launches; how long they are predicted to take is what a test says.
 """
 
 from __future__ import annotations
@@ -107,6 +107,51 @@ class ToyChain(KernelFamily[ToyConfig]):
             return with_epilogue(ks_reference(between, left), bias).contiguous(), between
 
         return launch
+
+
+class ToyMlp(ToyChain):
+    """Two layers of chains of two factors, with any epilogue, in one launch."""
+
+    name = "toy_mlp"
+    takes_mlps = True
+    launches: ClassVar[list[Problem]] = []
+    us = 1e-3
+    fault = 0.0
+
+    def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
+        return None if problem.second is not None else "it takes two layers, and this is one"
+
+    def launcher(self, problem: Problem, config: ToyConfig, device_index: int) -> Any:
+        first, second = problem.layers()
+
+        def layer(one, x, weights, bias, residual=None):
+            assert one.epilogue.bias == (bias is not None)
+            assert one.epilogue.residual == (residual is not None)
+            y = chain_reference(x, weights, problem.layout)
+            return with_epilogue(y, bias, one.epilogue.activation, residual, problem.batch_last)
+
+        def launch(x, weights, hidden_bias=None, bias=None, residual=None, out=None):
+            ToyMlp.launches.append(problem)
+            length = len(first.chain)
+            hidden = layer(first, x, weights[:length], hidden_bias)
+            y = layer(second, hidden, weights[length:], bias, residual)
+            y = (y + self.fault).contiguous()
+            return y if out is None else out.copy_(y)
+
+        return launch
+
+
+@contextlib.contextmanager
+def with_mlps() -> Iterator[type[ToyMlp]]:
+    """`registered`, and the family of MLPs."""
+    with registered():
+        register_family(ToyMlp)
+        ToyMlp.launches.clear()
+        planner.forget()
+        try:
+            yield ToyMlp
+        finally:
+            unregister_family("toy_mlp")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""Put what surrounds a product into the operator: its chain, bias, activation, residual, siblings.
+"""Put what surrounds a product into the operator: chain, bias, activation, residual, siblings, MLP.
 
 `lowering.rewrite` emits an operator a factor, and Inductor fuses the rest into one kernel behind
-the last. Where one launch computes all of a layer, and faster, the nodes become one ``ks_chain``.
+the last. Where one launch computes all of a layer, and faster, the nodes become one ``ks_chain``;
+where one computes two layers, faster than one each, they become one ``ks_mlp``.
 
 Followed are single readers only: a node that something else reads too stays. Nothing is done where
 the graph writes in place. Where gradients are recorded an operator takes a chain of two trained
@@ -13,7 +14,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from ksopt import ops
 from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.lowering import siblings
+from ksopt.compile.lowering import mlps, siblings
 from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.layer import (
     CHAINS,
@@ -29,6 +29,8 @@ from ksopt.compile.lowering.layer import (
     Layer,
     is_one_call,
     product,
+    sizes_behind,
+    vector,
     with_next,
     with_spelled,
 )
@@ -43,16 +45,18 @@ class Absorbed:
     """A layer that became one operator.
 
     Attributes:
-        problem: what that computes.
+        problem: what that computes, of this layer.
         products: the nodes that computed its products before.
+        beside: the other layer that the operator computes, in words; empty for none.
     """
 
     problem: Problem
     products: tuple[fx.Node, ...]
+    beside: str = ""
 
 
 def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
-    """Make one operator of each layer that one launch computes, and of siblings.
+    """Make one operator of each layer that one launch computes, of siblings, and of MLPs.
 
     Args:
         gm: a rewritten graph.
@@ -84,6 +88,12 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         together = siblings.problem_of(whole[node] for node in group)
         absorbed += [_absorbed(whole[node], together) for node in group]
         siblings.replace(graph, {node: whole.pop(node) for node in group})
+    for node, mlp in () if trains else list(mlps.pairs(whole, is_faster)):
+        one, two = mlp.first, mlp.second
+        absorbed.append(_absorbed(one, one.problem, f"the layer behind it, {two.problem.chain}"))
+        absorbed.append(_absorbed(two, two.problem, f"the layer ahead of it, {one.problem.chain}"))
+        mlps.replace(node, mlp)
+        del whole[node], whole[mlp.hidden]
     for node, layer in whole.items():
         if not is_one_call(layer):
             absorbed.append(_absorbed(layer, layer.problem))
@@ -107,9 +117,9 @@ def _largest(
             yield node, layer
 
 
-def _absorbed(layer: Layer, problem: Problem) -> Absorbed:
+def _absorbed(layer: Layer, problem: Problem, beside: str = "") -> Absorbed:
     products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
-    return Absorbed(problem, tuple(products))
+    return Absorbed(problem, tuple(products), beside)
 
 
 def _is_trained(layer: Layer) -> bool:
@@ -135,24 +145,14 @@ def _records_gradients(graph: fx.Graph) -> bool:
 def _replace(node: fx.Node, layer: Layer) -> None:
     """Put one operator in the place of a layer's nodes."""
     emit = Emitter(node, node, [], {})
-    bias, residual = layer.bias, layer.residual
-    if bias is not None and fake_result(bias).dim() != 1:
-        bias = emit.call(torch.reshape, bias, [-1])
+    bias = None if layer.bias is None else vector(emit, layer.bias)
+    residual = layer.residual
     if residual is not None and layer.reshapes:
-        residual = emit.call(torch.reshape, residual, _shape(emit, layer))
+        shape = sizes_behind(emit, layer.x, layer.problem.out_features)
+        residual = emit.call(torch.reshape, residual, shape)
     value = emit.call(
         *(ops.ks_chain, layer.x, list(layer.weights), bias, residual, layer.activation),
         *(False, 1, list(layer.owners)),
     )
     value = siblings.reshaped(emit, value, layer)
     node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in layer.inner)
-
-
-def _shape(emit: Emitter, layer: Layer) -> list[Any]:
-    """Sizes of a layer's result as arguments: numbers, and nodes where they are symbolic."""
-    sizes = fake_result(layer.x).shape[:-1]
-    rows = [
-        size if isinstance(size, int) else emit.call(torch.Tensor.size, layer.x, dim)
-        for dim, size in enumerate(sizes)
-    ]
-    return [*rows, layer.problem.out_features]

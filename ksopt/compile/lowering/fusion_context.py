@@ -18,7 +18,7 @@ _PRODUCTS = {
     *("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "tensordot", "matvec"),
     *("conv1d", "conv2d", "conv3d", "convolution", "scaled_dot_product_attention"),
 }
-_OWN = ("ks_mm", "ks_chain")
+_OWN = ("ks_mm", "ks_chain", "ks_mlp")
 """The names of all of ksopt's operators begin so."""
 _MOVEMENTS = {
     *("view", "reshape", "permute", "transpose", "flatten", "unflatten", "contiguous", "squeeze"),

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.capture.symbolic import hint, is_contiguous, same
+from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.epilogue import ACTIVATIONS
 from ksopt.compile.lowering.spelled_activation import spelled_activation
 from ksopt.epilogue import Activation
@@ -21,6 +22,7 @@ from ksopt.patterns.chain import Chain, Pattern
 
 PRODUCTS = frozenset({torch.ops.ksopt.ks_mm, ops.ks_mm})
 CHAINS = frozenset({torch.ops.ksopt.ks_chain, ops.ks_chain})
+_MLPS = frozenset({torch.ops.ksopt.ks_mlp, ops.ks_mlp})
 _ADDITIONS = {operator.add, torch.add, "add"}
 _RESHAPES = {
     *("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
@@ -115,7 +117,9 @@ def _native(node: fx.Node) -> Layer | None:
 
 
 def has_epilogue(node: fx.Node) -> bool:
-    """Whether a node is a call of ``ks_chain`` that adds to its product or activates it."""
+    """Whether a node is an MLP, or a call of ``ks_chain`` that adds to its product or activates."""
+    if node.target in _MLPS:
+        return True
     if node.target not in CHAINS:
         return False
     arguments = _arguments(node)
@@ -199,6 +203,27 @@ def _with_summand(
 
 def _is_bare(layer: Layer) -> bool:
     return layer.bias is None and layer.activation == "none" and layer.residual is None
+
+
+def vector(emit: Emitter, bias: fx.Node) -> fx.Node:
+    """A bias with one dim."""
+    return bias if fake_result(bias).dim() == 1 else emit.call(torch.reshape, bias, [-1])
+
+
+def sizes_behind(emit: Emitter, x: fx.Node, features: int) -> list[Any]:
+    """Sizes of a layer's result as arguments: numbers, and nodes where they are symbolic.
+
+    Args:
+        emit: inserts nodes.
+        x: the layer's input.
+        features: of its result.
+    """
+    sizes = fake_result(x).shape[:-1]
+    rows = [
+        size if isinstance(size, int) else emit.call(torch.Tensor.size, x, dim)
+        for dim, size in enumerate(sizes)
+    ]
+    return [*rows, features]
 
 
 def is_one_call(layer: Layer) -> bool:

@@ -15,7 +15,7 @@ from torch import fx
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.lowering.emit import Emitter, is_torchs, views_to_reshapes
-from ksopt.compile.lowering.layer import Layer
+from ksopt.compile.lowering.layer import Layer, vector
 from ksopt.kernels.problem import Problem
 
 _MOST = 4
@@ -104,7 +104,7 @@ def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> None:
             _move(node, first, order)
     emit = Emitter(first, first, [], {})
     together = list(layers.values())
-    biases = [_vector(emit, layer.bias) for layer in together if layer.bias is not None]
+    biases = [vector(emit, layer.bias) for layer in together if layer.bias is not None]
     value = emit.call(
         *(ops.ks_chain, together[0].x, [one for layer in together for one in layer.weights]),
         *(emit.call(torch.cat, biases) if biases else None, None, "none", False, len(together)),
@@ -134,10 +134,6 @@ def _puts_side_by_side(node: fx.Node, parts: list[fx.Node]) -> bool:
 
 def _is_not_of(layer: Layer) -> Callable[[fx.Node], bool]:
     return lambda user: user not in layer.inner
-
-
-def _vector(emit: Emitter, bias: fx.Node) -> fx.Node:
-    return bias if fake_result(bias).dim() == 1 else emit.call(torch.reshape, bias, [-1])
 
 
 def _move(node: fx.Node, before: fx.Node, order: Mapping[fx.Node, int]) -> None:

@@ -2,7 +2,8 @@
 
 The launch does what surrounds the product too. Behind separate launches Inductor does all of that
 in one kernel, where the race of the autotuner calls PyTorch's operations one after another: what
-these take more is taken off. Siblings are compared with a launch each, too.
+these take more is taken off. Siblings are compared with a launch each, too, and two layers with the
+faster way of each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ksopt.kernels import planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.kernels.registry import FACTORS
+from ksopt.kernels.registry import APART
 
 
 def is_whole(
@@ -30,7 +31,7 @@ def is_whole(
     """Whether one launch computes a problem, and faster.
 
     Args:
-        problem: a layer.
+        problem: a layer, or two.
         batch: rows of x.
         device: where.
         changing: whether the layer is trained: weights are prepared at each call, and what is
@@ -57,14 +58,16 @@ def is_whole(
     whole, apart = times(problem)
     if problem.siblings > 1:
         apart = min(apart, problem.siblings * min(times(problem.one())))
+    if problem.second is not None and tune == "measure":  # what is predicted counts the best ways
+        apart = min(apart, sum(min(times(layer)) for layer in problem.layers()))
     return whole < apart
 
 
 def _predicted(problem: Problem, batch: int, spec: DeviceSpec) -> tuple[float, float]:
-    """Microseconds of one launch, and of a launch a factor with one kernel behind them."""
+    """Microseconds of one launch, and of several with one kernel behind those of a layer."""
     kernels = registry.best_kernels(problem, batch, spec, most=1)
-    (factors,) = registry.plain(problem, batch, spec)
-    return min((one.predicted_us for one in kernels), default=math.inf), factors.predicted_us
+    (parts,) = registry.plain(problem, batch, spec)
+    return min((one.predicted_us for one in kernels), default=math.inf), parts.predicted_us
 
 
 def _measured(
@@ -78,12 +81,14 @@ def _measured(
     other = "cached" if changing else "repacked"
     timed = [] if record is None else [one for one in record.timed if one.weight != other]
 
-    def least(*, factors: bool) -> float:
-        times = (one.median_us for one in timed if (one.way == FACTORS) == factors)
+    def least(*, apart: bool) -> float:
+        times = (one.median_us for one in timed if (one.way in APART) == apart)
         return min(times, default=math.inf)
 
-    gain = _fused_gain_us(problem, batch, spec.multiprocessors)
-    return least(factors=False), least(factors=True) - gain
+    gain = 0.0  # of two layers: each alone is compared with, too
+    if problem.second is None:
+        gain = _fused_gain_us(problem, batch, spec.multiprocessors)
+    return least(apart=False), least(apart=True) - gain
 
 
 def _fused_gain_us(problem: Problem, batch: int, multiprocessors: int) -> float:

@@ -52,8 +52,11 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             (through weight_cache.py); None if no weight is.
         max_batch: the most rows that it is for; None without a limit.
         takes_chains: whether it computes chains of several factors, or epilogues, or siblings, each
-            as far as `unsupported_shape` lets it; its launchers are called as `LaunchCall` says.
+            as far as `unsupported_shape` lets it; its launchers are called as `registry.ChainCall`
+            says.
             Others compute one factor's product alone, and are called with (x, weight, out=None).
+        takes_mlps: whether it computes two layers, one behind the other, as far as
+            `unsupported_shape` lets it; then its launchers are called as `registry.MlpCall` says.
         is_fallback: whether it computes every problem, on operands of any strides and alignment. It
             is not ranked with the others: it is for what they do not compute, or not well.
     """
@@ -67,6 +70,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     packs_from_d: ClassVar[int | None] = None
     max_batch: ClassVar[int | None] = None
     takes_chains: ClassVar[bool] = False
+    takes_mlps: ClassVar[bool] = False
     is_fallback: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -93,6 +97,16 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
         Returns:
             Microseconds.
         """
+
+    def with_epilogue_us(
+        self, problem: Problem, config: ConfigT, batch: int, device: DeviceSpec
+    ) -> float:
+        """`predicted_us`, with what the epilogue takes where that leaves it out.
+
+        All tiles of a family take the same for it. It counts where layers are compared with what
+        computes several of them.
+        """
+        return self.predicted_us(problem, config, batch, device)
 
     @abc.abstractmethod
     def sources(self, problem: Problem, config: ConfigT) -> list[str]:
@@ -144,9 +158,11 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             return f"it needs compute capability {least}, and the device has {here}"
         if device.capability < self.capability:
             return f"it needs compute capability {least} or newer, and the device has {here}"
+        if problem.second is not None and not self.takes_mlps:
+            return "it computes one layer at most"
         if not problem.is_factor and not self.takes_chains:
             return "it computes one factor's product alone"
-        c = min(pattern.c for pattern in problem.chain)
+        c = min(pattern.c for chain in problem.chains for pattern in chain)
         if self.splits and problem.exact and c < _SHORTEST_EXACT_SUM:
             # Three TF32 products are then further from float64 than cuBLAS (docs/development).
             return f"sums of c = {c} < {_SHORTEST_EXACT_SUM} values are less exact than cuBLAS's"

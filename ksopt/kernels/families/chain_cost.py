@@ -10,14 +10,14 @@ from ksopt.kernels.problem import DeviceSpec
 
 # The cost model's constants, of one multiprocessor: fitted to 144 tiles of 24 chains (bf16, 25,088
 # rows, one H200; docs/development/chains.md).
-_READ_BYTES_US = 24_000.0
-_WRITTEN_BYTES_US = 37_800.0
-_SHARED_BYTES_US = 138_000.0
-_LATENCY_US = 0.99  # in which what a block's ring holds arrives
-_BETWEEN_US = 0.086  # from a group of a warpgroup's products to its next
-_ACTIVATION_US = 1.43e-4  # of an output
-_LAUNCH_US = 5.8
-_OVERLAP = 1.97
+READ_BYTES_US = 24_000.0
+WRITTEN_BYTES_US = 37_800.0
+SHARED_BYTES_US = 138_000.0
+LATENCY_US = 0.99  # in which what a block's ring holds arrives
+BETWEEN_US = 0.086  # from a group of a warpgroup's products to its next
+ACTIVATION_US = 1.43e-4  # of an output
+LAUNCH_US = 5.8
+OVERLAP = 1.97
 # Not fitted: what one multiprocessor can take in (decode_mma16), what it sends to others of its
 # cluster (published times of an H100), and the start of a cluster with its barrier.
 _MOST_BYTES_US = 106_000.0
@@ -30,7 +30,7 @@ def predicted_us(
 ) -> float:
     """Predicted time of a tile, in microseconds: one phase after the other."""
     e = epilogue or Epilogue()
-    work = _Work.of(tile, batch, device)
+    work = Work.of(tile, batch, device)
     passes, of_block = work.passes, work.units
     left, right = s.left, s.right
     first, second = tile.ring_slots(s)
@@ -50,33 +50,33 @@ def predicted_us(
     phases = (
         overlapped(
             (
-                of_block * 128 * right.in_features * of_z / work.rate(_READ_BYTES_US),
-                (passes * right_bytes + of_block * (2 * x_bytes + right_bytes)) / _SHARED_BYTES_US,
-                (passes * right_bytes + of_block * x_bytes) / ring * _LATENCY_US,
+                of_block * 128 * right.in_features * of_z / work.rate(READ_BYTES_US),
+                (passes * right_bytes + of_block * (2 * x_bytes + right_bytes)) / SHARED_BYTES_US,
+                (passes * right_bytes + of_block * x_bytes) / ring * LATENCY_US,
             ),
-            _OVERLAP,
+            OVERLAP,
         ),
         overlapped(
             (
-                of_block * y_bytes / work.rate(_WRITTEN_BYTES_US),
+                of_block * y_bytes / work.rate(WRITTEN_BYTES_US),
                 (passes * left_bytes + of_block * (left_bytes + z_bytes * chunks))
-                / _SHARED_BYTES_US,
-                passes * left_bytes / ring * _LATENCY_US,
-                of_block / work.at_a_time * groups * _BETWEEN_US,
-                of_block * activated * _ACTIVATION_US,
+                / SHARED_BYTES_US,
+                passes * left_bytes / ring * LATENCY_US,
+                of_block / work.at_a_time * groups * BETWEEN_US,
+                of_block * activated * ACTIVATION_US,
             ),
-            _OVERLAP,
+            OVERLAP,
         ),
     )
     exchange = 0.0
     if tile.cluster > 1:
         sent = of_block * z_bytes * of_z * (tile.cluster - 1)
         exchange = _CLUSTER_US + sent / _CLUSTER_BYTES_US
-    return _LAUNCH_US + work.waves * (sum(phases) + exchange)
+    return LAUNCH_US + work.waves * (sum(phases) + exchange)
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
     """What the busiest multiprocessor does.
 
     Attributes:
@@ -94,7 +94,7 @@ class _Work:
     busy: float
 
     @classmethod
-    def of(cls, tile: Config, batch: int, device: DeviceSpec) -> _Work:
+    def of(cls, tile: Config, batch: int, device: DeviceSpec) -> Work:
         units = -(-batch // 64)
         if tile.cluster > 1:
             clusters, units = -(-units // tile.groups), min(tile.groups, units)

@@ -98,27 +98,19 @@ def launch_of(tile: Launched, batch: int, multiprocessors: int) -> tuple[int, in
     return -(-units // of_block), of_block * ROWS_OF_UNIT
 
 
-class ChainLauncher:
-    """A loaded kernel: called with (x, packed weights), gives y, on x's current stream."""
+class LoadedKernel:
+    """A kernel that is compiled and loaded: what `launch_of` says of its tile is launched."""
+
+    out_features: int
 
     def __init__(
-        self, s: Shape, tile: Config, epilogue: Epilogue, dtype: str, device_index: int
+        self, tile: Launched, name: str, text: str, shared_bytes: int, device_index: int
     ) -> None:
-        self.out_features = s.siblings * s.left.out_features
-        self.tile: Launched = tile
-        self.epilogue = epilogue
-        text = source(s, tile, epilogue, dtype)
-        self._load(kernel_name(s, dtype, epilogue), text, tile.shared_bytes(s), device_index)
-
-    def _load(self, name: str, text: str, shared_bytes: int, device_index: int) -> None:
+        self.tile = tile
         code = nvrtc.cubin(text, arch.of_device(device_index)).data
         self._kernel = driver.load_kernel(code, name, shared_bytes, device_index)
         self._shared_bytes, self._device = shared_bytes, device_index
         self._multiprocessors = DeviceSpec.of_device(device_index).multiprocessors
-
-    def entry(self, form: int) -> Entry | None:
-        """What the host library needs to launch it on weights of this form."""
-        return chain_entry(**self.launch(), form=form)
 
     def launch(self) -> dict[str, int]:
         """What the host library launches on any rows."""
@@ -133,6 +125,32 @@ class ChainLauncher:
             "most_blocks": _ANY if is_cluster else self._multiprocessors * tile.blocks,
             "cluster": tile.cluster,
         }
+
+    def _start(self, arguments: Arguments) -> None:
+        """Launch it, on the current stream; ``rows_per_block`` is filled in."""
+        rows = arguments.batch
+        blocks, arguments.rows_per_block = launch_of(self.tile, rows, self._multiprocessors)
+        driver.launch(
+            *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
+            *(arguments, self._device),
+            early=True,
+        )
+
+
+class ChainLauncher(LoadedKernel):
+    """A loaded kernel: called with (x, packed weights), gives y, on x's current stream."""
+
+    def __init__(
+        self, s: Shape, tile: Config, epilogue: Epilogue, dtype: str, device_index: int
+    ) -> None:
+        self.out_features = s.siblings * s.left.out_features
+        self.epilogue = epilogue
+        name, text = kernel_name(s, dtype, epilogue), source(s, tile, epilogue, dtype)
+        super().__init__(tile, name, text, tile.shared_bytes(s), device_index)
+
+    def entry(self, form: int) -> Entry | None:
+        """What the host library needs to launch it on weights of this form."""
+        return chain_entry(**self.launch(), form=form)
 
     def __call__(
         self,
@@ -158,7 +176,6 @@ class ChainLauncher:
         y = x.new_empty(rows, self.out_features) if out is None else out
         if rows == 0:
             return y
-        blocks, of_block = launch_of(self.tile, rows, self._multiprocessors)
         arguments = Arguments(
             x.data_ptr(),
             packed.data_ptr(),
@@ -169,12 +186,8 @@ class ChainLauncher:
             x.stride(0),
             y.stride(0),
             0 if residual is None else residual.stride(0),
-            of_block,
+            0,
             0 if z is None else z.data_ptr(),
         )
-        driver.launch(
-            *(self._kernel, blocks, self.tile.threads, self._shared_bytes),
-            *(arguments, self._device),
-            early=True,
-        )
+        self._start(arguments)
         return y

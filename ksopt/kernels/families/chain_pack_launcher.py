@@ -54,9 +54,9 @@ def source(s: Shape, tile: Config) -> str:
     )
 
 
-def blocks_of(s: Shape, tile: Config) -> int:
-    """Blocks of a launch: a thread packs 8 elements."""
-    return -(-tile.packed_elements(s) // (8 * THREADS))
+def blocks_for(elements: int) -> int:
+    """Blocks of a launch that packs so many elements: a thread packs 8."""
+    return -(-elements // (8 * THREADS))
 
 
 def arguments_of(weights: Sequence[Tensor], packed: Tensor) -> Arguments:
@@ -84,9 +84,12 @@ class ChainPacker:
     """
 
     def __init__(self, s: Shape, tile: Config, device_index: int) -> None:
-        code = nvrtc.cubin(source(s, tile), arch.of_device(device_index)).data
-        self._kernel = driver.load_kernel(code, kernel_name(s), 0, device_index)
-        self._blocks, self._elements = blocks_of(s, tile), tile.packed_elements(s)
+        self._load(kernel_name(s), source(s, tile), tile.packed_elements(s), device_index)
+
+    def _load(self, name: str, text: str, elements: int, device_index: int) -> None:
+        code = nvrtc.cubin(text, arch.of_device(device_index)).data
+        self._kernel = driver.load_kernel(code, name, 0, device_index)
+        self._blocks, self._elements = blocks_for(elements), elements
         self._device = device_index
 
     def launch(self) -> dict[str, int]:

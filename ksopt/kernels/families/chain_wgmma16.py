@@ -14,12 +14,11 @@ from ksopt.kernels.families import chain_cost, chain_launcher, chain_pack_launch
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
 from ksopt.kernels.families.chain_launcher import ChainLauncher
 from ksopt.kernels.families.chain_pack_launcher import ChainPacker
+from ksopt.kernels.families.chain_rows import aligned, as_rows, rows_of
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.launcher import Entry
 from ksopt.kernels.problem import DeviceSpec, Problem
 from ksopt.patterns.chain import Pattern
-
-_ALIGNED = 16
 
 
 @register_family
@@ -52,6 +51,12 @@ class ChainWgmma16(KernelFamily[Config]):
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
         return chain_cost.predicted_us(_shape(problem), config, batch, device)
+
+    def with_epilogue_us(
+        self, problem: Problem, config: Config, batch: int, device: DeviceSpec
+    ) -> float:
+        after = _epilogue(problem)
+        return chain_cost.predicted_us(_shape(problem), config, batch, device, after)
 
     def sources(self, problem: Problem, config: Config) -> list[str]:
         shape = _shape(problem)
@@ -94,9 +99,9 @@ class LaunchKeeping:
         y = torch.empty((*x.shape[:-1], self._out_features), dtype=x.dtype, device=x.device)
         z = torch.empty((*x.shape[:-1], self._between), dtype=x.dtype, device=x.device)
         self._launch(
-            _rows(x),
+            as_rows(x),
             self._pack(weights),
-            None if bias is None else _aligned(bias.contiguous()),
+            None if bias is None else aligned(bias.contiguous()),
             out=y.view(-1, self._out_features),
             z=z.view(-1, self._between),
         )
@@ -128,17 +133,17 @@ class LaunchChain:
     ) -> Tensor:
         features = self._problem.out_features
         shape = (*x.shape[:-1], features)
-        rows = _rows(x)
-        if out is not None and _rows_of(out) is None:
+        rows = as_rows(x)
+        if out is not None and rows_of(out) is None:
             return out.copy_(self(x, weights, bias, residual))
         y = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
         packed = weight_groups.prepared_together(weights, self._form, self._pack)
         self._launch(
             rows,
             packed,
-            None if bias is None else _aligned(bias.contiguous()),
-            None if residual is None else _rows(residual),
-            y.view(-1, features) if out is None else _rows_of(out),
+            None if bias is None else aligned(bias.contiguous()),
+            None if residual is None else as_rows(residual),
+            y.view(-1, features) if out is None else rows_of(out),
         )
         return y
 
@@ -147,27 +152,6 @@ class LaunchChain:
         p = self._problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
         return self._launch.entry(weight_groups.number_of(self._form, shapes, p.dtype))
-
-
-def _rows(x: Tensor) -> Tensor:
-    """A tensor as the rows that the kernel reads, copied where they are not such rows."""
-    rows = _rows_of(x)
-    return _aligned(x.reshape(-1, x.shape[-1]).contiguous()) if rows is None else rows
-
-
-def _rows_of(x: Tensor) -> Tensor | None:
-    """A view as rows of elements side by side that begin at multiples of 16 bytes, if there is."""
-    try:
-        rows = x.view(-1, x.shape[-1])
-    except RuntimeError:
-        return None
-    if rows.stride(-1) != 1 or rows.data_ptr() % _ALIGNED != 0:
-        return None
-    return rows if rows.stride(0) * rows.element_size() % _ALIGNED == 0 else None
-
-
-def _aligned(tensor: Tensor) -> Tensor:
-    return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
 
 
 def _shape(problem: Problem) -> Shape:

@@ -9,7 +9,7 @@ from checks import H200
 from ksopt.bench.paper import stratified_sample
 from ksopt.kernels import launcher, registry
 from ksopt.kernels.families.base import KernelFamily, families
-from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.problem import DeviceSpec, Problem, SecondLayer
 from ksopt.kernels.registry import MOST_KERNELS, best_kernels, ranked
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -24,13 +24,15 @@ PROBLEMS = [
     for dtype in ("float32", "float16", "bfloat16")
     for last in (False, True)
 ]
-CHAINS = [Problem(Chain.parse("(1,192,48,2)*(2,48,192,1)"), "bfloat16", False)]
+CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")
+CHAINS = [Problem(CHAIN, "bfloat16", False)]
+MLPS = [Problem(CHAIN, "bfloat16", False, second=SecondLayer(CHAIN))]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_has_tiles_for_some_of_the_papers_patterns(family: KernelFamily) -> None:
     batches = (16, 25_088)  # some families are for few rows only
-    problems = CHAINS if family.takes_chains else PROBLEMS
+    problems = MLPS if family.takes_mlps else CHAINS if family.takes_chains else PROBLEMS
     assert any(ranked(family, problem, rows, H200) for problem in problems for rows in batches)
 
 

@@ -59,7 +59,9 @@ def test_it_packs_as_pytorch_does(kernels, at):
                 weights.append(with_strides(memory, p.weight_shape, order, place))
                 place += 30_000
         expected = chain_packing.pack(weights[0::2], weights[1::2], index)
-        assert torch.equal(run_packer(kernels[at], s, tile, memory, weights), expected)
+        assert torch.equal(
+            run_packer(kernels[at], tile.packed_elements(s), memory, weights), expected
+        )
 
 
 def test_contiguous_and_shared_weights(kernels):
@@ -74,7 +76,9 @@ def test_contiguous_and_shared_weights(kernels):
         [left[:, :, :1].expand(s.left.weight_shape), right[:1, :1].expand(s.right.weight_shape)],
     ):
         expected = chain_packing.pack(weights[0::2], weights[1::2], index)
-        assert torch.equal(run_packer(kernels[0], s, tile, memory, weights), expected)
+        assert torch.equal(
+            run_packer(kernels[0], tile.packed_elements(s), memory, weights), expected
+        )
 
 
 def test_tiles_of_one_packing_share_their_weights():

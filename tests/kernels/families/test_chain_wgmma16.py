@@ -14,11 +14,12 @@ from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families import (
     chain_cost,
     chain_launcher,
+    chain_mlp_launcher,
+    chain_mlp_tile,
     chain_pack_launcher,
     chain_packing,
     chain_tile,
 )
-from ksopt.kernels.families import chain_mlp_wgmma16 as mlps
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape
 from ksopt.kernels.problem import DeviceSpec, Problem
@@ -93,9 +94,12 @@ def test_it_compiles(dtype):
     code = nvrtc.cubin(chain_pack_launcher.source(s, tile), "sm_90a").data
     assert chain_pack_launcher.kernel_name(s).encode() in code
     first, second = shape("(1,384,32,4)*(2,64,192,1)"), shape("(1,96,32,4)*(4,32,384,1)")
-    tile = next(iter(mlps.configs(first, second, H200)))
-    text = mlps.source(first, second, tile, Epilogue(middle="gelu", bias=True), "bfloat16")
-    assert mlps.kernel_name(first, second, "bfloat16").encode() in nvrtc.cubin(text, "sm_90a").data
+    tile = next(iter(chain_mlp_tile.configs(first, second, H200)))
+    after = Epilogue(middle="gelu", bias=True)
+    code = nvrtc.cubin(chain_mlp_launcher.source(first, second, tile, after, dtype), "sm_90a").data
+    assert chain_mlp_launcher.kernel_name(first, second, dtype).encode() in code
+    code = nvrtc.cubin(chain_mlp_launcher.pack_source(first, second, tile), "sm_90a").data
+    assert chain_mlp_launcher.pack_name(first, second).encode() in code
 
 
 def timed():
@@ -181,12 +185,3 @@ def test_weights_are_packed_by_one_launch_a_version(monkeypatch):
     weights[3].add_(1)
     launch_chain(x, weights)
     assert [kernel.startswith("ksopt_chain_pack") for kernel, *_ in launched[3:]] == [True, False]
-
-
-def test_an_mlp_s_tiles_agree_with_their_shape():
-    first, second = shape("(1,384,48,4)*(2,96,192,1)"), shape("(1,96,48,4)*(4,48,384,1)")
-    assert mlps.unsupported_reason(first, second, "bfloat16", H200) is None
-    assert "other features" in mlps.unsupported_reason(first, first, "bfloat16", H200)
-    for tile in mlps.configs(first, second, H200):
-        assert tile.shared_bytes(first, second) <= 227 * 1024
-        assert tile.first.nk * first.left.d <= second.right.c

@@ -4,7 +4,7 @@ import pytest
 from checks import H200
 
 from ksopt.kernels.families.base import KernelFamily, families, family_of
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import Problem, SecondLayer
 from ksopt.patterns.chain import Chain, Pattern
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -141,8 +141,9 @@ def test_a_refusal_says_why(name, dtype, text, reason):
 def test_a_family_takes_its_own_dtypes_and_refuses_others(family, dtype):
     own = ", ".join(family.dtypes)
     chain = COMMON_CHAIN if family.takes_chains else Chain((COMMON,))
+    second = SecondLayer(COMMON_CHAIN) if family.takes_mlps else None
     for last in layouts(family):
-        reason = family.unsupported_reason(Problem(chain, dtype, last), H200)
+        reason = family.unsupported_reason(Problem(chain, dtype, last, second=second), H200)
         assert reason == (None if dtype in family.dtypes else f"{dtype} is not one of {own}")
 
 

@@ -1,0 +1,121 @@
+"""Two layers of which the second alone reads the first's result, as one launch: an MLP.
+
+What is between them is never in memory then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ksopt import ops
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.symbolic import same
+from ksopt.compile.lowering import siblings
+from ksopt.compile.lowering.emit import Emitter
+from ksopt.compile.lowering.layer import Layer, sizes_behind, vector
+from ksopt.kernels.problem import Problem, SecondLayer
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Two layers.
+
+    Attributes:
+        first: whose result, ``hidden``, is read by the second alone.
+        second: what reads it.
+        hidden: the node that holds what is between them.
+    """
+
+    first: Layer
+    second: Layer
+    hidden: fx.Node
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed."""
+        one, two = self.first.problem, self.second.problem
+        behind = SecondLayer(two.chain, two.epilogue)
+        return Problem(one.chain, one.dtype, False, one.exact, one.epilogue, second=behind)
+
+
+def pairs(
+    layers: Mapping[fx.Node, Layer], is_whole: Callable[[Problem, int, torch.device], bool]
+) -> Iterator[tuple[fx.Node, Mlp]]:
+    """The second layer's node of each two layers that one launch computes, and faster than apart.
+
+    Args:
+        layers: each node's, all of which one launch computes.
+        is_whole: judges the problem of both.
+    """
+    taken: set[fx.Node] = set()
+    for node, second in layers.items():
+        hidden = second.x
+        first = layers.get(hidden)
+        if first is None or hidden in taken or node in taken:
+            continue
+        mlp = Mlp(first, second, hidden)
+        if not _is_read_by_second_alone(mlp) or not _has_rows_of(first, hidden):
+            continue
+        if first.residual is not None or _sizes(mlp) is None:
+            continue
+        if is_whole(mlp.problem, first.rows, fake_result(node).device):
+            taken |= {node, hidden}
+            yield node, mlp
+
+
+def _is_read_by_second_alone(mlp: Mlp) -> bool:
+    """Whether nothing reads the hidden features but the second layer's product."""
+    second, hidden = mlp.second, mlp.hidden
+    others = (second.bias, second.residual, *second.weights, *second.owners)
+    readers = list(hidden.users)
+    return len(readers) == 1 and readers[0] in second.inner and hidden not in others
+
+
+def _has_rows_of(layer: Layer, hidden: fx.Node) -> bool:
+    """Whether a layer's result is read with its features in the last dim, whatever the others."""
+    return same(fake_result(hidden).shape[-1], layer.problem.out_features)
+
+
+def _sizes(mlp: Mlp) -> list[int] | None:
+    """Sizes of the result as the second layer has it, -1 for one; None if they cannot be told.
+
+    Where the first layer's result is not reshaped they are not needed.
+    """
+    if not mlp.first.reshapes:
+        return []
+    sizes = [size if isinstance(size, int) else -1 for size in fake_result(mlp.hidden).shape[:-1]]
+    if sizes.count(-1) > 1 or (-1 in sizes and 0 in sizes):
+        return None
+    return [*sizes, mlp.second.problem.out_features]
+
+
+def replace(node: fx.Node, mlp: Mlp) -> None:
+    """Put one operator in the place of two layers, where the second one's result is.
+
+    Args:
+        node: the second layer's.
+        mlp: both.
+    """
+    emit = Emitter(node, node, [], {})
+    first, second = mlp.first, mlp.second
+    residual = second.residual
+    if residual is not None and (first.reshapes or second.reshapes):
+        shape = sizes_behind(emit, first.x, second.problem.out_features)
+        residual = emit.call(torch.reshape, residual, shape)
+    biases = [None if one is None else vector(emit, one) for one in (first.bias, second.bias)]
+    value: Any = emit.call(
+        ops.ks_mlp,
+        *(first.x, list(first.weights), list(second.weights), *biases, residual),
+        *(first.activation, second.activation, [*first.owners, *second.owners]),
+    )
+    sizes = _sizes(mlp)
+    if sizes:
+        value = emit.call(torch.reshape, value, sizes)
+    value = siblings.reshaped(emit, value, second)
+    inner = {*first.inner, *second.inner}
+    node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in inner)

@@ -1,0 +1,74 @@
+"""Plans of two layers: a kernel for both, where one is the fastest, or a plan a layer.
+
+They are chosen and kept as those of a layer are: see planner.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ksopt.kernels import host_plans, planner
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.problem import Problem, SecondLayer
+from ksopt.kernels.registry import MlpCall
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """What two layers compute, batch first, beside their operands.
+
+    Attributes:
+        factors: of the first layer's chain, whose weights come first.
+        hidden_activation: the first layer's.
+        activation: the second layer's.
+    """
+
+    factors: int
+    hidden_activation: str = "none"
+    activation: str = "none"
+
+    def problem_of(self, operands: Operands) -> Problem:
+        """What is computed of operands, at torch's present precision."""
+        x, weights = operands.x, operands.weights
+        own, others = weights[: self.factors], weights[self.factors :]
+        ahead = Operands(x, own, operands.hidden_bias)
+        first = planner.problem_of(ahead, self.hidden_activation, False, 1)
+        behind = Operands(x, others, operands.bias, operands.residual)
+        second = planner.problem_of(behind, self.activation, False, 1)
+        return replace(first, second=SecondLayer(second.chain, second.epilogue))
+
+
+def whole_call(
+    operands: Operands, mlp: Mlp, check: Callable[[], object] | None = None
+) -> MlpCall | None:
+    """The kernel that computes both layers in one launch; None for a plan a layer.
+
+    Args:
+        operands: of the layers.
+        mlp: what they compute.
+        check: as for `planner.whole_call`.
+    """
+    make = functools.partial(mlp.problem_of, operands)
+    decision, is_final = planner.decision_of(operands, ("mlp", mlp), make, check)
+    if is_final:
+        how = (mlp.factors, mlp.hidden_activation, mlp.activation)
+        host_plans.know_mlp(operands, *how, decision)
+    call: MlpCall | None = None if decision is None else planner.call_of(decision, operands.x)
+    return call
+
+
+def is_whole(operands: Operands, mlp: Mlp, check: Callable[[], object]) -> bool:
+    """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
+
+    Args:
+        operands, mlp, check: as for `whole_call`.
+    """
+    if planner.is_real(operands.x):
+        return whole_call(operands, mlp, check) is not None
+    check()
+    if not planner.has_known_weights(operands):
+        return False
+    plan = planner.plan_at_hand(mlp.problem_of(operands), operands.x)
+    return plan is not None and plan.is_whole

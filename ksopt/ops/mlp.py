@@ -1,0 +1,205 @@
+"""``ks_mlp``: two layers, one behind the other, as one operator.
+
+It is made of two ``ks_chain``, so it is all that they are. Only where a kernel takes both, and no
+gradient is recorded, is it another operator, ``ks_mlp_inner``, which runs the plan's launch: the
+features between the layers are never in memory then. What the host library's table knows runs
+without Python (csrc/host/mlp_kernels.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import mlp_plans, weight_scopes
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.families.base import CHAIN_FAMILIES
+from ksopt.kernels.mlp_plans import Mlp
+from ksopt.kernels.validation import check_chain, check_chain_out, is_written_straight
+from ksopt.ops import implementation
+from ksopt.ops.chain import are_parts_seen, composed
+from ksopt.ops.graph_inputs import all_lasting
+from ksopt.ops.schemas import LIBRARY, define
+
+_ARGUMENTS = (
+    "(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias=None, "
+    'Tensor? bias=None, Tensor? residual=None, str hidden_activation="none", '
+    'str activation="none", Tensor[]? owners=None'
+)
+_OP = "ks_mlp"
+
+
+def _composed(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    last_weights: Sequence[Tensor],
+    hidden_bias: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    hidden_activation: str = "none",
+    activation: str = "none",
+    owners: Sequence[Tensor] | None = None,
+) -> Tensor:
+    check_chain(_OP, len(weights), 1, hidden_activation)
+    check_chain(_OP, len(last_weights), 1, activation)
+    if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
+        every = (*weights, *last_weights)
+        operands = Operands(x, every, bias, residual, hidden_bias)
+        mlp = Mlp(len(weights), hidden_activation, activation)
+        around = (hidden_bias, bias, residual, hidden_activation, activation)
+        check = partial(_fake, x, weights, last_weights, *around)
+        if not are_parts_seen(operands) and mlp_plans.is_whole(operands, mlp, check):
+            kept_with = all_lasting(every if owners is None else owners)
+            both = (list(weights), list(last_weights))
+            whole: Tensor = ks_mlp_inner(x, *both, *around, kept_with)
+            return whole
+    own, others = _owners_of(owners, len(weights))
+    hidden = composed(x, weights, hidden_bias, None, hidden_activation, False, 1, own, _OP)
+    return composed(hidden, last_weights, bias, residual, activation, False, 1, others, _OP)
+
+
+def _owners_of(
+    owners: Sequence[Tensor] | None, factors: int
+) -> tuple[Sequence[Tensor] | None, Sequence[Tensor] | None]:
+    return (None, None) if owners is None else (owners[:factors], owners[factors:])
+
+
+def _run(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    last_weights: Sequence[Tensor],
+    hidden_bias: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    hidden_activation: str = "none",
+    activation: str = "none",
+    owners: Sequence[Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Both layers' result by their plan; nothing is kept of weights without owners."""
+    if owners is None:
+        with weight_scopes.changing():
+            return _planned(
+                *(x, weights, last_weights, hidden_bias, bias, residual),
+                *(hidden_activation, activation, None, out),
+            )
+    return _planned(
+        *(x, weights, last_weights, hidden_bias, bias, residual),
+        *(hidden_activation, activation, owners, out),
+    )
+
+
+def _planned(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    last_weights: Sequence[Tensor],
+    hidden_bias: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    hidden_activation: str,
+    activation: str,
+    owners: Sequence[Tensor] | None,
+    out: Tensor | None,
+) -> Tensor:
+    check_chain(_OP, len(weights), 1, hidden_activation)
+    check_chain(_OP, len(last_weights), 1, activation)
+    every = (*weights, *last_weights)
+    operands = Operands(x, every, bias, residual, hidden_bias)
+    mlp = Mlp(len(weights), hidden_activation, activation)
+    around = (hidden_bias, bias, residual, hidden_activation, activation)
+    check = partial(_fake, x, weights, last_weights, *around)
+    call = mlp_plans.whole_call(operands, mlp, check)
+    if call is not None:
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            if owners is None:
+                return call(x, every, hidden_bias, bias, residual, out)
+            with weight_scopes.owned_by_each(owners):
+                return call(x, every, hidden_bias, bias, residual, out)
+    own, others = _owners_of(owners, len(weights))
+    ahead = (hidden_bias, None, hidden_activation, False, 1, own)
+    hidden = implementation.chain(x, weights, *ahead, op=_OP)
+    behind = (bias, residual, activation, False, 1, others, out)
+    return implementation.chain(hidden, last_weights, *behind, op=_OP)
+
+
+def _fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    last_weights: Sequence[Tensor],
+    hidden_bias: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    hidden_activation: str = "none",
+    activation: str = "none",
+    owners: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """The shape of the result."""
+    ahead = (hidden_bias, None, hidden_activation)
+    hidden = implementation.chain_fake(x, weights, *ahead, op=_OP)
+    return implementation.chain_fake(hidden, last_weights, bias, residual, activation, op=_OP)
+
+
+def _writing(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    last_weights: Sequence[Tensor],
+    *around: Any,
+    out: Tensor,
+    **named: Any,
+) -> None:
+    """Write into ``out`` what `_run` would return."""
+    names = ("hidden_bias", "bias", "residual", "hidden_activation", "activation", "owners")
+    named = dict(zip(names, around, strict=False)) | named
+    summands = (named.get(name) for name in names[:3])
+    operands = (x, *weights, *last_weights, *summands)
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (*operands, out)
+    ):
+        raise InvalidInputError(
+            "ks_mlp: no gradient is recorded of a product that is written into out, but an "
+            "operand or out requires one: leave out away, or multiply under torch.no_grad()"
+        )
+    fits = _holds_result(out, x, last_weights) and is_written_straight(out, *operands)
+    if fits:
+        _run(x, weights, last_weights, **named, out=out)
+    else:
+        y = _run(x, weights, last_weights, **named)
+        check_chain_out(y, out)
+        out.copy_(y)
+    torch.autograd.graph.increment_version(out)
+
+
+def _holds_result(out: Tensor, x: Tensor, last_weights: Sequence[Tensor]) -> bool:
+    """Whether a result has out's shape, dtype and device; what refuses others says why."""
+    if not last_weights or last_weights[0].dim() != 4 or x.dim() == 0:
+        return False
+    a, b, _, d = last_weights[0].shape
+    is_like_x = out.dtype == x.dtype and out.device == x.device
+    return is_like_x and out.shape == (*x.shape[:-1], a * b * d)
+
+
+def _writing_fake(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    last_weights: Sequence[Tensor],
+    *around: Any,
+    out: Tensor,
+    **named: Any,
+) -> None:
+    """What `_writing` refuses."""
+    check_chain_out(_fake(x, weights, last_weights, *around, **named), out)
+
+
+LIBRARY.define(f"ks_mlp{_ARGUMENTS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+LIBRARY.impl("ks_mlp", _composed, "CompositeImplicitAutograd")
+define(("ks_mlp_inner",), f"{_ARGUMENTS}) -> Tensor", _run, _fake)
+define(("ks_mlp.out",), f"{_ARGUMENTS}, *, Tensor(a!) out) -> ()", _writing, _writing_fake)
+
+ks_mlp = torch.ops.ksopt.ks_mlp.default
+ks_mlp_out = torch.ops.ksopt.ks_mlp.out
+ks_mlp_inner = torch.ops.ksopt.ks_mlp_inner.default

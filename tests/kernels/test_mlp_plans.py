@@ -1,0 +1,174 @@
+"""Plans of two layers: a plan each, or one launch of a family that takes both, as is faster."""
+
+import math
+
+import pytest
+import torch
+from toy_chains import SPEC, ToyChain, with_mlps
+
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import mlp_plans, planner, registry, tuning_cache
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.by_layers import ByLayers
+from ksopt.kernels.mlp_plans import Mlp
+from ksopt.kernels.planner import plan_of
+from ksopt.kernels.problem import Epilogue, Problem, ProblemKey, SecondLayer
+from ksopt.patterns.chain import Chain
+from ksopt.reference import chain_reference
+
+UP = Chain.parse("(1,64,8,2)*(2,8,16,1)")  # 32 -> 16 -> 128
+DOWN = Chain.parse("(1,16,16,2)*(2,16,64,1)")  # 128 -> 32 -> 32
+PROBLEM = Problem(
+    *(UP, "float32", False),
+    epilogue=Epilogue(True, "gelu"),
+    second=SecondLayer(DOWN, Epilogue(True, "none", True)),
+)
+MLP = Mlp(2, "gelu")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    planner.forget()
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    with with_mlps() as family:
+        monkeypatch.setattr(family, "us", 1e-3)
+        monkeypatch.setattr(family, "fault", 0.0)
+        yield family
+
+
+def operands(rows=32):
+    def draw(*size):
+        return torch.randn(*size)
+
+    weights = tuple(draw(*p.weight_shape) / p.c**0.5 for chain in (UP, DOWN) for p in chain)
+    return Operands(draw(rows, 32), weights, draw(32), draw(rows, 32), draw(128))
+
+
+def expected(given):
+    hidden = chain_reference(given.x, given.weights[:2]) + given.hidden_bias
+    hidden = torch.nn.functional.gelu(hidden)
+    return chain_reference(hidden, given.weights[2:]) + given.bias + given.residual
+
+
+def test_a_key_of_two_layers_is_read_back_and_has_a_file_of_its_own():
+    key = ProblemKey.of_problem(PROBLEM, 100)
+    assert ProblemKey.from_json(key.to_json()) == key
+    first, second = PROBLEM.layers()
+    assert (first.chain, first.epilogue, first.second) == (UP, PROBLEM.epilogue, None)
+    assert (second.chain, second.epilogue) == (DOWN, PROBLEM.second.epilogue)
+    assert PROBLEM.out_features == 32
+    assert not PROBLEM.is_factor
+    alone = ProblemKey.of_problem(first, 100)
+    assert tuning_cache.path_of({}, key) != tuning_cache.path_of({}, alone)
+    assert "second" not in alone.to_json()
+    assert str(PROBLEM) == f"{UP} bias gelu then {DOWN} bias residual float32 batch_first"
+
+
+def test_what_is_no_mlp_is_refused():
+    with pytest.raises(InvalidInputError, match="reads 32 features, but the first one gives 128"):
+        Problem(UP, "float32", False, second=SecondLayer(UP))
+    for other in ({"siblings": 2}, {"epilogue": Epilogue(residual=True)}):
+        with pytest.raises(InvalidInputError, match="no siblings and no residual"):
+            Problem(UP, "float32", False, second=SecondLayer(DOWN), **other)
+
+
+def test_without_a_family_that_takes_both_each_layer_has_its_plan():
+    plan = plan_of(PROBLEM, 100, spec=SPEC)
+    one, two = (plan_of(layer, 100, spec=SPEC) for layer in PROBLEM.layers())
+    assert plan.launches == (*one.launches, *two.launches)
+    assert (plan.between, plan.behind) == (PROBLEM.epilogue, PROBLEM.second.epilogue)
+    assert not plan.is_whole
+    assert mlp_plans.whole_call(operands(), MLP) is None
+
+
+def test_a_family_of_layers_is_not_asked_for_two(toy):
+    assert ToyChain().unsupported_reason(PROBLEM, SPEC) == "it computes one layer at most"
+    assert toy().unsupported_reason(PROBLEM.layers()[0], SPEC) is not None
+
+
+def test_the_faster_plan_is_predicted(toy):
+    plan = plan_of(PROBLEM, 100, spec=SPEC)
+    assert plan.is_whole
+    assert plan.ways == ("toy_mlp",)
+    toy.us = 1e9
+    plan = plan_of(PROBLEM, 100, spec=SPEC)
+    assert plan.ways == ("toy_chain", "toy_chain")
+    assert plan.predicted_us == pytest.approx(2e-3)
+    layers, *_ = registry.plain(PROBLEM, 100, SPEC)
+    assert (layers.name, layers.predicted_us) == ("layers", pytest.approx(2e-3))
+
+
+def test_what_is_predicted_is_launched_where_nothing_may_be_measured(toy, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    given = operands()
+    call = mlp_plans.whole_call(given, MLP)
+    torch.testing.assert_close(call(*given.arguments(PROBLEM)), expected(given))
+    assert toy.launches == [PROBLEM]
+    for mode, us in (("model", math.inf), ("off", 1e-3)):
+        planner.forget()
+        monkeypatch.setenv("KSOPT_TUNE", mode)
+        toy.us = us
+        assert mlp_plans.whole_call(given, MLP) is None
+        torch.testing.assert_close(ByLayers(PROBLEM)(*given.arguments(PROBLEM)), expected(given))
+
+
+def test_plans_race_and_the_winner_is_recorded(toy):
+    given = operands()
+    call = mlp_plans.whole_call(given, MLP)
+    assert toy.launches  # whoever has won
+    assert ToyChain.launches  # the layers' plans were chosen first
+    record = tuning_cache.load(cpu.fingerprint(), planner._key(PROBLEM, given.x, 32))
+    assert {one.way for one in record.timed} == {"layers", "toy_mlp"}
+    assert {one.weight for one in record.timed if one.way == "layers"} == {"cached", "repacked"}
+    won = record.chosen(changing=False).way
+    assert (call is None) == (won == "layers")
+    for layer in PROBLEM.layers():
+        key = ProblemKey.of_problem(layer, 32)
+        assert tuning_cache.load(cpu.fingerprint(), key) is not None
+    plan = plan_of(PROBLEM, 32, device="cpu")
+    assert plan.is_whole == (won == "toy_mlp")
+    assert mlp_plans.whole_call(given, MLP) is call
+    toy.launches.clear()
+    planner.forget()  # as in another process
+    assert (mlp_plans.whole_call(given, MLP) is None) == (won == "layers")
+    assert not toy.launches
+
+
+@pytest.mark.parametrize("won", ["layers", "toy_mlp"])
+def test_a_record_decides(toy, won):
+    given = operands()
+    record = planner.tuned(PROBLEM, 32, torch.device("cpu"))
+    at = [one.way for one in record.timed].index(won)
+    record = tuning_cache.Record(record.key, record.batch, record.timed, at, at)
+    tuning_cache.save(cpu.fingerprint(), record)
+    planner.forget()
+    call = mlp_plans.whole_call(given, MLP)
+    assert (call is None) == (won == "layers")
+    whole = planner.whole_choice(PROBLEM, 32, torch.device("cpu"))
+    assert (whole.way, whole.source) == (won, "recorded")
+    if call is not None:
+        torch.testing.assert_close(call(*given.arguments(PROBLEM)), expected(given))
+        assert "times as fast as a plan a layer" in whole.reason
+
+
+def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):
+    toy.fault = 0.5
+    with pytest.warns(RuntimeWarning, match="toy_mlp.*is left out: its result is wrong"):
+        assert mlp_plans.whole_call(operands(), MLP) is None
+
+
+def test_it_is_checked_on_random_numbers_where_the_operands_say_nothing(toy):
+    given = operands()
+    given.hidden_bias.fill_(math.nan)
+    toy.fault = 0.5
+    with pytest.warns(RuntimeWarning, match="its result is wrong"):
+        assert mlp_plans.whole_call(given, MLP) is None
+
+
+def test_no_rows_take_the_layers(toy):
+    assert mlp_plans.whole_call(operands(rows=0), MLP) is None

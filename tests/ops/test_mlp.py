@@ -1,0 +1,177 @@
+"""``ks_mlp``, two layers as one operator: values, gradients, transforms, compilation, messages."""
+
+import pytest
+import torch
+
+from ksopt import ops
+from ksopt.epilogue import ACTIVATIONS, with_epilogue
+from ksopt.errors import InvalidInputError
+from ksopt.kernels import planner
+from ksopt.patterns.chain import Chain
+from ksopt.reference import chain_reference
+from tests.kernels import toy_chains
+
+UP = Chain.parse("(1,12,4,2)*(2,4,5,1)")  # 10 -> 8 -> 24
+DOWNS = ["(1,3,4,3)*(3,4,8,1)", "(2,3,12,1)", "(1,5,3,2)*(2,3,7,1)*(14,1,1,1)*(2,7,12,1)"]
+BATCHES = [(7,), (0,), (2, 3), ()]
+
+
+@pytest.fixture(autouse=True)
+def predicted(monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    planner.forget()
+    yield
+    planner.forget()
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    with toy_chains.with_mlps() as family:
+        monkeypatch.setattr(family, "us", 1e-3)
+        yield family
+
+
+def case(down=DOWNS[0], batch=(7,), dtype=torch.float32, around=True):
+    """Operands, as far as the residual."""
+    generator = torch.Generator().manual_seed(0)
+    down = Chain.parse(down)
+
+    def draw(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+    both = ([draw(*p.weight_shape) for p in chain] for chain in (UP, down))
+    summands = (draw(24), draw(down.out_features), draw(*batch, down.out_features))
+    return (draw(*batch, 10), *both, *(summands if around else (None, None, None)))
+
+
+def expected(given, hidden_activation="none", activation="none"):
+    x, weights, last, hidden_bias, bias, residual = given
+
+    def wide(tensor):
+        return None if tensor is None else tensor.double()
+
+    hidden = chain_reference(x.double(), [one.double() for one in weights])
+    hidden = with_epilogue(hidden, wide(hidden_bias), hidden_activation)
+    y = chain_reference(hidden, [one.double() for one in last])
+    return with_epilogue(y, wide(bias), activation, wide(residual))
+
+
+def ways(given, *activations):
+    with torch.no_grad():
+        yield ops.ks_mlp(*given, *activations)
+        yield ops.ks_mlp_inner(*given, *activations)
+        yield ops.ks_mlp_inner(*given, *activations, owners=[*given[1], *given[2]])
+        out = torch.full_like(expected(given), torch.nan, dtype=given[0].dtype)
+        ops.ks_mlp_out(*given, *activations, out=out)
+        yield out
+    yield ops.ks_mlp(*given, *activations)  # where gradients may be recorded
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("down", DOWNS)
+def test_values(down, batch):
+    for around in (True, False):
+        given = case(down, batch, torch.float64, around)
+        for activation in ACTIVATIONS:
+            for y in ways(given, activation, "relu"):
+                torch.testing.assert_close(y, expected(given, activation, "relu"))
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_values_in_one_launch(batch, toy):
+    given = case(batch=batch)
+    for activation in ACTIVATIONS:
+        for y in ways(given, activation):
+            torch.testing.assert_close(y, expected(given, activation).float())
+    assert bool(toy.launches) == (0 not in batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_it_is_as_exact_as_pytorchs_own_operations(dtype):
+    given = case(dtype=dtype, batch=(63,))
+    truth = expected(given, "gelu")
+    for y in ways(given, "gelu"):
+        assert y.dtype == dtype
+        # h and what is between factors are rounded, and so is what each step gives.
+        error = (y.double() - truth).abs().max()
+        assert error <= 8 * torch.finfo(dtype).eps * truth.abs().max()
+
+
+def test_a_written_residual_and_an_output_that_is_not_contiguous(toy):
+    given = case(batch=(8,))
+    wanted = expected(given, "gelu").float()
+    for out in (torch.empty(12, 8)[:9].t(), given[5]):
+        with torch.no_grad():
+            before = out._version
+            ops.ks_mlp_out(*given, "gelu", out=out)
+        torch.testing.assert_close(out, wanted)
+        assert out._version > before
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(requires_grad):
+    given = case()
+    for tensor in (given[0], *given[1], *given[2], *given[3:]):
+        tensor.requires_grad_(requires_grad)
+    torch.library.opcheck(ops.ks_mlp, (*given, "gelu"))
+    if not requires_grad:
+        torch.library.opcheck(ops.ks_mlp_inner, (*given, "gelu"))
+
+
+def test_gradients_are_those_of_two_layers(toy):
+    given = case(dtype=torch.float64)
+    leaves = [given[0], *given[1], *given[2], *given[3:]]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    grads = torch.autograd.grad(ops.ks_mlp(*given, "gelu").sum(), leaves)
+    wanted = torch.autograd.grad(expected(given, "gelu").sum(), leaves)
+    for one, other in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert not toy.launches
+
+
+def test_under_autocast_the_layers_compute_it(toy):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert ops.ks_mlp(*case()).dtype == torch.bfloat16
+    assert not toy.launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ksopt", "inductor", "aot_eager"])
+def test_a_graph_launches_it_once(backend, toy):
+    torch._dynamo.reset()
+    given = case(batch=(8,))
+
+    def model(x):
+        return ops.ks_mlp(x, *given[1:], "gelu")
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(given[0]), expected(given, "gelu").float())
+    assert len(toy.launches) == 2
+    torch._dynamo.reset()
+
+
+def test_what_does_not_fit_together_is_refused(toy):
+    x, up, down, hidden_bias, bias, residual = case()
+    wrong = {
+        "its last dim must be": (x[:, 1:], up, down),
+        "x has shape": (x, up, up),
+        "hidden_bias|bias has shape": (x, up, down, hidden_bias[1:]),
+        "bias has shape": (x, up, down, hidden_bias, bias[1:]),
+        "residual has shape": (x, up, down, hidden_bias, bias, residual[1:]),
+        "weights is empty": (x, up, []),
+        "weight is float16": (x, up, [one.half() for one in down]),
+    }
+    for words, arguments in wrong.items():
+        for op in (ops.ks_mlp, ops.ks_mlp_inner):
+            with torch.no_grad(), pytest.raises(InvalidInputError, match=words):
+                op(*arguments)
+    with torch.no_grad(), pytest.raises(InvalidInputError, match="swish"):
+        ops.ks_mlp(x, up, down, hidden_activation="swish")
+    with pytest.raises(InvalidInputError, match="out has shape"):
+        ops.ks_mlp_out(x, up, down, out=torch.empty(7, 8))
+    x.requires_grad_()
+    with pytest.raises(InvalidInputError, match="no gradient is recorded"):
+        ops.ks_mlp_out(x, up, down, out=torch.empty(7, 9))
