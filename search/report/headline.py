@@ -162,7 +162,7 @@ def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
             known = metric.cell(shown.dense_values)
             facts.append(Fact(metric.cell(shown.values), metric.title, known and f"dense: {known}"))
         elif metric is WEIGHT_ERROR:
-            facts.append(Fact("not measured", metric.title, "--weights FILE measures it"))
+            facts.append(Fact("unknown", metric.title, "--weights FILE measures it"))
     return [*facts, _certainty(layer, shown)]
 
 
@@ -255,7 +255,7 @@ def _errors(used: Sequence[Finalist]) -> list[Fact]:
     errors = sorted(WEIGHT_ERROR.cell(one.values) for one in used)
     known = _span([error for error in errors if error])
     if not known:
-        return [Fact("not measured", WEIGHT_ERROR.title, "--weights FILE measures it")]
+        return [Fact("unknown", WEIGHT_ERROR.title, "--weights FILE measures it")]
     return [Fact(known, WEIGHT_ERROR.title)]
 
 

@@ -41,7 +41,7 @@ def layer_answers_table(layer: LayerResult) -> Table:
     for answer in layer.recommendations:
         chosen, speedup, cells = answer.chosen, "", [""] * len(heads)
         if chosen is not None:
-            known, speedup = chosen.facts, f"{1 / chosen.ratio:.2f}x"
+            known, speedup = chosen.facts, _speedup(chosen)
             cells = [
                 str(known.chain),
                 f"{known.nnz:,}",
@@ -59,6 +59,12 @@ def layer_answers_table(layer: LayerResult) -> Table:
         rows,
         title=f"Fastest chain of each budget for {phrases.layer(size)}",
     )
+
+
+def _speedup(chosen: Finalist) -> str:
+    if held_back.why(chosen):
+        return phrases.speed_span(chosen.latency, chosen.dense)
+    return f"{1 / chosen.ratio:.2f}x"
 
 
 def _verdict(answer: Recommendation) -> str:

@@ -60,7 +60,7 @@ def test_times_that_spread_widely_settle_nothing(search: Search) -> None:
     assert section.facts[0].value == "1.6x to 5.6x"
     assert section.facts[-1].value == "doubtful"
     assert section.table is not None
-    assert [row[2] for row in section.table.rows] == ["measure again"]
+    assert [row[1:3] for row in section.table.rows] == [("1.6x to 5.6x", "measure again")]
 
 
 def test_the_caption_names_what_is_drawn(search: Search) -> None:
