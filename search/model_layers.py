@@ -49,7 +49,8 @@ def layers_of_model(
     """
     places, obstacles = find(model)
     ties = {place.name: reason for place, reason in tied_to_others(model, places).items()}
-    around, note = {}, ""
+    around: dict[str, Surroundings] = {}
+    note = ""
     if call is not None:
         with evaluating(model):
             around, note = surroundings_of_model(model, call)

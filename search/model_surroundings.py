@@ -144,7 +144,7 @@ def _of_graph(
         for group in siblings.groups(graph, whole, lambda *_: True)
         for node in group
     }
-    for node, layer in reversed(whole.items()):
+    for node, layer in reversed(list(whole.items())):
         assert isinstance(layer, _DenseLayer)
         assert layer.place is not None
         yield layer.place.name, Surroundings(layer.problem.epilogue.names, together.get(node, 1))
@@ -167,7 +167,7 @@ def _product(node: fx.Node, places: Mapping[fx.Node, Place]) -> _DenseLayer | No
 def _largest(layers: Mapping[fx.Node, Layer]) -> Iterator[tuple[fx.Node, Layer]]:
     """Each product with all that surrounds it, the last one first."""
     done: set[fx.Node] = set()
-    for node, layer in reversed(layers.items()):
+    for node, layer in reversed(list(layers.items())):
         if node not in done:
             done.update(layer.inner)
             yield node, layer

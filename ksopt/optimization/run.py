@@ -99,16 +99,17 @@ def optimize(
     device = _device(model)
     call = ModelCall.of(example_inputs, device, None, "optimize")
     names = {"include": words(include), "exclude": words(exclude)}
-    layers_of_model(model, "the model", **names)  # refused before the model is run
+    layers_of_model(
+        model, "the model", names["include"], names["exclude"]
+    )  # refused before the model is run
     with evaluating(model):
         rows = call.rows(model)
     uncalled = uncalled_layers(model, rows)
     slight = {} if names["include"] else slight_layers(model, rows)
     left_out = (*names["exclude"], *uncalled, *slight)
     reads_graph = are_read({"train": mode == "training"} | options)
-    layers = layers_of_model(
-        *(model, type(model).__name__, names["include"], left_out), call if reads_graph else None
-    )
+    read = call if reads_graph else None
+    layers = layers_of_model(model, type(model).__name__, names["include"], left_out, read)
     result = search(
         layers,
         budget if isinstance(budget, str) else repr(budget),

@@ -19,6 +19,7 @@ from ksopt.search.report.glossary import glossary
 from ksopt.search.report.overview import Series, overview_plot
 from ksopt.search.report.plots import figure
 from ksopt.search.results import Finalist, SearchResult
+from ksopt.search.surroundings import Surroundings
 
 SCHEMA = "ksopt.comparison/1"
 _TITLE = "Searches compared"
@@ -141,6 +142,11 @@ def differences(searches: Searches) -> dict[str, list[str]]:
 
 def _setting(result: SearchResult) -> dict[str, Any]:
     options = {name: value for name, value in result.request.options.items() if name not in _OWN}
+    whole = (result.request.epilogue, result.request.siblings)
+    of_sizes = {one.size: (one.request.epilogue, one.request.siblings) for one in result.layers}
+    if any(around != whole for around in of_sizes.values()):  # a model's graph was read
+        texts = (f"{size}: {Surroundings(*around)}" for size, around in of_sizes.items())
+        options["epilogue"] = "; ".join(texts)
     device = result.layers[0].device
     sizes = " ".join(map(str, result.request.sizes))
     versions = {"torch": device.torch, "ksopt": device.ksopt}

@@ -18,7 +18,7 @@ from ksopt.search import Dims, SearchRequest, effect_of, layers_of_model, replay
 from ksopt.search.layers import Layers
 from ksopt.search.model_call import ModelCall, evaluating
 from ksopt.search.model_surroundings import surroundings_of_model
-from ksopt.search.report import results_json
+from ksopt.search.report import comparison, results_json
 from ksopt.search.surroundings import ALONE, Surroundings, most
 
 BIAS = Surroundings(("bias",))
@@ -277,13 +277,15 @@ def test_a_search_of_a_model_times_layers_as_its_graph_has_them(
         )
 
 
-def test_none_asks_for_the_bare_product(quick: None, tmp_path: Path) -> None:
-    found = ksopt.search(
-        *(Attention(), "60%"), example_inputs=torch.randn(2, 5, 16), epilogue="none",
-        include="up", out=tmp_path / "a", trials=2, quiet=True,
-    )  # fmt: skip
-    assert [(one.request.epilogue, one.request.siblings) for one in found.layers] == [((), 1)]
-    assert found.request.notes == ()
+def test_none_asks_for_bare_products_and_a_comparison_says_so(quick: None, tmp_path: Path) -> None:
+    model, x = Attention(), torch.randn(2, 5, 16)
+    asked = {"example_inputs": x, "include": "up", "trials": 2, "quiet": True}
+    bare = ksopt.search(model, "60%", epilogue="none", out=tmp_path / "bare", **asked)
+    assert [(one.request.epilogue, one.request.siblings) for one in bare.layers] == [((), 1)]
+    assert bare.request.notes == ()
+    surrounded = ksopt.search(model, "60%", out=tmp_path / "surrounded", **asked)
+    found = comparison.differences({"bare": bare, "surrounded": surrounded})
+    assert found == {"epilogue": ["", "16x32: followed by a bias and a GELU (tanh)"]}
 
 
 MODEL = """
