@@ -10,6 +10,7 @@ from typing import Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
+from ksopt.search.surroundings import ALONE, Surroundings, most
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # Names that an error message lists.
@@ -25,12 +26,14 @@ class Layer:
         dims: Its size.
         weight: What tells its weight from those of other layers; layers that share one share this.
         kind: "Linear", or "Conv1D" of transformers.
+        around: What surrounds it, where the model's graph was read.
     """
 
     name: str
     dims: Dims
     weight: str
     kind: str = "Linear"
+    around: Surroundings = ALONE
 
     @property
     def pattern(self) -> str:
@@ -55,6 +58,7 @@ class Group:
         matches: What a plan calls them: a pattern for their names that fits no other layer of this
             size, or else all their names.
         kind: "Linear", or "Conv1D" of transformers.
+        around: What surrounds most of them, where the model's graph was read.
     """
 
     dims: Dims
@@ -63,6 +67,7 @@ class Group:
     weights: int
     matches: tuple[str, ...]
     kind: str = "Linear"
+    around: Surroundings = ALONE
 
     @property
     def dense_parameters(self) -> int:
@@ -78,13 +83,16 @@ class Group:
             "weights": self.weights,
             "matches": list(self.matches),
             "kind": self.kind,
+            **self.around.to_json(),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Group:
         """The group that `to_json` wrote."""
+        plain = {name: value[name] for name in ("role", "count", "weights", "kind")}
+        around = Surroundings.from_json(value) if "siblings" in value else ALONE
         return cls(
-            **{**value, "dims": Dims.parse(value["dims"]), "matches": tuple(value["matches"])}
+            Dims.parse(value["dims"]), matches=tuple(value["matches"]), around=around, **plain
         )
 
 
@@ -113,6 +121,10 @@ class Layers:
         for group in self.groups:
             total[group.dims] = total.get(group.dims, 0) + group.count * group.dims.dense_parameters
         return tuple(sorted(total, key=lambda dims: -total[dims]))
+
+    def around(self, dims: Dims) -> Surroundings:
+        """What surrounds most layers of a size."""
+        return most((one.around, one.count) for one in self.groups if one.dims == dims)
 
     @property
     def count(self) -> int:
@@ -183,11 +195,9 @@ def grouped(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Grou
         matches = (pattern,) if len(alike) == len(names) else tuple(names)
         weights = {layer.weight for layer in own} - counted
         counted |= weights
-        groups.append(
-            Group(
-                dims, role(pattern, called.values()), len(own), len(weights), matches, own[0].kind
-            )
-        )
+        own_role = role(pattern, called.values())
+        around = most((layer.around, 1) for layer in own)
+        groups.append(Group(dims, own_role, len(own), len(weights), matches, own[0].kind, around))
     return tuple(groups)
 
 

@@ -13,6 +13,9 @@ from ksopt.conversion.resolve import tied_to_others
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.size import Dims
 from ksopt.search.layers import Layer, Layers, chosen, grouped
+from ksopt.search.model_call import ModelCall, evaluating
+from ksopt.search.model_surroundings import surroundings_of_model
+from ksopt.search.surroundings import ALONE, Surroundings
 
 
 def layers_of_model(
@@ -20,6 +23,7 @@ def layers_of_model(
     source: str = "the model",
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    call: ModelCall | None = None,
 ) -> Layers:
     """The layers of a model that `ksopt.convert` can replace: Linear, and transformers' Conv1D.
 
@@ -31,6 +35,8 @@ def layers_of_model(
         source: What the list calls it.
         include: Names or patterns for names: only these layers are searched.
         exclude: Names or patterns for names: these are not.
+        call: Inputs of the model, which then runs, and whose graph says what surrounds each layer;
+            None leaves every layer alone.
 
     Raises:
         InvalidInputError: It has no such layer, is itself one, or an entry of include or exclude
@@ -43,7 +49,12 @@ def layers_of_model(
     """
     places, obstacles = find(model)
     ties = {place.name: reason for place, reason in tied_to_others(model, places).items()}
-    all_layers = [_layer(place) for place in places]
+    around: dict[str, Surroundings] = {}
+    note = ""
+    if call is not None:
+        with evaluating(model):
+            around, note = surroundings_of_model(model, call)
+    all_layers = [_layer(place, around.get(place.name, ALONE)) for place in places]
     layers = [layer for layer in all_layers if layer.name not in ties]
     dense = {**ties, **{other.name: other.reason for other in obstacles}}
     if not layers:
@@ -73,12 +84,13 @@ def layers_of_model(
         groups=grouped(wanted, others),
         dense={**left, **dense},
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        note=note,
     )
 
 
-def _layer(place: Place) -> Layer:
+def _layer(place: Place, around: Surroundings) -> Layer:
     dims = Dims(place.in_features, place.out_features)
-    return Layer(place.name, dims, str(id(place.parameter)), place.kind)
+    return Layer(place.name, dims, str(id(place.parameter)), place.kind, around)
 
 
 def placement(model: nn.Module) -> dict[str, str]:

@@ -16,6 +16,7 @@ from ksopt.search.options import LADDER, SearchOptions
 from ksopt.search.progress import for_terminal
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import SearchResult
+from ksopt.search.surroundings import are_read
 
 if TYPE_CHECKING:  # a search of sizes checks its words before torch is imported
     from torch import nn
@@ -41,8 +42,8 @@ def search(
         model_or_dims: ``"768x3072"``, several sizes, a model, or its layers (`layers_of_model`).
         budget: The most weights of a chain: ``"25%"``, ``"600k"``, or several.
         example_inputs: What a model takes: a tensor, a tuple of arguments or a mapping of keyword
-            arguments. They say how many rows its layers see, and at the end a copy of the model is
-            timed whole.
+            arguments. They say how many rows its layers see; the graph of a call says what each
+            layer is timed with, such as a GELU; and at the end a copy of the model is timed whole.
         include: Names or patterns for names: only these layers of a model are searched.
         exclude: Names or patterns for names: these are not.
         quiet: Shows no progress; it goes to stderr otherwise.
@@ -71,7 +72,9 @@ def search(
     subject: Any = model_or_dims
     to_measure = None
     if not isinstance(model_or_dims, (Dims, str, Sequence, Layers)):
-        subject, of_model, to_measure = _of_model(model_or_dims, example_inputs, **names)
+        subject, of_model, to_measure = _of_model(
+            model_or_dims, example_inputs, **names, reads_graph=are_read(options)
+        )
         options = of_model | options
     else:
         given = {**names, "example_inputs": example_inputs is not None}
@@ -98,6 +101,7 @@ def _of_model(
     inputs: object,
     include: Sequence[str],
     exclude: Sequence[str],
+    reads_graph: bool,
 ) -> tuple[Layers, dict[str, Any], ToMeasure | None]:
     """A model's layers, options that follow from it, and what is timed whole."""
     import torch
@@ -112,7 +116,8 @@ def _of_model(
             f"search: give a model, or a layer's size such as '768x3072'; got "
             f"{type(model).__name__}"
         )
-    layers = layers_of_model(model, type(model).__name__, include, exclude)
+    name = type(model).__name__
+    layers = layers_of_model(model, name, include, exclude)
     known: dict[str, Any] = dict(placement(model))
     if inputs is None:
         return layers, known, None
@@ -121,6 +126,8 @@ def _of_model(
     with evaluating(model):
         rows = call.rows(model)
     known |= batch_of(model, rows)
+    if reads_graph:
+        layers = layers_of_model(model, name, include, exclude, call)
     try:
         whole = copy.deepcopy(model)  # timing moves it, and leaves it in evaluation mode
     except Exception as error:

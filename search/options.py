@@ -80,7 +80,8 @@ class SearchOptions:
     )
     epilogue: tuple[str, ...] | str = option(
         (),
-        f"what follows it, timed with it: bias, one of {', '.join(ACTIVATIONS)}, residual",
+        f"what follows it, timed with it: bias, one of {', '.join(ACTIVATIONS)}, residual; or none "
+        "(the default, but of a --model with inputs what its graph has)",
         _LAYER,
         nargs="+",
         metavar="STEP",
@@ -379,6 +380,8 @@ class SearchOptions:
 def _epilogue(given: str | Sequence[str]) -> tuple[str, ...]:
     """What follows a layer, in its order."""
     words = (given,) if isinstance(given, str) else tuple(given)
+    if words == ("none",):
+        return ()
     order = ("bias", *ACTIVATIONS, "residual")
     unknown = [word for word in words if word not in order]
     if unknown:

@@ -20,7 +20,8 @@ class PlannedGroup:
     Args:
         group: The layers.
         answer: The step whose chain they become; None where they stay dense.
-        dense_us: What one dense layer took, in microseconds; None if it was not measured.
+        dense_us: What one dense layer took, in microseconds, of siblings its share of the time of
+            all; None if it was not measured.
         latency_us: What one layer takes by the plan; None if it was not measured.
     """
 
@@ -173,6 +174,9 @@ def _effect(result: SearchResult, pick: Callable[[Dims], Recommendation | None])
             # On the scale of the final's dense layer, where there was a final.
             dense = answer.chosen.dense.median_us
             latency = answer.chosen.latency.median_us
+        if layer is not None and dense is not None and latency is not None:
+            together = layer.request.siblings  # whose time is of all of them
+            dense, latency = dense / together, latency / together
         planned.append(PlannedGroup(group, answer, dense, latency))
     known = [one for one in planned if one.dense_us is not None]
     missing = dict.fromkeys(one.group.dims for one in planned if one.dense_us is None)

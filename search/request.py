@@ -14,6 +14,7 @@ from ksopt.search.layer_request import LayerRequest
 from ksopt.search.layers import Layers
 from ksopt.search.options import TRIALS, SearchOptions
 from ksopt.search.storage_url import without_password
+from ksopt.search.surroundings import ALONE, Surroundings, are_read
 from ksopt.system import option_fields
 
 
@@ -125,6 +126,10 @@ class SearchRequest(SearchOptions):
         if not self.is_one_layer:
             changes["study"] = f"{self.study} {dims}"
         differences = []
+        around = self._surroundings(dims)
+        if around is not None:
+            changes |= {"epilogue": around.epilogue, "siblings": around.siblings}
+            differences.append(self._timed_as(dims, around))
         full = min(dims.in_features, dims.out_features)
         if self.min_rank is not None and self.min_rank > full:
             changes["min_rank"] = full
@@ -153,6 +158,24 @@ class SearchRequest(SearchOptions):
         request = LayerRequest(dims, **{**self._layer_options, **changes})
         sentence = f"{dims}: {'; '.join(differences)}." if differences else ""
         return _Fitted(dims, request, sentence)
+
+    def _surroundings(self, dims: Dims) -> Surroundings | None:
+        """What a model's graph shows around most layers of a size; None where it has no say."""
+        if self.model is None or not are_read(self.options):
+            return None
+        around = self.model.around(dims)
+        groups = [group for group in self.model.groups if group.dims == dims]
+        return None if all(group.around == ALONE for group in groups) else around
+
+    def _timed_as(self, dims: Dims, around: Surroundings) -> str:
+        """Which surroundings a size is timed with, and those of its other layers."""
+        assert self.model is not None
+        groups = [group for group in self.model.groups if group.dims == dims]
+        others = [f"{one.role} is {one.around}" for one in groups if one.around != around]
+        if not others:
+            return f"its layers are timed as in the model, {around}"
+        timed = f"its layers are timed as most of them are in the model, {around}"
+        return f"{timed} ({'; '.join(others)})"
 
     @property
     def _layer_options(self) -> dict[str, Any]:

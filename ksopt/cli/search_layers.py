@@ -13,10 +13,12 @@ from ksopt.cli.parser import SIZE
 from ksopt.errors import InvalidInputError
 from ksopt.search.hf_config import layers_of_config
 from ksopt.search.layers import Layers
+from ksopt.search.surroundings import are_read
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from ksopt.search.model_call import ModelCall
     from ksopt.search.study import ToMeasure
 
 
@@ -49,14 +51,34 @@ class Subject:
 
             model = build_model(args.model, sys.stderr)
             layers = layers_of_model(model, args.model, args.include, args.exclude)
-            to_measure = None
-            if args.measure_model is not None:
-                to_measure = ToMeasure(model, _inputs(args.measure_model, model))
-            return cls(layers, {"model": args.model, **_names(args)}, to_measure)
+            asked_by = {"model": args.model, **_names(args)}
+            if args.measure_model is None:
+                return cls(layers, asked_by)
+            inputs = _inputs(args.measure_model, model)
+            if args.epilogue == ["none"]:  # a request has it as nothing, as if it were not given
+                asked_by["epilogue"] = "none"
+            call = _call(model, inputs) if are_read(vars(args)) else None
+            if call is not None:
+                layers = layers_of_model(model, args.model, args.include, args.exclude, call)
+            return cls(layers, asked_by, ToMeasure(model, inputs))
         if args.hf_config is not None:
             layers = layers_of_config(args.hf_config, args.include, args.exclude)
             return cls(layers, {"hf-config": shlex.quote(args.hf_config), **_names(args)})
         return cls(args.dims)
+
+
+def _call(model: nn.Module, inputs: object) -> ModelCall | None:
+    """A call of the model where it was built; None where it has no values."""
+    import torch
+
+    from ksopt.search.model_call import ModelCall
+    from ksopt.search.model_layers import placement
+
+    placed = placement(model)
+    if "device" not in placed:
+        return None
+    device, dtype = torch.device(placed["device"]), getattr(torch, placed["dtype"])
+    return ModelCall.of(inputs, device, dtype, "measure-model")
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -30,6 +30,7 @@ from ksopt.search.one_call import search
 from ksopt.search.plan import plan_of
 from ksopt.search.progress import Progress, for_terminal
 from ksopt.search.results import SearchResult
+from ksopt.search.surroundings import are_read
 
 MODES = ("inference", "training")
 _FIXED = {
@@ -98,18 +99,22 @@ def optimize(
     device = _device(model)
     call = ModelCall.of(example_inputs, device, None, "optimize")
     names = {"include": words(include), "exclude": words(exclude)}
-    layers_of_model(model, "the model", **names)  # refused before the model is run
+    layers_of_model(
+        model, "the model", names["include"], names["exclude"]
+    )  # refused before the model is run
     with evaluating(model):
         rows = call.rows(model)
     uncalled = uncalled_layers(model, rows)
     slight = {} if names["include"] else slight_layers(model, rows)
+    left_out = (*names["exclude"], *uncalled, *slight)
+    reads_graph = are_read({"train": mode == "training"} | options)
+    read = call if reads_graph else None
+    layers = layers_of_model(model, type(model).__name__, names["include"], left_out, read)
     result = search(
-        model,
+        layers,
         budget if isinstance(budget, str) else repr(budget),
-        include=names["include"],
-        exclude=(*names["exclude"], *uncalled, *slight),
         quiet=quiet,
-        **batch_of(model, rows) | {"train": mode == "training"} | options,
+        **placement(model) | batch_of(model, rows) | {"train": mode == "training"} | options,
     )
     if result.stopped == "interrupted":
         raise KeyboardInterrupt

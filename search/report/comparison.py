@@ -13,12 +13,14 @@ from ksopt.report import document, tables
 from ksopt.report.document import Fact, Section
 from ksopt.report.tables import Table
 from ksopt.search.metrics import WEIGHT_ERROR
+from ksopt.search.options import SearchOptions
 from ksopt.search.plan import choice
 from ksopt.search.report import phrases, results_json
 from ksopt.search.report.glossary import glossary
 from ksopt.search.report.overview import Series, overview_plot
 from ksopt.search.report.plots import figure
 from ksopt.search.results import Finalist, SearchResult
+from ksopt.search.surroundings import Surroundings
 
 SCHEMA = "ksopt.comparison/1"
 _TITLE = "Searches compared"
@@ -141,10 +143,19 @@ def differences(searches: Searches) -> dict[str, list[str]]:
 
 def _setting(result: SearchResult) -> dict[str, Any]:
     options = {name: value for name, value in result.request.options.items() if name not in _OWN}
+    whole = _around(result.request)
+    of_sizes = {one.size: _around(one.request) for one in result.layers}
+    if any(around != whole for around in of_sizes.values()):  # a model's graph was read
+        texts = (f"{size}: {around}" for size, around in of_sizes.items())
+        options["epilogue"] = "; ".join(texts)
     device = result.layers[0].device
     sizes = " ".join(map(str, result.request.sizes))
     versions = {"torch": device.torch, "ksopt": device.ksopt}
     return {"sizes": sizes, **options, "device": device.name, **versions}
+
+
+def _around(options: SearchOptions) -> Surroundings:
+    return Surroundings(tuple(options.epilogue), options.siblings)
 
 
 def _shown(value: Any) -> str:

@@ -17,6 +17,7 @@ from ksopt.search.report.plots import beyond, figure, scatter
 from ksopt.search.report.sections import section
 from ksopt.search.results import LayerResult
 from ksopt.search.samplers import factor_times
+from ksopt.search.surroundings import in_words
 
 
 @section(order=80)
@@ -62,8 +63,8 @@ def method(result: LayerResult) -> Section:
     what = "A training step of each chain" if request.train else "Each chain"
     if request.siblings > 1:
         what = f"Each chain, {request.siblings} times on one input,"
-    surroundings = phrases.surroundings(request)
-    after = f"It is followed by {surroundings}." if surroundings else "It has no bias."
+    behind = in_words(request.epilogue)
+    after = f"It is followed by {behind}." if behind else "It has no bias."
     paragraphs = [
         f"{what} was timed on random input of {request.batch} rows: {request.dtype}, "
         f"{request.layout}. {after} It took turns with the dense layer. Caches were overwritten "

@@ -10,14 +10,11 @@ from ksopt.patterns.size import Dims
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.request import SearchRequest
 from ksopt.search.results import ChainFacts
+from ksopt.search.surroundings import in_words
 
 _TRAINING = (
     "All times are of a training step: the product, and the gradients of its input and weights."
 )
-_STEPS = {
-    "bias": "a bias", "relu": "a ReLU", "gelu": "a GELU", "gelu_tanh": "a GELU (tanh)",
-    "silu": "a SiLU", "residual": "a residual",
-}  # fmt: skip
 
 
 def what_is_timed(request: LayerRequest | SearchRequest) -> list[str]:
@@ -31,16 +28,10 @@ def what_is_timed(request: LayerRequest | SearchRequest) -> list[str]:
     if request.train:
         return [_TRAINING]
     layers = f"{request.siblings} layers on one input" if request.siblings > 1 else "a layer"
-    after = surroundings(request)
+    after = in_words(request.epilogue)
     if request.siblings == 1 and not after:
         return []
     return [f"All times are of {layers}{f', followed by {after}' if after else ''}."]
-
-
-def surroundings(request: LayerRequest | SearchRequest) -> str:
-    """What follows a layer, in words; empty for nothing."""
-    *first, last = [_STEPS[step] for step in request.epilogue] or [""]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def microseconds(value: float) -> str:

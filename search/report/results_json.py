@@ -153,6 +153,8 @@ def _layer_request(request: LayerRequest) -> dict[str, Any]:
         "trials": request.trials,
         "weights": request.weights,
         "study": request.study,
+        "epilogue": list(request.epilogue),
+        "siblings": request.siblings,
     }
 
 

@@ -1,0 +1,173 @@
+"""What surrounds each linear layer of a model, read from the graph of a call.
+
+Dynamo captures the graph, and the layers are followed as the backend follows chains
+(`ksopt.compile.lowering.absorb`): a step or a sibling is found where a launch of a chain in the
+layer's place could do it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ksopt.compile import dropouts
+from ksopt.compile.capture.in_place import writes_in_place
+from ksopt.compile.end_to_end import restored
+from ksopt.compile.graph_breaks import graph_breaks
+from ksopt.compile.lowering import siblings
+from ksopt.compile.lowering.layer import Layer, with_next, with_spelled
+from ksopt.conversion.layers import Place, find
+from ksopt.kernels.problem import Epilogue, Problem, is_exact
+from ksopt.patterns.chain import Chain, Pattern
+from ksopt.search.model_call import ModelCall
+from ksopt.search.surroundings import Surroundings
+
+_SHOWN = 4
+"""Names that a sentence lists."""
+_PRODUCTS: Mapping[Any, tuple[str, ...]] = {
+    nn.functional.linear: ("input", "weight", "bias"),
+    torch._C._nn.linear: ("input", "weight", "bias"),
+    torch.addmm: ("bias", "input", "weight"),  # transformers' Conv1D
+}
+
+
+@dataclass(frozen=True)
+class _DenseLayer(Layer):
+    """A dense layer in a graph, as `Layer` is a chain's: its matrix counts as the one factor."""
+
+    place: Place | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """What a chain in its place computes, as far as surroundings go."""
+        assert self.place is not None
+        pattern = Pattern(1, self.place.out_features, self.place.in_features, 1)
+        dtype = str(self.place.parameter.dtype).removeprefix("torch.")
+        after = Epilogue(self.bias is not None, self.activation, self.residual is not None)
+        return Problem(Chain((pattern,)), dtype, False, is_exact(dtype), after)
+
+
+def surroundings_of_model(model: nn.Module, call: ModelCall) -> tuple[dict[str, Surroundings], str]:
+    """What surrounds each linear layer in a call of a model.
+
+    The model runs once, uncompiled; its buffers and the random state are restored. Of a layer that
+    is applied several times it is what surrounds the first one. A layer that the graph does not
+    show, and all layers of a graph that writes in place, have their bias alone.
+
+    Args:
+        model: The model, in the mode in which it is to be called.
+        call: Its inputs.
+
+    Returns:
+        Surroundings by the layer's name, and a sentence of those that could not be read; empty if
+        all could.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8, bias=False))
+        >>> call = ModelCall((torch.ones(4, 8),), {}, "example")
+        >>> found, _ = surroundings_of_model(model, call)
+        >>> [(name, around.epilogue) for name, around in found.items()]
+        [('0', ('bias', 'relu')), ('2', ())]
+    """
+    places = find(model)[0]
+    of_parameter = {id(place.parameter): place for place in places}
+    seen: dict[str, Surroundings] = {}
+    reason = "its graph does not show them"
+
+    def collect(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        nonlocal reason
+        if writes_in_place(gm.graph):
+            reason = "its graph writes tensors in place"
+            return gm.forward
+        for name, around in _of_graph(gm.graph, example_inputs, of_parameter):
+            seen.setdefault(name, around)
+        return gm.forward
+
+    try:
+        with restored(model), graph_breaks() as breaks:
+            torch.compile(_caller(model), backend=collect, dynamic=False)(*call.args, **call.named)
+        if breaks:
+            reason = f"its graph breaks: {breaks[0].reason}"
+    except Exception as error:  # Dynamo's, or of code that it runs: the search does without
+        first = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        reason = f"its graph could not be read: {type(error).__name__}: {first}"
+    unseen = [place for place in places if place.name not in seen]
+    bare = {
+        place.name: Surroundings(("bias",) if place.bias is not None else ()) for place in places
+    }
+    return bare | seen, _sentence([place.name for place in unseen], len(places), reason)
+
+
+def _sentence(unseen: Sequence[str], count: int, reason: str) -> str:
+    if not unseen:
+        return ""
+    more = [f"{len(unseen) - _SHOWN} more"] if len(unseen) > _SHOWN else []
+    which = "all layers" if len(unseen) == count else ", ".join([*unseen[:_SHOWN], *more])
+    return f"What surrounds layers in the model could not be read of {which}: {reason}."
+
+
+def _caller(model: nn.Module) -> Callable[..., Any]:
+    """The model as a function whose code is new: Dynamo limits how often one code is compiled."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        return model(*args, **named)
+
+    code = call.__code__.replace()
+    return types.FunctionType(code, globals(), "call", None, call.__closure__)
+
+
+def _of_graph(
+    graph: fx.Graph, example_inputs: Sequence[Any], of_parameter: Mapping[int, Place]
+) -> Iterator[tuple[str, Surroundings]]:
+    """Surroundings of the layers of a graph, by name, in the graph's order."""
+    dropouts.bypass(graph)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    places = {
+        node: of_parameter[id(value)]
+        for node, value in zip(placeholders, example_inputs, strict=True)
+        if id(value) in of_parameter
+    }
+    layers: dict[fx.Node, Layer] = {}
+    for node in graph.nodes:
+        layer = _product(node, places) or with_next(node, layers) or layers.get(node)
+        if layer is not None:
+            layers[node] = layer
+            layers |= dict(with_spelled(node, layer))  # a later node's
+    whole = dict(_largest(layers))
+    together = {
+        node: len(group)
+        for group in siblings.groups(graph, whole, lambda *_: True)
+        for node in group
+    }
+    for node, layer in reversed(list(whole.items())):
+        assert isinstance(layer, _DenseLayer)
+        assert layer.place is not None
+        yield layer.place.name, Surroundings(layer.problem.epilogue.names, together.get(node, 1))
+
+
+def _product(node: fx.Node, places: Mapping[fx.Node, Place]) -> _DenseLayer | None:
+    """A product by a layer's weight, with its bias."""
+    names = _PRODUCTS.get(node.target) if node.op == "call_function" else None
+    if names is None or not isinstance(node.meta.get("example_value"), Tensor):
+        return None
+    arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    x, weight, bias = (arguments.get(name) for name in ("input", "weight", "bias"))
+    if not isinstance(x, fx.Node) or not isinstance(weight, fx.Node) or weight not in places:
+        return None
+    if bias is not None and not isinstance(bias, fx.Node):
+        return None
+    return _DenseLayer(x, (weight,), (weight,), bias, inner=(node,), place=places[weight])
+
+
+def _largest(layers: Mapping[fx.Node, Layer]) -> Iterator[tuple[fx.Node, Layer]]:
+    """Each product with all that surrounds it, the last one first."""
+    done: set[fx.Node] = set()
+    for node, layer in reversed(list(layers.items())):
+        if node not in done:
+            done.update(layer.inner)
+            yield node, layer
