@@ -94,7 +94,6 @@ def test_a_block_of_a_transformer() -> None:
         (torch.tanh, None),
         (nn.LeakyReLU(), None),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("bias", [True, False])
 def test_an_activation_is_found_however_it_is_written(
