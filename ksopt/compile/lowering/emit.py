@@ -226,5 +226,9 @@ def views_to_reshapes(graph: fx.Graph) -> None:
     """Let views work on other strides, too; where they worked before they stay views."""
     for node in graph.nodes:
         takes_sizes = len(node.args) > 1 and not isinstance(node.args[1], torch.dtype)
-        if node.op == "call_method" and node.target == "view" and takes_sizes:
+        if node.op != "call_method":
+            continue
+        if node.target == "view" and takes_sizes:
             node.target = "reshape"
+        elif node.target == "view_as":
+            node.target = "reshape_as"

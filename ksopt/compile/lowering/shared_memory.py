@@ -78,9 +78,13 @@ def _returned(graph: fx.Graph) -> list[fx.Node]:
     return [one for node in graph.nodes if node.op == "output" for one in node.all_input_nodes]
 
 
-# These copy or take a view, by the strides of what they read.
+# These copy or take a view, by the strides of what they read. A view is one of the author's, and a
+# reshape where other strides came before it (`emit.views_to_reshapes`).
 _COPIES_BY_STRIDES = frozenset(
-    {"contiguous", "einsum", "flatten", "ravel", "reshape", "reshape_as", "to", "type"}
+    {
+        *("contiguous", "einsum", "flatten", "ravel", "reshape", "reshape_as", "to", "type"),
+        *("view", "view_as"),
+    }
 )
 
 
