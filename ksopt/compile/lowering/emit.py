@@ -8,7 +8,8 @@ and ksopt's operator only, so that AOTAutograd's cache takes the graph.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -222,13 +223,23 @@ def is_torchs(node: fx.Node) -> bool:
     )
 
 
+_RESHAPES: Mapping[Any, Any] = MappingProxyType(
+    {
+        "view": "reshape",
+        "view_as": "reshape_as",
+        torch.ops.aten.view: torch.ops.aten.reshape,
+        torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    }
+)
+"""What does the same as a view, and copies where the strides allow none."""
+
+
 def views_to_reshapes(graph: fx.Graph) -> None:
     """Let views work on other strides, too; where they worked before they stay views."""
     for node in graph.nodes:
-        takes_sizes = len(node.args) > 1 and not isinstance(node.args[1], torch.dtype)
-        if node.op != "call_method":
+        if node.op not in ("call_method", "call_function") or node.target not in _RESHAPES:
             continue
-        if node.target == "view" and takes_sizes:
-            node.target = "reshape"
-        elif node.target == "view_as":
-            node.target = "reshape_as"
+        if "size" in node.kwargs:  # reshape calls it otherwise
+            node.args, node.kwargs = (*node.args, node.kwargs["size"]), {}
+        if len(node.args) > 1 and not isinstance(node.args[1], torch.dtype):
+            node.target = _RESHAPES[node.target]

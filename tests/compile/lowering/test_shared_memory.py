@@ -65,9 +65,19 @@ def view_is_read(y):
     return y.view_as(y.new_empty(2, y.shape[1] * 4)) + 1
 
 
+def aten_view_is_read(y):
+    y = torch.relu(y).permute(1, 0, 2)
+    return torch.ops.aten.view.default(y, [y.numel()]) + torch.ops.aten.view(y, [-1])
+
+
+def view_of_named_sizes_is_read(y):
+    return torch.relu(y).permute(1, 0, 2).view(size=(2, -1)) + 1
+
+
 AFTER = [
     *(copy_is_read, copied_is_read, read_after_a_size_of_one, both_are_returned),
     *(view_is_written, viewed_is_written, view_is_returned_beside_it, view_is_read),
+    *(aten_view_is_read, view_of_named_sizes_is_read),
 ]
 
 
