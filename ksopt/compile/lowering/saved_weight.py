@@ -210,6 +210,12 @@ def _in_region(trace: Trace, node: fx.Node, device_type: str) -> Iterator[None]:
         yield
 
 
+def _is_detached(node: fx.Node) -> bool:
+    """Whether a node cuts a tensor off from its gradients."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name == "detach"
+
+
 def needs_grad(node: fx.Node, ends: Callable[[fx.Node], bool] = lambda _: False) -> bool:
     """Whether a gradient of a node's value is recorded, as far as the graph tells.
 
@@ -224,7 +230,8 @@ def needs_grad(node: fx.Node, ends: Callable[[fx.Node], bool] = lambda _: False)
         known = fake_result(one)
         if isinstance(known, Tensor) and known.requires_grad:
             return True
-        before = () if one.op == "placeholder" or ends(one) else one.all_input_nodes
+        is_first = one.op == "placeholder" or _is_detached(one)
+        before = () if is_first or ends(one) else one.all_input_nodes
         left += [other for other in before if other not in seen]
         seen.update(before)
     return False

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from ksopt.compile.capture.index_map import NotNestedError
@@ -142,7 +141,7 @@ class Weights:
 
     def _records(self, product: Root) -> bool:
         made_at = product.made_at
-        return made_at is not None and self._trace.regions[made_at].grad and torch.is_grad_enabled()
+        return made_at is not None and self._trace.regions[made_at].grad
 
     def _records_like(self, one: Root, other: Root) -> bool:
         """Whether gradients flow alike where two roots were made."""

@@ -334,3 +334,44 @@ def test_what_is_computed_without_gradients_has_none(mode):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+
+
+class DetachedUnderAutocast(Layer):
+    def forward(self, x):
+        blocks = self.blocks.detach()
+        return torch.einsum("ngi,goi->ngo", x.view(-1, 4, 8), blocks).flatten(1)
+
+
+class WithGradientsFromInside(Layer):
+    def forward(self, x):
+        torch.set_grad_enabled(True)
+        return F.conv1d((x * 2)[:, :, None], self.blocks.detach().view(32, 8, 1), groups=4).flatten(
+            1
+        )
+
+
+@pytest.mark.parametrize("handover", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    ("build", "grad"), [(DetachedUnderAutocast, True), (WithGradientsFromInside, False)]
+)
+def test_a_weight_that_autocast_casts_may_be_written(build, grad, handover, monkeypatch):
+    """A trained weight that is cut off, and gradients that the model itself switches on."""
+    from ksopt.compile import backend
+
+    if handover == "eager":
+        monkeypatch.setattr(backend, "hand_over", lambda gm, inputs, config: gm.forward)
+    model, gradients = build(), []
+    for run in (model, torch.compile(model, backend="ksopt", options={"tune": "off"})):
+        x = torch.linspace(-1, 1, 5 * 32).view(5, 32).requires_grad_()
+        try:
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+                y = run(x)
+        finally:
+            torch.set_grad_enabled(True)
+        with torch.no_grad():
+            model.blocks.mul_(0.5)
+        y.float().square().sum().backward()
+        gradients.append(x.grad)
+        with torch.no_grad():
+            model.blocks.mul_(2)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.05)
