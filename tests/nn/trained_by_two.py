@@ -5,13 +5,15 @@ first process writes the trained weights to a file. Compiled graphs are rewritte
 run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
 
 The task: ``rank``, ``store`` (a file by which the two meet), ``out`` (the file that is written),
-``by`` ("ddp" or "fsdp"), and what may be added: ``compiled``, ``accumulated`` (each step is two
-halves of the rows), ``checkpointed``, ``bfloat16`` (FSDP2's policy for what is computed).
+``seconds`` (at most), ``by`` ("ddp" or "fsdp"), and what may be added: ``compiled``,
+``accumulated`` (each step is two halves of the rows), ``checkpointed``, ``bfloat16`` (FSDP2's
+policy for what is computed).
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -95,7 +97,8 @@ def train(
 
 
 def main(task: dict[str, Any]) -> None:
-    """Train, and write the weights."""
+    """Train, and write the weights; where it hangs it says where, and ends."""
+    faulthandler.dump_traceback_later(task["seconds"], exit=True)
     dist.init_process_group(
         "gloo", init_method=f"file://{task['store']}", rank=task["rank"], world_size=2
     )
