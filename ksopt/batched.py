@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ksopt import precision
 from ksopt.patterns.chain import Pattern
 
 
@@ -252,6 +253,11 @@ def conv(
     """A grouped convolution with a kernel of one place, a group for each i; d is 1."""
     a, b, c, _ = pattern.weight_shape
     images = x.unsqueeze(0) if batch_last else x.unsqueeze(2)
-    y = torch.conv1d(images, weight.reshape(a * b, c, 1), groups=a)
+    # As torch.conv1d, whose TF32 is a switch of its own, on by default: this one is the products'.
+    y = torch._convolution(
+        *(images, weight.reshape(a * b, c, 1), None, [1], [0], [1], False, [0], a),
+        *(torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, True),
+        allow_tf32=not precision.is_exact(),
+    )
     shape = (a * b, x.shape[1]) if batch_last else (x.shape[0], a * b)
     return merged(y.squeeze(0 if batch_last else 2), out, *shape).contiguous()

@@ -1,5 +1,7 @@
 """What may follow a chain's product, in PyTorch's own operations: bias, an activation, a residual.
 
+Of two siblings the activation may be a gate: the first one's activated product times the second's.
+
 A kernel may do it before it writes the product; this is what is done where none does.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +24,14 @@ Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
 In the order of ``Activation`` in csrc/cuda/epilogue.cuh."""
 
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+Gate = Literal["relu_gate", "gelu_gate", "gelu_tanh_gate", "silu_gate"]
+"""The gates: "silu_gate" of the products a and b of two siblings is silu(a) * b, as in SwiGLU.
+
+In the order of ``ACTIVATIONS``, the first of which has none."""
+
+GATES: tuple[Gate, ...] = get_args(Gate)
+_SUFFIX = "_gate"
 
 _FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -42,16 +52,45 @@ _IN_PLACE: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-def check_activation(activation: str) -> None:
-    """Refuse an unknown activation.
+def check_activation(activation: str, siblings: int = 1) -> None:
+    """Refuse an unknown activation, and a gate of other than two siblings.
+
+    Args:
+        activation: one of `ACTIVATIONS`; of two siblings, or of `GATES`.
+        siblings: how many products it is applied to.
 
     Raises:
-        InvalidInputError: it is none of `ACTIVATIONS`.
+        InvalidInputError: it is none of them.
     """
-    if activation not in ACTIVATIONS:
+    if activation in GATES and siblings != 2:
         raise InvalidInputError(
-            f"activation {activation!r} is unknown: it must be one of {', '.join(ACTIVATIONS)}"
+            f"activation {activation!r} multiplies the products of 2 siblings, not of {siblings}"
         )
+    if activation not in ACTIVATIONS and activation not in GATES:
+        names = (*ACTIVATIONS, *(GATES if siblings == 2 else ()))
+        raise InvalidInputError(
+            f"activation {activation!r} is unknown: it must be one of {', '.join(names)}"
+        )
+
+
+def parts_of_result(activation: str, siblings: int) -> int:
+    """How many products' features a layer's result has: with a gate one, of two siblings."""
+    return 1 if activation in GATES else siblings
+
+
+def activation_of(activation: str) -> Activation:
+    """What is applied to numbers, one by one: of a gate, to the first sibling's product."""
+    return cast(Activation, activation.removesuffix(_SUFFIX))
+
+
+def gate_of(activation: Activation) -> Gate:
+    """The gate that applies an activation to the first product.
+
+    Example:
+        >>> gate_of("silu")
+        'silu_gate'
+    """
+    return GATES[ACTIVATIONS.index(activation) - 1]
 
 
 def with_epilogue(
@@ -61,13 +100,13 @@ def with_epilogue(
     residual: Tensor | None = None,
     batch_last: bool = False,
 ) -> Tensor:
-    """act(y + bias) + residual.
+    """act(y + bias) + residual; with a gate, act(a) * b + residual of the halves a, b of y + bias.
 
     Args:
-        y: (*batch, M), or (M, *batch) when batch_last.
+        y: (*batch, M), or (M, *batch) when batch_last; with a gate two products, side by side.
         bias: (M,), or None.
-        activation: one of `ACTIVATIONS`.
-        residual: of y's shape, or None.
+        activation: one of `ACTIVATIONS` or `GATES`.
+        residual: of the result's shape, or None.
         batch_last: the layout.
 
     Returns:
@@ -79,7 +118,10 @@ def with_epilogue(
     """
     if bias is not None:
         y = y + _along_features(bias, y, batch_last)
-    if activation != "none":
+    if activation in GATES:
+        first, second = y.tensor_split(2, 0 if batch_last else -1)
+        y = _FUNCTIONS[activation_of(activation)](first) * second
+    elif activation != "none":
         y = _FUNCTIONS[activation](y)
     return y if residual is None else y + residual
 
@@ -91,10 +133,16 @@ def add_epilogue_(
     residual: Tensor | None = None,
     batch_last: bool = False,
 ) -> Tensor:
-    """`with_epilogue` in y's own memory, where no gradient is recorded: y with what was added."""
+    """`with_epilogue` in y's own memory, where no gradient is recorded: y with what was added.
+
+    Of a gate the result is in memory of its own.
+    """
     if bias is not None:
         y.add_(_along_features(bias, y, batch_last) if batch_last else bias)
-    if activation != "none":
+    if activation in GATES:
+        first, second = y.tensor_split(2, 0 if batch_last else -1)
+        y = _FUNCTIONS[activation_of(activation)](first).mul_(second)
+    elif activation != "none":
         _IN_PLACE[activation](y)
     return y if residual is None else y.add_(residual)
 

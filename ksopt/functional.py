@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ksopt import ops
+from ksopt.epilogue import GATES
+from ksopt.kernels.validation import check_tensors
 from ksopt.reference import is_batch_last
 
 
@@ -29,10 +31,13 @@ def ks_linear(
         x: [*batch, in_features] when batch_first, [in_features, *batch] when batch_last; float32,
             float16, bfloat16 or float64.
         weights: [a, b, c, d] of K_1, ..., K_L, left to right as in the chain: the last one meets x
-            first. Of x's dtype and device.
-        bias: [out_features] or None.
+            first. Of x's dtype and device. With a gate those of two chains of the same patterns,
+            one chain's after the other's.
+        bias: [out_features] or None; with a gate that of both chains, [2 * out_features].
         layout: "batch_first" or "batch_last", of x and of the result.
-        activation: "relu", "gelu" (by erf), "gelu_tanh", "silu", or None.
+        activation: "relu", "gelu" (by erf), "gelu_tanh", "silu", or None. Or a gate, "relu_gate",
+            "gelu_gate", "gelu_tanh_gate" or "silu_gate": then y = act(a) * b + residual, of the
+            products a and b of two chains, bias included (silu_gate is that of SwiGLU).
         residual: added at the end, of the result's shape and dtype, or None.
 
     Returns:
@@ -42,8 +47,8 @@ def ks_linear(
     and residual are cast to it.
 
     Raises:
-        InvalidInputError: no weights; an unknown activation; or shapes, dtypes or devices that do
-            not fit together.
+        InvalidInputError: no weights; what is no tensor; an unknown activation; or shapes, dtypes
+            or devices that do not fit together.
 
     Source: the paper, section 1 (a linear layer whose matrix is a product of such factors).
 
@@ -54,6 +59,10 @@ def ks_linear(
         tensor([[6., 6., 6., 6.]])
         >>> ks_linear(x, [-torch.ones(1, 4, 4, 1)], activation="relu", residual=x)
         tensor([[0., 1., 2., 3.]])
+        >>> ks_linear(x, [torch.ones(1, 1, 4, 1), torch.ones(1, 1, 4, 1)], activation="relu_gate")
+        tensor([[36.]])
     """
+    check_tensors("ks_linear", x, weights, bias, residual)
     batch_last, act = is_batch_last(layout), "none" if activation is None else activation
-    return ops.chain(x, weights, bias, residual, act, batch_last, op="ks_linear")
+    siblings = 2 if act in GATES else 1
+    return ops.chain(x, weights, bias, residual, act, batch_last, siblings, op="ks_linear")

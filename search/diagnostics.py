@@ -43,7 +43,7 @@ class Drift:
         begin, end = phrases.timed(self.begin), phrases.timed(self.end)
         both = f"The dense layer took {begin} at first. In the final it took {end}"
         if not self.beyond_noise:
-            return f"{both}: no drift beyond noise."
+            return f"{both}: {100 * self.change:+.1f}%, which their own spread explains."
         return (
             f"{both}: it drifted by {100 * self.change:+.1f}%, beyond its noise. Clocks, "
             "throttling or another process changed the machine meanwhile. Ratios to dense, "

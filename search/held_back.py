@@ -29,4 +29,4 @@ def why(finalist: Finalist) -> str:
         seen = f"In its trial the chain took {phrases.microseconds(alone_us)}."
     else:
         return ""
-    return f"{seen} Something else was using the machine: measure again when it is idle."
+    return f"{seen} Other work may have used the machine: measure again when it is idle."

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ksopt import ops
-from ksopt.epilogue import with_epilogue
+from ksopt.epilogue import parts_of_result, with_epilogue
 from ksopt.measure.accuracy import Around
 from ksopt.operators.base import StructuredOperator
 from ksopt.operators.kronecker import KroneckerOperator
@@ -29,10 +29,11 @@ class LayerPass:
 
     def __init__(self, request: LayerRequest, draw: Callable[..., Tensor]) -> None:
         self._layout, self._last = request.layout, request.layout == "batch_last"
-        after, features = epilogue_of(request), request.siblings * request.size.out_features
+        after, one = epilogue_of(request), request.size.out_features
         assert request.batch is not None
+        features = parts_of_result(after.activation, request.siblings) * one
         shape = (features, request.batch) if self._last else (request.batch, features)
-        bias = draw(features) if after.bias else None
+        bias = draw(request.siblings * one) if after.bias else None
         residual = draw(*shape) if after.residual else None
         self.around = Around(bias, after.activation, residual, request.siblings)
         """What surrounds every product."""

@@ -19,7 +19,7 @@ from ksopt.compile import dropouts
 from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.end_to_end import restored
 from ksopt.compile.graph_breaks import graph_breaks
-from ksopt.compile.lowering import siblings
+from ksopt.compile.lowering import gates, siblings
 from ksopt.compile.lowering.layer import Layer, with_next, with_spelled
 from ksopt.conversion.layers import Place, find
 from ksopt.kernels.problem import Epilogue, Problem, is_exact
@@ -138,16 +138,25 @@ def _of_graph(
         if layer is not None:
             layers[node] = layer
             layers |= dict(with_spelled(node, layer))  # a later node's
-    whole = dict(_largest(layers))
+    gated = [both for _, both in gates.pairs(graph, layers, lambda *_: True)]
+    inside = {node for both in gated for node in both.inner}
+    whole = dict(_largest(layers, inside))
     together = {
         node: len(group)
         for group in siblings.groups(graph, whole, lambda *_: True)
         for node in group
     }
+    for both in gated:
+        for layer in (both.first, both.second):
+            yield _name(layer), Surroundings(both.problem.epilogue.names, siblings=2)
     for node, layer in reversed(list(whole.items())):
-        assert isinstance(layer, _DenseLayer)
-        assert layer.place is not None
-        yield layer.place.name, Surroundings(layer.problem.epilogue.names, together.get(node, 1))
+        yield _name(layer), Surroundings(layer.problem.epilogue.names, together.get(node, 1))
+
+
+def _name(layer: Layer) -> str:
+    assert isinstance(layer, _DenseLayer)
+    assert layer.place is not None
+    return layer.place.name
 
 
 def _product(node: fx.Node, places: Mapping[fx.Node, Place]) -> _DenseLayer | None:
@@ -164,9 +173,11 @@ def _product(node: fx.Node, places: Mapping[fx.Node, Place]) -> _DenseLayer | No
     return _DenseLayer(x, (weight,), (weight,), bias, inner=(node,), place=places[weight])
 
 
-def _largest(layers: Mapping[fx.Node, Layer]) -> Iterator[tuple[fx.Node, Layer]]:
-    """Each product with all that surrounds it, the last one first."""
-    done: set[fx.Node] = set()
+def _largest(
+    layers: Mapping[fx.Node, Layer], taken: set[fx.Node]
+) -> Iterator[tuple[fx.Node, Layer]]:
+    """Each product, of nodes not taken, with all that surrounds it, the last one first."""
+    done = set(taken)
     for node, layer in reversed(list(layers.items())):
         if node not in done:
             done.update(layer.inner)

@@ -28,6 +28,8 @@ DTYPES = {
 }
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 """What an epilogue may have one of: `ksopt.epilogue.ACTIVATIONS`, which this must not import."""
+GATES = tuple(f"{activation}_gate" for activation in ACTIVATIONS)
+"""Or one of these, of two layers: `ksopt.epilogue.GATES`."""
 MOST_SIBLINGS = 4
 OBJECTIVES = ("pareto", "pareto-error", "latency")
 LAYOUTS = ("batch_first", "batch_last")
@@ -80,8 +82,9 @@ class SearchOptions:
     )
     epilogue: tuple[str, ...] | str = option(
         (),
-        f"what follows it, timed with it: bias, one of {', '.join(ACTIVATIONS)}, residual; or none "
-        "(the default, but of a --model with inputs what its graph has)",
+        f"what follows it, timed with it: bias, one of {', '.join(ACTIVATIONS)}, residual; of two "
+        f"siblings, {', '.join(GATES)} too; or none (the default, but of a --model with inputs "
+        "what its graph has)",
         _LAYER,
         nargs="+",
         metavar="STEP",
@@ -298,6 +301,12 @@ class SearchOptions:
         object.__setattr__(self, "families", names_of(self.families))
         object.__setattr__(self, "structures", _structures(self.structures))
         object.__setattr__(self, "epilogue", _epilogue(self.epilogue))
+        gates = [step for step in self.epilogue if step in GATES]
+        if gates and self.siblings != 2:
+            raise InvalidInputError(
+                f"epilogue {gates[0]} multiplies the results of 2 layers on one input, and "
+                f"siblings is {self.siblings}: it must be 2"
+            )
         if self.train and (self.epilogue or self.siblings > 1):
             raise InvalidInputError(
                 "train times a step of the layer alone: leave out epilogue and siblings, or train"
@@ -382,14 +391,15 @@ def _epilogue(given: str | Sequence[str]) -> tuple[str, ...]:
     words = (given,) if isinstance(given, str) else tuple(given)
     if words == ("none",):
         return ()
-    order = ("bias", *ACTIVATIONS, "residual")
+    order = ("bias", *ACTIVATIONS, *GATES, "residual")
     unknown = [word for word in words if word not in order]
     if unknown:
         raise InvalidInputError(
             f"epilogue {unknown[0]!r} is unknown: it can be {', '.join(order[:-1])} or residual"
             f"{nearest(unknown[0], order)}"
         )
-    if len([word for word in words if word in ACTIVATIONS]) > 1 or len(set(words)) < len(words):
+    activations = [word for word in words if word not in ("bias", "residual")]
+    if len(activations) > 1 or len(set(words)) < len(words):
         raise InvalidInputError(
             f"epilogue {' '.join(words)}: name each step once, and at most one activation"
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 _STEPS = {
     "bias": "a bias", "relu": "a ReLU", "gelu": "a GELU", "gelu_tanh": "a GELU (tanh)",
-    "silu": "a SiLU", "residual": "a residual",
+    "silu": "a SiLU", "relu_gate": "a ReLU gate", "gelu_gate": "a GELU gate",
+    "gelu_tanh_gate": "a GELU (tanh) gate", "silu_gate": "a SiLU gate", "residual": "a residual",
 }  # fmt: skip
 
 

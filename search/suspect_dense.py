@@ -23,9 +23,9 @@ _SUSPECT, _SLACK_US = 2.0, 20.0
 _LEAST_OF_FLOOR = 0.5
 
 _WHY = (
-    "In a large product this device was far better just before. Something held it back: other "
-    "work, its threads, or a library without a fast path for this size. A speedup may say more "
-    "of that than of the chain. Measure again on an idle machine before you rely on it."
+    "The ceilings of this device, measured just before, allow far more. Something held it back: "
+    "other work, its threads, or a library without a fast path for this size. A speedup may say "
+    "more of that than of the chain. Measure again on an idle machine before you rely on it."
 )
 
 

@@ -136,7 +136,7 @@ __device__ __forceinline__ void multiply_mlp(const MlpArguments& arguments, unsi
       residual.load(arguments, place, row, rows.end);
       float sums[Second::J][Second::NK / 2];
       multiply_chunk<T, P2, Second>(sums, ring, classes_of_chunk<P2, Second>(second_stash, chunk));
-      store_outputs<T, P2, Second, Epilogue, true>(arguments, sums, residual, place, bias + P1::OUT, row, rows.end);
+      store_outputs<T, P2, Second, Epilogue, true>(arguments, sums, residual, {}, place, bias + P1::OUT, row, rows.end);
     }
   }
 }

@@ -25,9 +25,11 @@ template <int A2_, int B2_, int C2_, int B1_, int D1_, int SIBLINGS_> struct Cha
 };
 
 // KEEPS_Z: what is between the factors is written to memory too, for a backward pass; of one sibling, without MIDDLE.
-template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false> struct ChainEpilogue {
+// GATED: of two siblings' products, ACTIVATION of the first times the second is written, as many features as of one.
+template <int MIDDLE_, int ACTIVATION_, bool BIAS_, bool RESIDUAL_, bool KEEPS_Z_ = false, bool GATED_ = false>
+struct ChainEpilogue {
   static constexpr int MIDDLE = MIDDLE_, ACTIVATION = ACTIVATION_;  // Activation of z and of y
-  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_;
+  static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_, KEEPS_Z = KEEPS_Z_, GATED = GATED_;
 };
 
 // GROUPS: warpgroups that multiply. NK: outputs k of a chunk. KS: features of x in a slot. SPLITS: parts of

@@ -2,7 +2,8 @@
 //
 // (1, b1, c1, d1) * (a2, b2, c2, 1): x meets the right factor first. z = K2 x has a2 * b2 features;
 // feature f of it belongs to class f % d1, and outputs of class j = feature % d1 need only z's class j.
-// Several chains of the same patterns ("siblings") may read one x and write beside each other.
+// Several chains of the same patterns ("siblings") may read one x and write beside each other; or two, of which one's
+// outputs gate the other's.
 //
 // A warpgroup that multiplies has 64 rows of x and computes all of their outputs:
 //   1. z, block by block. The weights of a block are ordered by class, so that a tile of 8 columns of
@@ -64,6 +65,12 @@ template <typename Tile, int COUNT> struct Share {
   }
   // The one whose turn is at-th.
   __device__ __forceinline__ int operator()(int at) const { return begin() + (at + turn) % count(); }
+};
+
+// Turns in which outputs are computed: a chunk each, or with a gate that of both siblings, one after the other.
+template <typename Tile, typename Epilogue> struct Turns {
+  static constexpr int CHUNKS = Epilogue::GATED ? 2 : 1, COUNT = Tile::CHUNKS / CHUNKS;
+  static_assert(Tile::CLUSTER <= COUNT, "");
 };
 
 struct ChainRows {
@@ -150,18 +157,24 @@ template <typename P, typename Tile, typename Epilogue, typename AnyRing>
 __device__ __forceinline__ void load_chain(const ChainArguments& arguments, AnyRing ring) {
   const ChainRows own = ChainRows::of_block<Tile>(arguments);
   const unsigned char* const weights = static_cast<const unsigned char*>(arguments.weights);
-  const Share<Tile, Tile::CHUNKS> share;
+  using TileTurns = Turns<Tile, Epilogue>;
+  const Share<Tile, TileTurns::COUNT> share;
   for (int64 row0 = own.first; row0 < own.end; row0 += Tile::ROWS) {
     load_rows_of_x<P, Tile>(arguments, ring, row0, rows_inside<Tile::ROWS>(own.end - row0), weights);
     arrive_at_cluster<Tile>();
     if (Epilogue::RESIDUAL && blockIdx.x % Tile::CLUSTER == 0) {
-      prefetch_rows<P::SIBLINGS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride, row0, own.end);
+      prefetch_rows<P::SIBLINGS / TileTurns::CHUNKS * P::OUT, Tile::ROWS>(arguments.residual, arguments.residual_stride,
+                                                                          row0, own.end);
     }
     prefetch_rows<P::IN, Tile::ROWS>(arguments.x, arguments.x_stride, row0 + Tile::ROWS, own.end);
 #pragma unroll 1
     for (int at = 0; at < share.count(); ++at) {
-      load_weight_slots(ring, weights + Tile::RIGHT_BYTES + int64(share(at)) * Tile::CHUNK_BYTES, Tile::SLOTS_OF_CHUNK,
-                        Tile::WEIGHT_BYTES_2);
+#pragma unroll
+      for (int sibling = 0; sibling < TileTurns::CHUNKS; ++sibling) {
+        const int64 chunk = share(at) + sibling * TileTurns::COUNT;
+        load_weight_slots(ring, weights + Tile::RIGHT_BYTES + chunk * Tile::CHUNK_BYTES, Tile::SLOTS_OF_CHUNK,
+                          Tile::WEIGHT_BYTES_2);
+      }
     }
     wait_for_cluster<Tile>();
   }
@@ -374,24 +387,58 @@ template <typename P, typename Tile, bool NEEDED> struct Residual {
   }
 };
 
+// The part of the bias that a run begins at, in shared memory if it is SHARED.
+template <bool SHARED> __device__ __forceinline__ void load_bias_of_run(uint32 (&words)[4], const uint16* from) {
+  if constexpr (SHARED) {
+    const uint4 added = *reinterpret_cast<const uint4*>(from);
+    words[0] = added.x, words[1] = added.y, words[2] = added.z, words[3] = added.w;
+  } else {
+    load_16_bytes(words, from);
+  }
+}
+
+// What the outputs of a chunk's second sibling are multiplied by: those of the first, after the activation.
+template <typename T, typename P, typename Tile, typename Epilogue> struct Gate {
+  using Place = OutputPlace<P, Tile>;
+  uint32 words[Epilogue::GATED ? Place::RUN_COUNT : 1][2][4];
+  template <bool SHARED_BIAS>
+  __device__ __forceinline__ void keep(const float (&sums)[Tile::J][Tile::NK / 2], const Place& place,
+                                       const uint16* bias) {
+#pragma unroll
+    for (int run = 0; run < Place::RUN_COUNT; ++run) {
+      uint32 bias_words[4] = {};
+      if (Epilogue::BIAS && place.inside(run)) {
+        load_bias_of_run<SHARED_BIAS>(bias_words, bias + place.feature + place.behind(run) * P::D1);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          float values[2];
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float value = place.sum(sums, run, half, 2 * w + e) + half_of<T>(bias_words[w], e);
+            values[e] = activate<Epilogue::ACTIVATION>(value);
+          }
+          words[run][half][w] = pack_pair<T>(values[0], values[1]);
+        }
+    }
+  }
+};
+
 // Stores a chunk's outputs, after the epilogue. `bias` is in shared memory if it is SHARED_BIAS.
 template <typename T, typename P, typename Tile, typename Epilogue, bool SHARED_BIAS>
 __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, const float (&sums)[Tile::J][Tile::NK / 2],
                                               const Residual<P, Tile, Epilogue::RESIDUAL>& residual,
-                                              const OutputPlace<P, Tile>& place, const uint16* bias, int64 row,
-                                              int64 end) {
+                                              const Gate<T, P, Tile, Epilogue>& gate, const OutputPlace<P, Tile>& place,
+                                              const uint16* bias, int64 row, int64 end) {
   uint16* const y = static_cast<uint16*>(arguments.y) + row * arguments.y_stride + place.feature;
 #pragma unroll
   for (int run = 0; run < OutputPlace<P, Tile>::RUN_COUNT; ++run) {
     const int offset = place.behind(run) * P::D1;
     if (!place.inside(run)) continue;
     uint32 bias_words[4] = {};
-    if constexpr (Epilogue::BIAS && SHARED_BIAS) {
-      const uint4 added = *reinterpret_cast<const uint4*>(bias + place.feature + offset);
-      bias_words[0] = added.x, bias_words[1] = added.y, bias_words[2] = added.z, bias_words[3] = added.w;
-    } else if constexpr (Epilogue::BIAS) {
-      load_16_bytes(bias_words, bias + place.feature + offset);
-    }
+    if constexpr (Epilogue::BIAS) load_bias_of_run<SHARED_BIAS>(bias_words, bias + place.feature + offset);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row + half * 8 >= end) continue;
@@ -403,7 +450,11 @@ __device__ __forceinline__ void store_outputs(const ChainArguments& arguments, c
         for (int e = 0; e < 2; ++e) {
           float value = place.sum(sums, run, half, 2 * w + e);
           if (Epilogue::BIAS) value += half_of<T>(bias_words[w], e);
-          value = activate<Epilogue::ACTIVATION>(value);
+          if constexpr (Epilogue::GATED) {
+            value *= half_of<T>(gate.words[run][half][w], e);
+          } else {
+            value = activate<Epilogue::ACTIVATION>(value);
+          }
           if constexpr (Epilogue::RESIDUAL) value += half_of<T>(residual.words[run][half][w], e);
           values[e] = value;
         }
@@ -555,11 +606,13 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
   } else {
     bias = static_cast<const uint16*>(arguments.bias);
   }
-  const Share<Tile, Tile::CHUNKS> share;
+  using TileTurns = Turns<Tile, Epilogue>;
+  const Share<Tile, TileTurns::COUNT> share;
   for (int64 row0 = rows.first; row0 < rows.end; row0 += Tile::ROWS) {
     if (row0 + own.group * 64 >= rows.end) {
       arrive_at_cluster<Tile>();
-      pass_slots_by(ring, Share<Tile, Tile::Z_BLOCKS>().count() * Tile::PARTS + share.count() * Tile::SLOTS_OF_CHUNK);
+      pass_slots_by(ring, Share<Tile, Tile::Z_BLOCKS>().count() * Tile::PARTS +
+                              share.count() * TileTurns::CHUNKS * Tile::SLOTS_OF_CHUNK);
       wait_for_cluster<Tile>();
       continue;
     }
@@ -579,7 +632,15 @@ __device__ __forceinline__ void multiply_chain(const ChainArguments& arguments, 
       residual.load(arguments, place, row, rows.end);
       float sums[Tile::J][Tile::NK / 2];
       multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk));
-      store_outputs<T, P, Tile, Epilogue, Tile::SHARED_BIAS>(arguments, sums, residual, place, bias, row, rows.end);
+      Gate<T, P, Tile, Epilogue> gate;
+      const uint16* of_chunk = bias;
+      if constexpr (Epilogue::GATED) {
+        gate.template keep<Tile::SHARED_BIAS>(sums, place, bias);
+        of_chunk += P::OUT;
+        multiply_chunk<T, P, Tile>(sums, ring, classes_of_chunk<P, Tile>(stash, chunk + TileTurns::COUNT));
+      }
+      store_outputs<T, P, Tile, Epilogue, Tile::SHARED_BIAS>(arguments, sums, residual, gate, place, of_chunk, row,
+                                                             rows.end);
     }
   }
 }

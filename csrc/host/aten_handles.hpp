@@ -1,6 +1,7 @@
-// Tensors of ATen and their handles, for the files that are made with ATen.
+// Tensors of ATen, their handles and their precision, for the files that are made with ATen.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 
 #include <utility>
@@ -16,6 +17,13 @@ inline at::Tensor tensor_of(AtenTensorHandle handle) {
 
 inline AtenTensorHandle new_handle(at::Tensor tensor) {
   return reinterpret_cast<AtenTensorHandle>(new at::Tensor(std::move(tensor)));
+}
+
+// Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact says.
+inline bool is_exact(const at::Tensor& x) {
+  return x.scalar_type() != at::kFloat ||
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
+             at::Float32Precision::TF32;
 }
 
 }  // namespace ksopt

@@ -22,6 +22,7 @@ struct Taken {
   bool batch_last;
   bool exact;     // fp32 products
   bool changing;  // it is about to change
+  bool stored = false;  // of a layer: they are a module's parameters
 };
 
 // y = x K^T, if `launch_known` can compute it; else null. out: may be null. The handle of y belongs to the caller.

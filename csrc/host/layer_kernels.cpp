@@ -67,7 +67,7 @@ std::vector<Tensor> roots_of(const Layer& layer) {
 }
 
 // y, where ksopt/ops/implementation.py (chain) would take it from the table.
-std::optional<Tensor> known(const Layer& layer, bool changing) {
+std::optional<Tensor> known(const Layer& layer, bool changing, bool stored) {
   const bool is_ordinary = !at::globalContext().deterministicAlgorithms() &&
                            (layer.owners.empty() || layer.owners.size() == layer.weights.size());
   if (!is_ordinary) return std::nullopt;
@@ -79,8 +79,8 @@ std::optional<Tensor> known(const Layer& layer, bool changing) {
                                 ksopt::handle_of(layer.residual), layer.activation, layer.siblings};
     for (const Tensor& weight : layer.weights) handles.weights.push_back(ksopt::handle_of(&weight));
     const std::unique_ptr<Tensor> y(reinterpret_cast<Tensor*>(
-        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), changing}, ksopt::handles_of(kept),
-                           ksopt::handle_of(layer.out))));
+        ksopt::layer_known(handles, {layer.batch_last, ksopt::is_exact(layer.x), changing, stored},
+                           ksopt::handles_of(kept), ksopt::handle_of(layer.out))));
     return y ? std::optional(std::move(*y)) : std::nullopt;
   } catch (const std::exception&) {  // the way that checks and decides says what is wrong
     return std::nullopt;
@@ -101,7 +101,8 @@ void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, S
   if (const auto changing = layer.owners.empty() ? true : ksopt::are_said_to_change()) {
     const bool records = WRITES && at::GradMode::is_enabled() &&
                          layer.any([](const Tensor& one) { return one.requires_grad(); });
-    if (!records) y = known(layer, *changing);  // which Python refuses in words
+    // Python refuses these in words. What a graph names owners of is what its module stores.
+    if (!records) y = known(layer, *changing, !layer.owners.empty());
     if (y && WRITES) layer.out->unsafeGetTensorImpl()->bump_version();
   }
   if (!y) {
@@ -115,12 +116,12 @@ void layer_kernel(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, S
 // What is known, for eager layers, which enter Python: it says what this thread says of weights.
 std::optional<Tensor> run_layer(const Tensor& x, std::vector<Tensor> weights, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, std::string activation, bool batch_last,
-                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool changing,
+                                int64_t siblings, std::optional<std::vector<Tensor>> owners, bool changing, bool stored,
                                 const std::optional<Tensor>& out) {
   ksopt::say_changing(changing);
   return known({x, std::move(weights), tensor_if_any(bias), tensor_if_any(residual), activation, batch_last, siblings,
                 owners ? std::move(*owners) : std::vector<Tensor>(), tensor_if_any(out)},
-               changing);
+               changing, stored);
 }
 
 }  // namespace
@@ -142,6 +143,6 @@ void register_layers(torch::Library& library) {
 TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def(
       "run_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, Tensor[]? owners, bool changing, Tensor? out=None) -> Tensor?",
+      "int siblings, Tensor[]? owners, bool changing, bool stored, Tensor? out=None) -> Tensor?",
       torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, run_layer));
 }

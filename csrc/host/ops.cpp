@@ -33,9 +33,9 @@ void know_choice(const Tensor& x, const Tensor& weight, bool batch_last, bool ex
 
 void know_plan(const Tensor& x, std::vector<Tensor> weights, std::optional<Tensor> bias,
                std::optional<Tensor> residual, std::string activation, bool batch_last, int64_t siblings, bool exact,
-               bool changing, int64_t kernel, int64_t form) {
+               int64_t of_weights, int64_t kernel, int64_t form) {
   const Layer layer{x, weights, bias, residual, activation_of(activation), batch_last, siblings};
-  know_plan_of(layer, exact, changing, {kernel, form});
+  know_plan_of(layer, exact, static_cast<Weights>(of_weights), {kernel, form});
 }
 
 void know_mlp(const Tensor& x, std::vector<Tensor> weights, std::vector<Tensor> last_weights,
@@ -75,12 +75,12 @@ void forget_all_plans() {
   forget_trained_chains();
 }
 
-// Registers how torch multiplies, and returns its index; before, after: plans of transposes, or NONE.
+// Registers how torch multiplies, and returns its index; before, after, repair: plans of kernels, or NONE.
 int64_t add_torch(int64_t way, std::vector<int64_t> pattern, std::vector<int64_t> strides, bool batch_last,
-                  bool by_groups, int64_t before, int64_t after) {
+                  bool by_groups, int64_t before, int64_t after, int64_t repair) {
   const ksopt::TorchProduct product{
       static_cast<ksopt::TorchWay>(way), pattern.at(0), pattern.at(1), pattern.at(2), pattern.at(3),
-      {strides.at(0), strides.at(1), strides.at(2), strides.at(3)}, batch_last, by_groups, before, after};
+      {strides.at(0), strides.at(1), strides.at(2), strides.at(3)}, batch_last, by_groups, before, after, repair};
   const std::unique_lock lock(plans_mutex);
   const auto found = std::find(torch_products.begin(), torch_products.end(), product);
   const int64_t index = found - torch_products.begin();
@@ -145,7 +145,8 @@ AtenTensorHandle ksopt::layer_known(const LayerHandles& layer, const Taken& take
   const auto bias = borrowed_if_any(layer.bias), residual = borrowed_if_any(layer.residual);
   const int64_t activation = activation_of(layer.activation);
   const auto y = run_known_plan({x, weights, bias, residual, activation, taken.batch_last, layer.siblings},
-                                taken.exact, taken.changing, borrowed(prepared), borrowed_if_any(out));
+                                taken.exact, weights_of(taken.changing, taken.stored), borrowed(prepared),
+                                borrowed_if_any(out));
   return y ? owned(*y) : nullptr;
 }
 
@@ -198,7 +199,7 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
   m.def("forget() -> ()");
   m.def(
       "know_plan(Tensor x, Tensor[] weights, Tensor? bias, Tensor? residual, str activation, bool batch_last, "
-      "int siblings, bool exact, bool changing, int kernel, int form) -> ()");
+      "int siblings, bool exact, int of_weights, int kernel, int form) -> ()");
   m.def(
       "know_mlp(Tensor x, Tensor[] weights, Tensor[] last_weights, Tensor? hidden_bias, Tensor? bias, Tensor? residual, "
       "str hidden_activation, str activation, bool exact, bool changing, int kernel, int form) -> ()");
@@ -218,8 +219,8 @@ STABLE_TORCH_LIBRARY(ksopt_host, m) {
       "int rows_per_unit, int most_blocks, int cluster) -> ()");
   m.def("set_fallback(int plan, int fallback) -> ()");
   m.def(
-      "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after) -> "
-      "int");
+      "add_torch(int way, int[] pattern, int[] strides, bool batch_last, bool by_groups, int before, int after, "
+      "int repair) -> int");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(ksopt_host, CUDA, m) { m.impl("launch", TORCH_BOX(&launch)); }

@@ -1,5 +1,5 @@
-// The table of plans: all that a layer computes, by one launch, or by products that dispatch_table.hpp knows and
-// what torch does behind them. A call that is found here runs without Python.
+// The table of plans: all that a layer computes, by one launch, by products that dispatch_table.hpp knows and what
+// torch does behind them, or by torch and one dense matrix. A call that is found here runs without Python.
 #pragma once
 
 #include <algorithm>
@@ -47,6 +47,9 @@ struct ChainKernel {
 
 std::vector<ChainKernel> chain_kernels;  // under plans_mutex
 
+// Activations, those of ksopt/epilogue.py: behind those of csrc/cuda/epilogue.cuh the gates, in their order.
+constexpr int64_t FIRST_GATE = 5, ALL_ACTIVATIONS = 9;
+
 // All that a layer's operator is called with; weights are of its factors, left to right, sibling after
 // sibling.
 struct Layer {
@@ -54,15 +57,21 @@ struct Layer {
   const std::vector<Tensor>& weights;
   const std::optional<Tensor>& bias;
   const std::optional<Tensor>& residual;
-  int64_t activation;  // of csrc/cuda/epilogue.cuh
+  int64_t activation;  // of csrc/cuda/epilogue.cuh, or a gate
   bool batch_last;
   int64_t siblings;
 
   size_t length() const { return weights.size() / static_cast<size_t>(siblings); }
+  bool is_gated() const { return activation >= FIRST_GATE; }
+  // What is applied to a product: by a gate to the first one's.
+  ksopt::Activation activation_of_product() const {
+    return static_cast<ksopt::Activation>(is_gated() ? activation - FIRST_GATE + 1 : activation);
+  }
 };
 
 int64_t activation_of(const std::string& name) {
-  static const std::array<std::string, 5> names = {"none", "relu", "gelu", "gelu_tanh", "silu"};
+  static const std::array<std::string, ALL_ACTIVATIONS> names = {
+      "none", "relu", "gelu", "gelu_tanh", "silu", "relu_gate", "gelu_gate", "gelu_tanh_gate", "silu_gate"};
   return std::find(names.begin(), names.end(), name) - names.begin();
 }
 
@@ -84,9 +93,11 @@ std::optional<int64_t> features_of_result(const Layer& layer, const Rows& x) {
     if (features != weight.size(0) * weight.size(2) * weight.size(3)) return std::nullopt;
     features = weight.size(0) * weight.size(1) * weight.size(3);
   }
-  features *= layer.siblings;
   const std::optional<Tensor>&bias = layer.bias, &residual = layer.residual;
-  if (bias && (bias->dim() != 1 || bias->size(0) != features || !is_like_x(*bias))) return std::nullopt;
+  if (bias && (bias->dim() != 1 || bias->size(0) != features * layer.siblings || !is_like_x(*bias))) {
+    return std::nullopt;
+  }
+  if (!layer.is_gated()) features *= layer.siblings;
   if (residual) {
     const int64_t dims = layer.x.dim(), along = layer.batch_last ? 0 : dims - 1;
     if (residual->dim() != dims || !is_like_x(*residual)) return std::nullopt;
@@ -117,15 +128,26 @@ PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
   return key;
 }
 
-// A chain's kernel and the form of the weights that it takes, or FACTORS: a product for each factor.
-constexpr int64_t FACTORS = -2;
+// A chain's kernel and the form of the weights that it takes; FACTORS: a product for each factor; MERGED: torch's
+// product by the one matrix that is prepared of all of them (ksopt/kernels/merged.py).
+constexpr int64_t FACTORS = -2, MERGED = -3;
 struct PlanChoice {
   int64_t kernel;
   int64_t form;
 };
 
-// For weights that are kept, and for those that change; under known_mutex.
-std::array<std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>, 2> known_plans;
+// What may be prepared of weights: kept, made anew at each call, or, of a module's parameters, kept and made at any
+// price.
+enum class Weights : int64_t { kept, changing, stored };
+
+Weights weights_of(bool changing, bool stored) {
+  return changing ? Weights::changing : stored ? Weights::stored : Weights::kept;
+}
+
+using KnownPlans = std::unordered_map<PlanKey, PlanChoice, PlanKeyHash>;
+std::array<KnownPlans, 3> known_plans;  // under known_mutex
+
+KnownPlans& plans_for(Weights weights) { return known_plans.at(static_cast<size_t>(weights)); }
 
 std::vector<int64_t> sizes_of_result(const Layer& layer, int64_t features) {
   std::vector<int64_t> sizes(static_cast<size_t>(layer.x.dim()));
@@ -173,6 +195,16 @@ std::optional<Tensor> launch_chain(const PlanChoice& choice, const Layer& layer,
   return y;
 }
 
+// act(first) * second + residual, a bias that is still to be added included.
+Tensor gated(const Layer& layer, const Tensor& first, const Tensor& second, const std::optional<Tensor>& bias,
+             const std::optional<Tensor>& out) {
+  Tensor y(ksopt::gate(first.get(), second.get(), bias ? bias->get() : nullptr, layer.activation_of_product(),
+                       layer.batch_last, out ? out->get() : nullptr));
+  ksopt::add_epilogue(y.get(), nullptr, ksopt::Activation::none, layer.residual ? layer.residual->get() : nullptr,
+                      layer.batch_last);
+  return y;
+}
+
 // A product for each factor, and torch's operations behind them: as ksopt/kernels/by_factors.py.
 std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact, bool changing, const AtHand& at_hand,
                                   const std::optional<Tensor>& out) {
@@ -202,26 +234,43 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
     }
     parts.push_back(part);
   }
+  if (layer.is_gated()) return gated(layer, parts[0], parts[1], layer.bias, out);
   Tensor y = parts[0];
   if (layer.siblings > 1) {
     std::vector<AtenTensorHandle> handles;
     for (const Tensor& part : parts) handles.push_back(part.get());
     y = Tensor(ksopt::side_by_side(handles, layer.batch_last, out ? out->get() : nullptr));
   }
-  ksopt::add_epilogue(y.get(), layer.bias ? layer.bias->get() : nullptr,
-                      static_cast<ksopt::Activation>(layer.activation),
+  ksopt::add_epilogue(y.get(), layer.bias ? layer.bias->get() : nullptr, layer.activation_of_product(),
                       layer.residual ? layer.residual->get() : nullptr, layer.batch_last);
+  return y;
+}
+
+// A product by the matrix that is prepared of all weights, and torch's operations behind it.
+std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, const Rows& x, const AtHand& at_hand,
+                                 const std::optional<Tensor>& out) {
+  const std::optional<Tensor> matrix = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
+  if (!matrix) return std::nullopt;
+  const AtenTensorHandle residual = layer.residual ? layer.residual->get() : nullptr;
+  const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
+  AtenTensorHandle const to = out && !layer.is_gated() ? out->get() : nullptr;
+  Tensor y(ksopt::multiply_by_matrix(layer.x.get(), matrix->get(), bias, layer.batch_last, to));
+  if (layer.is_gated()) {
+    const auto [first, second] = ksopt::halves(y.get(), layer.batch_last);
+    return gated(layer, Tensor(first), Tensor(second), std::nullopt, out);
+  }
+  ksopt::add_epilogue(y.get(), nullptr, layer.activation_of_product(), residual, layer.batch_last);
   return y;
 }
 
 bool is_ordinary(const Layer& layer) {
   return layer.x.dim() > 0 && layer.x.is_contiguous() && layer.x.numel() > 0 && layer.siblings > 0 &&
          !layer.weights.empty() && layer.weights.size() % static_cast<size_t>(layer.siblings) == 0 &&
-         layer.activation < 5;
+         layer.activation < ALL_ACTIVATIONS && (!layer.is_gated() || layer.siblings == 2);
 }
 
 // y, if the plan of such operands is known and can be run; as for `launch_known`, the caller does the rest.
-std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, bool changing, const AtHand& at_hand,
+std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights weights, const AtHand& at_hand,
                                      const std::optional<Tensor>& out) {
   if (!is_ordinary(layer)) return std::nullopt;
   const Rows x = rows_of(layer.x, layer.batch_last);
@@ -237,25 +286,27 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, bool changi
   PlanChoice choice{};
   {
     const std::shared_lock lock(known_mutex);
-    const auto& table = known_plans[changing];
+    const auto& table = plans_for(weights);
     const auto found = table.find(plan_key(layer, x, exact));
     if (found == table.end()) return std::nullopt;
     choice = found->second;
   }
+  const bool changing = weights == Weights::changing;
   if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, at_hand, out);
+  if (choice.kernel == MERGED) return run_merged(choice, layer, x, at_hand, out);
   return launch_chain(choice, layer, x, at_hand, out);
 }
 
 // Tells `run_known_plan` the plan for operands like these; kernel = NONE: no longer any.
-void know_plan_of(const Layer& layer, bool exact, bool changing, const PlanChoice& choice) {
+void know_plan_of(const Layer& layer, bool exact, Weights weights, const PlanChoice& choice) {
   if (!is_ordinary(layer)) return;
   const Rows x = rows_of(layer.x, layer.batch_last);
   if (!features_of_result(layer, x)) return;
   const std::unique_lock lock(known_mutex);
   if (choice.kernel == NONE) {
-    known_plans[changing].erase(plan_key(layer, x, exact));
+    plans_for(weights).erase(plan_key(layer, x, exact));
   } else {
-    known_plans[changing][plan_key(layer, x, exact)] = choice;
+    plans_for(weights)[plan_key(layer, x, exact)] = choice;
   }
 }
 

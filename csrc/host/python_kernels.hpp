@@ -1,13 +1,13 @@
 // What the library's kernels share that stand above Python's, which serve what is not known.
 #pragma once
 
-#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/library.h>
 
 #include <vector>
 
+#include "aten_handles.hpp"
 #include "kept_weights.hpp"
 #include "known_product.hpp"
 
@@ -21,13 +21,6 @@ inline std::vector<PreparedWeight> handles_of(const std::vector<KeptWeight>& kep
   std::vector<PreparedWeight> handles;
   for (const KeptWeight& one : kept) handles.push_back({handle_of(&one.prepared), one.of, one.form, one.stream});
   return handles;
-}
-
-// Whether products of such operands have the accuracy of their dtype: as ksopt.precision.is_exact says.
-inline bool is_exact(const at::Tensor& x) {
-  return x.scalar_type() != at::kFloat ||
-         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
-             at::Float32Precision::TF32;
 }
 
 // Python's kernel of an operator for a device.

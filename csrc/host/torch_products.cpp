@@ -5,6 +5,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_convolution.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/empty.h>
@@ -172,7 +174,40 @@ Tensor by_einsum(const TorchProduct& p, const Tensor& x, const Tensor& weight) {
   return at::einsum("nicj,ibcj->nibj", {x.view({-1, p.a, p.c, p.d}), weight});
 }
 
-bool is_finite(const Tensor& y) {
+Tensor by_einsum_weight_first(const TorchProduct& p, const Tensor& x, const Tensor& weight) {
+  if (p.batch_last) return at::einsum("ibcj,icjn->ibjn", {weight, x.view({p.a, p.c, p.d, -1})});
+  return at::einsum("ibcj,nicj->nibj", {weight, x.view({-1, p.a, p.c, p.d})});
+}
+
+// One place an image: TF32 is a switch of its own for convolutions, and here the products'.
+Tensor by_conv(const TorchProduct& p, const Tensor& x, const Tensor& weight) {
+  const auto& context = at::globalContext();
+  const Tensor images = p.batch_last ? x.view({1, p.a * p.c, -1}) : x.view({-1, p.a * p.c, 1});
+  return at::_convolution(images, weight.reshape({p.a * p.b, p.c, 1}), {}, {1}, {0}, {1}, false, {0}, p.a,
+                          context.benchmarkCuDNN(), context.deterministicCuDNN(), true, !ksopt::is_exact(x));
+}
+
+// By the weight as it is; undefined for the other ways.
+Tensor by_torch(const TorchProduct& p, const Tensor& x, const Tensor& weight) {
+  switch (p.way) {
+    case TorchWay::einsum: return by_einsum(p, x, weight);
+    case TorchWay::einsum_weight_first: return by_einsum_weight_first(p, x, weight);
+    case TorchWay::conv: return by_conv(p, x, weight);
+    default: return {};
+  }
+}
+
+bool takes_any_weight(TorchWay way) {
+  return way == TorchWay::einsum || way == TorchWay::einsum_weight_first || way == TorchWay::conv;
+}
+
+// Whether zeros that were multiplied by have spoilt nothing, or what they have is mended.
+bool is_right(const TorchProduct& p, const Tensor& x, const Tensor& weight, const Tensor& y) {
+  if (p.repair != ksopt::NO_PLAN) {
+    Tensor from = x, taken = weight, to = y;
+    return ksopt::launch_into(p.repair, reinterpret_cast<AtenTensorHandle>(&from),
+                              reinterpret_cast<AtenTensorHandle>(&taken), reinterpret_cast<AtenTensorHandle>(&to));
+  }
   const auto wide = y.element_size() < 4 ? at::kFloat : y.scalar_type();
   return std::isfinite(y.sum(wide).item<double>());
 }
@@ -185,7 +220,7 @@ bool takes_as_it_is(const TorchProduct& p, AtenTensorHandle handle) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const Tensor weight = tensor_of(handle);
   const bool in_matrices = p.way == TorchWay::loop || !is_elementwise(p, weight);
-  return p.way == TorchWay::einsum || !in_matrices || matrices_in(p, weight).defined();
+  return takes_any_weight(p.way) || !in_matrices || matrices_in(p, weight).defined();
 }
 
 AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_handle, AtenTensorHandle weight_handle,
@@ -196,9 +231,9 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   Sizes shape = x.sizes().vec();
   shape[p.batch_last ? 0 : shape.size() - 1] = p.groups() * p.b;
   // Of what torch makes one product of y is in order: it is written straight.
-  const bool by_sum = p.way == TorchWay::einsum && !(out.defined() && (p.c == 1 || p.d == 1));
-  if (by_sum) {
-    const Tensor y = by_einsum(p, x, weight);
+  const bool is_written = p.way == TorchWay::einsum && out.defined() && (p.c == 1 || p.d == 1);
+  if (takes_any_weight(p.way) && !is_written) {
+    const Tensor y = by_torch(p, x, weight);
     if (!out.defined()) return new_handle(y.contiguous().view(shape));
     out.view(y.sizes()).copy_(y);
     return new_handle(out);
@@ -218,7 +253,32 @@ AtenTensorHandle multiply_by_torch(const TorchProduct& p, AtenTensorHandle x_han
   } else if (!rows.multiply(x, matrices, weight, y)) {
     return nullptr;
   }
-  if (holds_zeros(p, weight) && !is_finite(y)) return nullptr;
+  if (holds_zeros(p, weight) && !is_right(p, x, weight, y)) return nullptr;
+  return new_handle(y);
+}
+
+// As `times_matrix` of ksopt/kernels/merged.py.
+AtenTensorHandle multiply_by_matrix(AtenTensorHandle x_handle, AtenTensorHandle matrix_handle,
+                                    AtenTensorHandle bias_handle, bool batch_last, AtenTensorHandle out_handle) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Tensor x = tensor_of(x_handle), matrix = tensor_of(matrix_handle), out = tensor_of(out_handle);
+  const int64_t outputs = matrix.size(0), inputs = matrix.size(1);
+  Sizes shape = x.sizes().vec();
+  shape[batch_last ? 0 : shape.size() - 1] = outputs;
+  const Tensor y = out.defined() ? out : at::empty(shape, x.options());
+  if (batch_last) {
+    Tensor result = y.view({outputs, -1});
+    at::mm_out(result, matrix, x.view({inputs, -1}));
+    if (bias_handle != nullptr) result.add_(tensor_of(bias_handle).unsqueeze(1));
+    return new_handle(y);
+  }
+  Tensor result = y.view({-1, outputs});
+  const Tensor rows = x.view({-1, inputs});
+  if (bias_handle == nullptr) {
+    at::mm_out(result, rows, matrix.t());
+  } else {
+    at::addmm_out(result, tensor_of(bias_handle), rows, matrix.t());
+  }
   return new_handle(y);
 }
 

@@ -84,14 +84,14 @@ def time_mlps() -> None:
         after = Epilogue(True, "gelu")
         problem = Problem(up, "bfloat16", False, epilogue=after, second=second)
         weights = (list(first.weights), list(last.weights))
-        given = (x, *weights, first.bias, last.bias, x, "gelu")
+        operands = (x, *weights, first.bias, last.bias, x, "gelu")
         apart = (x, (*first.weights, *last.weights), first.bias, last.bias, x)
         with torch.no_grad(), collected() as reports:
             ways: tuple[Callable[[], object], ...] = (
                 partial(torch.compile(dense, dynamic=False), x),
                 partial(dense, x),
                 partial(torch.compile(block, dynamic=False, backend="ksopt"), x),
-                partial(ops.ks_mlp, *given),
+                partial(ops.ks_mlp, *operands),
                 partial(ByLayers(problem), *apart),
             )
             times = [median_us(way) for way in ways]

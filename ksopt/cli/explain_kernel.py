@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ksopt.errors import InvalidInputError
 from ksopt.patterns.chain import Chain
-from ksopt.search.options import ACTIVATIONS, DTYPES, LAYOUTS
+from ksopt.search.options import ACTIVATIONS, DTYPES, GATES, LAYOUTS
 from ksopt.system.suggest import nearest
 
 if TYPE_CHECKING:  # the parser is built for every command: it must not load torch
@@ -55,7 +55,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--bias", action="store_true", help="a bias is added")
     command.add_argument(
-        "--activation", default="none", help=f"none (default), {', '.join(ACTIVATIONS)}"
+        "--activation",
+        default="none",
+        help=f"none (default), {', '.join(ACTIVATIONS)}; of two siblings {', '.join(GATES)}, too",
     )
     command.add_argument("--residual", action="store_true", help="a tensor of y's shape is added")
     command.add_argument(

@@ -9,7 +9,6 @@ Inductor made of it: so nothing that it finds in a weight's values can be stale.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from ksopt.compile.lowering.whole_layer import is_whole
 from ksopt.compile.options import OPTIONS, Options, inductor_config, read
 from ksopt.compile.passes import Judge, count, log, rewrite_graph
 from ksopt.compile.sites import Decision, Report, Site, Verdict
+from ksopt.compile.uncompiled import uncompiled
 from ksopt.kernels.recorded_weights import RecordedWeights
 
 
@@ -63,7 +63,7 @@ def ksopt(
     values = None
     if given.frozen_values:
         values = FrozenValues(example_inputs, given.frozen_tolerance)
-    original = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if values is not None else None
+    original = uncompiled(gm) if values is not None else None
     decides = judge(example_inputs, given.tune)
     report = rewrite_graph(
         gm,

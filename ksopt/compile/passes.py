@@ -31,6 +31,7 @@ from ksopt.compile.lowering.candidates import (
     worth_a_look,
 )
 from ksopt.compile.lowering.effects import Uses, check, uses
+from ksopt.compile.lowering.kept_strides import BODIES
 from ksopt.compile.lowering.products import CannotLowerError, product_of
 from ksopt.compile.lowering.rewrite import lower
 from ksopt.compile.lowering.shared_memory import (
@@ -38,6 +39,7 @@ from ksopt.compile.lowering.shared_memory import (
     told_of_inputs,
     writes_inputs_that_share,
 )
+from ksopt.compile.lowering.whole_layer import in_words
 from ksopt.compile.sites import Decision, Report, Site, Verdict, place_of, spelling_of
 from ksopt.patterns.chain import Chain, Pattern
 
@@ -48,9 +50,6 @@ Judge = Callable[[Site], Decision]
 """Decides whether a site is lowered."""
 
 _PRODUCTS = (ops.ks_mm, ops.ks_mm_once, ops.ks_mm_saving)
-
-_BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint")
-"""Higher-order operators that call their first argument, a graph, with the others."""
 
 
 def rewrite_graph(
@@ -177,15 +176,20 @@ def _absorb(gm: fx.GraphModule, is_whole: IsWhole, report: Report) -> None:
     """Make one operator of each layer that one launch computes; its site says so."""
     absorbed = absorb(gm, is_whole)
     report.passes["layers_in_one_launch"] += len(absorbed)
-    report.passes["mlps_in_one_launch"] += sum(bool(layer.beside) for layer in absorbed) // 2
+    gated = sum(layer.problem.epilogue.is_gated for layer in absorbed)
+    report.passes["gates_in_one_launch"] += gated // 2
+    together = sum(bool(layer.beside) for layer in absorbed)
+    report.passes["mlps_in_one_launch"] += (together - gated) // 2
     for layer in absorbed:
         places, chain = list(map(place_of, layer.products)), layer.problem.chain
+        device = fake_result(layer.products[0]).device
         for at, site in enumerate(report.sites):
             if site.chain == chain and site.place in places and site.one_launch is None:
                 steps = layer.problem.epilogue.names
                 beside = f", with {', '.join(steps)}" if steps else ""
                 beside += f", and {layer.beside}" if layer.beside else ""
-                reason = f"{site.reason} One launch computes all of it{beside}."
+                how = in_words(layer.problem, site.batch or 0, device, layer.weights)
+                reason = f"{site.reason} {how} computes all of it{beside}."
                 report.sites[at] = replace(site, one_launch=steps, reason=reason)
                 break
     if absorbed:
@@ -331,7 +335,7 @@ def _bodies(gm: fx.GraphModule) -> dict[fx.Node, fx.GraphModule]:
     for node in gm.graph.nodes:
         if not isinstance(node.target, HigherOrderOperator) or not node.args:
             continue
-        if node.target.name() not in _BODIES or not isinstance(node.args[0], fx.Node):
+        if node.target.name() not in BODIES or not isinstance(node.args[0], fx.Node):
             continue
         body = gm.get_submodule(str(node.args[0].target))
         if isinstance(body, fx.GraphModule):

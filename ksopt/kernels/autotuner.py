@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -66,10 +66,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice for weights whose preparation is kept, and the one for weights that change."""
+    """The choice for weights whose preparation is kept, and the one for weights that change.
+
+    ``stored`` is the one for a module's parameters, where that is another one than ``cached``.
+    """
 
     cached: Choice
     repacked: Choice
+    stored: Choice | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +110,14 @@ class Operands:
         return self.x, self.weights, self.bias, self.residual
 
     def copied(self) -> Operands:
-        """The same with ordinary copies of the weights, whose prepared forms go with them."""
+        """The same with copies of the weights, as a module would store them.
+
+        Their prepared forms go with them.
+        """
         with torch.inference_mode(False), torch.no_grad():
-            return replace(self, weights=tuple(w.detach().clone() for w in self.weights))
+            copies = (weight.detach().clone() for weight in self.weights)
+            stored = tuple(torch.nn.Parameter(copy, requires_grad=False) for copy in copies)
+            return replace(self, weights=stored)
 
 
 def measured(
@@ -156,10 +165,15 @@ def measured(
     record, ran = raced(key, rows, competitors, device, rules, previous=previous)
     made = {
         index: Choice(ran[index].candidate, ran[index].call, "measured", record)
-        for index in {record.cached, record.repacked}
+        for index in record.indices
     }
+    return _decision(record, made)
+
+
+def _decision(record: Record, made: Mapping[int, Choice]) -> Decision:
     # One object for both where one way serves both, so that nobody need ask which.
-    return Decision(made[record.cached], made[record.repacked])
+    stored = None if record.stored is None else made[record.stored]
+    return Decision(made[record.cached], made[record.repacked], stored)
 
 
 @dataclass(frozen=True)
@@ -227,14 +241,16 @@ def raced(
             "why"
         )
     results = [result for _, result in ran]
+    has_stored = any(one.mode == "stored" for one, _ in ran)
     record = Record(
         key,
         rows,
         tuple(one.timed(result) for one, result in ran),
         cached=pick(results, "cached", _previous(previous, "cached")),
         repacked=pick(results, "repacked", _previous(previous, "repacked")),
+        stored=pick(results, "stored", _previous(previous, "stored")) if has_stored else None,
     )
-    chosen = record.timed[record.cached]
+    chosen = record.chosen(changing=False)
     log.info("%s: %s is the fastest of %d ways", key.problem.chain, chosen.label, len(ran))
     return record, [one for one, _ in ran]
 
@@ -261,22 +277,24 @@ def _rows(key: ProblemKey, x: Tensor) -> int:
 
 def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accept: Accept) -> bool:
     problem = candidate.problem
-    if candidate.is_pytorch and problem.dtype not in _16_BIT:
+    if candidate.is_pytorch and not candidate.takes_parameters and problem.dtype not in _16_BIT:
         return True
     try:
         y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
     wrong = accept(y)
-    if wrong is not None and not candidate.is_pytorch:
+    is_fault = candidate.family is not None and not candidate.family.by_pytorch
+    if wrong is not None and is_fault:
         registry.warn_once(f"{candidate.label} for {problem.chain} is left out: {wrong}")
     return wrong is None
 
 
 _WEIGHT_MODES: dict[tuning_cache.WeightMode, frozenset[str]] = {
-    "any": frozenset({"cached", "repacked"}),
-    "repacked": frozenset({"cached", "repacked"}),
-    "cached": frozenset({"cached"}),
+    "any": frozenset({"cached", "repacked", "stored"}),
+    "repacked": frozenset({"cached", "repacked", "stored"}),
+    "cached": frozenset({"cached", "stored"}),
+    "stored": frozenset({"stored"}),
 }
 
 
@@ -285,6 +303,8 @@ def _weights_timed(
 ) -> Sequence[tuning_cache.WeightMode]:
     # Of two that are not told apart the first is taken: kept, for what preparing takes is paid at
     # every product: with fresh first (2,768,768,16) took 5 % longer in fp16, batch last.
+    if candidate.takes_parameters:
+        return ("stored",)
     puts_in_order = candidate.needs_order and not all(w.is_contiguous() for w in weights)
     return ("cached", "repacked") if candidate.prepares_weight or puts_in_order else ("any",)
 
@@ -314,7 +334,10 @@ class _Repacking:
 
 
 def _previous(record: Record | None, mode: str) -> str | None:
-    return None if record is None else record.chosen(mode == "repacked").label
+    if record is None:
+        return None
+    at = {"cached": record.cached, "repacked": record.repacked, "stored": record.stored}[mode]
+    return None if at is None else record.timed[at].label
 
 
 def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | None:
@@ -327,7 +350,7 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
     """
     problem = record.key.problem
     made: dict[int, Choice] = {}
-    for index in {record.cached, record.repacked}:
+    for index in record.indices:
         chosen = record.timed[index]
         candidate = registry.restored(problem, chosen.way, chosen.config, record.batch, spec)
         if candidate is None:
@@ -338,4 +361,4 @@ def rebuilt(record: Record, device: int, spec: DeviceSpec | None) -> Decision | 
             registry.warn_once(str(error))
             return None
         made[index] = Choice(candidate, call, "recorded", record)
-    return Decision(made[record.cached], made[record.repacked])
+    return _decision(record, made)

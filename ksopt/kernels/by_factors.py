@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import add_epilogue_
+from ksopt.epilogue import GATES, activation_of, add_epilogue_
 from ksopt.kernels import dispatch
 from ksopt.kernels.problem import Problem
 
@@ -50,10 +50,36 @@ def by_factors(
             else:
                 part = product(part, weights[at], batch_last, owner)
         parts.append(part)
-    y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1, out=out)
+    if activation in GATES:
+        y = _gated(behind, parts, bias, activation, batch_last, out)
+        bias, activation = None, "none"
+    else:
+        y = parts[0] if siblings == 1 else torch.cat(parts, 0 if batch_last else -1, out=out)
     if bias is None and residual is None and activation == "none":
         return y
     return behind(y, bias, activation, residual, batch_last)
+
+
+def _gated(
+    behind: Behind,
+    parts: Sequence[Tensor],
+    bias: Tensor | None,
+    activation: str,
+    batch_last: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """act(a) * b of the products of two siblings, each with its half of the bias."""
+    first, second = parts
+    if bias is not None:
+        features = first.shape[0 if batch_last else -1]
+        if bias.shape != (2 * features,):  # refused in words
+            behind(
+                torch.cat([first, second], 0 if batch_last else -1), bias, "none", None, batch_last
+            )
+        second = behind(second, bias[features:], "none", None, batch_last)
+        bias = bias[:features]
+    first = behind(first, bias, activation_of(activation), None, batch_last)
+    return first * second if out is None else torch.mul(first, second, out=out)
 
 
 @dataclass(frozen=True)

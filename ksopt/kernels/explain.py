@@ -13,8 +13,9 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
+from ksopt.kernels.merged import matrix_size
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
-from ksopt.kernels.registry import APART
+from ksopt.kernels.registry import APART, MERGED
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.patterns.chain import Pattern
 
@@ -48,7 +49,7 @@ class ChoiceReport:
     @property
     def is_pytorch(self) -> bool:
         """Whether PyTorch alone multiplies."""
-        return self.way in BASELINES
+        return self.way in BASELINES or self.way == MERGED
 
     @property
     def best_pytorch_us(self) -> float | None:
@@ -162,12 +163,17 @@ def from_record(record: Record, source: Source, changing: bool = False) -> Choic
 
 
 def _why(record: Record, chosen: Timed, changing: bool) -> str:
-    rivals = [one for one in record.timed if not (changing and one.weight == "cached")]
+    kept = ("cached", "stored")
+    rivals = [one for one in record.timed if not (changing and one.weight in kept)]
     fastest = min(rivals, key=lambda one: one.median_us)
     words = [f"measured {chosen.median_us:.1f} us at batch {record.batch}"]
     if not record.key.problem.is_factor:
         apart = "a launch a factor" if record.key.problem.second is None else "a plan a layer"
-        return "; ".join([*words, _against_parts(rivals, chosen, apart)])
+        words.append(_against_parts(rivals, chosen, apart))
+        if chosen.way == MERGED:
+            size = matrix_size(record.key.problem)
+            words.append(f"its factors are multiplied to one dense matrix of {size}")
+        return "; ".join(words)
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]
     slower = chosen.median_us > fastest.median_us and fastest.way != chosen.way
@@ -209,4 +215,4 @@ def _against_parts(rivals: Sequence[Timed], chosen: Timed, apart: str) -> str:
     if not kernels:
         return "no kernel computes all of it"
     best = min(kernels, key=lambda one: one.median_us)
-    return f"the best of the kernels for all of it, {best.way}, takes {best.median_us:.1f} us"
+    return f"the best of the ways for all of it, {best.way}, takes {best.median_us:.1f} us"

@@ -19,9 +19,11 @@ from ksopt.jit import host
 from ksopt.kernels.autotuner import Choice, Decision, Operands
 from ksopt.kernels.launcher import Enterable
 from ksopt.kernels.registry import FACTORS, LAYERS
+from ksopt.kernels.weight_cache import is_stored
 from ksopt.kernels.weight_scopes import said, tell_host
 
 _FACTORS, _NONE = -2, -1  # of csrc/host/plan_table.hpp
+_KEPT, _CHANGING, _STORED = range(3)  # ``Weights`` there
 
 # What the overload itself calls: it saves a call of Python. None until the table has a plan.
 _run_layer: Callable[..., Tensor | None] | None = None
@@ -49,8 +51,9 @@ def run(
         return None
     around = (bias, residual, activation, batch_last, siblings)
     try:
-        return _run_layer(x, weights, *around, owners, said.changing, out)
-    except RuntimeError:  # the way that checks and decides says what is wrong
+        stored = owners is not None or all(map(is_stored, weights))
+        return _run_layer(x, weights, *around, owners, said.changing, stored, out)
+    except (RuntimeError, AttributeError):  # the way that checks and decides says what is wrong
         return None
 
 
@@ -74,11 +77,13 @@ def know(
     layer = (x, operands.weights, operands.bias, operands.residual)
     around = (activation, batch_last, siblings)
     exact = x.dtype is not torch.float32 or precision.is_exact()
-    for changing in (False, True):
+    for mode in (_KEPT, _CHANGING, _STORED):
         kernel, form = _FACTORS, 0
         if decision is not None:
-            kernel, form = _entry(decision.repacked if changing else decision.cached, changing)
-        torch.ops.ksopt_host.know_plan(*layer, *around, exact, changing, kernel, form)
+            stored = decision.cached if decision.stored is None else decision.stored
+            choice = (decision.cached, decision.repacked, stored)[mode]
+            kernel, form = _entry(choice, mode == _CHANGING)
+        torch.ops.ksopt_host.know_plan(*layer, *around, exact, mode, kernel, form)
     tell_host()
     _run_layer = torch.ops.ksopt_host.run_layer.default._op
 

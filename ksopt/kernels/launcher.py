@@ -106,6 +106,8 @@ MakeLauncher = Callable[[], Launcher]
 
 KERNEL, TORCH = range(2)
 """Kinds of an entry: ``Kind`` of csrc/host/dispatch_table.hpp."""
+MERGED_MATRIX = -3
+"""Instead of a kernel's index, of a layer: ``MERGED`` of csrc/host/plan_table.hpp."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Entry:
 
     Attributes:
         plan: index of the kernel, from ``add_plan``, of what computes a whole chain, from
-            ``add_chain``, or of how torch multiplies, from ``add_torch``.
+            ``add_chain``, or of how torch multiplies, from ``add_torch``; or `MERGED_MATRIX`.
         form: the number of the prepared weight that it takes (weight_table.py); 0 where none is
             kept for it.
         kind: a kernel of ours, or a product by torch, which also takes weights that it can read in
@@ -143,7 +145,13 @@ class Enterable(Protocol):
 _NONE, _LATER = -1, -2  # of csrc/host/kernel_table.hpp
 
 
-_WAYS = ("batched", "loop", "einsum")  # as ``TorchWay`` of csrc/host/torch_ops.hpp
+_WAYS = (
+    "batched",
+    "loop",
+    "einsum",
+    "einsum_weight_first",
+    "conv",
+)  # as ``TorchWay`` of csrc/host/torch_ops.hpp
 
 
 def torch_entry(
@@ -155,6 +163,7 @@ def torch_entry(
     by_groups: bool = False,
     before: Launcher | None = None,
     after: Launcher | None = None,
+    repair: Launcher | None = None,
 ) -> Entry | None:
     """The entry of a product by PyTorch.
 
@@ -162,9 +171,12 @@ def torch_entry(
         matrices: what it multiplies by.
         batch_last: the layout.
         form: the number of the weight that is prepared so; 0 where none is kept.
-        way: one batched product, a "loop" of them, batch last, or torch's "einsum".
+        way: one batched product, a "loop" of them, batch last, torch's "einsum" in either order, or
+            a grouped "conv", where d is 1.
         by_groups: whether x and y are laid out for the product one group after another.
         before, after: kernels that transpose x and y; None for torch's copies.
+        repair: the kernel that mends what the matrices' zeros spoil; None where they hold none, and
+            for a look at the whole result, as on a CPU.
 
     Returns:
         None where there is no host library, and where nothing may be compiled.
@@ -172,10 +184,10 @@ def torch_entry(
     if not host.is_loaded() and (settings.tuning() == "off" or host.load() is not None):
         return None
     plans = []
-    for transpose in (before, after):
-        if transpose is not None and not isinstance(transpose, HostLauncher):
+    for kernel in (before, after, repair):
+        if kernel is not None and not isinstance(kernel, HostLauncher):
             return None
-        plans.append(_NONE if transpose is None else transpose.plan)
+        plans.append(_NONE if kernel is None else kernel.plan)
     shape, strides = matrices.pattern.weight_shape, matrices.strides
     add = torch.ops.ksopt_host.add_torch
     plan = add(_WAYS.index(way), shape, strides, batch_last, by_groups, *plans)

@@ -55,7 +55,7 @@ def whole_call(
     if is_final:
         how = (mlp.factors, mlp.hidden_activation, mlp.activation)
         host_plans.know_mlp(operands, *how, decision)
-    call: MlpCall | None = None if decision is None else planner.call_of(decision, operands.x)
+    call: MlpCall | None = None if decision is None else planner.call_of(decision, operands)
     return call
 
 

@@ -1,10 +1,11 @@
 """Which plan a problem takes: a kernel for all of it, where one is the fastest, or its parts.
 
-Only families that take chains are asked. Where none supports a problem, a launch a factor computes
-it, and nothing is measured for it as a whole. Otherwise the kernels race with the launches of the
-factors, on the operands at hand, by the rules that one factor's kernels race by (autotuner.py).
-The choice is kept beside theirs, under the key of the chain, its epilogue and its siblings. Of two
-layers the parts are the layers, each by its own plan (mlp_plans.py).
+Families that take chains are asked, and whether one dense matrix may be as fast (merged.py). Where
+neither is, a launch a factor computes a problem, and nothing is measured for it as a whole.
+Otherwise they race with the launches of the factors, on the operands at hand, by the rules that one
+factor's kernels race by (autotuner.py). The choice is kept beside theirs, under the key of the
+chain, its epilogue and its siblings. Of two layers the parts are the layers, each by its own plan
+(mlp_plans.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ksopt import precision, settings
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import host_plans, registry, tuning_cache, weight_cache
+from ksopt.kernels import host_plans, merged, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Choice, Decision, Operands, Source, measured, rebuilt
 from ksopt.kernels.backends.base import BACKENDS, backend_of
 from ksopt.kernels.explain import ChoiceReport, choice_report, from_record
@@ -117,7 +118,7 @@ def whole_call(
 
     Args:
         operands: of the layer.
-        activation: one of `ksopt.epilogue.ACTIVATIONS`.
+        activation: one of `ksopt.epilogue.ACTIVATIONS`; of two siblings, or of ``GATES``.
         batch_last: the layout.
         siblings: how many chains the weights are of.
         check: raises where the operands do not fit together; None where they are known to. It is
@@ -127,7 +128,7 @@ def whole_call(
     decision, is_final = _decision_of_call(*layer, check)
     if is_final:
         host_plans.know(*layer, decision)
-    call: ChainCall | None = None if decision is None else call_of(decision, operands.x)
+    call: ChainCall | None = None if decision is None else call_of(decision, operands)
     return call
 
 
@@ -137,17 +138,19 @@ def is_whole(
     batch_last: bool,
     siblings: int,
     check: Callable[[], object] | None = None,
+    changing: bool = False,
 ) -> bool:
     """Whether a plan of one launch takes operands, which may be fake: then it is predicted.
 
     Args:
         operands, activation, batch_last, siblings, check: as for `whole_call`.
+        changing: of fake ones, whether weights will be prepared at each call.
     """
     x = operands.x
     if is_real(x):
         decision, _ = _decision_of_call(operands, activation, batch_last, siblings, check)
-        return decision is not None and call_of(decision, x) is not None
-    plan = plan_of_fakes(operands, activation, batch_last, siblings)
+        return decision is not None and call_of(decision, operands) is not None
+    plan = plan_of_fakes(operands, activation, batch_last, siblings, changing)
     return plan is not None and plan.is_whole
 
 
@@ -249,12 +252,16 @@ def decision_of(
     return decision, is_known and not torch.are_deterministic_algorithms_enabled()
 
 
-def call_of(decision: Decision, x: Tensor) -> Any:
+def call_of(decision: Decision, operands: Operands) -> Any:
     """What is launched for weights as they are now, a `ChainCall`; None for several launches."""
+    x = operands.x
     changing = weight_cache.are_said_to_change() or (
         x.is_cuda and weight_cache.are_changing(x.get_device())
     )
     choice = decision.repacked if changing else decision.cached
+    if decision.stored is not None and not changing:
+        problem = decision.stored.candidate.problem
+        choice = decision.stored if merged.may_keep(problem, operands.weights) else choice
     return None if choice.name in APART else choice.call
 
 
@@ -304,13 +311,13 @@ def tune(operands: Operands, problem: Problem, budget_s: float) -> Record | None
         budget_s: seconds for the timing; compilation comes on top.
 
     Returns:
-        What was measured; None where no kernel computes the whole problem, so that its factors are
+        What was measured; None where nothing computes the whole problem, so that its factors are
         all there is to tune.
     """
     x = operands.x
     backend = backend_of(x.device.type)
     key = _key(problem, x, x.numel() // problem.chain.in_features)
-    if not _has_kernels(key, backend.spec(x.device)):
+    if not _has_rivals(key, backend.spec(x.device)):
         return None
     identity = backend.fingerprint(x.device)
     with _timing, tuning_cache.alone(identity, key), _on(x.device):
@@ -328,7 +335,7 @@ def tuned(problem: Problem, batch: int, device: torch.device) -> Record | None:
     """What is recorded of a problem; else it is measured now, on random operands.
 
     Returns:
-        None where no kernel computes the whole problem.
+        None where nothing computes the whole problem.
     """
     backend = backend_of(device.type)
     known = _known(backend.key(problem, batch), device, backend.spec(device))
@@ -354,7 +361,7 @@ def random_operands(problem: Problem, batch: int, device: torch.device) -> Opera
     patterns = [p for chain in problem.chains for p in chain] * problem.siblings
     weights = tuple(draw(*p.weight_shape) / p.c**0.5 for p in patterns)
     last = problem.layers()[-1].epilogue
-    bias = draw(problem.out_features) if last.bias else None
+    bias = draw(problem.product_features) if last.bias else None
     residual = rows(problem.out_features) if last.residual else None
     has_hidden = problem.second is not None and problem.epilogue.bias
     hidden = draw(problem.chain.out_features) if has_hidden else None
@@ -379,7 +386,7 @@ def _decision(problem: Problem, operands: Operands) -> tuple[Decision, bool]:
     known = None if deterministic else _decisions.get((key, x.device))
     if known is not None:
         return known, True
-    if mode == "off" or not _has_kernels(key, spec):
+    if mode == "off" or not _has_rivals(key, spec):
         return _by_rule(key, index), True
     if mode == "model" or deterministic:
         return _predicted(key, index, spec), True
@@ -456,14 +463,18 @@ def _recorded(key: ProblemKey, x: Tensor, spec: DeviceSpec | None) -> Decision |
 @functools.lru_cache(maxsize=4096)
 def _predicted(key: ProblemKey, index: int, spec: DeviceSpec | None) -> Decision:
     """The best predicted candidate that can be built, for the key's largest batch."""
+    stored: Choice | None = None
     for candidate in registry.best_predicted(key.problem, key.largest_batch, spec):
         try:
             choice = Choice(candidate, candidate.build(index, key.rows), "model")
         except KsoptError as error:
             registry.warn_once(str(error))
             continue
-        return Decision(choice, choice)
-    return _by_rule(key, index)
+        if not candidate.takes_parameters:
+            return Decision(choice, choice, stored)
+        stored = choice
+    by_rule = _by_rule(key, index)
+    return Decision(by_rule.cached, by_rule.repacked, stored)
 
 
 def _by_rule(key: ProblemKey, index: int) -> Decision:
@@ -485,7 +496,7 @@ def whole_choice(
         problem, batch, device, changing, spec: as for `plan_of`.
 
     Returns:
-        None where no kernel computes all of it, and for one factor's product alone.
+        None where nothing computes all of it, and for one factor's product alone.
     """
     mode = settings.tuning()
     if mode == "measure" and torch.are_deterministic_algorithms_enabled():
@@ -495,12 +506,13 @@ def whole_choice(
     backend = backend_of(device.type if spec is None else "cuda")
     key = backend.key(problem, batch)
     own_spec = backend.spec(device) if spec is None else spec
-    if not _has_kernels(key, own_spec):
+    if not _has_rivals(key, own_spec):
         return None
     known = None if spec is not None or mode != "measure" else _known(key, device, own_spec)
     if known is not None:
         return from_record(*known, changing)
-    best = registry.best_predicted(problem, batch, own_spec)[0]
+    several = registry.best_predicted(problem, batch, own_spec)
+    best = next(one for one in several if not (changing and one.takes_parameters))
     reason = f"predicted to take {best.predicted_us:.1f} us"
     return ChoiceReport(
         key, batch, best.name, best.config, best.predicted_us, None, (), "model", reason
@@ -517,8 +529,8 @@ def _known(
     record = None if identity is None else tuning_cache.load(identity, key)
     if record is None:
         return None
-    for chosen in {record.cached, record.repacked}:
-        one = record.timed[chosen]
+    for index in record.indices:
+        one = record.timed[index]
         if registry.restored(key.problem, one.way, one.config, record.batch, spec) is None:
             return None
     return record, "recorded"
@@ -535,11 +547,9 @@ def _key(problem: Problem, x: Tensor, batch: int) -> ProblemKey:
     return ProblemKey(problem, rows_of(x, problem.batch_last, batch), bits_of(batch))
 
 
-def _has_kernels(key: ProblemKey, spec: DeviceSpec | None) -> bool:
-    """Whether a kernel computes the whole problem on a device."""
-    if spec is None:
-        return False
-    return bool(registry.best_kernels(key.problem, key.largest_batch, spec, most=1))
+def _has_rivals(key: ProblemKey, spec: DeviceSpec | None) -> bool:
+    """Whether anything computes the whole problem on a device, so that there is a choice."""
+    return spec is not None and registry.are_rivals(key.problem, key.largest_batch, spec)
 
 
 def _identity(device: torch.device) -> Fingerprint | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ksopt import precision
-from ksopt.epilogue import Activation, check_activation
+from ksopt.epilogue import GATES, Activation, Gate, check_activation, parts_of_result
 from ksopt.errors import InvalidInputError
 from ksopt.jit import driver
 from ksopt.patterns.chain import Chain, Pattern
@@ -30,17 +30,22 @@ class Epilogue:
     """What is done with a chain's product before it is written: act(x W^T + bias) + residual.
 
     Attributes:
-        bias: whether a bias, one value for each output feature, is added.
-        activation: what is applied then.
+        bias: whether a bias, one value for each feature of the product, is added.
+        activation: what is applied then; a gate multiplies the products of two siblings.
         residual: whether a tensor of y's shape is added at the end.
     """
 
     bias: bool = False
-    activation: Activation = "none"
+    activation: Activation | Gate = "none"
     residual: bool = False
 
     def __post_init__(self) -> None:
-        check_activation(self.activation)
+        check_activation(self.activation, siblings=2)  # the problem knows how many there are
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether two siblings' products are multiplied."""
+        return self.activation in GATES
 
     @property
     def is_empty(self) -> bool:
@@ -92,7 +97,8 @@ class Problem:
         exact: for float32, whether to FP32 accuracy, not TF32's; True for all other types.
         epilogue: what follows the product.
         siblings: chains of these patterns, each with weights of its own, that read one x; their
-            results stand side by side in y, which has ``siblings`` times as many features.
+            results stand side by side in y, which has ``siblings`` times as many features. Two with
+            a gate have one result, of as many features as one of them: act(a) * b.
         second: a layer that reads that y, and gives the result; None for one layer.
     """
 
@@ -107,10 +113,12 @@ class Problem:
     def __post_init__(self) -> None:
         if self.siblings < 1:
             raise InvalidInputError(f"siblings {self.siblings!r}: there must be at least 1")
+        check_activation(self.epilogue.activation, self.siblings)
         if self.second is None:
             return
         if self.siblings > 1 or self.epilogue.residual:
             raise InvalidInputError("the first of two layers has no siblings and no residual")
+        check_activation(self.second.epilogue.activation)
         reads, gives = self.second.chain.in_features, self.chain.out_features
         if reads != gives:
             raise InvalidInputError(
@@ -153,7 +161,12 @@ class Problem:
     def out_features(self) -> int:
         """Features of the result."""
         last = self.chain if self.second is None else self.second.chain
-        return self.siblings * last.out_features
+        return parts_of_result(self.epilogue.activation, self.siblings) * last.out_features
+
+    @property
+    def product_features(self) -> int:
+        """Features of the last products, of all siblings: what a bias is added to."""
+        return self.out_features * (self.siblings if self.epilogue.is_gated else 1)
 
     @property
     def chains(self) -> tuple[Chain, ...]:
@@ -165,9 +178,13 @@ class Problem:
         """The layout's public name."""
         return "batch_last" if self.batch_last else "batch_first"
 
+    def ungated(self) -> Problem:
+        """The problem before a gate: its products side by side."""
+        return replace(self, epilogue=Epilogue(self.epilogue.bias))
+
     def one(self) -> Problem:
-        """The problem of one of its siblings alone."""
-        return replace(self, siblings=1)
+        """The problem of one of its siblings alone, before a gate."""
+        return replace(self.ungated() if self.epilogue.is_gated else self, siblings=1)
 
     def layers(self) -> tuple[Problem, ...]:
         """The problem of each of two layers alone; of one layer, the problem itself."""

@@ -1,8 +1,9 @@
 """The candidates of a problem: kernels of the families, and PyTorch's own ways.
 
 Of a chain, or of a product with an epilogue, they are the kernels that take all of it, and
-`FACTORS`: a launch a factor, and PyTorch's operations behind the last. Of two layers they are the
-kernels that take both, and `LAYERS`: each layer by its own plan.
+`FACTORS`: a launch a factor, and PyTorch's operations behind the last; and `MERGED`, the product by
+one dense matrix. Of two layers they are the kernels that take both, and `LAYERS`: each layer by its
+own plan.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
+from ksopt.kernels import merged
 from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.launcher import Launcher
@@ -35,12 +37,16 @@ _FAR = 3.0  # a family whose best tile is predicted to take this many times the 
 # tensor cores it takes up to 40 times as long, and finding out would take longer than all else.
 _FALLBACK_FAR = 2.0
 _COMPILERS = 8
+# The matrix of a chain is made and timed only where it is predicted to come near: it takes memory.
+_MERGED_FAR = 1.5
 
 
 FACTORS = "factors"
 """The name of the candidate that computes a problem by a launch a factor."""
 LAYERS = "layers"
 """The name of the candidate that computes two layers by a plan each."""
+MERGED = "merged"
+"""The name of the candidate that multiplies by the product of the factors (kernels/merged.py)."""
 APART = frozenset({FACTORS, LAYERS})
 """The candidates that are no single launch of a problem of more than a factor."""
 
@@ -93,7 +99,8 @@ class Candidate:
     """One way to compute a problem, not built yet.
 
     Attributes:
-        name: a kernel family's, or that of one of PyTorch's products (a baseline), or of `APART`.
+        name: a kernel family's, or that of one of PyTorch's products (a baseline), or `MERGED`, or
+            of `APART`.
         problem: what it computes.
         predicted_us: for the batch that it was proposed for.
         family: of kernels; None for PyTorch's own, and for those of `APART`.
@@ -126,7 +133,7 @@ class Candidate:
     @property
     def prepares_weight(self) -> bool:
         """Whether the weight is prepared before the product."""
-        if self.name == LAYERS:
+        if self.name in (LAYERS, MERGED):
             return True  # of a layer in one launch the weights always are
         if self.name == FACTORS:
             return any(pattern.d > 1 for pattern in self.problem.chain)
@@ -134,6 +141,11 @@ class Candidate:
             return pytorch_ops.prepares(self.name, self.problem)
         patterns = [pattern for chain in self.problem.chains for pattern in chain]
         return any(map(self.family.prepares_weight, patterns))
+
+    @property
+    def takes_parameters(self) -> bool:
+        """Whether it is for a module's parameters alone, of which it keeps what it prepares."""
+        return self.name == MERGED
 
     @property
     def needs_order(self) -> bool:
@@ -168,6 +180,8 @@ class Candidate:
             from ksopt.kernels.by_layers import ByLayers  # likewise
 
             return ByLayers(self.problem)
+        if self.name == MERGED:
+            return merged.Merged(self.problem)
         if self.family is None:
             return pytorch_ops.multiplier(self.name, self.problem)
         call = self.family.launcher(self.problem, self.tile, device_index)
@@ -194,7 +208,8 @@ def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
     kernels = best_kernels(problem, batch, device)
     far_us = _FALLBACK_FAR * min((one.predicted_us for one in kernels), default=math.inf)
     slow = [one for one in _fallbacks(problem, batch, device) if one.predicted_us <= far_us]
-    return [*plain(problem, batch, device), *kernels, *slow]
+    others = [*plain(problem, batch, device), *kernels, *slow]
+    return [*others, *_merged_near(others, problem, batch, device)]
 
 
 def best_predicted(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
@@ -206,7 +221,19 @@ def best_predicted(problem: Problem, batch: int, device: DeviceSpec | None) -> l
         *best_kernels(problem, batch, device, most=2),
         *_fallbacks(problem, batch, device),
     ]
+    rivals += _merged_near(rivals, problem, batch, device)
     return sorted(rivals, key=_by_prediction)
+
+
+def are_rivals(problem: Problem, batch: int, device: DeviceSpec) -> bool:
+    """Whether anything may compute all of a problem of more than a factor.
+
+    Args:
+        problem, batch, device: as for `candidates`.
+    """
+    if best_kernels(problem, batch, device, most=1):
+        return True
+    return bool(_merged_near(plain(problem, batch, device), problem, batch, device))
 
 
 def best_kernels(
@@ -322,8 +349,25 @@ def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     if problem.epilogue.is_empty:
         return 0.0
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
-    reads = 1 + problem.epilogue.residual
+    reads = 1 + problem.epilogue.is_gated + problem.epilogue.residual
     return pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
+
+
+def by_matrix(problem: Problem, batch: int, multiprocessors: int) -> list[Candidate]:
+    """The product by the one matrix of a problem that can be merged, or nothing."""
+    if not merged.can_merge(problem):
+        return []
+    us = merged.predicted_us(problem, batch, multiprocessors)
+    return [Candidate(MERGED, problem, us)]
+
+
+def _merged_near(
+    others: Sequence[Candidate], problem: Problem, batch: int, device: DeviceSpec
+) -> list[Candidate]:
+    """`by_matrix`, where it is predicted to come near the best of others."""
+    limit = _MERGED_FAR * min(one.predicted_us for one in others)
+    several = by_matrix(problem, batch, device.multiprocessors)
+    return [one for one in several if one.predicted_us <= limit]
 
 
 def _by_layers(problem: Problem, batch: int, device: DeviceSpec | None) -> Candidate:
@@ -350,6 +394,7 @@ def restored(
     """
     if config is None:
         several = plain(problem, batch, device)
+        several += by_matrix(problem, batch, 1 if device is None else device.multiprocessors)
         return next((candidate for candidate in several if candidate.name == name), None)
     family = next((family for family in families() if family.name == name), None)
     if family is None or device is None or family.unsupported_reason(problem, device) is not None:

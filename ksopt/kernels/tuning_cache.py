@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ksopt.jit import cache
 from ksopt.kernels.problem import ProblemKey
@@ -32,10 +32,12 @@ from ksopt.system import locks, sources, temporary_files
 Fingerprint = dict[str, str]
 """What a choice depends on besides the key, in words."""
 
-WeightMode = Literal["any", "cached", "repacked"]
-"""Whether a time includes preparing the weight (repacked), not (cached), or has no such part."""
+WeightMode = Literal["any", "cached", "repacked", "stored"]
+"""Whether a time includes preparing the weight (repacked), not (cached), or has no such part.
 
-_SCHEMA = 3
+"stored" is as "cached", of what is prepared of a module's parameters alone: see merged.py."""
+
+_SCHEMA = 4
 _LONGEST_WAIT_S = 60.0
 _LONGEST_CHAIN = 120  # letters of a file's name, of all layers; most systems allow 255 for it
 
@@ -98,6 +100,7 @@ class Record:
         timed: every way that was.
         cached: index into ``timed`` of the choice for weights whose preparation is kept.
         repacked: that for weights that are prepared on every call.
+        stored: that for a module's parameters; None where it is ``cached``.
     """
 
     key: ProblemKey
@@ -105,14 +108,22 @@ class Record:
     timed: tuple[Timed, ...]
     cached: int
     repacked: int
+    stored: int | None = None
 
     def __post_init__(self) -> None:
-        if not (0 <= self.cached < len(self.timed) and 0 <= self.repacked < len(self.timed)):
+        if not all(0 <= index < len(self.timed) for index in self.indices):
             raise ValueError("the choice is not among what was timed")
 
+    @property
+    def indices(self) -> set[int]:
+        """Of all choices."""
+        return {self.cached, self.repacked, *([] if self.stored is None else [self.stored])}
+
     def chosen(self, changing: bool) -> Timed:
-        """The choice for weights that change, or for those that do not."""
-        return self.timed[self.repacked if changing else self.cached]
+        """The choice for weights that change, or for a module's parameters."""
+        if changing:
+            return self.timed[self.repacked]
+        return self.timed[self.cached if self.stored is None else self.stored]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -121,6 +132,7 @@ class Record:
             "batch": self.batch,
             "cached": self.cached,
             "repacked": self.repacked,
+            "stored": self.stored,
             "timed": [asdict(timed) for timed in self.timed],
         }
 
@@ -134,7 +146,8 @@ class Record:
         """
         timed = tuple(_timed(entry) for entry in values["timed"])
         cached, repacked, batch = (int(values[name]) for name in ("cached", "repacked", "batch"))
-        return cls(ProblemKey.from_json(values["key"]), batch, timed, cached, repacked)
+        stored = None if values["stored"] is None else int(values["stored"])
+        return cls(ProblemKey.from_json(values["key"]), batch, timed, cached, repacked, stored)
 
 
 def _timed(values: Any) -> Timed:
@@ -143,7 +156,7 @@ def _timed(values: Any) -> Timed:
     times += [] if found.host_us is None else [found.host_us]
     if not isinstance(found.way, str) or not isinstance(found.config, dict | None):
         raise ValueError(f"not a way: {values!r}")
-    if found.weight not in ("any", "cached", "repacked") or not all(
+    if found.weight not in get_args(WeightMode) or not all(
         isinstance(us, int | float) and math.isfinite(us) for us in times
     ):
         raise ValueError(f"not a time: {values!r}")

@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import check_activation
+from ksopt.epilogue import GATES, check_activation
 from ksopt.errors import InvalidInputError
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_tensors(
+    op: str,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """Refuse what is no tensor where one is needed.
+
+    Args:
+        op: the operator's name.
+        x, weights, bias, residual: the operator's.
+
+    Raises:
+        InvalidInputError: another kind of object, an array of NumPy's, say.
+    """
+    if not hasattr(weights, "__iter__"):
+        kind = type(weights).__qualname__
+        raise InvalidInputError(
+            f"{op}: weights is of type {kind}, but it must be a list of tensors"
+        )
+    for operand in (x, *weights):
+        if not isinstance(operand, Tensor):
+            raise InvalidInputError(_no_tensor(op, "x" if operand is x else "a weight", operand))
+    for name, summand in (("bias", bias), ("residual", residual)):
+        if summand is not None and not isinstance(summand, Tensor):
+            raise InvalidInputError(_no_tensor(op, name, summand))
+
+
+def _no_tensor(op: str, name: str, value: object) -> str:
+    kind = "None" if value is None else f"of type {type(value).__qualname__}"
+    return f"{op}: {name} is {kind}, but it must be a tensor"
 
 
 def check_memory(op: str, **operands: Tensor) -> None:
@@ -186,18 +222,20 @@ def check_weight_grad(grad: Tensor, x: Tensor, a: int, d: int, batch_last: bool)
     _check_kind(grad, x, "ks_mm_weight_grad", "grad", "x")
 
 
-def check_chain(op: str, count: int, siblings: int, activation: str) -> None:
+def check_chain(op: str, weights: Sequence[Tensor], siblings: int, activation: str) -> None:
     """Refuse a chain whose parts cannot be told apart, and an unknown activation.
 
     Args:
         op: the operator's name.
-        count: weights of all siblings.
+        weights: of all siblings.
         siblings: chains.
         activation: the epilogue's.
 
     Raises:
-        InvalidInputError: no weights, or not as many of each sibling; an unknown activation.
+        InvalidInputError: no weights, or not as many of each sibling; an unknown activation; a gate
+            of other than two siblings, or of siblings that are not alike.
     """
+    count = len(weights)
     if count == 0:
         raise InvalidInputError(f"{op}: weights is empty, but a chain has at least one factor")
     if siblings < 1 or count % siblings != 0:
@@ -205,13 +243,36 @@ def check_chain(op: str, count: int, siblings: int, activation: str) -> None:
             f"{op}: {count} weights cannot be those of {siblings} siblings, which have as many "
             "factors each"
         )
-    check_activation(activation)
+    check_activation(activation, siblings)
+    if activation in GATES:
+        one, other = (
+            [list(weight.shape) for weight in several]
+            for several in (weights[: count // 2], weights[count // 2 :])
+        )
+        if one != other:
+            raise InvalidInputError(
+                f"{op}: activation {activation!r} multiplies the products of 2 siblings, but their "
+                f"weights have shapes {one} and {other}: they must be the same"
+            )
+
+
+def shape_of_result(y: Tensor, activation: str, batch_last: bool) -> list[int]:
+    """The shape of what an activation makes of a chain's product y, that of all siblings."""
+    shape = list(y.shape)
+    if activation in GATES:
+        shape[0 if batch_last else -1] //= 2
+    return shape
 
 
 def check_epilogue(
-    op: str, y: Tensor, bias: Tensor | None, residual: Tensor | None, batch_last: bool
+    op: str,
+    y: Tensor,
+    bias: Tensor | None,
+    activation: str,
+    residual: Tensor | None,
+    batch_last: bool,
 ) -> None:
-    """Refuse what cannot be added to a chain's product y.
+    """Refuse what cannot be added to a chain's product y, or to a gate's of its halves.
 
     Raises:
         InvalidInputError: another shape or dtype than the product's.
@@ -223,11 +284,13 @@ def check_epilogue(
                 f"{op}: bias has shape {_shape(bias)}, but the chain has {features} outputs: "
                 f"it must be [{features}]"
             )
-    if residual is not None and residual.shape != y.shape:
-        raise InvalidInputError(
-            f"{op}: residual has shape {_shape(residual)}, but the product {_shape(y)}: they must "
-            "be the same"
-        )
+    if residual is not None:
+        shape = shape_of_result(y, activation, batch_last)
+        if list(residual.shape) != shape:
+            raise InvalidInputError(
+                f"{op}: residual has shape {_shape(residual)}, but the product {shape}: they must "
+                "be the same"
+            )
     for name, tensor in (("bias", bias), ("residual", residual)):
         if tensor is not None and tensor.dtype != y.dtype:
             raise InvalidInputError(

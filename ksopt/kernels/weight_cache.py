@@ -167,7 +167,8 @@ def prepared(weight: Tensor, form: str, prepare: Prepare) -> Tensor:
         return prepare(weight.detach())
     kept = kept_of(weight, owner, form)
     if is_recorded(weight):
-        return recorded((weight,), (owner,), kept, lambda weights: prepare(weights[0]))
+        read = recorded((weight,), (owner,), kept, lambda weights: prepare(weights[0]))
+        return prepare(weight.detach()) if read is None else read
     if kept is not None:
         return kept.on_current_stream()
     key = _key(weight, form)
@@ -199,18 +200,21 @@ def recorded(
     owners: Sequence[Tensor],
     kept: Kept | None,
     prepare: Callable[[Sequence[Tensor]], Tensor],
-) -> Tensor:
-    """What a graph that is being captured reads of weights: what is kept, or a part of the graph.
+) -> Tensor | None:
+    """What is kept of weights, where a graph that is being captured may read it.
 
     Args:
         weights, prepare: of the preparation.
         owners: their `owner_of`.
         kept: what is kept of them; torch has waited for it before it captures.
+
+    Returns:
+        None where the graph has to prepare them itself.
     """
     assert said.recorder is not None
     if kept is not None and said.recorder.add(weights, owners, kept.prepared, prepare):
         return kept.prepared
-    return prepare([weight.detach() for weight in weights])
+    return None
 
 
 def _key(weight: Tensor, form: str) -> _FormKey:
@@ -343,6 +347,16 @@ def limit_bytes(device: torch.device) -> int:
     return int(_LIMIT_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
+def is_stored(weight: Tensor) -> bool:
+    """Whether a weight is a module's parameter, or a view of one, and not computed for a call."""
+    return isinstance(weight, torch.nn.Parameter) or isinstance(weight._base, torch.nn.Parameter)
+
+
+def has_room(size_bytes: int, device: torch.device) -> bool:
+    """Whether prepared weights of such a size may be kept on ``device``, beside those that are."""
+    return kept_bytes(device) + size_bytes <= limit_bytes(device)
+
+
 def owner_of(weight: Tensor) -> Tensor:
     """The tensor that a weight is a view of, maybe itself: what is kept is kept with that one."""
     base = weight._base
@@ -396,7 +410,7 @@ def _prepare(weight: Tensor, owner: Tensor, key: _FormKey, prepare: Prepare) -> 
         ]
         for stale in outdated:
             del forms.kept[stale]
-        if kept_bytes(result.device) + size <= limit_bytes(result.device):
+        if has_room(size, result.device):
             ready = None
             if result.is_cuda:
                 ready = torch.cuda.Event()

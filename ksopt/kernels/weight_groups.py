@@ -73,10 +73,42 @@ def prepared_together(
         >>> prepared_together(weights, "side by side", side_by_side)[-1]
         tensor(2.)
     """
+    result = _together(weights, form, prepare)
+    assert result is not None
+    return result
+
+
+def kept_together(
+    weights: Sequence[Tensor],
+    form: str,
+    prepare: Callable[[Sequence[Tensor]], Tensor],
+    size_bytes: int,
+) -> Tensor | None:
+    """`prepared_together`, of what is worth preparing only where it stays.
+
+    Args:
+        weights, form, prepare: as there.
+        size_bytes: memory of the prepared weights.
+
+    Returns:
+        None where they would not be kept, or would become part of a CUDA graph: nothing is
+        prepared then.
+    """
+    return _together(weights, form, prepare, size_bytes)
+
+
+def _together(
+    weights: Sequence[Tensor],
+    form: str,
+    prepare: Callable[[Sequence[Tensor]], Tensor],
+    size_bytes: int | None = None,
+) -> Tensor | None:
+    """``size_bytes``: None prepares them in any case."""
+    must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
     detached = [weight.detach() for weight in weights]
     if not all(map(weight_cache.is_keepable, weights, owners)):
-        return prepare(detached)
+        return None if must_stay else prepare(detached)
     first, *others = weights
     parts = tuple(map(Part.of, others, owners[1:]))
     dtype = str(first.dtype).removeprefix("torch.")
@@ -92,12 +124,15 @@ def prepared_together(
     if not all(map(Part.is_of, before, others, owners[1:])):
         kept = None
     if weight_cache.is_recorded(first):
-        return weight_cache.recorded(weights, owners, kept, prepare)
+        read = weight_cache.recorded(weights, owners, kept, prepare)
+        return prepare(detached) if read is None and not must_stay else read
     if kept is not None:
         result = kept.on_current_stream()
         weight_table.note_prepared(weights, whole_form, number, result, _versions(before))
         return result
     weight_cache.drop(first, f"{form} [")
+    if size_bytes is not None and not weight_cache.has_room(size_bytes, first.device):
+        return None
     for owner in owners[1:]:
         weight_cache.join(owner, owners[0])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ksopt import precision
 from ksopt.baselines import BASELINES
-from ksopt.epilogue import with_epilogue
+from ksopt.epilogue import GATES, with_epilogue
 from ksopt.reference import chain_reference, is_batch_last, ks_reference
 
 # Rows at each end of the batch, where tails are: the first tiles, and the last, which may be
@@ -29,6 +29,8 @@ _LARGEST_SHARE = 0.02
 # shares of sum |x||w|: a few units in fp32's last place for each 8 terms. 16-bit partial sums lose
 # hundreds of times as much, and hide behind the last rounding in the error of all outputs together.
 _UNIT, _TERMS = 2.0**-22, 8
+# Of so few numbers one that is nearly zero, a sum whose terms cancel, decides the error of all.
+_FEW = 1024
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,30 @@ def allowed_error(pytorch: float, rounding: float) -> float:
     """
     most = _ALLOWED_ERROR * max(pytorch, rounding)
     return min(_ALLOWED_ERROR * pytorch + rounding, most)
+
+
+def cancellation(x: Tensor, weights: Sequence[Tensor], layout: str) -> float:
+    """How many times as large the errors of a chain's product are as those of ordinary sums.
+
+    Rounding n terms leaves an error that grows with the norm of the terms, which a sum of random
+    ones has, too. Where the terms cancel the sum is smaller, and its relative error larger: the
+    norm of all terms over that of all sums, and at least 1.
+
+    Args:
+        x: (rows, N), or (N, rows) where the layout is "batch_last".
+        weights: (a, b, c, d) of the chain's factors, left to right.
+        layout: "batch_first" or "batch_last".
+
+    Example:
+        >>> x, ones = torch.tensor([[1.0, -0.9]]), torch.ones(1, 1, 2, 1)
+        >>> round(cancellation(x, [ones], "batch_first"), 2)
+        13.45
+    """
+    sums = chain_reference(x.double(), [weight.double() for weight in weights], layout)
+    squares = [weight.double().square() for weight in weights]
+    terms = chain_reference(x.double().square(), squares, layout)
+    times = float(terms.sum().sqrt() / sums.norm())
+    return max(1.0, times) if math.isfinite(times) else 1.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +146,7 @@ class Around:
     def steps(self) -> int:
         """Operations beside the products, each of which may round."""
         several = [self.bias is not None, self.activation != "none", self.residual is not None]
+        several += [self.activation in GATES]  # it multiplies, too
         if self.ahead is not None:
             several += [self.ahead.bias is not None, self.ahead.activation != "none"]
         return sum(several)
@@ -177,6 +204,10 @@ class AccuracyCheck:
 
         truth, rival = (reference, pytorch) if product is None else (plain, plain)
         self._truth = self._whole(few.double(), [weight.double() for weight in weights], truth)
+        self._cancelled = 1.0
+        alone = product is None and around.siblings == 1 and around.ahead is None
+        if alone and self._truth.numel() <= _FEW:
+            self._cancelled = cancellation(few, weights, layout)
         self._features = self._truth.shape[0 if self._last else 1]
         self._elements = batch * self._features
         self._rounded_once = rounded_once
@@ -216,7 +247,11 @@ class AccuracyCheck:
         sums = math.sqrt(max(terms)) if dtype.itemsize >= 4 else 0.0
         rounding = max(eps / 2 * (1 + sums), _TF32_ROUNDING if tf32 else 0.0)
         rounding *= len(terms) + self._around.steps
-        relative = allowed_error(theirs.relative, _TF32_ROUNDING if tf32 else eps)
+        rounding *= self._cancelled
+        unit = (_TF32_ROUNDING if tf32 else eps) * self._cancelled
+        relative = allowed_error(theirs.relative, unit)
+        # Of n numbers an error is known to one part in sqrt(2n), PyTorch's and the other one.
+        relative *= 1 + 2 / math.sqrt(max(1, self._truth.numel()))
         if dtype == torch.float64:  # the truth is rounded as well, and PyTorch's may be its equal
             relative = _ALLOWED_ERROR * max(theirs.relative, eps)
         if not self._rounded_once:

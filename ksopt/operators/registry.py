@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from ksopt.errors import InvalidInputError
@@ -98,7 +99,13 @@ def parse(text: str) -> Replacement:
         64
     """
     name = re.match(rf"\s*({_NAME})\(", text)
-    return Chain.parse(text) if name is None else structure_of(name[1]).parse(text.strip())
+    return _chain(text) if name is None else structure_of(name[1]).parse(text.strip())
+
+
+@functools.lru_cache(maxsize=2**14)
+def _chain(text: str) -> Chain:
+    """A chain never changes, and a search reads those of all its trials before each new one."""
+    return Chain.parse(text)
 
 
 def operator_of(replacement: Replacement) -> StructuredOperator:

@@ -8,8 +8,10 @@ Tensor``
     All that a layer computes: y = act(x (K_1 ... K_L)ᵀ + bias) + residual. weights are those of
     K_1, ..., K_L, left to right; of siblings, chains of the same patterns that read one x, one
     chain's after another's: their products stand side by side in y. activation is one of
-    `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Between two factors
-    the tensor is rounded to x's dtype. owners are those of the weights, as for ``ks_mm``.
+    `ksopt.epilogue.ACTIVATIONS`; bias is [siblings * M], residual of y's shape. Of two siblings it
+    may be one of `ksopt.epilogue.GATES`: "silu_gate" makes silu(a) * b of their products a and b,
+    bias included, and y has M features. Between two factors the tensor is rounded to x's dtype.
+    owners are those of the weights, as for ``ks_mm``.
     ``ks_chain.out`` writes y into ``out``, as `ks_mm_inner.out` does. ops/chain.py says what it is
     made of. It is the public operator; those below multiply by one factor, and are what it is made
     of.

@@ -8,7 +8,7 @@ products. Only where a kernel takes all of it, and no gradient is recorded, is i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -77,13 +77,14 @@ def composed(
     op: str = "ks_chain",
 ) -> Tensor:
     """What ``ks_chain`` is made of; ``op`` is what errors call it."""
-    check_chain(op, len(weights), siblings, activation)
+    check_chain(op, weights, siblings, activation)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         operands = Operands(x, tuple(weights), bias, residual)
         around = (bias, residual, activation, batch_last, siblings)
         check = partial(implementation.chain_fake, x, weights, *around, None, op)
-        if _is_launched_whole(operands, activation, batch_last, siblings, check):
-            kept_with = all_lasting(weights if owners is None else owners)
+        kept_with = all_lasting(weights if owners is None else owners)
+        how = (activation, batch_last, siblings, check, kept_with is None)
+        if not are_parts_seen(operands) and planner.is_whole(operands, *how):
             whole: Tensor = ks_chain_inner(x, list(weights), *around, kept_with)
             return whole
         if siblings == 1 and not batch_last and _is_trained_whole(operands):
@@ -102,7 +103,7 @@ def _behind(
     batch_last: bool,
 ) -> Tensor:
     bias, residual = _cast(bias, y), _cast(residual, y)
-    check_epilogue(op, y, bias, residual, batch_last)
+    check_epilogue(op, y, bias, activation, residual, batch_last)
     return with_epilogue(y, bias, activation, residual, batch_last)
 
 
@@ -111,19 +112,6 @@ def _cast(summand: Tensor | None, y: Tensor) -> Tensor | None:
     if summand is None or summand.dtype == y.dtype:
         return summand
     return summand.to(y.dtype) if torch.is_autocast_enabled(y.device.type) else summand
-
-
-def _is_launched_whole(
-    operands: Operands,
-    activation: str,
-    batch_last: bool,
-    siblings: int,
-    check: Callable[[], object],
-) -> bool:
-    """Whether a plan of one launch takes these operands, and nothing else has to see the parts."""
-    return not are_parts_seen(operands) and planner.is_whole(
-        operands, activation, batch_last, siblings, check
-    )
 
 
 def are_parts_seen(operands: Operands) -> bool:

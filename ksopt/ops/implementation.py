@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ksopt.epilogue import add_epilogue_
+from ksopt.epilogue import GATES, add_epilogue_, parts_of_result
 from ksopt.errors import InvalidInputError
 from ksopt.kernels import (
     dispatch,
@@ -32,6 +32,7 @@ from ksopt.kernels.validation import (
     check_out,
     check_weight_grad,
     is_written_straight,
+    shape_of_result,
 )
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -213,7 +214,7 @@ def chain(
     y = host_plans.run(x, weights, *around, owners, out)
     if y is not None:
         return y
-    check_chain(op, len(weights), siblings, activation)
+    check_chain(op, weights, siblings, activation)
     operands = Operands(x, tuple(weights), bias, residual)
     check = partial(chain_fake, x, weights, *around, None, op)
     call = planner.whole_call(operands, activation, batch_last, siblings, check)
@@ -253,7 +254,7 @@ def _behind(
     residual: Tensor | None,
     batch_last: bool,
 ) -> Tensor:
-    check_epilogue(op, y, bias, residual, batch_last)
+    check_epilogue(op, y, bias, activation, residual, batch_last)
     return add_epilogue_(y, bias, activation, residual, batch_last)
 
 
@@ -269,11 +270,11 @@ def chain_fake(
     op: str = "ks_chain",
 ) -> Tensor:
     """The shape of a `chain`."""
-    check_chain(op, len(weights), siblings, activation)
+    check_chain(op, weights, siblings, activation)
     around = (None, None, "none", batch_last, siblings)
     y = by_factors(fake, add_epilogue_, x, weights, *around)
-    check_epilogue(op, y, bias, residual, batch_last)
-    return y
+    check_epilogue(op, y, bias, activation, residual, batch_last)
+    return y.new_empty(shape_of_result(y, activation, batch_last)) if activation in GATES else y
 
 
 def chain_writing(
@@ -298,7 +299,8 @@ def chain_writing(
             "operand or out requires one: leave out away, or multiply under torch.no_grad()"
         )
     arguments = (x, weights, bias, residual, activation, batch_last, siblings, owners)
-    if _holds_result(out, x, weights, batch_last, siblings) and is_written_straight(out, *operands):
+    parts = parts_of_result(activation, siblings)
+    if _holds_result(out, x, weights, batch_last, parts) and is_written_straight(out, *operands):
         chain_inner(*arguments, out)
     else:
         y = chain_inner(*arguments)
@@ -308,13 +310,13 @@ def chain_writing(
 
 
 def _holds_result(
-    out: Tensor, x: Tensor, weights: Sequence[Tensor], batch_last: bool, siblings: int
+    out: Tensor, x: Tensor, weights: Sequence[Tensor], batch_last: bool, parts: int
 ) -> bool:
     """Whether a result has out's shape, dtype and device; what refuses others says why."""
     if not weights or weights[0].dim() != 4 or x.dim() == 0:
         return False
     a, b, _, d = weights[0].shape
-    features = siblings * a * b * d
+    features = parts * a * b * d
     shape = (features, *x.shape[1:]) if batch_last else (*x.shape[:-1], features)
     return out.shape == shape and out.dtype == x.dtype and out.device == x.device
 

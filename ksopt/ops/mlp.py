@@ -45,8 +45,8 @@ def _composed(
     activation: str = "none",
     owners: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    check_chain(_OP, len(weights), 1, hidden_activation)
-    check_chain(_OP, len(last_weights), 1, activation)
+    check_chain(_OP, weights, 1, hidden_activation)
+    check_chain(_OP, last_weights, 1, activation)
     if CHAIN_FAMILIES and not torch.compiler.is_dynamo_compiling():
         every = (*weights, *last_weights)
         operands = Operands(x, every, bias, residual, hidden_bias)
@@ -106,8 +106,8 @@ def _planned(
     owners: Sequence[Tensor] | None,
     out: Tensor | None,
 ) -> Tensor:
-    check_chain(_OP, len(weights), 1, hidden_activation)
-    check_chain(_OP, len(last_weights), 1, activation)
+    check_chain(_OP, weights, 1, hidden_activation)
+    check_chain(_OP, last_weights, 1, activation)
     every = (*weights, *last_weights)
     operands = Operands(x, every, bias, residual, hidden_bias)
     mlp = Mlp(len(weights), hidden_activation, activation)

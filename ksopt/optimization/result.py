@@ -86,7 +86,7 @@ class Optimized:
         worst = max(self.layers, key=lambda layer: layer.relative_error)
         return (
             "Check what the model still can do: its weights are changed. The largest error is "
-            f"{worst.relative_error:.2f}, of {worst.name}.",
+            f"{worst.relative_error:.2f}, that of layer {worst.name}.",
             "Distil it from the model that you passed, which is still dense: "
             "ksopt.distil(optimized.model, model, batches). For a sentence encoder of 23 million "
             "parameters 300 steps took ten minutes on two CPU cores.",

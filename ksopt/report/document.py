@@ -62,6 +62,7 @@ class Section:
             nothing else to show.
         facts: Numbers that stand out, behind the lead; the paragraphs are then under the figure.
         warnings: Plain text behind them: what makes them less certain than they look.
+        command: A line to copy, under the lead: what the lead asks to run.
         is_folded: Whether the page shows the title alone until a reader opens it.
         part: What the section is about, where several follow each other of each of several things.
             The page folds all of one part away together.
@@ -76,6 +77,7 @@ class Section:
     figure: Figure | None = None
     facts: tuple[Fact, ...] = ()
     warnings: tuple[str, ...] = ()
+    command: str = ""
     is_folded: bool = False
     part: str = ""
 
@@ -149,6 +151,8 @@ def markdown(title: str, sections: Sequence[Section], where: str = "") -> str:
         blocks.append(f"## {section.part}: {name}" if section.part else f"## {section.title}")
         # A chain's stars would be read as emphasis.
         blocks += [_plain(text) for text in section.lead]
+        if section.command:
+            blocks.append(f"```sh\n{section.command}\n```")
         if section.facts:
             blocks.append("\n".join(map(_bullet, section.facts)))
         blocks += [_plain(text) for text in (*section.warnings, *section.paragraphs)]

@@ -8,7 +8,7 @@ from math import log10
 
 from ksopt.report import svg
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 26.0, 44.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 36.0, 44.0
 # Between the labels of two ticks of the x axis.
 _LABEL = 40.0
 
@@ -18,7 +18,7 @@ class Scale:
     """What an axis shows.
 
     Args:
-        name: What stands beside it.
+        name: What it is of, and the unit.
         low, high: Its ends, in the data's units.
         is_log: Whether it is logarithmic.
     """
@@ -27,6 +27,11 @@ class Scale:
     low: float
     high: float
     is_log: bool = False
+
+    @property
+    def title(self) -> str:
+        """What stands beside the axis."""
+        return f"{self.name} (log scale)" if self.is_log else self.name
 
     @classmethod
     def around(
@@ -121,8 +126,8 @@ class Axes:
                 last = x
         frame = f"M{left:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}"
         parts.append(f'<path class="axis" d="{frame}"/>')
-        parts.append(svg.text((left + right) / 2, self.height - 8, self.x_scale.name, "middle"))
-        parts.append(svg.text(4, 14, self.y_scale.name, "start"))
+        parts.append(svg.text((left + right) / 2, self.height - 8, self.x_scale.title, "middle"))
+        parts.append(svg.text(4, 14, self.y_scale.title, "start"))
         return parts
 
     def steps(self, points: Iterable[tuple[float, float]]) -> list[str]:
@@ -188,14 +193,18 @@ class Box:
 
 
 def beside(axes: Axes, x: float, y: float, words: str, taken: Sequence[Box]) -> list[str]:
-    """A text beside a mark, where it lies on no other; nothing where there is no such place."""
-    for up in (4.0, -18.0, 26.0, -36.0, 44.0):
-        for anchor, aside in (("start", 13.0), ("end", -13.0), ("middle", 0.0)):
-            box = Box.of(x + aside, y + up, words, anchor)
-            on_mark = anchor == "middle" and abs(up) < 10
-            if not on_mark and box.is_in(axes) and not any(map(box.meets, taken)):
-                return [svg.text(x + aside, y + up, words, anchor, "chosen-text")]
-    return []
+    """A text beside a mark, where it lies on no other; on one where there is no such place."""
+    places = [
+        (x + aside, y + up, anchor)
+        for up in (4.0, -18.0, 26.0, -36.0, 44.0, -54.0, 62.0, -72.0, 80.0, -90.0, 98.0)
+        for anchor, aside in (("start", 13.0), ("end", -13.0), ("middle", 0.0))
+        if anchor != "middle" or abs(up) >= 10  # not on the mark itself
+    ]
+    boxes = {place: Box.of(*place[:2], words, place[2]) for place in places}
+    inside = [place for place in places if boxes[place].is_in(axes)]
+    free = [place for place in inside if not any(map(boxes[place].meets, taken))]
+    at_x, at_y, anchor = (free or inside or places)[0]
+    return [svg.text(at_x, at_y, words, anchor, "chosen-text")]
 
 
 def _label(value: float) -> str:

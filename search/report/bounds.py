@@ -135,7 +135,7 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
         )
         bound = f", {named}. The"
     is_chain = isinstance(finalist.facts.chain, Chain)
-    counted = ", its factors' inputs and outputs counted" if is_chain else ""
+    counted = ", the inputs and outputs of its factors counted" if is_chain else ""
     floor = sum(one.floor_us for one in factors)
     reached = floor / finalist.latency.median_us
     dense_reached = dense.floor_us / finalist.dense.median_us
@@ -143,7 +143,7 @@ def _sentence(finalist: Finalist, result: LayerResult) -> str:
     lead = _lead(floor, dense.floor_us, reached, dense_reached) if is_faster else ""
     return (
         f"{finalist.facts.chain} computes {_against(dense.flops, flops)} the dense layer. It moves "
-        f"{_against(dense.bytes_moved, moved)} it{counted}. By "
+        f"{_against(dense.bytes_moved, moved)} that layer{counted}. By "
         f"this device's roofline{bound} dense layer is "
         f"{_BINDS[dense.memory_bound]}-bound. The floors are {phrases.microseconds(floor)} and "
         f"{phrases.microseconds(dense.floor_us)}. "

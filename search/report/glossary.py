@@ -8,19 +8,21 @@ from ksopt.search.report.sections import section
 from ksopt.search.results import SearchResult
 
 TERMS = {
-    "pattern (a,b,c,d)": "A sparse matrix: a diagonal blocks, each of b x c diagonals of length d. "
-    "`ksopt show` draws it.",
+    "pattern (a,b,c,d)": "A sparse matrix. Its diagonal has blocks, a of them. Each holds b x c "
+    "diagonals of length d. `ksopt show` draws it.",
     "factor": "A matrix of such a pattern, whose nonzero entries are trained.",
     "chain": "A product of factors that takes the place of a layer's matrix. The last factor "
     "meets the input first.",
+    "Monarch": "A chain (1,b,c,p)*(p,e,f,1): its p blocks meet the input first. Mirrored, "
+    "(p,b,c,1)*(1,e,f,p), they give the output.",
     "dense": "The layer as it is, torch.nn.Linear, timed in turns with the chains.",
     "weights": "Numbers that are trained. The bias is not counted.",
     "budget": "The most weights that a chain may have, as a share of the dense layer's or a count.",
     "latency": "The median time of a call, in microseconds (us). Caches are overwritten before "
     "each one.",
-    "p20 to p80": "The middle 60% of the times. Two latencies differ if each median lies outside "
-    "the other's band.",
-    "within noise": "The two latencies do not differ so.",
+    "p20 to p80": "The middle 60% of the times. Two latencies differ only if both medians "
+    "lie outside the other's band.",
+    "within noise": "Neither of two latencies is clearly the lower one: see p20 to p80.",
     "speedup": "The dense layer's latency over the chain's. At 2 the chain is twice as fast, below "
     "1 it is slower.",
     "floor": "The least time by the roofline: moving the data once, or computing, whichever takes "

@@ -13,9 +13,11 @@ from ksopt.search.metrics import WEIGHT_ERROR
 from ksopt.search.plan import Effect, choice, choice_of_layer, effect_of
 from ksopt.search.recommend import least_speedup
 from ksopt.search.report import answers, phrases, result_tables
+from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.report.overview import Series, overview_plot
 from ksopt.search.report.plots import beyond, figure, latency_plot
-from ksopt.search.results import Finalist, LayerResult, SearchResult, Verdict
+from ksopt.search.request import SearchRequest
+from ksopt.search.results import Finalist, LayerResult, Recommendation, SearchResult, Verdict
 
 
 def of_layer(layer: LayerResult) -> Section:
@@ -35,10 +37,13 @@ def of_layer(layer: LayerResult) -> Section:
         result_tables.layer_answers_table(layer),
         figure=figure(partial(latency_plot, layer, answer), name),
         facts=() if shown is None else tuple(_facts(layer, shown)),
+        command=SearchRequest.of_layer(layer.request).command if _is_unsettled(layer) else "",
         warnings=tuple(_warnings(layer, shown)),
     )
 
 
+_HOW_ERROR = "To know it, add --weights FILE, your trained weights: the command is below."
+_USED_UP = 0.9  # of a budget: what uses less leaves room that a reader may ask about
 _SHAPES = {1: "squares have one factor", 2: "circles two factors", 3: "triangles three factors"}
 
 
@@ -54,12 +59,10 @@ def _marks(layer: LayerResult) -> str:
     rings = {one.chosen.trial for one in layer.recommendations if one.chosen is not None}
     text += " The ring is the fastest." if len(rings) == 1 else ""
     text += " Each ring is the fastest of a budget." if len(rings) > 1 else ""
-    text += (
-        " The stepped line joins the chains that no other beats in both weights and latency. "
-        "Latencies are those over the dense layer's, timed in turns, times its own."
-    )
+    text += " The stepped line joins the chains that no other beats in both weights and latency."
     if any(one.retimed for one in layer.finalists):
-        text += " Finalists stand where the final timed them again, which decides."
+        text += " Finalists have the times of the final, which decides. The other points are "
+        text += "scaled to its dense time."
     pruned = sum(trial.state == "pruned" for trial in layer.trials)
     if pruned:
         text += f" {phrases.chains(pruned)} given up early {'is' if pruned == 1 else 'are'} not "
@@ -94,10 +97,45 @@ def _lead(layer: LayerResult) -> list[str]:
             f" {answer.budget.text} is the largest budget with a chain worth using, and so the "
             "nearest to what the dense layer can express."
         )
+    why += _room_left(layer, answer)
     why += _faster_one(layer, answer.chosen)
+    if "bias" not in layer.request.epilogue:
+        why += " The dense layer and the chains were timed without a bias."
     if not is_settled:
         return [f"Measure again: {answer.chosen.facts.chain} looks faster than {linear}.", why]
     return [f"Use {answer.chosen.facts.chain} in place of {linear}.", why]
+
+
+def _room_left(layer: LayerResult, answer: Recommendation) -> str:
+    """What is known of chains that use the budget up; empty where the chain does."""
+    most, times = answer.budget.parameters, DrawnTimes(layer)
+    if answer.chosen is None or answer.chosen.facts.nnz >= _USED_UP * most:
+        return ""
+    fuller = [
+        (ratio, trial)
+        for trial in layer.trials
+        if trial.ratio is not None
+        and _USED_UP * most <= trial.facts.nnz <= most
+        and (ratio := times.ratio(trial)) is not None
+    ]
+    share = phrases.percent(answer.chosen.facts.nnz / most)
+    if not fuller:
+        return (
+            f" It uses {share} of the budget. --min-use {_USED_UP} searches chains that use more."
+        )
+    ratio, best = min(fuller, key=lambda one: one[0])
+    return (
+        f" It uses {share} of the budget. The fastest measured that uses {_USED_UP:.0%} or more is "
+        f"{best.facts.chain}, {1 / ratio:.2f}x."
+    )
+
+
+def _is_unsettled(layer: LayerResult) -> bool:
+    """Whether the answer is to measure again."""
+    if any(one.verdict is Verdict.UNJUDGED for one in layer.recommendations):
+        return True
+    answer = choice_of_layer(layer)
+    return answer is not None and answer.chosen is not None and _doubt(layer, answer.chosen)
 
 
 def _doubt(layer: LayerResult, chosen: Finalist) -> bool:
@@ -142,7 +180,7 @@ def _why_dense(layer: LayerResult) -> str:
         return f"No measured chain comes within a weight error of {request.max_error:g}."
     if not layer.finalists:
         return "No chain was measured, so there is no answer yet."
-    return "No chain of any budget is measurably faster here."
+    return "None of the measured chains is measurably faster here."
 
 
 def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
@@ -152,17 +190,20 @@ def _facts(layer: LayerResult, shown: Finalist) -> list[Fact]:
     speed = f"{1 / shown.ratio:.2f}x"
     if _doubt(layer, shown):
         speed = phrases.speed_span(shown.latency, shown.dense)
+    answer = choice_of_layer(layer)
+    is_used = answer is not None and answer.chosen == shown
+    whose = "" if is_used else ", of the fastest chain"
+    share, counts = phrases.percent(shown.facts.share), f"{shown.facts.nnz:,} of {dense:,}"
     facts = [
-        Fact(speed, "speedup over dense", f"{latency} against {beside}"),
-        Fact(phrases.percent(shown.facts.share), "of the weights", f"{shown.facts.nnz:,} of "
-             f"{dense:,}"),
-    ]  # fmt: skip
+        Fact(speed, f"speedup over dense{whose}", f"{latency} against {beside}"),
+        Fact(share, f"of the weights{whose}", counts),
+    ]
     for metric in metrics.stored():
         if metric.name in shown.values:
             known = metric.cell(shown.dense_values)
             facts.append(Fact(metric.cell(shown.values), metric.title, known and f"dense: {known}"))
         elif metric is WEIGHT_ERROR:
-            facts.append(Fact("unknown", metric.title, "--weights FILE measures it"))
+            facts.append(Fact("unknown", metric.title, _HOW_ERROR))
     return [*facts, _certainty(layer, shown)]
 
 
@@ -177,7 +218,7 @@ def _certainty(layer: LayerResult, shown: Finalist) -> Fact:
         return Fact("within noise", name, "not told apart from dense")
     if drift is not None and drift.beyond_noise:
         return Fact("fairly", name, "the machine changed meanwhile")
-    return Fact("clear", name, "beyond noise, timed in turns")
+    return Fact("clear", name, "faster than dense, beyond noise")
 
 
 def _warnings(layer: LayerResult, shown: Finalist | None) -> list[str]:
@@ -202,6 +243,7 @@ def of_search(result: SearchResult) -> Section:
         (*answers.beside(result), caption),
         figure=figure(partial(overview_plot, series), "latency"),
         facts=tuple(facts),
+        command=result.request.command if any(map(_is_unsettled, result.layers)) else "",
         warnings=(*answers.stopped(result), *answers.warnings(result)),
     )
 
@@ -255,7 +297,7 @@ def _errors(used: Sequence[Finalist]) -> list[Fact]:
     errors = sorted(WEIGHT_ERROR.cell(one.values) for one in used)
     known = _span([error for error in errors if error])
     if not known:
-        return [Fact("unknown", WEIGHT_ERROR.title, "--weights FILE measures it")]
+        return [Fact("unknown", WEIGHT_ERROR.title, _HOW_ERROR)]
     return [Fact(known, WEIGHT_ERROR.title)]
 
 

@@ -8,10 +8,11 @@ from functools import partial
 from ksopt import drawing
 from ksopt.patterns.chain import Chain
 from ksopt.report.document import Section
-from ksopt.search import diagnostics, metrics, recommend
+from ksopt.search import diagnostics, metrics
 from ksopt.search.metrics import LATENCY, Metric
 from ksopt.search.plan import choice_of_layer
 from ksopt.search.report import bounds, headline, phrases, result_tables
+from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.report.plots import figure, metric_plot
 from ksopt.search.report.sections import section
 from ksopt.search.results import Finalist, LayerResult, Recommendation, Verdict
@@ -149,11 +150,16 @@ def other_metrics(result: LayerResult) -> Iterator[Section]:
             yield Section(title, (), (text,), figure=drawing)
 
 
+_WHOSE_TIMES = (
+    "Finalists have the times of the final. The others are scaled to the final's dense time."
+)
+
+
 @section(order=60)
 def front(result: LayerResult) -> Iterator[Section]:
     """What is left to choose from, where more than latency was to be low."""
     titles = [metric.title for metric in metrics.objectives(result.request)]
-    front = recommend.front_of(result.trials, result.request)
+    front = DrawnTimes(result).front()
     if len(titles) < 2 or not front:
         return
     *others, last = titles
@@ -161,7 +167,7 @@ def front(result: LayerResult) -> Iterator[Section]:
     text = (
         f"What no other chain equals or beats in {', '.join(others)} and {last} together: "
         f"{'one chain' if len(front) == 1 else count}. Chains are ranked by their latency over "
-        "the dense layer's, timed in turns. All values are of the trials, before the final."
+        f"the dense layer's, timed in turns. {_WHOSE_TIMES}"
     )
     if len(shown) < len(front):
         text += f" The fastest {len(shown)} are shown. results.json names all."
@@ -189,7 +195,8 @@ def finalists(result: LayerResult) -> Section:
     else:
         text = "The search was stopped before the final: these are the times of the trials."
     text += (
-        " A chain ties with those that are within noise of it. The glossary below has the words."
+        " A chain ties with those that are within noise of it. The glossary below has the words. "
+        "rho is (b + c)/(b c): where it is large, moving data costs more than computing."
     )
     return Section("Finalists", (), (text,), result_tables.finalists_table(result))
 
@@ -197,9 +204,11 @@ def finalists(result: LayerResult) -> Section:
 @section(order=100)
 def trials(result: LayerResult) -> Section:
     """Every trial."""
-    ranked = sorted(result.trials, key=lambda t: (t.ratio is None, t.ratio or 0.0))
+    times = DrawnTimes(result)
+    ranked = sorted(result.trials, key=lambda t: (t.ratio is None, times.ratio(t) or 0.0))
     shown = ranked[:_TRIALS_SHOWN]
     text = "The fastest over dense come first. trials.csv has every column."
     if len(shown) < len(ranked):
         text = f"The fastest {len(shown)} of {len(ranked)} trials. trials.csv has all."
-    return Section("Trials", (), (text,), result_tables.trials_table(shown))
+    text += f" {_WHOSE_TIMES} trials.csv has the times as they were measured."
+    return Section("Trials", (), (text,), result_tables.trials_table(shown, times))

@@ -82,7 +82,7 @@ def method(result: LayerResult) -> Section:
         f"This run took {result.seconds:.0f} s.{_held(result)}",
         f"Roofline: {roof.bandwidth / 1e9:,.0f} GB/s (a copy of {roof.copy_bytes / 2**20:,.0f} MiB "
         f"read and written), {phrases.rate(roof.rate)} ({roof.rate_from}, side "
-        f"{roof.gemm_side}). It was measured in the run that reports. It counts every factor's "
+        f"{roof.gemm_side}). It was measured in the latest run. It counts every factor's "
         "input, output and weights once, and nothing of what follows the product. Efficiency can "
         "exceed 1 where one launch computes a chain, or where a CPU's caches hold what passes "
         "between factors.",

@@ -17,21 +17,26 @@ _TRAINING = (
 )
 
 
+_EAGER = (
+    "torch.compile had no part in it: dense is PyTorch's own product, chains are ksopt's operator."
+)
+
+
 def what_is_timed(request: LayerRequest | SearchRequest) -> list[str]:
-    """What all times are of, where that is more than a layer's product.
+    """What all times are of, and how it was called.
 
     Example:
         >>> from ksopt.search.layer_request import LayerRequest
-        >>> what_is_timed(LayerRequest("8x8", epilogue=("bias", "gelu"), siblings=3))
-        ['All times are of 3 layers on one input, followed by a bias and a GELU.']
+        >>> what_is_timed(LayerRequest("8x8", epilogue=("bias", "gelu"), siblings=3))[0]
+        'All times are of 3 layers on one input, followed by a bias and a GELU.'
     """
     if request.train:
-        return [_TRAINING]
+        return [_TRAINING, _EAGER]
     layers = f"{request.siblings} layers on one input" if request.siblings > 1 else "a layer"
     after = in_words(request.epilogue)
     if request.siblings == 1 and not after:
-        return []
-    return [f"All times are of {layers}{f', followed by {after}' if after else ''}."]
+        return [_EAGER]
+    return [f"All times are of {layers}{f', followed by {after}' if after else ''}.", _EAGER]
 
 
 def microseconds(value: float) -> str:
@@ -115,9 +120,12 @@ def speed_span(latency: Measurement, dense: Measurement) -> str:
     Example:
         >>> speed_span(Measurement(2.0, 1.5, 5.0, 40), Measurement(14.0, 10.0, 18.0, 40))
         '2.0x to 12x'
+        >>> speed_span(Measurement(8.0, 7.9, 8.1, 40), Measurement(7.7, 7.6, 7.8, 40))
+        '0.94x to 0.99x'
     """
     ends = dense.p20_us / latency.p80_us, dense.p80_us / latency.p20_us
-    return " to ".join(f"{end:.1f}x" if end < 10 else f"{end:.0f}x" for end in ends)
+    digits = (2 if end < 1.5 else 1 if end < 10 else 0 for end in ends)
+    return " to ".join(f"{end:.{count}f}x" for end, count in zip(ends, digits, strict=True))
 
 
 def layer(dims: Dims) -> str:

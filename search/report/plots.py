@@ -15,6 +15,7 @@ from ksopt.search.pareto import pareto_front
 from ksopt.search.recommend import admitted
 from ksopt.search.report import phrases
 from ksopt.search.report.axes import Axes, Box, Scale, beside
+from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.results import Finalist, LayerResult, Recommendation, TrialRecord
 
 WIDE, NARROW = (800, 376), (360, 340)
@@ -31,10 +32,8 @@ def latency_plot(
 ) -> str:
     """Latency against weights, as an ``<svg>`` element; nothing if no trial was measured.
 
-    A point is a trial. Its height is its latency over the dense layer's, as measured in turns with
-    it, times the dense layer's latency of the final: so points of several runs share one scale. A
-    finalist stands where the final, which takes longer, has timed it. The stepped line joins what
-    no other point beats in both.
+    A point is a trial. Its height is the latency that the tables have (`DrawnTimes`). The stepped
+    line joins what no other point beats in both.
 
     Args:
         result: Of the layer.
@@ -96,27 +95,13 @@ def beyond(result: LayerResult, pruned: bool = False) -> str:
 
 
 def _dense_us(result: LayerResult) -> float:
-    """The dense layer's latency: of the final, or of the first trial that has one."""
-    finals = [one.dense.median_us for one in result.finalists]
-    trials = (trial.dense.median_us for trial in result.trials if trial.dense is not None)
-    return finals[0] if finals else next(trials, 1.0)
+    return DrawnTimes(result).dense_us
 
 
 def _latencies(result: LayerResult) -> Callable[[TrialRecord], float]:
-    """A trial's latency beside the dense layer's of the final, so that runs share one scale."""
-    dense_us = _dense_us(result)
-    finals = _retimed(result)
-
-    def latency_us(trial: TrialRecord) -> float:
-        final = finals.get(trial.number)
-        return dense_us * (trial.ratio_seen or 1.0 if final is None else final.ratio)
-
-    return latency_us
-
-
-def _retimed(result: LayerResult) -> dict[int, Finalist]:
-    """The finalists that the final has timed, by their trials."""
-    return {one.trial: one for one in result.finalists if one.retimed}
+    """The latency of each trial; the dense layer's for one that has none."""
+    times = DrawnTimes(result)
+    return lambda trial: times.latency_us(trial) or times.dense_us
 
 
 def _lowest(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -180,7 +165,7 @@ def metric_plot(result: LayerResult, metric: Metric, width: int, height: int) ->
         parts.append(f'<path class="dense" d="M{x:.1f} {axes.top:.1f}V{axes.bottom:.1f}"/>')
     if dense is not None:
         parts += axes.dense_line(dense, f"dense {metric.shown(dense)}")
-    front = pareto_front(admitted(trials, result.request), (against, metric))
+    front = pareto_front(admitted(DrawnTimes(result).trials, result.request), (against, metric))
     parts += axes.steps(map(place, front))
     parts += _marks(result, trials, axes, place, metric)
     label = f"{metric.title.capitalize()} against {against.axis} of {len(trials)} chains"
@@ -231,12 +216,12 @@ def _marks(
     taken: Sequence[Box] = (),
 ) -> list[str]:
     """A mark for each trial, a ring around each step's fastest chain, and the name of one."""
-    marks, tips, finals = [], [], _retimed(result)
+    marks, tips, times = [], [], DrawnTimes(result)
     for trial in trials:
         x_value, y_value = place(trial)
         x, y = axes.x(x_value), axes.y(y_value)
         marks.append(_mark(trial, x, y))
-        tips.append(Tip(x, y, _facts(trial, finals.get(trial.number), metric, y_value)))
+        tips.append(Tip(x, y, _facts(trial, times, metric, y_value)))
     by_number = {trial.number: trial for trial in trials}
     for answer in result.recommendations:
         if answer.chosen is not None and answer.chosen.trial in by_number:
@@ -252,18 +237,18 @@ def _marks(
 def _name(chosen: Finalist) -> str:
     if held_back.why(chosen):
         return f"looks fastest: {phrases.speed_span(chosen.latency, chosen.dense)}"
-    return f"use this: {1 / chosen.ratio:.2f}x"
+    latency = phrases.microseconds(chosen.latency.median_us)
+    return f"use this: {latency}, {1 / chosen.ratio:.2f}x"
 
 
 def _facts(
-    trial: TrialRecord, final: Finalist | None, metric: Metric | None, value: float
+    trial: TrialRecord, times: DrawnTimes, metric: Metric | None, value: float
 ) -> tuple[str, ...]:
-    """What a tip says of a trial, by the final's time where that has one."""
+    """What a tip says of a trial."""
     lines = [str(trial.facts.chain)]
-    timed = trial if final is None else final
-    if timed.ratio is not None and timed.latency is not None:
-        latency = phrases.microseconds(timed.latency.median_us)
-        lines.append(f"{latency}, {phrases.times(timed.ratio)} dense")
+    ratio, latency_us = times.ratio(trial), times.latency_us(trial)
+    if ratio is not None and latency_us is not None:
+        lines.append(f"{phrases.microseconds(latency_us)}, {phrases.times(ratio)} dense")
     lines.append(phrases.weights(trial.facts))
     if metric is not None:
         lines.append(f"{metric.title} {metric.shown(value)}")

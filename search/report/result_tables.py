@@ -8,6 +8,7 @@ from ksopt.report import tables
 from ksopt.report.tables import Table
 from ksopt.search import diagnostics, held_back, metrics
 from ksopt.search.report import phrases
+from ksopt.search.report.drawn_times import DrawnTimes
 from ksopt.search.results import (
     Finalist,
     LayerResult,
@@ -33,7 +34,7 @@ def answers_table(result: SearchResult) -> Table:
 
 def layer_answers_table(layer: LayerResult) -> Table:
     """The fastest chain of each step beside the dense layer."""
-    heads = ["chain", ">weights", ">latency", ">dense", ">rho", ">efficiency"]
+    heads = ["chain", ">weights", ">latency", ">dense", ">efficiency"]
     # By what was asked, so that tables of several sizes have the same columns.
     measured = metrics.measured(layer.request)
     heads += [f">{metric.title}" for metric in measured]
@@ -47,7 +48,6 @@ def layer_answers_table(layer: LayerResult) -> Table:
                 f"{known.nnz:,}",
                 phrases.microseconds(chosen.latency.median_us),
                 phrases.microseconds(chosen.dense.median_us),
-                f"{known.rho:.4f}",
                 f"{chosen.efficiency:.2f}",
                 *(metric.cell(chosen.values) for metric in measured),
             ]
@@ -119,19 +119,21 @@ def _with_metrics(
     return tables.of(heads, rows)
 
 
-def trials_table(trials: list[TrialRecord]) -> Table:
-    """Trials as they were measured, each beside the dense layer in its own turn."""
+def trials_table(trials: Sequence[TrialRecord], times: DrawnTimes) -> Table:
+    """Trials with the times that the plots have of them."""
     rows = []
     for trial in trials:
         known = trial.facts
-        latency, ratio = trial.latency, trial.ratio
+        is_whole = trial.ratio is not None
+        latency_us = times.latency_us(trial) if is_whole else None
+        ratio = times.ratio(trial) if is_whole else None
         rows.append(
             [
                 str(trial.number),
                 "" if ratio is None else f"{1 / ratio:.2f}x",
                 str(known.chain),
                 f"{known.nnz:,}",
-                "" if latency is None else phrases.microseconds(latency.median_us),
+                "" if latency_us is None else phrases.microseconds(latency_us),
                 f"{known.rho:.4f}",
                 trial.origin,
                 trial.reason or "",

@@ -10,7 +10,7 @@ from ksopt.report.document import Figure, Section
 from ksopt.search.options import ACTIVATIONS
 from ksopt.search.plan import effect_of, plan_of
 from ksopt.search.recommend import least_speedup
-from ksopt.search.report import headline, plan_tables, result_tables
+from ksopt.search.report import headline, phrases, plan_tables, result_tables
 from ksopt.search.report.bars import bars
 from ksopt.search.report.sections import section
 from ksopt.search.results import SearchResult, Verdict
@@ -80,6 +80,14 @@ def _is_layer_used(result: SearchResult) -> bool:
     return result.request.is_one_layer and any(a.verdict is Verdict.USE for a in answers)
 
 
+_GATE_CALLS = {
+    "relu_gate": "F.relu(gate(x))",
+    "gelu_gate": "F.gelu(gate(x))",
+    "gelu_tanh_gate": 'F.gelu(gate(x), approximate="tanh")',
+    "silu_gate": "F.silu(gate(x))",
+}
+
+
 @section(order=20, of="search", when=_is_layer_used, is_folded=False)
 def use_in_layer(result: SearchResult) -> Section:
     """The code that puts a chain in the layer's place."""
@@ -97,9 +105,11 @@ def use_in_layer(result: SearchResult) -> Section:
     size = request.size
     others = [a for a in used if a.chosen and not isinstance(a.chosen.facts.chain, Chain)]
     lines = ["import torch", "", *(f"import {name}" for name in request.plugins if others)]
-    stacked = request.siblings > 1 and request.layout == "batch_first"
+    gate = next((_GATE_CALLS[step] for step in request.epilogue if step in _GATE_CALLS), None)
+    stacked = request.siblings > 1 and request.layout == "batch_first" and gate is None
     several = "KSStacked" if stacked else "torch.nn.ModuleList"
     names = "KSLinear, KSStacked" if stacked else "KSLinear"
+    lines += [] if gate is None else ["import torch.nn.functional as F"]
     lines += [f"from ksopt.nn import {names}"] if len(others) < len(used) else []
     lines += ["from ksopt.operators.linear import StructuredLinear"] if others else []
     lines.append("")
@@ -111,9 +121,14 @@ def use_in_layer(result: SearchResult) -> Section:
         made = f'KSLinear({size.in_features}, {size.out_features}, "{chain}"{own})'
         if not isinstance(chain, Chain):
             made = f'StructuredLinear("{chain}"{tail})'
-        elif request.siblings > 1:
+        elif request.siblings > 1 and gate is None:
             made = f"{several}([{made} for _ in range({request.siblings})])"
-        lines.append(f"layer = {made}  # {answer.budget.text}")
+        share = phrases.percent(answer.chosen.facts.share)
+        if gate is None:
+            lines.append(f"layer = {made}  # {share} of the weights")
+        else:
+            lines.append(f"gate, up = ({made} for _ in range(2))  # {share} of the weights")
+    lines += [] if gate is None else ["", "def layer(x):", f"    return {gate} * up(x)"]
     lines += [
         "",
         "# compiled, alone or with the model that it is part of",
@@ -121,9 +136,11 @@ def use_in_layer(result: SearchResult) -> Section:
     ]
     text = (
         "A chain replaces the layer's matrix by a product of sparse factors, to be trained or "
-        "fitted. It does not keep the dense layer's weights. This search says nothing of the "
-        "accuracy that a model reaches with it. For a trained model run ksopt convert --plan "
-        "plan.json. It puts the nearest product in the place of each layer of this size."
+        "fitted. This code begins with new weights. This search says nothing of the "
+        "accuracy that a model reaches with it. For a trained model run ksopt convert "
+        "--model mymodel:build --plan plan.json --out converted. It puts the nearest product in "
+        "the place of each layer of this size. Then train it, or call ksopt.distil. "
+        "Measure the accuracy."
     )
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
 
@@ -157,6 +174,22 @@ def use_plan(result: SearchResult) -> Section:
         f"says {known}. Most models need fine-tuning after it."
     )
     return Section("Use it", (), (text,), code="\n".join(lines), language="python")
+
+
+def _has_no_error(result: SearchResult) -> bool:
+    return result.request.weights is None and any(one.finalists for one in result.layers)
+
+
+@section(order=28, of="search", when=_has_no_error)
+def with_weights(result: SearchResult) -> Section:
+    """How the error of trained weights is asked for."""
+    text = (
+        "Then each chain also has its weight error: how far the nearest product is from your "
+        "weights. The file is a .safetensors file, such as a model's state_dict. It must hold a "
+        "matrix of each searched size, [out_features, in_features]."
+    )
+    code = f"{result.request.command} --weights model.safetensors"
+    return Section("With trained weights", (), (text,), code=code, language="sh")
 
 
 def _has_dense(result: SearchResult) -> bool:

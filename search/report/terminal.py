@@ -13,7 +13,7 @@ from ksopt.search.results import SearchResult
 
 # Columns that a terminal of fewer characters does without, so that chains are not cut into pieces.
 _WIDE = 130
-_WIDE_ANSWERS = ("weights", "latency", "dense", "rho", "efficiency", "energy")
+_WIDE_ANSWERS = ("weights", "latency", "dense", "efficiency", "energy")
 _WIDE_PLAN = ("budget", "weights", "latency", "dense")
 
 

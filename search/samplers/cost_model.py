@@ -89,9 +89,12 @@ class CostModel:
 
     def behind_us(self, out_features: int) -> float:
         """Of what follows separate launches: one kernel for the epilogue, one to put siblings side
-        by side."""
-        size = getattr(torch, self.dtype).itemsize * self.batch * self.siblings * out_features
+        by side; with a gate one that multiplies them."""
         sms, us = self.machine.multiprocessors, 0.0
+        of_one = getattr(torch, self.dtype).itemsize * self.batch * out_features
+        if self.after.is_gated:
+            return elementwise_us(of_one * (3 + self.after.residual), sms)
+        size = self.siblings * of_one
         if not self.after.is_empty:
             us += elementwise_us(size * (2 + self.after.residual), sms)
         return us + (elementwise_us(2 * size, sms) if self.siblings > 1 else 0.0)

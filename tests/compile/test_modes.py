@@ -485,6 +485,7 @@ def test_each_pass_counts_what_it_handled(compiled_by_eager):
         "chains_decided": 3,
         "products_lowered": 3,
         "layers_in_one_launch": 0,
+        "gates_in_one_launch": 0,
         "mlps_in_one_launch": 0,
     }
     assert found["nodes_emitted"] >= found["products_lowered"]

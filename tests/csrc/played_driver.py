@@ -53,7 +53,7 @@ struct ChainArguments {
 } chain;
 unsigned blocks;
 int launches, has_context = 1, stream, capturing;
-int packs, pattern[4], chain_features[2];
+int packs, pattern[4], chain_features[3];
 enum { PACK = 2, MULTIPLY = 3, MULTIPLY_AS_IT_IS = 4, CHAIN = 5, PACK_TRAINED = 6, TRAINED = 7 };
 enum { GRADIENTS = 8, ADDING = 9, PACK_INPUT_GRAD = 10, INPUT_GRAD = 11 };
 /* How a trained chain's two kernels were launched last, as `Seen` below has it. */
@@ -87,17 +87,23 @@ static void multiply(float packed) {
           arguments.y[row * arguments.y_batch + ((i * b + k) * d + j) * arguments.y_feature] = sum;
         }
 }
-/* y = relu(x W + bias) + residual by all blocks; the weights are packed as one matrix W. */
+static float chain_sum(long row, int out) {
+  float sum = chain.bias ? chain.bias[out] : 0;
+  for (int in = 0; in < chain_features[0]; ++in)
+    sum += chain.x[row * chain.x_stride + in] * chain.weights[in * chain_features[1] + out];
+  return sum;
+}
+/* y = relu(x W + bias) + residual by all blocks; the weights are packed as one matrix W. Where y
+   has half of its outputs, the others are multiplied with them. */
 static void multiply_chain() {
-  const int features = chain_features[0], outputs = chain_features[1];
+  const int outputs = chain_features[2];
   for (long block = 0; block < blocks; ++block)
     for (long at = 0; at < chain.rows_per_block; ++at) {
       const long row = block * chain.rows_per_block + at;
       for (int out = 0; row < chain.batch && out < outputs; ++out) {
-        float sum = chain.bias ? chain.bias[out] : 0;
-        for (int in = 0; in < features; ++in)
-          sum += chain.x[row * chain.x_stride + in] * chain.weights[in * outputs + out];
+        float sum = chain_sum(row, out);
         sum = sum > 0 ? sum : 0;
+        if (outputs < chain_features[1]) sum *= chain_sum(row, outputs + out);
         sum += chain.residual ? chain.residual[row * chain.residual_stride + out] : 0;
         chain.y[row * chain.y_stride + out] = sum;
       }
@@ -252,10 +258,11 @@ def note(library, weight, prepared, form, stream=0):
     library.ops.note_prepared([weight], [owner], [owner._version], prepared, form, stream)
 
 
-def chain_of(library, chain, siblings=1):
-    """The driver's chain has these features from here on."""
-    features = (ctypes.c_int * 2).in_dll(library.driver, "chain_features")
-    features[:] = (chain.in_features, siblings * chain.out_features)
+def chain_of(library, chain, siblings=1, parts=None):
+    """The driver's chain has these features from here on; its result has those of ``parts``."""
+    features = (ctypes.c_int * 3).in_dll(library.driver, "chain_features")
+    parts = siblings if parts is None else parts
+    features[:] = (chain.in_features, siblings * chain.out_features, parts * chain.out_features)
 
 
 def decide(x, weight, launcher):

@@ -14,13 +14,13 @@ from torch import nn
 import ksopt
 from ksopt import KSLinear, ops
 from ksopt.epilogue import with_epilogue
-from ksopt.kernels import host_plans, planner, weight_groups
+from ksopt.kernels import host_plans, merged, planner, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.by_factors import ByFactors
 from ksopt.kernels.launcher import HostLauncher, chain_entry
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
-from ksopt.kernels.registry import FACTORS, Candidate
+from ksopt.kernels.registry import FACTORS, MERGED, Candidate
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_reference, chain_to_dense
 
@@ -79,18 +79,23 @@ class Device:
         library, monkeypatch: the fixtures.
         siblings: chains that read x; the layer is the first.
         residual: whether something is added to the result.
+        gated: whether the products of two siblings are multiplied.
     """
 
-    def __init__(self, library, monkeypatch, siblings=1, residual=False):
+    def __init__(self, library, monkeypatch, siblings=1, residual=False, gated=False):
         self.library, self.siblings = library, siblings
+        self.activation = "relu_gate" if gated else "relu"
+        self.parts = 1 if gated else siblings
         self.x = torch.randn(ROWS, PLAIN.in_features)
         self.layer = KSLinear(PLAIN.in_features, PLAIN.out_features, PLAIN, activation="relu")
         self.layer.requires_grad_(False)
-        self.others = [torch.randn(p.weight_shape) for _ in range(siblings - 1) for p in PLAIN]
-        self.features = siblings * PLAIN.out_features
-        self.layer.bias = nn.Parameter(torch.randn(self.features), requires_grad=False)
+        drawn = (torch.randn(p.weight_shape) for _ in range(siblings - 1) for p in PLAIN)
+        self.others = [nn.Parameter(one, requires_grad=False) for one in drawn]
+        self.features = self.parts * PLAIN.out_features
+        bias = torch.randn(siblings * PLAIN.out_features)
+        self.layer.bias = nn.Parameter(bias, requires_grad=False)
         self.residual = torch.randn(ROWS, self.features) if residual else None
-        epilogue = Epilogue(True, "relu", residual)
+        epilogue = Epilogue(True, self.activation, residual)
         self.problem = Problem(PLAIN, "float32", False, epilogue=epilogue, siblings=siblings)
         spec = SimpleNamespace(spec=lambda _: object(), device_type="cpu")
         monkeypatch.setattr(planner, "backend_of", lambda _: spec)
@@ -121,7 +126,8 @@ class Device:
         return [*self.layer.weights, *self.others]
 
     def arguments(self):
-        return self.weights, self.layer.bias, self.residual, "relu", False, self.siblings
+        around = (self.layer.bias, self.residual, self.activation, False, self.siblings)
+        return self.weights, *around
 
     def known(self, x=None, out=None):
         """y, if it takes no Python beyond the look at what is prepared."""
@@ -129,10 +135,13 @@ class Device:
 
     def check(self, y, x=None):
         x = self.x if x is None else x
-        expected = torch.relu(product(x, self.weights, self.siblings) + self.layer.bias)
+        sums = product(x, self.weights, self.siblings) + self.layer.bias
+        first, others = sums[..., : self.features], sums[..., self.features :]
+        expected = torch.relu(first) * others if others.numel() else torch.relu(first)
         if self.residual is not None:
             expected = expected + self.residual
-        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+        size = 1e-4 * max([1.0, *expected.abs().flatten().tolist()])
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=size)
 
     def run(self):
         y = ops.chain(self.x, *self.arguments())
@@ -147,7 +156,7 @@ class Whole(Device):
 
     def __init__(self, library, monkeypatch, **layer):
         super().__init__(library, monkeypatch, **layer)
-        chain_of(library, PLAIN, self.siblings)
+        chain_of(library, PLAIN, self.siblings, self.parts)
         self.call = Launched(self.problem)
         choice = Choice(Candidate("played", self.problem, 1.0), self.call, "model")
         self.decision = Decision(choice, choice)
@@ -169,6 +178,31 @@ class Factors(Device):
     @property
     def packs(self):
         return variable(self.library, "packs").value
+
+
+class ByMatrix(Device):
+    """One product by the matrix of all weights, which is the host library's own call of torch."""
+
+    launches = 0
+
+    def __init__(self, library, monkeypatch, **layer):
+        super().__init__(library, monkeypatch, **layer)
+        self.packs = 0
+        monkeypatch.setattr(merged, "merge", self._merge)
+        self.decision = self.decision_of(self.problem)
+
+    @staticmethod
+    def decision_of(problem):
+        by_matrix, factors = (
+            Choice(Candidate(name, problem, 1.0), call(problem), "model")
+            for name, call in ((MERGED, merged.Merged), (FACTORS, ByFactors))
+        )
+        return Decision(factors, factors, by_matrix)
+
+    def _merge(self, weights, siblings):
+        self.packs += 1
+        several = of_siblings(weights, siblings)
+        return torch.cat([chain_to_dense(each) for each in several])
 
 
 def in_place(device):

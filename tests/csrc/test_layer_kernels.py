@@ -66,6 +66,8 @@ KINDS = {
     "a launch a factor": (Factors, {}),
     "siblings in one launch": (Whole, {"siblings": 3, "residual": True}),
     "siblings by factors": (Factors, {"siblings": 2, "residual": True}),
+    "a gate in one launch": (Whole, {"siblings": 2, "residual": True, "gated": True}),
+    "a gate by factors": (Factors, {"siblings": 2, "residual": True, "gated": True}),
 }
 
 

@@ -6,7 +6,7 @@ The driver that is played has no transposing kernels: those are tested on a GPU.
 
 import pytest
 import torch
-from played_driver import known, note
+from played_driver import MULTIPLY_AS_IT_IS, known, multiplies_by, note, variable
 from torch import nn
 
 from ksopt import ops
@@ -14,7 +14,10 @@ from ksopt.batched import Matrices
 from ksopt.kernels import weight_cache, weight_scopes, weight_table
 from ksopt.kernels.autotuner import Choice, Decision, _preparing
 from ksopt.kernels.backends import cuda
+from ksopt.kernels.families.expanded_bmm import Config, ExpandedProduct
 from ksopt.kernels.families.pytorch_ops import FILLED, entry, multiplier
+from ksopt.kernels.launcher import HostLauncher
+from ksopt.kernels.problem import Geometry, Problem
 from ksopt.kernels.registry import Candidate
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -31,7 +34,10 @@ PATTERNS = [
     Pattern(1, 3, 1, 4),
     Pattern(3, 3, 1, 1),
 ]
-WAYS = ("bmm", "bmm_paper", "bmm_loop", "einsum", "expand", "dense")
+WAYS = (
+    *("bmm", "bmm_paper", "bmm_loop", "einsum", "einsum_weight_first", "conv"),
+    *("expand", "dense"),
+)
 ROWS = 8  # a multiple of 16 bytes: batch last, rows of features begin aligned
 
 
@@ -86,6 +92,8 @@ def is_offered(way, p, last):
     """Whether it is another way than one of the others, and multiplies in this layout."""
     if way == "bmm_loop":
         return last and p.a > 1 and p.d > 1
+    if way == "conv":
+        return p.d == 1
     return way not in ("expand", "dense") or p.d > 1
 
 
@@ -157,6 +165,28 @@ def test_zeros_times_infinity_are_left_to_python(played, way):
     assert known(played, x, weight, changing=True) is not None
     x[3, 5] = torch.inf
     assert known(played, x, weight, changing=True) is None
+
+
+@pytest.mark.parametrize("by", ["blocks", "matrix"])
+def test_a_kernel_mends_what_zeros_spoil(played, by):
+    x, pattern = x_of(Pattern(2, 3, 5, 4), last=False)
+    weight = torch.randn(pattern.weight_shape)
+    multiplies_by(played, pattern)
+    problem = Problem.of_factor(pattern, "float32", False)
+    # The kernel that is played computes all of y once more.
+    kernel = HostLauncher(problem, Geometry(32, 0, 16, 1, 100), MULTIPLY_AS_IT_IS, None)
+    made = ExpandedProduct(problem, Config(by), kernel)
+    x[3, 5] = torch.inf
+    expected = ks_reference(x, weight)
+    torch.testing.assert_close(made(x, weight), expected, equal_nan=True)
+    know(played, x, weight, False, made.entry())
+    launches = variable(played, "launches").value
+    y = known(played, x, weight, changing=True)
+    assert variable(played, "launches").value == launches + 1
+    torch.testing.assert_close(y, expected, equal_nan=True)
+    out = results(x, pattern, False)
+    known(played, x, weight, changing=True, out=out)
+    torch.testing.assert_close(out, expected, equal_nan=True)
 
 
 def test_rows_at_any_address_are_taken_where_they_are_known(played):

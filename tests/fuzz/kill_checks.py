@@ -146,14 +146,14 @@ class Convert:
     name: str = "convert"
 
     def arguments(self, folder: Path, kill: int) -> Sequence[str]:
-        """Another folder each time: a full one is refused."""
+        """The same until its folder is there; then another folder, for a full one is refused."""
         plan = folder / "plan.json"
         if not plan.exists():
             rule = {"match": "*", "chain": None}
             chains = [{"match": "0", "chain": "(1,16,4,4)*(4,4,8,1)"}, rule]
             text = json.dumps({"schema": "ksopt.plan/1", "layers": chains})
             plan.write_text(text, encoding="utf-8")
-        out = folder / f"c{kill}"
+        out = folder / f"c{len(self.kept(folder))}"
         words = ["--model", "kill_program:build", "--plan", str(plan), "--out", str(out)]
         return ["-m", "ksopt", "convert", *words]
 

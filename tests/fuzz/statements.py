@@ -158,8 +158,7 @@ def write(g: Sketch, target: str, shape: Sequence[int], others: Sequence[str]) -
             f"{target}.mT",
             f"{target}.detach()",
             f"{target}[..., :1]",
-            f"{target}.select(-1, 0)",
-            f"{target}.data",
+            f"{target}.select(-1, 0)",  # and not .data: autograd is not told, nor is anything here
         )
     options = [
         f"{part}.mul_(2)",

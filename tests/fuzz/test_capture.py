@@ -1,13 +1,16 @@
 """Random modules for a minute, from a fresh seed: see `tests.fuzz.capture`."""
 
+import multiprocessing
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from .comparison import Outcome
 from .records import Record, Tolerance, differences, not_torchs
 from .worker import compared
 
@@ -20,6 +23,15 @@ def test_random_modules_do_compiled_what_they_do_in_eager_mode():
     ended = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=390)
     print(ended.stdout, ended.stderr)  # the seed first
     assert ended.returncode == 0, ended.stdout
+
+
+def compared_afresh(source: str, name: str) -> Outcome:
+    """`compared`, by a process that has run nothing else.
+
+    It forks. Where an earlier test has started autograd's threads no fork may run a backward pass.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(compared, source, name).result()
 
 
 def record(**facts: torch.Tensor | None) -> Record:
@@ -98,7 +110,7 @@ def test_a_write_that_eager_mode_refuses_is_compared_as_if_made_afterwards():
         HANDOVER = "eager"
         TRAINING = True
     """
-    outcome = compared(HEADER + textwrap.dedent(source), "written.py")
+    outcome = compared_afresh(HEADER + textwrap.dedent(source), "written.py")
     assert outcome.failed
     assert outcome.differences == []
     assert outcome.lowered
@@ -126,7 +138,7 @@ def test_what_only_a_graph_that_runs_as_it_is_refuses_is_no_difference():
         HANDOVER = "eager"
         TRAINING = True
     """
-    outcome = compared(HEADER + textwrap.dedent(source), "written.py")
+    outcome = compared_afresh(HEADER + textwrap.dedent(source), "written.py")
     assert outcome.quick
     assert outcome.differences == []
     assert outcome.lowered

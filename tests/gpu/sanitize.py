@@ -7,7 +7,7 @@ Names of families: only those, and the general kernel. ``chains``: those of chai
 0``: with the first of three chains (racecheck takes minutes). ``mlps``: those of two layers, and
 what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: those of weight
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
-weight gradients.
+weight gradients; ``expanded``: the one behind products by matrices with zeros.
 
 The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
 and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
@@ -26,7 +26,7 @@ from ksopt.kernels.families import (
     naive,
     weight_grad_wgmma16,
 )
-from ksopt.kernels.families.base import TemplateFamily, families
+from ksopt.kernels.families.base import TemplateFamily, families, family_of
 from ksopt.kernels.families.chain_grads_launcher import ChainGradients
 from ksopt.kernels.families.input_grad_wgmma16 import InputGradient
 from ksopt.kernels.planner import random_operands
@@ -37,7 +37,8 @@ ROWS = 37
 CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1),
-    ("(1,192,48,2)*(2,48,192,1)", Epilogue(True), 3),
+    ("(1,96,32,2)*(2,32,96,1)", Epilogue(True), 3),
+    ("(1,96,32,2)*(2,32,96,1)", Epilogue(True, "silu_gate", True), 2),
 )
 MLPS = (
     ("(1,32,16,4)*(2,32,32,1)", "(1,16,16,4)*(2,32,64,1)"),
@@ -67,6 +68,7 @@ def run_chains(at: int | None = None) -> int:
             tiles = list(family.configs(problem, device))
             tiles = [tile for tile in tiles if family.fits(problem, tile, device)]
             for tile, rows in itertools.product(tiles[:: max(1, len(tiles) // 3)], (ROWS, 200)):
+                print(f"{text}: {tile}, {rows} rows", flush=True)  # a tool may take minutes for one
                 operands = random_operands(problem, rows, torch.device("cuda"))
                 family.launcher(problem, tile, 0)(*operands.arguments(problem))
                 ran += 1
@@ -152,13 +154,32 @@ def run_chain_gradients() -> int:
             kernel = ChainGradients((left, right), "bfloat16", launch, 0, True)
             widths = (left.out_features, left.in_features, right.out_features, right.in_features)
             operands = [torch.randn(rows, n, device="cuda").bfloat16() for n in widths]
+            print(f"{text}: {config}, {rows} rows, {shares} shares", flush=True)
             made = kernel(*operands)
             assert not any(torch.isnan(one).any() for one in made), (text, config)
             ran += 1
     return ran
 
 
+def run_expanded() -> int:
+    """Run the kernel behind products by matrices with zeros, on rows with infinities; how often."""
+    ran, device, family = 0, DeviceSpec.of_device(0), family_of("expanded_bmm")
+    for sizes, last in itertools.product(
+        ((2, 40, 24, 4), (1, 5, 3, 9), (7, 3, 5, 1)), (False, True)
+    ):
+        problem = Problem.of_factor(Pattern(*sizes), "bfloat16", last)
+        for config in family.configs(problem, device):
+            x = torch.randn(300, problem.pattern.in_features, device="cuda").bfloat16()
+            x[::7, 1] = torch.inf
+            weight = torch.randn(problem.pattern.weight_shape, device="cuda").bfloat16()
+            y = family.launcher(problem, config, 0)(x.T.contiguous() if last else x, weight)
+            assert not torch.isnan(y).any(), (sizes, config)
+            ran += 1
+    return ran
+
+
 OF_CHAINS = {
+    "expanded": run_expanded,
     "chains": run_chains,
     "mlps": run_mlps,
     "weight_grads": run_weight_gradients,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
+from ksopt.epilogue import parts_of_result, with_epilogue
 from ksopt.kernels.families import (
     chain_cost,
     chain_launcher,
@@ -24,19 +24,14 @@ pytestmark = [
     ),
 ]
 
-ACTIVATIONS = {
-    "none": lambda z: z,
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
-    "silu": functional.silu,
-}
 CASES = [
     ("(1,96,96,4)*(4,96,96,1)", 1, Epilogue(activation="gelu", bias=True)),
     ("(1,48,48,8)*(8,48,48,1)", 1, Epilogue(activation="silu", bias=True, residual=True)),
     ("(1,192,64,2)*(4,32,96,1)", 3, Epilogue(bias=True)),
     ("(1,384,48,1)*(1,48,384,1)", 1, Epilogue(activation="gelu_tanh", middle="relu")),
     ("(1,32,24,16)*(3,128,40,1)", 2, Epilogue(activation="relu", bias=True, residual=True)),
+    ("(1,96,96,4)*(4,96,96,1)", 2, Epilogue(activation="silu_gate")),
+    ("(1,384,48,4)*(4,48,96,1)", 2, Epilogue(activation="gelu_gate", bias=True, residual=True)),
 ]
 
 
@@ -59,7 +54,7 @@ def two_products(x, left, right, middle, dtype):
     outs = []
     for one_left, one_right in zip(left, right, strict=True):
         z = ks_reference(x.double(), one_right.double()).to(dtype)
-        z = ACTIVATIONS[middle](z.double()).to(dtype)
+        z = with_epilogue(z.double(), activation=middle).to(dtype)
         outs.append(ks_reference(z.double(), one_left.double()))
     return torch.cat(outs, -1)
 
@@ -67,13 +62,14 @@ def two_products(x, left, right, middle, dtype):
 def check(s, tile, epilogue, dtype, batches):
     """Results of a tile for batches of rows, outputs poisoned with NaN first."""
     name = str(dtype).removeprefix("torch.")
-    features = s.siblings * s.left.out_features
+    features = parts_of_result(epilogue.activation, s.siblings) * s.left.out_features
     launcher = chain_launcher.ChainLauncher(s, tile, epilogue, name, 0)
     index = chain_packing.pack_index(s, tile).cuda()
     for rows in batches:
         left, right = weights_of(s, dtype)
         x = draw(rows, s.right.in_features + 8, dtype=dtype)[:, :-8]
-        bias, residual = draw(features, dtype=dtype), draw(rows, features, dtype=dtype)
+        bias = draw(s.siblings * s.left.out_features, dtype=dtype)
+        residual = draw(rows, features, dtype=dtype)
         out = torch.full((rows, features + 8), float("nan"), device="cuda", dtype=dtype)
         y = launcher(
             *(x, chain_packing.pack(left, right, index)),
@@ -82,8 +78,10 @@ def check(s, tile, epilogue, dtype, batches):
             out[:, :-8],
         )
         truth = two_products(x, left, right, epilogue.middle, dtype)
-        truth = ACTIVATIONS[epilogue.activation](truth + (bias.double() if epilogue.bias else 0))
-        truth = truth + (residual.double() if epilogue.residual else 0)
+        truth = with_epilogue(
+            *(truth, bias.double() if epilogue.bias else None, epilogue.activation),
+            residual.double() if epilogue.residual else None,
+        )
         assert out[:, -8:].isnan().all()
         assert y.shape == truth.shape
         if rows:

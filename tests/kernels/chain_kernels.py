@@ -14,6 +14,7 @@ from packed_kernels import without_predicates
 from torch import Tensor
 from torch.nn import functional
 
+from ksopt.epilogue import activation_of
 from ksopt.kernels.families import (
     chain_launcher,
     chain_mlp_launcher,
@@ -67,6 +68,12 @@ class Operands:
         right = [draw(*s.right.weight_shape, scale=s.right.c**-0.5) for _ in range(s.siblings)]
         return cls(x, left, right, draw(features), residual)
 
+    def for_epilogue(self, epilogue: Epilogue) -> Operands:
+        """The same, with a residual of as many features as the result has."""
+        if not epilogue.is_gated:
+            return self
+        return replace(self, residual=self.residual[:, : self.residual.shape[1] // 2])
+
 
 def expected(o: Operands, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     """The result in float64, and the sizes of its terms added up."""
@@ -78,7 +85,15 @@ def expected(o: Operands, epilogue: Epilogue) -> tuple[Tensor, Tensor]:
     y, size = torch.cat(outs, -1), torch.cat(sizes, -1)
     if epilogue.bias:
         y, size = y + o.bias.double(), size + o.bias.double().abs()
-    y = ACTIVATIONS[epilogue.activation](y)
+    activate = ACTIVATIONS[activation_of(epilogue.activation)]
+    if not epilogue.is_gated:
+        y = activate(y)
+    else:
+        (a, b), (size_of_a, size_of_b) = y.chunk(2, -1), size.chunk(2, -1)
+        a = activate(a)
+        y = a * b
+        # By the product rule; the gate is rounded before it multiplies.
+        size = size_of_a * (b.abs() + 2**-8 * size_of_b) + a.abs() * size_of_b + y.abs()
     if epilogue.residual:
         y, size = y + o.residual.double(), size + o.residual.double().abs()
     return y, size

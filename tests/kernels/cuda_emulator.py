@@ -115,13 +115,17 @@ class EmulatedKernel:
         self._index = index
         self.instance = instance
 
-    def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
+    def __call__(
+        self, x: Tensor, weight: Tensor, seed: int = 0, out: Tensor | None = None
+    ) -> Tensor:
         """Compute y through ``ksopt.kernels.launcher``.
 
         Args:
             x: (*batch, N), or (N, *batch) for batch last; on the CPU.
             weight: (a, b, c, d).
             seed: order in which blocks and threads run; 0 is ascending.
+            out: where y goes; the kernel may read what is there, and leave it. None for new memory,
+                all of which it must write.
 
         Raises:
             EmulationError: an access or a wait was wrong.
@@ -145,6 +149,7 @@ class EmulatedKernel:
             )
             arguments.x, arguments.weight, arguments.y = near_x.at, near_weight.at, near_y.at
             message = ctypes.create_string_buffer(2048)
+            self._loaded.emulate_updates(out is not None)
             status = self._loaded.emulate_launch(
                 kernel,
                 ctypes.byref(arguments),
@@ -165,7 +170,7 @@ class EmulatedKernel:
 
         launcher = _PythonLauncher(self.instance.problem, self.instance.geometry, self._index, None)
         with mock.patch.object(driver, "launch", launch):
-            return launcher(x, weight)
+            return launcher(x, weight, out)
 
     def launched_as(self, geometry: Geometry) -> EmulatedKernel:
         """The same kernel with another launch, for example with fewer blocks."""

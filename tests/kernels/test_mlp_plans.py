@@ -7,7 +7,7 @@ import torch
 from toy_chains import SPEC, ToyChain, with_mlps
 
 from ksopt.errors import InvalidInputError
-from ksopt.kernels import mlp_plans, planner, registry, tuning_cache
+from ksopt.kernels import merged, mlp_plans, planner, registry, tuning_cache
 from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.by_layers import ByLayers
@@ -77,7 +77,13 @@ def test_what_is_no_mlp_is_refused():
             Problem(UP, "float32", False, second=SecondLayer(DOWN), **other)
 
 
-def test_without_a_family_that_takes_both_each_layer_has_its_plan():
+def test_without_a_family_that_takes_both_each_layer_has_its_plan(monkeypatch):
+    # Each is one product by a dense matrix, which has the layer's epilogue.
+    plan = plan_of(PROBLEM, 100, spec=SPEC)
+    assert plan.ways == ("merged", "merged")
+    assert plan.between.is_empty
+    assert plan.behind.is_empty
+    monkeypatch.setattr(merged, "can_merge", lambda _: False)
     plan = plan_of(PROBLEM, 100, spec=SPEC)
     one, two = (plan_of(layer, 100, spec=SPEC) for layer in PROBLEM.layers())
     assert plan.launches == (*one.launches, *two.launches)

@@ -15,6 +15,7 @@ from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_reference
 
 CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")
+LONGER = Chain.parse("(2,4,4,4)*(8,4,4,1)*(2,16,16,1)")  # of two parts: no dense matrix
 PROBLEM = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "relu"))
 
 
@@ -78,7 +79,7 @@ def test_a_family_that_takes_the_chain_gives_a_plan_of_one_launch(toy):
     assert plan.ways == ("toy_chain",)
     assert plan.predicted_us == 1e-3
     assert plan.behind == EMPTY
-    longer = Problem(Chain.parse("(1,4,4,4)*(4,4,4,1)*(1,16,16,1)"), "float32", False)
+    longer = Problem(LONGER, "float32", False)
     assert toy().unsupported_reason(longer, SPEC) == "it takes chains of 2 factors, and this has 3"
     assert len(plan_of(longer, 100, spec=SPEC).launches) == 3
     toy.us = 1e9
@@ -149,7 +150,7 @@ def test_a_kernel_with_a_wrong_result_cannot_be_chosen(toy):
 
 
 def test_a_factor_has_nothing_to_tune_as_a_whole(toy):
-    longer = Problem(Chain.parse("(1,4,4,4)*(4,4,4,1)*(1,16,16,1)"), "float32", False)
+    longer = Problem(LONGER, "float32", False)
     assert planner.tune(operands(longer.chain), longer, 0.01) is None
 
 

@@ -29,6 +29,8 @@ APART = [  # each differs from the others in one thing at least
     Problem(CHAIN, "float16", False, epilogue=Epilogue(activation="gelu_tanh")),
     Problem(CHAIN, "float16", False, epilogue=EVERY),
     Problem(CHAIN, "float16", False, siblings=3),
+    Problem(CHAIN, "float16", False, siblings=2),
+    Problem(CHAIN, "float16", False, epilogue=Epilogue(activation="silu_gate"), siblings=2),
     Problem(Chain((PATTERN, PATTERN)), "float16", False),
     Problem(Chain((PATTERN,) * 40), "float16", False),  # its text is longer than a file's name
     Problem(Chain((PATTERN,) * 41), "float16", False),
@@ -55,6 +57,17 @@ def test_a_chain_is_its_factors_in_order():
     assert problem.out_features == 2 * CHAIN.out_features
     with pytest.raises(ValueError, match="too many values"):
         _ = problem.pattern
+
+
+def test_a_gate_has_one_result_of_two_siblings():
+    problem = Problem(CHAIN, "float16", False, epilogue=Epilogue(True, "silu_gate"), siblings=2)
+    assert problem.epilogue.names == ("bias", "silu_gate")
+    assert problem.out_features == CHAIN.out_features
+    assert problem.product_features == 2 * CHAIN.out_features
+    assert problem.one() == Problem(CHAIN, "float16", False, epilogue=Epilogue(True))
+    for siblings in (1, 3):
+        with pytest.raises(InvalidInputError, match="the products of 2 siblings"):
+            Problem(CHAIN, "float16", False, epilogue=problem.epilogue, siblings=siblings)
 
 
 def test_an_unknown_activation_is_refused():

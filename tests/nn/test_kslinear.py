@@ -350,3 +350,15 @@ def test_parts_that_are_more_than_a_chain_are_called(operators):
     for layer in (other_chain, hooked, half_biased, parametrized):
         torch.testing.assert_close(layer(x), side_by_side(layer, x))
     assert operators == []
+
+
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+def test_a_gate_multiplies_what_two_chains_give(layout):
+    x = torch.randn(8, 8)
+    one, other = ([torch.randn(1, 4, 2, 2), torch.randn(2, 2, 4, 1)] for _ in range(2))
+    bias, residual = torch.randn(16), torch.randn(8, 8)
+    y = ks_linear(
+        x, [*one, *other], bias, layout, activation="silu_gate", residual=residual
+    )  # fmt: skip
+    a = ks_linear(x, one, bias[:8], layout, activation="silu")
+    torch.testing.assert_close(y, a * ks_linear(x, other, bias[8:], layout) + residual)

@@ -342,3 +342,16 @@ def test_two_of_four_equals_the_first_stay() -> None:
     weight = torch.tensor([[1.0, -1.0, 1.0, 1.0, 0.0, 3.0, -4.0, 5.0]])
     assert kept(weight).tolist() == [[True, True, False, False, False, False, True, True]]
     assert torch.equal(kept(weight.double()), kept(weight))
+
+
+def test_a_chain_is_read_from_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ksopt.patterns.chain import Chain
+
+    read, original = [], Chain.parse
+    monkeypatch.setattr(Chain, "parse", lambda text: read.append(text) or original(text))
+    text = "(1,6,35,2)*(2,35,6,1)"  # of no other test
+    assert parse(text) == parse(text) == original(text)
+    assert read == [text]
+    for _ in range(2):  # what is none is refused each time
+        with pytest.raises(InvalidInputError):
+            parse("(1,6,35,2)*(3,35,6,1)")

@@ -3,6 +3,7 @@
 import functools
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from seen_products import without_library
@@ -11,7 +12,7 @@ from torch.func import grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ksopt import KSLinear, ks_linear, ops
-from ksopt.epilogue import ACTIVATIONS
+from ksopt.epilogue import ACTIVATIONS, GATES
 from ksopt.errors import InvalidInputError
 from ksopt.jit import host
 from ksopt.kernels.backends import cpu
@@ -58,6 +59,14 @@ class Case:
         self.bias = random(features) if around else None
         self.residual = rows(features) if around else None
 
+    @classmethod
+    def gated(cls, chain, *args, **named):
+        """Two siblings, whose products a gate multiplies."""
+        case = cls(chain, *args, siblings=2, **named)
+        if case.residual is not None:
+            case.residual = case.residual.tensor_split(2, 0 if case.last else -1)[0].contiguous()
+        return case
+
     def arguments(self, activation="none"):
         around = (self.bias, self.residual, activation)
         return self.x, self.weights, *around, self.last, self.siblings
@@ -76,7 +85,11 @@ class Case:
         if self.bias is not None:
             bias = self.bias.double()
             y = y + (bias.view(-1, *(1,) * (y.dim() - 1)) if self.last else bias)
-        y = FUNCTIONS[activation](y)
+        if activation in GATES:
+            a, b = y.tensor_split(2, 0 if self.last else -1)
+            y = FUNCTIONS[activation.removesuffix("_gate")](a) * b
+        else:
+            y = FUNCTIONS[activation](y)
         return y if self.residual is None else y + self.residual.double()
 
 
@@ -106,12 +119,27 @@ def test_values(text, siblings, batch, last):
                 assert y.is_contiguous()
 
 
+@pytest.mark.parametrize("last", LAYOUTS)
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("text", CHAINS)
+def test_a_gate_multiplies_the_products_of_two_siblings(text, batch, last):
+    for around in (True, False):
+        case = Case.gated(text, last, batch, around=around)
+        for gate in GATES:
+            for y in ways(case, gate):
+                torch.testing.assert_close(y, case.expected(gate))
+                assert y.is_contiguous()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, *GATES])
 def test_it_is_as_exact_as_pytorchs_own_operations(dtype, activation):
-    case = Case(CHAINS[0], dtype=dtype, batch=(63,))
+    make = Case.gated if activation in GATES else Case
+    case = make(CHAINS[0], dtype=dtype, batch=(63,))
     unit = torch.finfo(dtype).eps
-    largest = case.expected().abs().max()
+    case.residual, residual = None, case.residual
+    largest = case.expected().abs().max() ** (2 if activation in GATES else 1)
+    case.residual = residual
     for y in ways(case, activation):
         assert y.dtype == dtype
         # The tensor between the factors is rounded, and so is what each step gives.
@@ -164,8 +192,22 @@ def test_opcheck(siblings, last, requires_grad):
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("last", LAYOUTS)
+def test_opcheck_of_a_gate(last, requires_grad):
+    case = Case.gated(CHAINS[0], last, dtype=torch.float32)
+    for tensor in case.tensors():
+        tensor.requires_grad_(requires_grad)
+    torch.library.opcheck(ops.ks_chain, case.arguments("silu_gate"))
+    if not requires_grad:
+        torch.library.opcheck(ops.ks_chain_inner, case.arguments("silu_gate"))
+        out = torch.empty_like(case.residual)
+        torch.library.opcheck(ops.ks_chain_out, case.arguments("relu_gate"), {"out": out})
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("by_library", [False, True], ids=["python", "library"])
-@pytest.mark.parametrize("activation", ["none", "gelu", "silu"])
+@pytest.mark.parametrize("activation", ["none", "gelu", "silu", "silu_gate"])
 @pytest.mark.parametrize("last", LAYOUTS)
 @pytest.mark.parametrize("siblings", [1, 2])
 def test_gradients_of_any_order(siblings, last, activation, by_library, monkeypatch):
@@ -175,7 +217,10 @@ def test_gradients_of_any_order(siblings, last, activation, by_library, monkeypa
         pytest.skip("no C++ compiler on this machine")
     else:
         assert host.load() is None
-    case = Case("(1,2,2,2)*(2,2,1,1)", last, (3,), siblings)
+    if activation in GATES and siblings == 1:
+        pytest.skip("a gate is of two siblings")
+    make = Case.gated if activation in GATES else functools.partial(Case, siblings=siblings)
+    case = make("(1,2,2,2)*(2,2,1,1)", last, (3,))
     count = len(case.weights)
 
     def layer(x, bias, residual, *weights):
@@ -215,17 +260,33 @@ def test_vmap_and_functional_gradients(last):
     torch.testing.assert_close(tangent, numeric, rtol=1e-5, atol=1e-6)
 
 
+def test_vmap_and_functional_gradients_of_a_gate():
+    case = Case.gated(CHAINS[0])
+    xs = torch.stack([case.x, case.x + 1])
+
+    def layer(x):
+        around = (case.bias, case.residual, "silu_gate")
+        return ops.chain(x, case.weights, *around, siblings=2)
+
+    torch.testing.assert_close(vmap(layer)(xs), torch.stack([layer(x) for x in xs]))
+    gradient = grad(lambda x: layer(x).sum())(case.x)
+    case.x.requires_grad_()
+    layer(case.x).sum().backward()
+    torch.testing.assert_close(gradient, case.x.grad)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "silu_gate"])
 @pytest.mark.parametrize("with_grad", [False, True])
-def test_autocast_computes_in_its_dtype(with_grad):
-    case = Case(CHAINS[0], dtype=torch.float32)
+def test_autocast_computes_in_its_dtype(with_grad, activation):
+    case = (Case.gated if activation in GATES else Case)(CHAINS[0], dtype=torch.float32)
     low = [tensor.bfloat16() for tensor in case.tensors()]
     with torch.set_grad_enabled(with_grad), torch.autocast("cpu", torch.bfloat16):
-        y = ops.chain(*case.arguments("gelu"))
-        torch.testing.assert_close(y, ops.ks_chain(*case.arguments("gelu")), rtol=0, atol=0)
+        y = ops.chain(*case.arguments(activation))
+        torch.testing.assert_close(y, ops.ks_chain(*case.arguments(activation)), rtol=0, atol=0)
     assert y.dtype == torch.bfloat16
     case.x, case.bias, case.residual = low[0], low[-2], low[-1]
     case.weights = low[1:-2]
-    torch.testing.assert_close(y, ops.chain(*case.arguments("gelu")), rtol=0, atol=0)
+    torch.testing.assert_close(y, ops.chain(*case.arguments(activation)), rtol=0, atol=0)
 
 
 def test_fake_tensors_have_the_results_shape():
@@ -234,6 +295,9 @@ def test_fake_tensors_have_the_results_shape():
         for op in (ops.ks_chain, ops.ks_chain_inner, ops.chain):
             y = op(case_x, weights * 2, torch.empty(36), torch.empty(5, 2, 36), "relu", False, 2)
             assert (y.shape, y.dtype) == ((5, 2, 36), torch.float32)
+            gated = (torch.empty(36), torch.empty(5, 2, 18), "silu_gate", False, 2)
+            y = op(case_x, weights * 2, *gated)
+            assert (y.shape, y.dtype) == ((5, 2, 18), torch.float32)
     meta = ops.ks_chain(torch.empty(15, 4, device="meta"), [torch.empty(3, 4, 5, 1, device="meta")],
                         batch_last=True)  # fmt: skip
     assert (meta.shape, meta.device.type) == ((12, 4), "meta")
@@ -312,6 +376,58 @@ def test_misuse_is_answered_by_a_sentence(change, words):
             op(**given)
     with pytest.raises(InvalidInputError, match=words):
         ops.ks_chain_out(**given, out=torch.empty(7, 18))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": 3}, "x is of type int"),
+        ({"weights": None}, "weights is of type NoneType, but it must be a list of tensors"),
+        ({"weights": [None]}, "a weight is None, but it must be a tensor"),
+        ({"weights": [torch.ones(1, 4, 4, 1), np.ones(3)]}, "a weight is of type ndarray"),
+        ({"bias": 3.0}, "bias is of type float"),
+        ({"residual": "x"}, "residual is of type str"),
+    ],
+)
+def test_what_is_no_tensor_is_named(change, words):
+    operands = {"x": torch.ones(2, 4), "weights": [torch.ones(1, 4, 4, 1)]}
+    for recorded in (True, False):
+        with torch.set_grad_enabled(recorded), pytest.raises(InvalidInputError, match=words):
+            ks_linear(**{**operands, **change})
+
+
+def test_weights_may_be_a_parameter_list():
+    weight = torch.nn.Parameter(torch.ones(1, 4, 4, 1))
+    y = ks_linear(torch.ones(2, 4), torch.nn.ParameterList([weight]))
+    assert torch.equal(y, torch.full((2, 4), 4.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"siblings": 1}, "'silu_gate' multiplies the products of 2 siblings, not of 1"),
+        ({"siblings": 4}, "'silu_gate' multiplies the products of 2 siblings, not of 4"),
+        ({"activation": "tanh_gate"}, "'tanh_gate' is unknown: it must be one of .*, silu_gate"),
+        ({"bias": torch.ones(18)}, r"bias has shape \[18\], but the chain has 36 outputs"),
+        ({"residual": torch.ones(7, 36)}, r"shape \[7, 36\], but the product \[7, 18\]"),
+    ],
+)
+def test_a_gate_that_cannot_be_is_answered_by_a_sentence(change, words):
+    case = Case.gated(CHAINS[0], dtype=torch.float32)
+    names = ("x", "weights", "bias", "residual", "activation", "batch_last", "siblings")
+    arguments = dict(zip(names, case.arguments("silu_gate"), strict=True)) | change
+    for op in (ops.chain, ops.ks_chain, ops.ks_chain_inner):
+        with pytest.raises(InvalidInputError, match=words):
+            op(**arguments)
+    with pytest.raises(InvalidInputError, match=words):
+        ops.ks_chain_out(**arguments, out=torch.empty(7, 18))
+
+
+def test_a_gate_of_siblings_that_are_not_alike_is_refused():
+    one, other = torch.ones(1, 3, 4, 1), torch.ones(1, 5, 4, 1)
+    for op in (ops.chain, ops.ks_chain, ops.ks_chain_inner):
+        with pytest.raises(InvalidInputError, match="their weights have shapes"):
+            op(torch.ones(2, 4), [one, other], activation="silu_gate", siblings=2)
 
 
 def test_out_that_cannot_hold_the_result_and_one_that_wants_gradients():

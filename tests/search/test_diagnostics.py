@@ -96,7 +96,9 @@ def test_a_drift_of_the_dense_layer_is_said(search: Search) -> None:
     still = drift(with_dense(result, 100.0, 100.5).layers[0])
     assert still is not None
     assert not still.beyond_noise
-    assert "no drift beyond noise" in page.markdown(with_dense(result, 100.0, 100.5))
+    assert "+0.5%, which their own spread explains" in page.markdown(
+        with_dense(result, 100.0, 100.5)
+    )
 
 
 def test_a_run_that_measured_nothing_has_no_drift(search: Search) -> None:

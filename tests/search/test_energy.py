@@ -213,6 +213,15 @@ def test_energy_of_a_cpu_is_refused(search: Search, capsys: pytest.CaptureFixtur
 # A search.
 
 
+def by_the_final(layer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The trials of results.json; a finalist's latency over dense is that of the final."""
+    final = {one["trial"]: one["latency_over_dense"] for one in layer["finalists"]}
+    return [
+        {**one, "latency_over_dense": final.get(one["number"], one["latency_over_dense"])}
+        for one in layer["trials"]
+    ]
+
+
 def beaten(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a trial of results.json is beaten by another, by the definition."""
     pairs = [(one[key], other[key]) for key in ("latency_over_dense", "parameters", "energy_mj")]
@@ -240,7 +249,7 @@ def test_energy_is_an_objective(search: Search, played: Played) -> None:
 
     # The front is what its definition says, and with the most weights the least energy is on it.
     assert value["front"]["metrics"] == ["latency_us", "parameters", "energy_mj"]
-    trials = value["trials"]
+    trials = by_the_final(value)
     alone = [one for one in trials if not any(beaten(one, other) for other in trials)]
     assert set(value["front"]["trials"]) == {one["number"] for one in alone}
     least = min(result.layers[0].trials, key=lambda trial: trial.values["energy_mj"] or 0.0)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -57,6 +58,39 @@ def test_a_chain_and_the_dense_layer_compute_the_same_of_the_same_matrices(
     torch.testing.assert_close(y, expected)
 
 
+@pytest.mark.parametrize("layout", ["batch_first", "batch_last"])
+@pytest.mark.parametrize("epilogue", [("bias", "silu_gate", "residual"), ("gelu_tanh_gate",)])
+def test_a_gate_multiplies_both_siblings(layout: str, epilogue: tuple[str, ...]) -> None:
+    request = LayerRequest("12x12", batch=5, layout=layout, epilogue=epilogue, siblings=2)
+    layer, operator = LayerPass(request, drawn), operator_of(CHAIN)
+    weights = [drawn(*shape) for shape in list(operator.parameter_shapes()) * 2]
+    matrices = [
+        operator.reference(torch.eye(12), weights[at : at + 2]).T
+        for at in range(0, len(weights), 2)
+    ]
+    x = drawn(5, 12) if layout == "batch_first" else drawn(12, 5)
+    y = layer.bind(operator)(weights)(x)
+    near = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4 * y.abs().max().item())
+    near(y, layer.bind_dense([torch.cat(matrices)])(x))
+    near(y, layer._of_operator(operator, weights)(x))
+    rows = x if layout == "batch_first" else x.T
+    around, biases = layer.around, [0.0, 0.0]
+    if around.bias is not None:
+        biases = list(around.bias.chunk(2))
+    a, b = (F.linear(rows, w) + bias for w, bias in zip(matrices, biases, strict=True))
+    functions = {
+        "silu_gate": F.silu,
+        "gelu_tanh_gate": lambda a: F.gelu(a, approximate="tanh"),
+    }
+    expected = functions[around.activation](a) * b
+    expected = expected if layout == "batch_first" else expected.T
+    if around.residual is not None:
+        expected = expected + around.residual
+    near(y, expected)
+    outcome = Objective(request, torch.device("cpu")).measure(CHAIN)
+    assert outcome.error < 1e-5
+
+
 def test_another_structure_is_surrounded_by_the_same() -> None:
     request = LayerRequest("12x12", batch=5, epilogue=("bias", "relu"), siblings=2)
     layer, operator = LayerPass(request, drawn), operator_of(CHAIN)
@@ -92,6 +126,9 @@ def test_an_objective_times_all_siblings() -> None:
         ({"epilogue": ("gelu", "relu")}, "at most one activation"),
         ({"epilogue": ("bias", "bias")}, "each step once"),
         ({"epilogue": "tanh"}, "epilogue 'tanh' is unknown: it can be bias, relu"),
+        ({"epilogue": ("silu", "silu_gate"), "siblings": 2}, "at most one activation"),
+        ({"epilogue": "silu_gate"}, "silu_gate multiplies the results of 2 layers .* it must be 2"),
+        ({"epilogue": "silu_gate", "siblings": 3}, "and siblings is 3: it must be 2"),
         ({"siblings": 5}, "siblings 5: at most 4 layers"),
         ({"siblings": 0}, "siblings must be at least 1"),
         ({"train": True, "siblings": 2}, "train times a step of the layer alone"),

@@ -138,6 +138,19 @@ def test_siblings_are_of_one_size_one_input_and_alike() -> None:
     ]
 
 
+def test_two_layers_that_a_gate_multiplies() -> None:
+    gate, up, down = (nn.Linear(*size) for size in ((16, 32), (16, 32), (32, 16)))
+
+    def forward(x: Tensor, gate: nn.Module, up: nn.Module, down: nn.Module) -> Tensor:
+        return x + down(F.silu(gate(x)) * up(x))
+
+    found, note = read(Calls(forward, gate, up, down), torch.randn(3, 16))
+    assert note == ""
+    both = Surroundings(("bias", "silu_gate"), 2)
+    last = Surroundings(("bias", "residual"))
+    assert found == {"layers.0": both, "layers.1": both, "layers.2": last}
+
+
 def test_five_layers_on_one_input_are_four_and_one() -> None:
     model = Calls(
         lambda x, *layers: sum(layer(x).sin() for layer in layers), *map(square, [False] * 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, fx
@@ -12,10 +13,41 @@ def fake_result(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
+REPLACES = "ksopt_replaces"
+"""Key in a node's meta: the fake result of the author's node that it stands for."""
+
+
+def authors_result(node: fx.Node) -> Any:
+    """The fake result that a node has in the author's graph, also of what replaces such a node."""
+    return node.meta.get(REPLACES, fake_result(node))
+
+
 def memory_of(node: fx.Node) -> int | None:
-    """Identity of the memory of a node's fake result."""
-    known = fake_result(node)
+    """Identity of the memory of a node's result in the author's graph."""
+    return _memory(authors_result(node))
+
+
+def holds_memory(node: fx.Node, memory: int) -> bool:
+    """Whether a node's result, or one of its several results, lies in a memory."""
+    known = authors_result(node)
+    every = known if isinstance(known, list | tuple) else [known]
+    return any(_memory(one) == memory for one in every)
+
+
+def reached(nodes: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """What one or more steps lead to from some nodes."""
+    seen: set[fx.Node] = set()
+    left = [other for node in nodes for other in step(node)]
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += step(node)
+    return seen
+
+
+def _memory(value: Any) -> int | None:
     try:
-        return known.untyped_storage()._cdata if isinstance(known, Tensor) else None
+        return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
     except (NotImplementedError, RuntimeError):  # sparse tensors and some subclasses have none
         return None

@@ -16,6 +16,7 @@ from torch import fx
 
 from ksopt.compile.capture.index_map import Atom, Atoms, IndexMap
 from ksopt.compile.capture.symbolic import Size
+from ksopt.epilogue import parts_of_result
 from ksopt.patterns.chain import Chain, Pattern
 
 
@@ -277,6 +278,12 @@ class Native:
     chain: Chain
     batch_last: bool
     siblings: int = 1
+    activation: str = "none"
+
+    @property
+    def out_features(self) -> int:
+        """Features of the result."""
+        return parts_of_result(self.activation, self.siblings) * self.chain.out_features
 
 
 Origin = (

@@ -1,4 +1,4 @@
-"""Put what surrounds a product into the operator: chain, bias, activation, residual, siblings, MLP.
+"""Put what surrounds a product into the operator: bias, activation, residual, siblings, gate, MLP.
 
 `lowering.rewrite` emits an operator a factor, and Inductor fuses the rest into one kernel behind
 the last. Where one launch computes all of a layer, and faster, the nodes become one ``ks_chain``;
@@ -12,7 +12,7 @@ factors and its bias: the backward pass reads what activations are applied to.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from ksopt import ops
 from ksopt.compile.capture.in_place import writes_in_place
 from ksopt.compile.capture.nodes import fake_result
-from ksopt.compile.lowering import mlps, siblings
+from ksopt.compile.lowering import gates, mlps, siblings
 from ksopt.compile.lowering.emit import Emitter
 from ksopt.compile.lowering.layer import (
     CHAINS,
@@ -34,10 +34,13 @@ from ksopt.compile.lowering.layer import (
     with_next,
     with_spelled,
 )
+from ksopt.compile.lowering.whole_layer import Weights
 from ksopt.kernels.problem import Problem
 
-IsWhole = Callable[[Problem, int, torch.device, bool], bool]
-"""Whether one launch computes a problem, for so many rows, faster than several; in training?"""
+_INPUTS = ("placeholder", "get_attr")
+
+IsWhole = Callable[[Problem, int, torch.device, Weights], bool]
+"""Whether one launch computes a problem, for so many rows, of such weights, faster than several."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,13 @@ class Absorbed:
 
     Attributes:
         problem: what that computes, of this layer.
+        weights: of what kind they are.
         products: the nodes that computed its products before.
         beside: the other layer that the operator computes, in words; empty for none.
     """
 
     problem: Problem
+    weights: Weights
     products: tuple[fx.Node, ...]
     beside: str = ""
 
@@ -77,27 +82,53 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
         layers[node] = layer
         layers |= dict(with_spelled(node, layer))  # a later node's
 
-    @functools.cache  # the layers of a model repeat
-    def is_faster(problem: Problem, rows: int, device: torch.device) -> bool:
-        return is_whole(problem, rows, device, trains)
+    judged = functools.cache(is_whole)  # the layers of a model repeat
+    inputs = {id(fake_result(node)) for node in graph.nodes if node.op in _INPUTS}
 
-    whole = dict(_largest(layers, is_faster))
-    made = {inner for layer in whole.values() for inner in layer.inner}
+    def weights_of(*together: Layer) -> Weights:
+        owners = [owner for layer in together for owner in layer.owners]
+        if trains:
+            return "trained"
+        return "stored" if all(_is_of_input(owner, inputs) for owner in owners) else "computed"
+
+    def is_faster(problem: Problem, *together: Layer) -> bool:
+        first = together[0]
+        device = fake_result(first.x).device
+        return judged(problem, first.rows, device, weights_of(*together))
+
+    def absorbed_of(problem: Problem, layer: Layer, *others: Layer, beside: str = "") -> Absorbed:
+        products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
+        return Absorbed(problem, weights_of(layer, *others), tuple(products), beside)
+
+    gated = {} if trains else dict(gates.pairs(graph, layers, is_faster))
+    inside = {inner for one in gated.values() for inner in one.inner}
+    whole = dict(_largest(layers, is_faster, inside))
+    made = {inner for layer in whole.values() for inner in layer.inner} | inside
     absorbed = []
+    # A layer may read another one's result, in whose place there is an operator by then.
+    new: dict[fx.Node, fx.Node] = {}
+    for node, both in gated.items():
+        for layer, other in ((both.first, both.second), (both.second, both.first)):
+            beside = f"the layer it is multiplied with, {other.problem.chain}"
+            absorbed.append(absorbed_of(both.problem, layer, other, beside=beside))
+        new[node] = gates.replace(node, both, new)
+        made.add(node)
     for group in () if trains else siblings.groups(graph, whole, is_faster):
-        together = siblings.problem_of(whole[node] for node in group)
-        absorbed += [_absorbed(whole[node], together) for node in group]
-        siblings.replace(graph, {node: whole.pop(node) for node in group})
+        several = [whole[node] for node in group]
+        problem = siblings.problem_of(several)
+        absorbed += [absorbed_of(problem, one, *several) for one in several]
+        new |= siblings.replace(graph, {node: whole.pop(node).renewed(new) for node in group})
     for node, mlp in () if trains else list(mlps.pairs(whole, is_faster)):
         one, two = mlp.first, mlp.second
-        absorbed.append(_absorbed(one, one.problem, f"the layer behind it, {two.problem.chain}"))
-        absorbed.append(_absorbed(two, two.problem, f"the layer ahead of it, {one.problem.chain}"))
-        mlps.replace(node, mlp)
+        for layer, other, where in ((one, two, "behind"), (two, one, "ahead of")):
+            beside = f"the layer {where} it, {other.problem.chain}"
+            absorbed.append(absorbed_of(layer.problem, layer, other, beside=beside))
+        new[node] = mlps.replace(node, mlp, new)
         del whole[node], whole[mlp.hidden]
     for node, layer in whole.items():
         if not is_one_call(layer):
-            absorbed.append(_absorbed(layer, layer.problem))
-            _replace(node, layer)
+            absorbed.append(absorbed_of(layer.problem, layer))
+            new[node] = _replace(node, layer.renewed(new))
     for node in reversed(list(graph.nodes)):
         if node in made and not node.users:
             graph.erase_node(node)
@@ -105,21 +136,16 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
 
 
 def _largest(
-    layers: Mapping[fx.Node, Layer], is_whole: Callable[[Problem, int, torch.device], bool]
+    layers: Mapping[fx.Node, Layer], is_whole: Callable[..., bool], taken: set[fx.Node]
 ) -> Iterator[tuple[fx.Node, Layer]]:
-    """Layers that one launch computes; of two with the same nodes, the larger one."""
-    done: set[fx.Node] = set()
+    """Layers that one launch computes, of nodes not taken; of two with the same, the larger one."""
+    done = set(taken)
     for node, layer in reversed(list(layers.items())):
         if node in done or len(layer.weights) + (not layer.problem.epilogue.is_empty) < 2:
             continue
-        if is_whole(layer.problem, layer.rows, fake_result(node).device):
+        if is_whole(layer.problem, layer):
             done.update(layer.inner)
             yield node, layer
-
-
-def _absorbed(layer: Layer, problem: Problem, beside: str = "") -> Absorbed:
-    products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
-    return Absorbed(problem, tuple(products), beside)
 
 
 def _is_trained(layer: Layer) -> bool:
@@ -134,15 +160,21 @@ def _is_trained(layer: Layer) -> bool:
     )
 
 
+def _is_of_input(owner: fx.Node, inputs: Container[int]) -> bool:
+    """Whether a tensor is an input of the graph, or a view of one: see ops/graph_inputs.py."""
+    value = fake_result(owner)
+    return id(value) in inputs or id(value._base) in inputs
+
+
 def _records_gradients(graph: fx.Graph) -> bool:
     switched = any(node.target is torch._C._set_grad_enabled for node in graph.nodes)
     if not torch.is_grad_enabled() and not switched:
         return False
-    inputs = (fake_result(node) for node in graph.nodes if node.op in ("placeholder", "get_attr"))
+    inputs = (fake_result(node) for node in graph.nodes if node.op in _INPUTS)
     return any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
 
 
-def _replace(node: fx.Node, layer: Layer) -> None:
+def _replace(node: fx.Node, layer: Layer) -> fx.Node:
     """Put one operator in the place of a layer's nodes."""
     emit = Emitter(node, node, [], {})
     bias = None if layer.bias is None else vector(emit, layer.bias)
@@ -156,3 +188,4 @@ def _replace(node: fx.Node, layer: Layer) -> None:
     )
     value = siblings.reshaped(emit, value, layer)
     node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in layer.inner)
+    return value

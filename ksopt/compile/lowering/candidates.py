@@ -114,7 +114,7 @@ def native_sites(trace: Trace) -> list[Site]:
         if node is None:
             continue
         own = root.origin
-        batch = _hint(root.shape) // (own.chain.out_features * own.siblings)
+        batch = _hint(root.shape) // own.out_features
         sites.append(
             Site(
                 node=node.name,

@@ -161,14 +161,20 @@ class Emitter:
         own = fake_result(node)
         if own is None or has_strides_of(node, wanted):
             return node
-        order = sorted(range(wanted.dim()), key=lambda dim: _Stride(wanted.stride(dim), dim))
-        back = [order.index(dim) for dim in range(wanted.dim())]
-        if order != sorted(order):
-            node = self.call(torch.permute, node, order)
-        node = self.copied(node)
-        if order != sorted(order):
-            node = self.call(torch.permute, node, back)
-        return node
+        return self._in_order_of(node, wanted, self.copied)
+
+    def in_order_of(self, node: fx.Node, wanted: Tensor) -> fx.Node:
+        """The same tensor, in memory as ``wanted``; copied if its strides are others then."""
+        return self._in_order_of(node, wanted, lambda one: self.method("contiguous", one))
+
+    def _in_order_of(
+        self, node: fx.Node, wanted: Tensor, contiguous: Callable[[fx.Node], fx.Node]
+    ) -> fx.Node:
+        order = order_in_memory(wanted)
+        if order == sorted(order):
+            return contiguous(node)
+        node = contiguous(self.call(torch.permute, node, order))
+        return self.call(torch.permute, node, [order.index(dim) for dim in range(wanted.dim())])
 
 
 def signature(value: Any) -> Hashable:
@@ -186,6 +192,11 @@ def signature(value: Any) -> Hashable:
         return tuple((name, signature(one)) for name, one in value.items())
     hashable: Hashable = value
     return hashable
+
+
+def order_in_memory(tensor: Tensor) -> list[int]:
+    """A tensor's dims, that with the largest stride first."""
+    return sorted(range(tensor.dim()), key=lambda dim: _Stride(tensor.stride(dim), dim))
 
 
 class _Stride:

@@ -79,6 +79,19 @@ class Layer:
             total *= hint(size) or 1
         return total
 
+    def renewed(self, new: Mapping[fx.Node, fx.Node]) -> Layer:
+        """The layer where other nodes have come in the place of some that it reads.
+
+        Args:
+            new: what is in the place of each.
+        """
+
+        def now(node: fx.Node | None) -> fx.Node | None:
+            return None if node is None else new.get(node, node)
+
+        x, bias, residual = new.get(self.x, self.x), now(self.bias), now(self.residual)
+        return replace(self, x=x, bias=bias, residual=residual)
+
 
 def product(node: fx.Node, layers: Mapping[fx.Node, Layer]) -> Layer | None:
     """A product by one factor, behind another one where that is its only reader; or a layer."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -44,13 +43,13 @@ class Mlp:
 
 
 def pairs(
-    layers: Mapping[fx.Node, Layer], is_whole: Callable[[Problem, int, torch.device], bool]
+    layers: Mapping[fx.Node, Layer], is_whole: Callable[..., bool]
 ) -> Iterator[tuple[fx.Node, Mlp]]:
     """The second layer's node of each two layers that one launch computes, and faster than apart.
 
     Args:
         layers: each node's, all of which one launch computes.
-        is_whole: judges the problem of both.
+        is_whole: judges the problem of both; called with it and the layers.
     """
     taken: set[fx.Node] = set()
     for node, second in layers.items():
@@ -63,7 +62,7 @@ def pairs(
             continue
         if first.residual is not None or _sizes(mlp) is None:
             continue
-        if is_whole(mlp.problem, first.rows, fake_result(node).device):
+        if is_whole(mlp.problem, first, second):
             taken |= {node, hidden}
             yield node, mlp
 
@@ -94,21 +93,25 @@ def _sizes(mlp: Mlp) -> list[int] | None:
     return [*sizes, mlp.second.problem.out_features]
 
 
-def replace(node: fx.Node, mlp: Mlp) -> None:
+def replace(node: fx.Node, mlp: Mlp, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """Put one operator in the place of two layers, where the second one's result is.
 
     Args:
         node: the second layer's.
         mlp: both.
+        new: what is in the place of nodes that may be read.
+
+    Returns:
+        What is in the place of the node.
     """
     emit = Emitter(node, node, [], {})
-    first, second = mlp.first, mlp.second
+    first, second = mlp.first.renewed(new), mlp.second.renewed(new)
     residual = second.residual
     if residual is not None and (first.reshapes or second.reshapes):
         shape = sizes_behind(emit, first.x, second.problem.out_features)
         residual = emit.call(torch.reshape, residual, shape)
     biases = [None if one is None else vector(emit, one) for one in (first.bias, second.bias)]
-    value: Any = emit.call(
+    value = emit.call(
         ops.ks_mlp,
         *(first.x, list(first.weights), list(second.weights), *biases, residual),
         *(first.activation, second.activation, [*first.owners, *second.owners]),
@@ -119,3 +122,4 @@ def replace(node: fx.Node, mlp: Mlp) -> None:
     value = siblings.reshaped(emit, value, second)
     inner = {*first.inner, *second.inner}
     node.replace_all_uses_with(value, delete_user_cb=lambda user: user not in inner)
+    return value

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from ksopt import ops
 from ksopt.compile.capture.index_map import Atoms, NotNestedError, identity
-from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.nodes import REPLACES, fake_result
 from ksopt.compile.capture.recognize import weight_dims, x_dims
 from ksopt.compile.capture.symbolic import is_contiguous, plain
 from ksopt.compile.capture.tracker import Tracker
@@ -39,6 +39,7 @@ from ksopt.compile.lowering.emit import (
     views_to_reshapes,
 )
 from ksopt.compile.lowering.emit_mask import emit_applied
+from ksopt.compile.lowering.kept_strides import keep_strides
 from ksopt.compile.lowering.products import CannotLowerError, operands, product_of
 from ksopt.compile.lowering.weight_lifetime import Stored, Weights
 
@@ -63,12 +64,14 @@ def lower(
             gm.graph.erase_node(node)
         raise
     for node, replacement in new.items():
+        replacement.meta[REPLACES] = fake_result(node)
         node.replace_all_uses_with(replacement)
     for node in reversed(found.dead):
         if node.op != "placeholder" and not node.users:
             gm.graph.erase_node(node)
-    if lowering.strides_changed:
+    if lowering.changed:
         views_to_reshapes(gm.graph)
+        keep_strides(gm.graph, {new[node] for node in lowering.changed}, tracker.trace)
     _close_empty_vmaps(gm.graph)
     return emitted
 
@@ -102,7 +105,7 @@ class _Lowering:
         self.tracker = tracker
         self.trace = tracker.trace
         self.weights = Weights(tracker.trace)
-        self.strides_changed = False
+        self.changed: set[fx.Node] = set()  # exits whose replacements have other strides
         self.chosen = chosen
         self.emitted = emitted
         self.found = found
@@ -140,8 +143,9 @@ class _Lowering:
         must = view.root in self.found.fixed or wanted.is_contiguous()
         if must or not all(is_torchs(user) for user in node.users):
             return at.emit.laid_out_like(replacement, wanted)
-        self.strides_changed = True
-        return replacement
+        self.changed.add(node)
+        # A node of its own: another exit may be the same view, and have its author's strides.
+        return at.emit.call(torch.permute, replacement, list(range(wanted.dim())))
 
     def build(self, root: Root, at: _Place) -> _Built:
         """A node for a root that is read at a place, and the dims that it is of it.

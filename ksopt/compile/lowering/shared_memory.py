@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from ksopt.compile.capture.nodes import fake_result, memory_of
+from ksopt.compile.capture.nodes import fake_result, memory_of, reached
 from ksopt.compile.capture.symbolic import is_contiguous
 from ksopt.compile.capture.values import Region, Root, Trace
 from ksopt.compile.lowering.products import CannotLowerError, is_rewritten, product_of
@@ -134,7 +134,7 @@ class CopiesByStrides:
 
     def _told_by(self, telling: set[fx.Node]) -> set[fx.Node]:
         told = telling | self._trace.told_strides
-        return told | _ancestors(told) if told else told
+        return told | reached(told, lambda node: node.all_input_nodes) if told else told
 
     def _is_told(self, copy: fx.Node) -> bool:
         """Whether what it is of is returned too, or one is written and the other read later."""
@@ -179,18 +179,6 @@ def _last_reads(graph: fx.Graph, trace: Trace) -> dict[int, float]:
                 read_at = math.inf if is_recorded else trace.order[node]
                 last[memory] = max(read_at, last.get(memory, -1))
     return last
-
-
-def _ancestors(nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """What some nodes are computed from."""
-    seen: set[fx.Node] = set()
-    left = [one for node in nodes for one in node.all_input_nodes]
-    while left:
-        node = left.pop()
-        if node not in seen:
-            seen.add(node)
-            left += node.all_input_nodes
-    return seen
 
 
 def may_share_memory(nodes: Collection[fx.Node]) -> set[fx.Node]:

@@ -15,6 +15,7 @@ from torch import fx
 from ksopt import ops
 from ksopt.compile.capture.nodes import fake_result
 from ksopt.compile.lowering.emit import Emitter, is_torchs, views_to_reshapes
+from ksopt.compile.lowering.kept_strides import may_leave_as_a_view
 from ksopt.compile.lowering.layer import Layer, vector
 from ksopt.kernels.problem import Problem
 
@@ -31,14 +32,14 @@ def problem_of(layers: Iterable[Layer]) -> Problem:
 def groups(
     graph: fx.Graph,
     layers: Mapping[fx.Node, Layer],
-    is_whole: Callable[[Problem, int, torch.device], bool],
+    is_whole: Callable[..., bool],
 ) -> Iterator[list[fx.Node]]:
     """Nodes of siblings that one launch computes, and faster than a launch each.
 
     Args:
         graph: that they are in.
         layers: each node's, all of which one launch computes.
-        is_whole: judges the problem of all of a group.
+        is_whole: judges the problem of all of a group; called with it and the layers.
     """
     order = {node: at for at, node in enumerate(graph.nodes)}
     alike: dict[Any, list[fx.Node]] = {}
@@ -52,15 +53,15 @@ def groups(
             group = nodes[at : at + _MOST]
             if len(group) < 2 or not _can_be_first(group, layers, order):
                 continue
-            first = layers[group[0]]
-            problem = problem_of(layers[node] for node in group)
-            if is_whole(problem, first.rows, fake_result(group[0]).device):
+            together = [layers[node] for node in group]
+            problem = problem_of(together)
+            if is_whole(problem, *together):
                 yield group
 
 
 def _may_be_a_part(node: fx.Node) -> bool:
     """Whether nobody sees that a result's rows do not follow each other."""
-    return all(user.op != "output" and is_torchs(user) for user in node.users)
+    return all(map(is_torchs, node.users)) and not may_leave_as_a_view(node)
 
 
 def _can_be_first(
@@ -90,12 +91,15 @@ def _is_movable(node: fx.Node, before: int, order: Mapping[fx.Node, int]) -> boo
     return True
 
 
-def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> None:
+def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> dict[fx.Node, fx.Node]:
     """Put one operator in the place of siblings, where the first one's result is.
 
     Args:
         graph: that they are in.
         layers: of one group, in its order.
+
+    Returns:
+        What is in the place of which node.
     """
     first = next(iter(layers))
     order = {node: at for at, node in enumerate(graph.nodes)}
@@ -110,17 +114,21 @@ def replace(graph: fx.Graph, layers: Mapping[fx.Node, Layer]) -> None:
         *(emit.call(torch.cat, biases) if biases else None, None, "none", False, len(together)),
         [one for layer in together for one in layer.owners],
     )
-    features, parts = together[0].problem.out_features, []
+    features, parts = together[0].problem.out_features, list[fx.Node]()
+    new = {}
     for at, (node, layer) in enumerate(layers.items()):
         part = emit.call(torch.narrow, value, -1, at * features, features)
         part = reshaped(emit, part, layer)
         parts.append(part)
+        new[node] = part
         node.replace_all_uses_with(part, delete_user_cb=_is_not_of(layer))
     for user in list(parts[0].users):
         if _puts_side_by_side(user, parts):
+            new[user] = value
             user.replace_all_uses_with(value)
             graph.erase_node(user)
     views_to_reshapes(graph)
+    return new
 
 
 def _puts_side_by_side(node: fx.Node, parts: list[fx.Node]) -> bool:

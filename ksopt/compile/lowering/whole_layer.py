@@ -1,14 +1,16 @@
-"""Is a layer faster in one launch than by a launch a factor and what Inductor fuses behind them?
+"""Is a layer faster as a whole than by a launch a factor and what Inductor fuses behind them?
 
-The launch does what surrounds the product too. Behind separate launches Inductor does all of that
-in one kernel, where the race of the autotuner calls PyTorch's operations one after another: what
-these take more is taken off. Siblings are compared with a launch each, too, and two layers with the
-faster way of each.
+As a whole it is one launch, or the product by one dense matrix, with what surrounds the product.
+Behind separate launches Inductor does all of that in one kernel, where the race of the autotuner
+calls PyTorch's operations one after another: what these take more is taken off. Siblings are
+compared with a launch each, too, with a gate also with one launch before it, and two layers with
+the faster way of each.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 
@@ -17,15 +19,18 @@ from ksopt.errors import KsoptError
 from ksopt.kernels import planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
+from ksopt.kernels.merged import matrix_size
 from ksopt.kernels.problem import DeviceSpec, Problem
-from ksopt.kernels.registry import APART
+from ksopt.kernels.registry import APART, MERGED
+
+Weights = Literal["stored", "computed", "trained"]
 
 
 def is_whole(
     problem: Problem,
     batch: int,
     device: torch.device,
-    changing: bool = False,
+    weights: Weights = "stored",
     tune: str | None = None,
 ) -> bool:
     """Whether one launch computes a problem, and faster.
@@ -34,8 +39,9 @@ def is_whole(
         problem: a layer, or two.
         batch: rows of x.
         device: where.
-        changing: whether the layer is trained: weights are prepared at each call, and what is
-            between the factors is kept.
+        weights: "stored" ones are inputs of the graph; others are prepared at each call: those that
+            are "computed" in the graph, and "trained" ones, where what is between the factors is
+            kept, too.
         tune: "measure" times it on random operands where nothing is recorded; "model" predicts;
             "off" says no. None takes what ``KSOPT_TUNE`` says.
     """
@@ -43,9 +49,10 @@ def is_whole(
     spec = backend_of(device.type).spec(device)
     if spec is None or batch == 0 or tune == "off":
         return False
+    changing = weights != "stored"
     if planner.whole_choice(problem, batch, device, changing) is None:
         return False
-    if changing and not trained_chain.is_kept(
+    if weights == "trained" and not trained_chain.is_kept(
         planner.plan_of(problem, batch, device=device, changing=True)
     ):
         return False
@@ -53,21 +60,40 @@ def is_whole(
     def times(one: Problem) -> tuple[float, float]:
         if tune == "measure" and not torch.are_deterministic_algorithms_enabled():
             return _measured(one, batch, device, spec, changing)
-        return _predicted(one, batch, spec)
+        return _predicted(one, batch, spec, changing)
 
     whole, apart = times(problem)
     if problem.siblings > 1:
-        apart = min(apart, problem.siblings * min(times(problem.one())))
+        several = problem.siblings * min(times(problem.one()))
+        if problem.epilogue.is_gated:
+            several = min(several, *times(problem.ungated()))
+            several += _gate_us(problem, batch, spec.multiprocessors)
+        apart = min(apart, several)
     if problem.second is not None and tune == "measure":  # what is predicted counts the best ways
         apart = min(apart, sum(min(times(layer)) for layer in problem.layers()))
     return whole < apart
 
 
-def _predicted(problem: Problem, batch: int, spec: DeviceSpec) -> tuple[float, float]:
-    """Microseconds of one launch, and of several with one kernel behind those of a layer."""
-    kernels = registry.best_kernels(problem, batch, spec, most=1)
+def in_words(problem: Problem, batch: int, device: torch.device, weights: Weights) -> str:
+    """What computes a problem as a whole.
+
+    Args:
+        problem, batch, device, weights: as for `is_whole`, which says that it does.
+    """
+    choice = planner.whole_choice(problem, batch, device, weights != "stored")
+    if choice is None or choice.way != MERGED:
+        return "One launch"
+    return f"One dense matrix, of {matrix_size(problem)} beside its factors,"
+
+
+def _predicted(
+    problem: Problem, batch: int, spec: DeviceSpec, changing: bool
+) -> tuple[float, float]:
+    """Microseconds as a whole, and of several launches with one kernel behind those of a layer."""
+    whole = registry.best_kernels(problem, batch, spec, most=1)
+    whole += [] if changing else registry.by_matrix(problem, batch, spec.multiprocessors)
     (parts,) = registry.plain(problem, batch, spec)
-    return min((one.predicted_us for one in kernels), default=math.inf), parts.predicted_us
+    return min((one.predicted_us for one in whole), default=math.inf), parts.predicted_us
 
 
 def _measured(
@@ -78,8 +104,8 @@ def _measured(
         record = planner.tuned(problem, batch, device)
     except (KsoptError, torch.OutOfMemoryError):
         record = None
-    other = "cached" if changing else "repacked"
-    timed = [] if record is None else [one for one in record.timed if one.weight != other]
+    others = ("cached", "stored") if changing else ("repacked",)
+    timed = [] if record is None else [one for one in record.timed if one.weight not in others]
 
     def least(*, apart: bool) -> float:
         times = (one.median_us for one in timed if (one.way in APART) == apart)
@@ -91,11 +117,20 @@ def _measured(
     return least(apart=False), least(apart=True) - gain
 
 
+def _gate_us(problem: Problem, batch: int, multiprocessors: int) -> float:
+    """Inductor's kernel that multiplies two siblings' results."""
+    size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
+    return elementwise_us((3 + problem.epilogue.residual) * size, multiprocessors)
+
+
 def _fused_gain_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     """What one kernel behind separate launches saves of one for each step."""
     after = problem.epilogue
     size = getattr(torch, problem.dtype).itemsize * batch * problem.out_features
-    passes = [2] * (after.bias + (after.activation != "none")) + [3] * after.residual
+    parts = 1 + after.is_gated  # a bias is added to each
+    passes = [2] * (parts * after.bias + (after.activation != "none")) + [3] * after.residual
+    passes += [3] * after.is_gated
     apart = sum(elementwise_us(n * size, multiprocessors) for n in passes)
-    fused = elementwise_us((2 + after.residual) * size, multiprocessors) if passes else 0.0
-    return max(apart - fused, 0.0)
+    fused = (1 + parts + after.residual) * size
+    fused_us = elementwise_us(fused, multiprocessors) if passes else 0.0
+    return max(apart - fused_us, 0.0)

@@ -57,6 +57,8 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             Others compute one factor's product alone, and are called with (x, weight, out=None).
         takes_mlps: whether it computes two layers, one behind the other, as far as
             `unsupported_shape` lets it; then its launchers are called as `registry.MlpCall` says.
+        by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: then it
+            is no fault of a kernel that a result is left out.
         is_fallback: whether it computes every problem, on operands of any strides and alignment. It
             is not ranked with the others: it is for what they do not compute, or not well.
     """
@@ -71,6 +73,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     max_batch: ClassVar[int | None] = None
     takes_chains: ClassVar[bool] = False
     takes_mlps: ClassVar[bool] = False
+    by_pytorch: ClassVar[bool] = False
     is_fallback: ClassVar[bool] = False
 
     @abc.abstractmethod

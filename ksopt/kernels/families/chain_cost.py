@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ksopt.epilogue import parts_of_result
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, configs
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.problem import DeviceSpec
@@ -35,11 +36,11 @@ def predicted_us(
     left, right = s.left, s.right
     first, second = tile.ring_slots(s)
     # The largest parts of z and of the outputs that a block of a cluster has.
-    of_z, of_y = (-(-n // tile.cluster) / n for n in (tile.z_blocks(s), tile.chunks(s)))
+    of_z, of_y = (-(-n // tile.cluster) / n for n in (tile.z_blocks(s), tile.turns(s, e)))
     right_bytes = first * tile.columns(s) * tile.ks * 2 * of_z
     left_bytes = second * tile.second_slot_bytes * of_y
     chunks = -(-left.b // tile.nk) * of_y
-    features = s.siblings * left.out_features * of_y
+    features = parts_of_result(e.activation, s.siblings) * left.out_features * of_y
     # Of 64 rows. z goes into shared memory once, and out of it for each chunk of outputs.
     x_bytes = 128 * right.a * -(-right.c // tile.ks) * tile.ks * tile.splits * of_z
     z_bytes = s.classes * s.steps * 2048
@@ -115,6 +116,6 @@ def best(
     s: Shape, batch: int, device: DeviceSpec, epilogue: Epilogue | None = None, count: int = 1
 ) -> list[Config]:
     """The tiles with the least predicted times, the best first."""
-    candidates = configs(s, device, epilogue is not None and epilogue.residual)
+    candidates = configs(s, device, epilogue)
     ranked = sorted(candidates, key=lambda t: predicted_us(s, t, batch, device, epilogue))
     return ranked[:count]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ksopt.epilogue import ACTIVATIONS
+from ksopt.epilogue import ACTIVATIONS, activation_of, parts_of_result
 from ksopt.jit import arch, driver, nvrtc
 from ksopt.kernels.families.base import HALF
 from ksopt.kernels.families.chain_tile import Config, Epilogue, Shape, template_arguments
@@ -31,9 +31,11 @@ def kernel_name(s: Shape, dtype: str, epilogue: Epilogue) -> str:
 def source(s: Shape, tile: Config, epilogue: Epilogue, dtype: str) -> str:
     """The generated file: one instance of the template."""
     pattern, fields = template_arguments(s, tile)
+    activations = (epilogue.middle, activation_of(epilogue.activation))
     extras = (  # in the order of csrc/cuda/epilogue.cuh
-        *(ACTIVATIONS.index(epilogue.middle), ACTIVATIONS.index(epilogue.activation)),
+        *map(ACTIVATIONS.index, activations),
         *(int(epilogue.bias), int(epilogue.residual), int(epilogue.keeps_z)),
+        int(epilogue.is_gated),
     )
     cluster = f"__cluster_dims__({tile.cluster}, 1, 1) " if tile.cluster > 1 else ""
     return (
@@ -143,7 +145,8 @@ class ChainLauncher(LoadedKernel):
     def __init__(
         self, s: Shape, tile: Config, epilogue: Epilogue, dtype: str, device_index: int
     ) -> None:
-        self.out_features = s.siblings * s.left.out_features
+        parts = parts_of_result(epilogue.activation, s.siblings)
+        self.out_features = parts * s.left.out_features
         self.epilogue = epilogue
         name, text = kernel_name(s, dtype, epilogue), source(s, tile, epilogue, dtype)
         super().__init__(tile, name, text, tile.shared_bytes(s), device_index)
@@ -161,7 +164,7 @@ class ChainLauncher(LoadedKernel):
         out: Tensor | None = None,
         z: Tensor | None = None,
     ) -> Tensor:
-        """y of (rows, siblings * out_features).
+        """y of (rows, siblings * out_features), or with a gate of (rows, out_features).
 
         Args:
             x: (rows, in_features); the elements of a row side by side, rows at multiples of 16

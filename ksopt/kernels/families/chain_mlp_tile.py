@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ksopt.kernels.families import chain_tile
-from ksopt.kernels.families.chain_tile import Shape
+from ksopt.kernels.families.chain_tile import Epilogue, Shape
 from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec
 
 _BARRIER_BYTES = 128
@@ -171,7 +171,7 @@ def _lasts(s: Shape, device: DeviceSpec) -> list[chain_tile.Config]:
     """Tiles of the second chain."""
     return [
         tile
-        for tile in chain_tile.configs(s, device, residual=True)
+        for tile in chain_tile.configs(s, device, Epilogue(residual=True))
         if (tile.blocks, tile.splits, tile.ks, tile.cluster) == (1, 1, 16, 1)
     ]
 

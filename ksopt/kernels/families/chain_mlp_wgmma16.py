@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ksopt.epilogue import activation_of
 from ksopt.kernels import weight_groups
 from ksopt.kernels.families import chain_mlp_cost, chain_mlp_launcher, chain_mlp_tile
 from ksopt.kernels.families.base import HALF, KernelFamily, register_family
@@ -124,5 +125,5 @@ def _shapes(problem: Problem) -> tuple[Shape, Shape]:
 
 def _epilogue(problem: Problem) -> Epilogue:
     _, last = problem.layers()
-    after = last.epilogue
-    return Epilogue(after.bias, after.activation, after.residual, problem.epilogue.activation)
+    after, middle = last.epilogue, activation_of(problem.epilogue.activation)
+    return Epilogue(after.bias, after.activation, after.residual, middle)

@@ -162,6 +162,10 @@ class Config:
         """Chunks of outputs of all siblings."""
         return s.siblings * -(-s.left.b // self.nk) * (s.left.d // min(s.left.d, 8))
 
+    def turns(self, s: Shape, after: problem.Epilogue) -> int:
+        """What a block of outputs is computed in: a chunk, or with a gate that of both siblings."""
+        return self.chunks(s) // (2 if after.is_gated else 1)
+
     def packed_elements(self, s: Shape) -> int:
         """Elements of the packed weights of all siblings."""
         first, second = self.ring_slots(s)
@@ -203,14 +207,18 @@ def unsupported_reason(s: Shape, dtype: str, device: DeviceSpec) -> str | None:
     return None
 
 
-def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Config]:
+def configs(
+    s: Shape, device: DeviceSpec, after: problem.Epilogue | None = None
+) -> Iterator[Config]:
     """All tiles worth considering, without order.
 
     Args:
         s: chains that are supported.
         device: what the tiles must fit into.
-        residual: whether outputs are added to one, which takes registers.
+        after: what follows the product; what outputs are added to, or multiplied by, takes
+            registers.
     """
+    after = after or problem.Epilogue()
     j = min(s.left.d, 8)
     run = 8 * max(1, 4 // s.left.d)
     most = max(-(-s.left.b // run) * run, run)
@@ -227,8 +235,8 @@ def configs(s: Shape, device: DeviceSpec, residual: bool = False) -> Iterator[Co
                     tile = Config(groups, blocks, nk, ks, splits, 1, 1, 2)
                     tile = _with_slots(tile, s)
                     stages = _most_stages(tile, s, device)
-                    if _fits_registers(tile, s, residual) and stages >= 2:
-                        for cluster in _clusters(tile, s):
+                    if _fits_registers(tile, s, after) and stages >= 2:
+                        for cluster in _clusters(tile, s, after):
                             yield replace(tile, stages=stages, cluster=cluster)
 
 
@@ -244,9 +252,9 @@ def fields(tile: Config) -> tuple[int, ...]:
     return astuple(tile)
 
 
-def _clusters(tile: Config, s: Shape) -> list[int]:
+def _clusters(tile: Config, s: Shape, after: problem.Epilogue) -> list[int]:
     """How many blocks can share a tile's work: each has blocks of z, and chunks of outputs."""
-    most = 1 if tile.blocks > 1 else min(tile.z_blocks(s), tile.chunks(s))
+    most = 1 if tile.blocks > 1 else min(tile.z_blocks(s), tile.turns(s, after))
     return [n for n in (1, 2, 4, 8) if n <= most]
 
 
@@ -267,10 +275,10 @@ def _most_stages(tile: Config, s: Shape, device: DeviceSpec) -> int:
     return min((limit - tile.fixed_bytes(s)) // slot, 8)
 
 
-def _fits_registers(tile: Config, s: Shape, residual: bool) -> bool:
+def _fits_registers(tile: Config, s: Shape, after: problem.Epilogue) -> bool:
     first = tile.columns(s) // 2 + tile.ks // 16 * 8
     sums = min(s.left.d, 8) * tile.nk // 2
-    second = sums + sums // 2 * residual + tile.at_once * 8
+    second = sums + sums // 2 * (after.residual + after.is_gated) + tile.at_once * 8
     return tile.columns(s) <= 256 and max(first, second) + _OTHER_REGISTERS <= tile.registers
 
 

@@ -39,7 +39,7 @@ class ChainWgmma16(KernelFamily[Config]):
         return chain_tile.unsupported_reason(_shape(problem), problem.dtype, device)
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
-        return chain_tile.configs(_shape(problem), device, problem.epilogue.residual)
+        return chain_tile.configs(_shape(problem), device, problem.epilogue)
 
     def shared_bytes(self, problem: Problem, config: Config) -> int:
         return config.shared_bytes(_shape(problem))

@@ -7,7 +7,8 @@ into zeros and multiply these too (`FILLED`) would be wrong there in two things.
 is NaN: what is not finite would reach outputs that it never met, and to look whether some is would
 wait for the device. And cuBLAS may add 16-bit partial sums of such products in 16 bit
 (torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction), where it rounds those of the
-author's shapes once: errors were up to 3e-3 of sum |x||w|.
+author's shapes once: errors were up to 3e-3 of sum |x||w|. With a kernel behind them that mends the
+first, and every result judged, the family `expanded_bmm` has them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _MAX_LOOP = 64
 FILLED = ("expand", "dense")
 """The ways that multiply stored zeros: on CPU alone, where cpu.py looks at what comes out."""
 _PERMUTED = ("bmm", "bmm_paper", "bmm_loop")  # one form of the weight, [a*d, b, c]
-_EINSUM = 1.12  # what it takes, beside its product and its copies
+_EINSUMS = ("einsum", "einsum_weight_first")
+_EINSUM = 1.12  # what they take, beside their product and their copies
 
 
 def names(problem: Problem, device_type: str) -> list[str]:
@@ -41,7 +43,9 @@ def names(problem: Problem, device_type: str) -> list[str]:
     found = ["bmm", "bmm_paper", "einsum"]
     if min(p.a, p.d) <= _MAX_LOOP:
         found.append("bmm_loop")
-    if device_type == "cpu":
+    if device_type != "cpu":
+        found += ["einsum_weight_first", *(["conv"] if p.a > 1 else [])]
+    else:
         if 1 < p.d <= _MAX_EXTRA_FLOPS:
             found.append("expand")
         if p.a > 1 and p.a * p.d <= _MAX_EXTRA_FLOPS:  # for a = 1 they are the same
@@ -58,7 +62,7 @@ def prepares(name: str, problem: Problem) -> bool:
 def _prepares(name: str, p: Pattern) -> bool:
     if name == "dense":
         return p.a * p.d > 1
-    return name != "einsum" and p.d > 1
+    return name not in _EINSUMS and p.d > 1
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Multiplier:
         return entry(self.name, p, self.problem.batch_last, form)
 
 
-_WAYS = MappingProxyType({"bmm_loop": "loop", "einsum": "einsum"})
+_WAYS = MappingProxyType({"bmm_loop": "loop", **{name: name for name in (*_EINSUMS, "conv")}})
 _MATRICES = MappingProxyType({"expand": Matrices.of_blocks, "dense": Matrices.of_all})
 
 
@@ -145,7 +149,7 @@ def predicted_us(name: str, problem: Problem, batch: int, multiprocessors: int) 
     copying, launches = _copying_us(name, problem, x, y, multiprocessors)
     us = cost.product_us(p.a * p.d, batch, p.b, p.c, kind, multiprocessors) + copying
     us += cost.LAUNCH_US + (launches - 1) * cost.NEXT_LAUNCH_US
-    return us * (_EINSUM if name == "einsum" else 1.0)
+    return us * (_EINSUM if name in _EINSUMS else 1.0)
 
 
 def _copying_us(
@@ -158,7 +162,7 @@ def _copying_us(
     if p.d == 1 or (problem.batch_last and p.a == 1):
         # Only einsum still puts its result in order.
         return (
-            (cost.copy_us(y, 1, multiprocessors), 2) if name == "einsum" and p.a > 1 else (0.0, 1)
+            (cost.copy_us(y, 1, multiprocessors), 2) if name in _EINSUMS and p.a > 1 else (0.0, 1)
         )
     d = 1 if problem.batch_last else p.d  # whole rows of the batch change places there
     far = name == "bmm" and not problem.batch_last

@@ -108,6 +108,7 @@ class TransposeBmm(KernelFamily[Config]):
     dtypes = ANY_TYPE
     layout = "batch_first"  # batch last, the rows of a group lie apart already
     packs_from_d = 2
+    by_pytorch = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         p = problem.pattern

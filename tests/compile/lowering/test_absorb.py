@@ -331,3 +331,34 @@ def test_results_that_are_returned_have_memory_of_their_own():
             torch.testing.assert_close(one, other)
             assert one.is_contiguous()
     assert len(chains(graph)) == 3
+
+
+def test_views_that_are_returned_lie_as_the_authors():
+    """As keys and values that a cache keeps."""
+    model, x = Attention(), torch.randn(2, 5, 32)
+
+    def function(x):
+        heads = [layer(x).view(2, 5, 4, 8).transpose(1, 2) for layer in (model.q, model.k, model.v)]
+        return F.scaled_dot_product_attention(*heads), *heads[1:]
+
+    with torch.no_grad():
+        made, graph, _ = graphs_of(function, x)
+        for one, other in zip(made, function(x), strict=True):
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride()
+    assert len(chains(graph)) == 3
+
+
+def test_a_residual_that_is_a_sibling_is_not_computed_once_more():
+    model, last, x = Attention(), ByLayer(), torch.randn(2, 5, 32)
+
+    def function(x):
+        q, others = model.q(x), torch.sin(model.k(x)) + torch.sin(model.v(x))
+        return (q + last(others)) * torch.sin(q)
+
+    with torch.no_grad():
+        y, graph, _ = graphs_of(function, x)
+        torch.testing.assert_close(y, function(x))
+    siblings, behind = chains(graph)
+    assert siblings.args[6] == 3
+    assert behind.args[3] is not None

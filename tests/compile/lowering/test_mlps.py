@@ -156,6 +156,29 @@ def test_a_chain_of_layers_is_cut_into_pairs():
     assert report.passes["mlps_in_one_launch"] == 2
 
 
+class Block(nn.Module):
+    """Of a transformer, its attention left out: a layer and an MLP, each with a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.up, self.down = map(by_layer, ("(1,8,4,4)*(4,4,8,1)", UP, DOWN))
+
+    def forward(self, x):
+        x = x + self.one(F.layer_norm(x, (32,)))
+        return x + self.down(F.gelu(self.up(F.layer_norm(x, (32,)))))
+
+
+def test_blocks_are_computed_once():
+    """Each layer's residual is the result of the layer before, which is an operator by then."""
+    model, x = nn.Sequential(Block(), Block(), Block()), torch.randn(6, 32)
+    with torch.no_grad():
+        y, graph, _ = graph_of(model, x)
+        torch.testing.assert_close(y, model(x))
+    assert len(named(graph, "ks_mlp")) == len(named(graph, "ks_chain")) == 3
+    assert not named(graph, "gelu")
+    assert not named(graph, "ks_mm")
+
+
 NOT_ALONE = {
     "returned": lambda up, down, x: (down(h := F.gelu(up(x))), h),
     "read by another": lambda up, down, x: down(h := F.gelu(up(x))) * h.mean(),

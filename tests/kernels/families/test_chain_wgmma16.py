@@ -70,6 +70,20 @@ def test_standard_monarch_layers_are_computed():
             assert chain_tile.unsupported_reason(Shape.of(chain), "bfloat16", H200) is None, chain
 
 
+def test_a_gate_takes_registers_and_leaves_half_of_the_turns():
+    s = shape("(1,384,48,4)*(4,48,96,1)", 2)
+    after, gated = Epilogue(activation="silu"), Epilogue(activation="silu_gate")
+    tiles, fewer = (set(chain_tile.configs(s, H200, one)) for one in (after, gated))
+    assert fewer < tiles
+    for tile in fewer:
+        assert 2 * tile.turns(s, gated) == tile.turns(s, after) == tile.chunks(s)
+        assert tile.cluster <= tile.turns(s, gated)
+    # Half of y is written, and half of the activations are computed.
+    for tile in sorted(fewer, key=str)[::50]:
+        times = [chain_cost.predicted_us(s, tile, 25_088, H200, one) for one in (gated, after)]
+        assert times[0] < times[1]
+
+
 def test_every_weight_is_packed_once_for_each_time_that_it_is_read():
     """Splits and chunks read other weights; what is filled up is zero."""
     s = shape("(1,96,96,8)*(8,96,96,1)", 2)
@@ -88,11 +102,15 @@ def test_it_compiles(dtype):
         pytest.skip(str(error))
     s = shape("(1,48,32,4)*(2,64,96,1)", 3)
     epilogue = Epilogue(activation="gelu", middle="relu", bias=True, residual=True)
-    for tile in list(chain_tile.configs(s, H200, residual=True))[::25]:
+    for tile in list(chain_tile.configs(s, H200, epilogue))[::25]:
         code = nvrtc.cubin(chain_launcher.source(s, tile, epilogue, dtype), "sm_90a").data
         assert chain_launcher.kernel_name(s, dtype, epilogue).encode() in code
     code = nvrtc.cubin(chain_pack_launcher.source(s, tile), "sm_90a").data
     assert chain_pack_launcher.kernel_name(s).encode() in code
+    s, gated = shape("(1,48,32,4)*(2,64,96,1)", 2), Epilogue(True, "silu_gate", True)
+    for tile in list(chain_tile.configs(s, H200, gated))[::40]:
+        code = nvrtc.cubin(chain_launcher.source(s, tile, gated, dtype), "sm_90a").data
+        assert chain_launcher.kernel_name(s, dtype, gated).encode() in code
     first, second = shape("(1,384,32,4)*(2,64,192,1)"), shape("(1,96,32,4)*(4,32,384,1)")
     tile = next(iter(chain_mlp_tile.configs(first, second, H200)))
     after = Epilogue(middle="gelu", bias=True)

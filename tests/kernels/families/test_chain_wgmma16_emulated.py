@@ -79,6 +79,36 @@ CASES = [
         ("none", "none", 0, 1),
         "float16",
     ),
+    # Gates: two groups; shares that are not equal, with an activation between; eight classes.
+    (
+        "(1,32,16,4)*(2,32,32,1)",
+        2,
+        (2, 1, 16, 16, 1, 1, 1, 2),
+        ("silu_gate", "none", 1, 1),
+        "bfloat16",
+    ),
+    (
+        "(1,48,48,2)*(2,48,48,1)",
+        2,
+        (1, 1, 16, 48, 1, 2, 3, 2, 2),
+        ("gelu_gate", "relu", 1, 0),
+        "float16",
+    ),
+    (
+        "(1,32,24,8)*(2,96,32,1)",
+        2,
+        (1, 1, 8, 16, 2, 2, 2, 3, 4),
+        ("relu_gate", "none", 0, 0),
+        "bfloat16",
+    ),
+    # A bias too long for shared memory.
+    (
+        "(1,200,16,4)*(1,64,32,1)",
+        2,
+        (2, 1, 16, 32, 1, 4, 1, 2),
+        ("gelu_tanh_gate", "none", 1, 0),
+        "float16",
+    ),
 ]
 
 
@@ -101,7 +131,7 @@ def kernels(emulator):
 def test_results(kernels, at):
     shape, _, epilogue, dtype = ALL[at]
     for rows in (1, 200):
-        o = Operands.random(shape, dtype, rows, seed=rows)
+        o = Operands.random(shape, dtype, rows, seed=rows).for_epilogue(epilogue)
         assert_right(run(kernels[at], ALL[at], o), o, epilogue)
 
 
@@ -131,10 +161,10 @@ def test_what_is_between_the_factors_is_kept(keeping, at):
         assert ((z.double() - truth).abs() <= unit * truth.abs() + 1e-6 * size + 1e-6).all()
 
 
-@pytest.mark.parametrize("at", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("at", [1, pytest.param(2, marks=pytest.mark.slow), 15])
 def test_one_block_takes_several_passes(kernels, at):
     shape, _, epilogue, dtype = ALL[at]
-    o = Operands.random(shape, dtype, 450, seed=at)
+    o = Operands.random(shape, dtype, 450, seed=at).for_epilogue(epilogue)
     y = run(kernels[at], ALL[at], o, sms=1)
     assert_right(y, o, epilogue)
     assert torch.equal(y, run(kernels[at], ALL[at], o, sms=8))

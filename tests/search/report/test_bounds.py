@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from ksopt.measure.roofline import Roofline
 from ksopt.measure.timing import Measurement
@@ -167,3 +168,19 @@ def test_the_code_of_a_report_has_what_surrounds_the_layer(result: SearchResult)
     exec(use.code.rpartition("# compiled")[0], namespace)
     assert namespace["layer"](torch.randn(3, 32)).shape == (3, 192)
     assert {part.activation for part in namespace["layer"].parts} == {"gelu"}
+
+
+def test_the_code_of_a_report_has_a_gate(result: SearchResult) -> None:
+    (layer,) = result.layers
+    request = replace(layer.request, epilogue=("silu_gate",), siblings=2)
+    (use,) = [
+        section
+        for section in written(with_layer(result, request=request))
+        if section.title == "Use it"
+    ]
+    namespace: dict[str, Any] = {}
+    exec(use.code.rpartition("# compiled")[0], namespace)
+    x = torch.randn(3, 32)
+    expected = functional.silu(namespace["gate"](x)) * namespace["up"](x)
+    assert torch.equal(namespace["layer"](x), expected)
+    assert namespace["up"].bias is None

@@ -1,12 +1,23 @@
 """The first screen of a report, and its plot, of made-up times."""
 
+import html
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from ksopt.measure.timing import Measurement
 from ksopt.search import SearchResult
-from ksopt.search.report import headline, plots
+from ksopt.search.report import (
+    headline,
+    layer_sections,
+    page,
+    phrases,
+    plots,
+    result_tables,
+    results_json,
+    sections,
+)
 from ksopt.search.results import LayerResult, Verdict
 
 from one_layer import with_layer  # isort: skip
@@ -115,3 +126,94 @@ def test_finalists_stand_where_the_final_timed_them(search: Search) -> None:
     assert max(heights) == float(ring)  # the lowest on the page
     assert "50.0 us" in drawn
     assert "20.0 us" not in drawn
+
+
+def test_the_plot_and_the_tables_say_the_same_latency(search: Search) -> None:
+    """Also where the clocks were others before the final: there all times are twice as long."""
+    layer = with_times(search(trials=4), [50.0])
+    (answer,) = layer.recommendations
+    assert answer.chosen is not None
+    trials = [replace(one, latency=exact(170.0), dense=exact(200.0)) for one in layer.trials]
+    layer = replace(layer, trials=tuple(trials), finalists=(answer.chosen,))
+    drawn = plots.latency_plot(layer, answer, *plots.WIDE)
+    table = result_tables.layer_answers_table(layer)
+    assert table.rows[0][table.heads.index("latency")] == "50.0 us"
+    assert "use this: 50.0 us, 2.00x" in drawn
+    assert f"85.0 us, {phrases.times(0.85)} dense" in drawn
+    assert "170 us" not in drawn
+    table = layer_sections.trials(layer).table or table
+    shown = [row[table.heads.index("latency")] for row in table.rows]
+    assert shown == ["50.0 us", *["85.0 us"] * (len(trials) - 1)]
+    assert "rho" not in result_tables.layer_answers_table(layer).heads
+
+
+def test_measure_again_has_its_command_under_it(search: Search) -> None:
+    result = search(trials=3)
+    layer = with_times(result, [20.0])
+    assert headline.of_layer(layer).command == ""
+    (answer,) = layer.recommendations
+    assert answer.chosen is not None
+    chosen = replace(answer.chosen, latency=Measurement(20.0, 18.0, 61.0, 20))
+    noisy = with_layer(result, recommendations=(replace(answer, chosen=chosen),))
+    command = noisy.request.command
+    page_text, text = html.unescape(page.html(noisy)), page.markdown(noisy)
+    assert page_text.index(f'<pre class="command"><code>{command}') < page_text.index(
+        'class="facts"'
+    )
+    assert text.index(f"```sh\n{command}\n```") < text.index("speedup over dense")
+    unjudged = replace(answer, verdict=Verdict.UNJUDGED, chosen=None)
+    of_unjudged = headline.of_layer(with_layer(result, recommendations=(unjudged,)).layers[0])
+    assert of_unjudged.command == command
+
+
+def test_an_unknown_weight_error_says_what_the_file_is(search: Search) -> None:
+    facts = headline.of_layer(with_times(search(trials=3), [50.0])).facts
+    (unknown,) = [fact for fact in facts if fact.value == "unknown"]
+    assert "--weights FILE, your trained weights" in unknown.detail
+
+
+def test_the_command_with_trained_weights_is_whole(search: Search) -> None:
+    result = search(trials=3)
+    (section,) = [one for one in sections.written(result) if one.title == "With trained weights"]
+    assert section.code == f"{result.request.command} --weights model.safetensors"
+    assert ".safetensors" in section.paragraphs[0]
+
+
+def test_what_a_budget_leaves_is_said(search: Search) -> None:
+    layer = with_times(search(trials=6), [50.0])
+    (answer,) = layer.recommendations
+    assert answer.chosen is not None
+    most = answer.chosen.facts.nnz
+    full = replace(answer, budget=replace(answer.budget, parameters=most))
+    assert "of the budget" not in headline.of_layer(replace(layer, recommendations=(full,))).lead[1]
+    room = replace(answer, budget=replace(answer.budget, parameters=2 * most))
+    layer = replace(layer, recommendations=(room,))
+    fewer = [one for one in layer.trials if one.facts.nnz <= most]
+    lead = headline.of_layer(replace(layer, trials=tuple(fewer))).lead[1]
+    assert "It uses 50% of the budget. --min-use 0.9 searches chains that use more." in lead
+    larger = replace(fewer[0], number=99, facts=replace(fewer[0].facts, nnz=2 * most))
+    lead = headline.of_layer(replace(layer, trials=(*fewer, larger))).lead[1]
+    assert f"The fastest measured that uses 90% or more is {larger.facts.chain}" in lead
+
+
+def test_the_front_has_the_times_of_the_final(search: Search) -> None:
+    result = search(trials=3)
+    layer = with_times(result, [50.0])
+    (answer,) = layer.recommendations
+    assert answer.chosen is not None
+    # In its trial the chain of the final was the slowest, and it has the most weights.
+    most = 1 + max(one.facts.nnz for one in layer.trials)
+    trials = [
+        replace(one, latency=exact(190.0), dense=exact(200.0), facts=replace(one.facts, nnz=most))
+        if one.number == answer.chosen.trial
+        else replace(one, latency=exact(170.0), dense=exact(200.0))
+        for one in layer.trials
+    ]
+    result = with_layer(result, trials=tuple(trials), finalists=(answer.chosen,))
+    (front,) = layer_sections.front(result.layers[0])
+    assert front.table is not None
+    shown = [row[front.table.heads.index("latency")] for row in front.table.rows]
+    assert shown == ["50.0 us", "85.0 us"]
+    (value,) = json.loads(results_json.to_json(result))["layers"]
+    assert value["front"]["trials"][0] == answer.chosen.trial
+    assert len(value["front"]["trials"]) == 2

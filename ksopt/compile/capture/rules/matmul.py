@@ -238,9 +238,9 @@ def _ks_chain(
     chain = Chain(tuple(Pattern(*(int(size) for size in weight.shape)) for weight in own))
     kinds = [tracker.view(tensor).root.kind for tensor in (x, *weights)]
     kind = functools.reduce(operator.or_, kinds)
-    origin = Native(tracker.view(x), chain, batch_last, siblings)
+    origin = Native(tracker.view(x), chain, batch_last, siblings, named.get("activation", "none"))
     tracker.trace.natives.append(tracker.fresh(result, kind, origin).root)
-    rows = result.numel() // (siblings * chain.out_features)
+    rows = result.numel() // origin.out_features
     for weight in weights:
         count_flops(tracker, [weight.numel()], [rows])
 

@@ -1,0 +1,114 @@
+"""Trials of a study whose measurements sleep: what drawing, storing and sharing cost by themselves.
+
+Each worker is a process with a device of its own that measures a chain in a time that is given. All
+else is the search's own: its space, sampler, turns, marks of life and storage. They are forked, for
+64 processes that import torch would measure that. On one machine their own work shares its cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+import torch
+
+from ksopt.measure.measurement import Measurement
+from ksopt.measure.roofline import Roofline
+from ksopt.search import device_locks, metrics
+from ksopt.search.device_locks import Presence
+from ksopt.search.layer_request import LayerRequest
+from ksopt.search.objectives import Objective, Outcome
+from ksopt.search.space import space
+from ksopt.search.storage import Storage
+from ksopt.search.trial_loop import Campaign, Workplace, take_turns
+
+_STUDY = "growth"
+_DIMS = "1024x1024"  # of enough chains for any study here
+_ROOFLINE = Roofline("cpu", "float32", 1e10, 1e11, 2**27, 1024, "float32 GEMM")
+
+
+@contextmanager
+def _of_its_own(place: torch.device) -> Iterator[None]:
+    """In the place of a device's lock: no other worker has it."""
+    yield
+
+
+class Sleeping(Objective):
+    """An objective that takes a time and measures nothing."""
+
+    def __init__(self, request: LayerRequest, sleep_s: float) -> None:
+        self._request, self._sleep_s = request, sleep_s
+
+    def measure(self, chain: Any, limit: float | None = None) -> Outcome:
+        """A time in proportion to the weights."""
+        time.sleep(self._sleep_s)
+        one = Measurement(chain.nnz / 1e3, chain.nnz / 1e3, chain.nnz / 1e3, 10)
+        dense = Measurement(1e3, 1e3, 1e3, 10)
+        values = {
+            "latency_us": one.median_us,
+            "dense_ratio": one.median_us / dense.median_us,
+            "nnz": float(chain.nnz),
+        }
+        values |= dict.fromkeys(
+            (metric.name for metric in metrics.objectives(self._request)), one.median_us
+        )
+        return Outcome(one, dense, 0.0, 0.0, self._sleep_s, values)
+
+
+def of(url: str, trials: int, workers: int, sleep_s: float) -> Callable[[], str]:
+    """A study of so many trials by so many workers, ready to begin."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    # A device each: what waits for the device of another is not asked here.
+    device_locks.device = _of_its_own
+    request = LayerRequest(_DIMS, batch=256, trials=trials, device="cpu")
+    chains = space.build(request)
+    names = [metric.direction for metric in metrics.objectives(request)]
+    Storage(url).create(_STUDY, names)
+
+    def worker(seed: int) -> int:
+        ended = 0
+
+        def on_trial(place: int, number: int) -> None:
+            nonlocal ended
+            ended += 1
+
+        storage = Storage(url)
+        with Presence() as presence:
+            campaign = Campaign.of(
+                request,
+                storage.load(_STUDY),
+                Workplace(torch.device("cpu"), _ROOFLINE, storage, presence),
+                run=1,
+                candidates=chains.candidates,
+                steps=chains.steps,
+                priors=[],
+                weights=None,
+                seed=seed,
+            )
+            campaign.objective = Sleeping(request, sleep_s)
+            take_turns([campaign], on_trial, None)
+        return ended
+
+    def work() -> str:
+        if workers == 1:
+            worker(0)
+        else:
+            processes = [
+                multiprocessing.get_context("fork").Process(target=worker, args=(seed,))
+                for seed in range(workers)
+            ]
+            for one in processes:
+                one.start()
+            for one in processes:
+                one.join()
+            if any(one.exitcode for one in processes):
+                raise RuntimeError("a worker failed")
+        done = Storage(url).load(_STUDY).get_trials(deepcopy=False)
+        complete = sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in done)
+        return f"{complete} trials of {len(chains.candidates)} candidates"
+
+    return work

@@ -1,0 +1,97 @@
+"""What a benchmark of random patterns says: the data and the table of docs/development/kernels.md.
+
+    ksopt bench kernels --patterns random:200 --seed 20261125 --dtype bfloat16 --out FOLDER
+    python docs/experiments/random_patterns.py FOLDER/bench.csv docs/data/random-SEED.csv
+    python docs/experiments/random_patterns.py --table docs/data/random-SEED.csv
+
+The first line measures; the second keeps of each product the time of ksopt's operator and of the
+fastest of PyTorch's ways in the same layout, those that multiply stored zeros apart; the third
+prints what the page says of such a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ZEROS = ("dense", "expand")
+_NO_RIVALS = ("ksopt", "bmm_paper_product")
+MANY_ROWS = 4096
+COLUMNS = (
+    *("chain", "rows", "ksopt_us", "efficiency"),
+    *("best_of_blocks", "best_of_blocks_us", "best_with_zeros", "best_with_zeros_us"),
+)
+
+
+def condensed(bench: Path) -> list[dict[str, str]]:
+    """A row for each product of a bench.csv."""
+    products: dict[tuple[str, str], list[dict[str, str]]] = defaultdict(list)
+    with bench.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            products[row["chain"], row["batch"]].append(row)
+    rows = []
+    for (chain, batch), ways in products.items():
+        own = next(one for one in ways if one["way"] == "ksopt" and one["median_us"])
+        rivals = [
+            (float(one["median_us"]), one["way"])
+            for one in ways
+            if one["layout"] == own["layout"] and one["median_us"] and one["way"] not in _NO_RIVALS
+        ]
+        best = []
+        for group in (
+            [one for one in rivals if one[1] not in ZEROS],
+            [one for one in rivals if one[1] in ZEROS],
+        ):
+            us, way = min(group, default=(None, ""))
+            best += [way, "" if us is None else f"{us:.2f}"]
+        own_us, efficiency = float(own["median_us"]), float(own["efficiency"])
+        values = (chain, batch, f"{own_us:.2f}", f"{efficiency:.4f}", *best)
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def slower(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[float]:
+    """Time of ksopt over the least of some columns, where that is more than 1.03; largest first."""
+    ratios = []
+    for row in rows:
+        times = [float(row[name]) for name in columns if row[name]]
+        if times and float(row["ksopt_us"]) > 1.03 * min(times):
+            ratios.append(float(row["ksopt_us"]) / min(times))
+    return sorted(ratios, reverse=True)
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """What the page says."""
+    large = sorted(float(row["efficiency"]) for row in rows if int(row["rows"]) >= MANY_ROWS)
+    blocks = slower(rows, ("best_of_blocks_us",))
+    every = slower(rows, ("best_of_blocks_us", "best_with_zeros_us"))
+    tenth = sum(ratio > 1.1 for ratio in blocks)
+    return (
+        f"{len(large)} products of at least {MANY_ROWS} rows: median efficiency "
+        f"{statistics.median(large):.2f}, 10th percentile {large[len(large) // 10]:.2f}\n"
+        f"of {len(rows)} slower by more than 3 % than the blocks' ways: {len(blocks)}, by more "
+        f"than 10 %: {tenth}, at most {max(blocks, default=1.0):.2f} times\n"
+        f"than any way: {len(every)}, at most {max(every, default=1.0):.2f} times"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """See the module."""
+    first, second = arguments
+    if first == "--table":
+        with Path(second).open(encoding="utf-8", newline="") as lines:
+            print(table(list(csv.DictReader(lines))))
+        return
+    rows = condensed(Path(first))
+    with Path(second).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,117 @@
+"""Two layers of the same patterns on one input, whose results are multiplied: a gate, as in SwiGLU.
+
+One launch writes act(a) * b: neither result is in memory then.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
+
+import torch
+from torch import fx
+
+from ksopt import ops
+from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.symbolic import same
+from ksopt.compile.lowering.emit import Emitter
+from ksopt.compile.lowering.layer import Layer, are_alike, vector
+from ksopt.epilogue import gate_of
+from ksopt.kernels.problem import Epilogue, Problem
+
+_PRODUCTS = {operator.mul, torch.mul, torch.multiply, "mul", "multiply"}
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Two layers, one of which gates the other.
+
+    Attributes:
+        first: the one with the activation.
+        second: what it is multiplied by.
+    """
+
+    first: Layer
+    second: Layer
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed."""
+        one = self.first.problem
+        after = Epilogue(one.epilogue.bias, gate_of(self.first.activation))
+        return with_changes(one, epilogue=after, siblings=2)
+
+    @property
+    def inner(self) -> tuple[fx.Node, ...]:
+        """The nodes that both layers are made of."""
+        return (*self.first.inner, *self.second.inner)
+
+
+def pairs(
+    graph: fx.Graph,
+    layers: Mapping[fx.Node, Layer],
+    is_whole: Callable[..., bool],
+) -> Iterator[tuple[fx.Node, Gated]]:
+    """The product's node of each two layers that one launch computes, and faster than apart.
+
+    Args:
+        graph: that they are in.
+        layers: each node's.
+        is_whole: judges the problem of both; called with it and the layers.
+    """
+    for node in graph.nodes:
+        if node.target not in _PRODUCTS or len(node.args) != 2 or node.kwargs:
+            continue
+        values = [one for one in node.args if isinstance(one, fx.Node) and one in layers]
+        if len(set(values)) != 2 or any(len(one.users) != 1 for one in values):
+            continue
+        for one, other in (values, reversed(values)):
+            gated = Gated(layers[one], layers[other])
+            if not _is_gate(gated) or not _have_one_shape(node, one, other):
+                continue
+            if is_whole(gated.problem, gated.first, gated.second):
+                yield node, gated
+            break
+
+
+def _is_gate(gated: Gated) -> bool:
+    first, second = gated.first, gated.second
+    if first.activation == "none" or second.activation != "none" or first.x is not second.x:
+        return False
+    if any(one.residual is not None or one.reshapes for one in (first, second)):
+        return False
+    bare = with_changes(first, activation="none")
+    return bare.problem == second.problem
+
+
+def _have_one_shape(*nodes: fx.Node) -> bool:
+    first, *others = (fake_result(node).shape for node in nodes)
+    return are_alike(*nodes) and all(
+        len(first) == len(shape) and all(map(same, first, shape)) for shape in others
+    )
+
+
+def replace(node: fx.Node, gated: Gated, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """Put one operator in the place of two layers and their product.
+
+    Args:
+        node: the product.
+        gated: the layers.
+        new: what is in the place of nodes that may be read.
+
+    Returns:
+        What is in the place of the node.
+    """
+    emit = Emitter(node, node, [], {})
+    both = [one.renewed(new) for one in (gated.first, gated.second)]
+    biases = [vector(emit, one.bias) for one in both if one.bias is not None]
+    value = emit.call(
+        *(ops.ks_chain, both[0].x, [weight for one in both for weight in one.weights]),
+        *(emit.call(torch.cat, biases) if biases else None, None),
+        *(gate_of(gated.first.activation), False, 2),
+        [owner for one in both for owner in one.owners],
+    )
+    node.replace_all_uses_with(value)
+    return value

@@ -1,0 +1,97 @@
+"""What ksopt costs as sizes grow: the fits, and each series at its least size."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+import how_it_grows
+from growth import fitting, points, series
+from growth.points import Point
+
+DATA = Path(__file__).parents[2] / "docs" / "data"
+
+
+def test_its_examples_are_true() -> None:
+    failed, tried = doctest.testmod(fitting)
+    assert tried > 1
+    assert not failed
+
+
+@pytest.mark.parametrize(("base", "power"), [(0.0, 1.0), (3.0, 2.0), (0.5, 0.5)])
+def test_the_law_of_points_on_a_law_is_that_law(base: float, power: float) -> None:
+    sizes = [1, 3, 10, 30, 100, 300]
+    law = fitting.fit(sizes, [base + 2.0 * size**power for size in sizes])
+    assert law is not None
+    assert abs(law.power - power) <= 0.05
+    assert law.error < 0.05
+    assert abs(law.at(1000) / (base + 2.0 * 1000**power) - 1) < 0.15
+
+
+def test_three_points_have_no_law() -> None:
+    assert fitting.fit([1, 2, 3], [1.0, 2.0, 3.0]) is None
+
+
+def test_what_is_measured_is_kept_and_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def measured(what: str, size: int, limit_s: float) -> Point:
+        asked.append(size)
+        state = "timeout" if size > 100 else "done"
+        return Point(what, size, 0.2 * size, 0.1 * size, 1.0, state, "a, note")
+
+    monkeypatch.setattr(points, "measured", measured)
+    options = ["--what", "rows", "--out", str(tmp_path)]
+    assert how_it_grows.main([*options, "--most", "10"]) == 0
+    assert how_it_grows.main(options) == 0
+    assert how_it_grows.main(options) == 0
+    assert asked == [1, 10, 100, 1000]  # each once, and none after one that took too long
+    kept = points.read(tmp_path / "growth-rows.csv")
+    assert kept[1] == Point("rows", 10, 2.0, 1.0, 1.0, "done", "a, note")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "1-100" in last
+    assert "1000: timeout" in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", series.ALL)
+def test_the_least_size_of_each_series_is_measured(what: str) -> None:
+    point = points.measured(what, series.ALL[what].sizes[0], 120.0)
+    assert point.state == "done", point.note
+    assert point.seconds > 0
+    assert point.cpu_s > 0
+
+
+def test_a_point_is_measured_in_a_process_of_its_own() -> None:
+    point = points.measured("enumeration", 2, 120.0)
+    assert (point.state, point.size) == ("done", 2)
+    assert point.note.endswith(" chains")
+    assert int(point.note.split()[0]) > 100
+
+
+def test_a_point_that_takes_too_long_says_so() -> None:
+    assert points.measured("enumeration", 3, 0.05) == Point(
+        "enumeration", 3, 0.05, 0.0, 0.0, "timeout"
+    )
+
+
+def test_workers_measure_each_trial_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    from growth import studies
+    from ksopt.search import device_locks
+
+    monkeypatch.setattr(device_locks, "device", device_locks.device)  # the study replaces it
+    work = studies.of(f"journal:{tmp_path / 'log'}", trials=6, workers=3, sleep_s=0.01)
+    assert work().startswith("6 trials of ")
+
+
+def test_the_data_of_the_page_are_those_of_the_series() -> None:
+    files = sorted(DATA.glob("growth-*.csv"))
+    assert len(files) >= 8
+    for file in files:
+        what = file.stem.removeprefix("growth-")
+        kept = points.read(file)
+        assert {point.what for point in kept} == {what}
+        assert {point.size for point in kept} <= set(series.ALL[what].sizes)

@@ -1,0 +1,119 @@
+"""Layers that are multiplied by the dense matrix of their factors, on a GPU."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import ksopt
+from ksopt import KSLinear
+from ksopt.kernels import merged, planner
+from ksopt.reference import chain_reference
+
+pytestmark = pytest.mark.gpu
+
+CHAIN = "(1,128,128,8)*(8,128,128,1)"  # a Monarch layer of 1024 features
+N = 1024
+
+
+@pytest.fixture(autouse=True)
+def the_fastest(monkeypatch, tmp_path):
+    """Merging is predicted to be the fastest, and nothing is timed."""
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    monkeypatch.setattr(merged, "predicted_us", lambda *_: 1e-3)
+    planner.forget()
+    torch._dynamo.reset()
+    yield
+    planner.forget()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def merges(monkeypatch):
+    made = []
+    usual = merged.merge
+
+    def counted(weights, siblings=1):
+        made.append(usual(weights, siblings))
+        return made[-1]
+
+    monkeypatch.setattr(merged, "merge", counted)
+    return made
+
+
+def layer(dtype, **around):
+    torch.manual_seed(0)
+    return KSLinear(N, N, CHAIN, device="cuda", dtype=dtype, **around)
+
+
+def check(y, model, x):
+    weights = [weight.detach().double() for weight in model.weights]
+    truth = F.gelu(chain_reference(x.double(), weights) + model.bias.detach().double())
+    z = x
+    for weight in reversed(list(model.weights)):
+        a, _, c, d = weight.shape
+        z = torch.einsum("nacd,abcd->nabd", z.view(-1, a, c, d), weight).reshape(len(z), -1)
+    theirs = F.gelu(z + model.bias)
+    allowed = 2 * (theirs.double() - truth).norm() + 1e-6 * truth.norm()
+    assert (y.double() - truth).norm() <= allowed
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 16, 256, 4096])
+def test_a_layer_is_as_exact_as_its_author(dtype, rows, merges):
+    model = layer(dtype, activation="gelu")
+    x = torch.randn(rows, N, device="cuda", dtype=dtype)
+    for _ in range(3):
+        check(model(x), model, x)
+    assert len(merges) == 1
+    model.weights[0].mul_(-2)
+    check(model(x), model, x)
+    assert len(merges) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_layer_reads_the_weights_as_they_are(mode, merges):
+    model = layer(torch.bfloat16, activation="gelu")
+    compiled = torch.compile(model, backend="ksopt", mode=mode)
+    x = torch.randn(256, N, device="cuda", dtype=torch.bfloat16)
+    for _ in range(4):
+        check(compiled(x).clone(), model, x)
+    assert merges
+    for weight in model.weights:
+        weight.mul_(-2)
+        check(compiled(x).clone(), model, x)
+    model.weights[0].data.mul_(0.5)
+    ksopt.refresh()
+    check(compiled(x).clone(), model, x)
+
+
+@torch.no_grad()
+def test_a_graph_of_ones_own_does_not_merge(merges):
+    model = layer(torch.bfloat16, activation="gelu")
+    x = torch.randn(256, N, device="cuda", dtype=torch.bfloat16)
+    model(x)
+    merges.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = model(x)
+    assert not merges
+    model.weights[1].mul_(-2)
+    graph.replay()
+    torch.cuda.synchronize()
+    check(y, model, x)
+
+
+@torch.no_grad()
+def test_another_stream_waits_for_the_matrix(merges):
+    model = layer(torch.float32, activation="gelu")
+    x = torch.randn(256, N, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        model(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        y = model(x)
+    torch.cuda.synchronize()
+    check(y, model, x)
+    assert len(merges) == 1

@@ -1,0 +1,293 @@
+"""A chain as one dense matrix: what it gives, when it is taken, and when it is not."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from toy_chains import SPEC, ToyDevice
+
+import ksopt
+from ksopt import KSLinear, ks_linear
+from ksopt.epilogue import ACTIVATIONS, GATES, with_epilogue
+from ksopt.kernels import merged, planner, registry, tuning_cache, weight_cache
+from ksopt.kernels.autotuner import Operands
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.backends.base import BACKENDS, register_backend
+from ksopt.kernels.merged import Merged, can_merge, merge
+from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.patterns.chain import Chain
+from ksopt.reference import chain_reference, chain_to_dense
+
+CHAIN = Chain.parse("(1,6,5,5)*(5,5,7,1)")
+LONGER = Chain.parse("(1,6,4,3)*(3,4,3,1)*(1,9,7,1)")
+
+
+def draw(chain=CHAIN, siblings=1, dtype=torch.float32):
+    """Weights as a module stores them."""
+    shapes = [p.weight_shape for _ in range(siblings) for p in chain]
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+
+
+def product(x, weights, siblings=1, last=False):
+    """In float64."""
+    length, layout = len(weights) // siblings, "batch_last" if last else "batch_first"
+    wide = [weight.detach().double() for weight in weights]
+    parts = [
+        chain_reference(x.double(), wide[at : at + length], layout)
+        for at in range(0, len(wide), length)
+    ]
+    return torch.cat(parts, 0 if last else -1)
+
+
+@pytest.mark.parametrize("chain", [CHAIN, LONGER], ids=str)
+@pytest.mark.parametrize("siblings", [1, 3])
+def test_the_matrix_is_the_product_rounded_once(chain, siblings, monkeypatch):
+    monkeypatch.setattr(merged, "_COLUMNS", 4)
+    weights = draw(chain, siblings, torch.bfloat16)
+    wide = [weight.detach().double() for weight in weights]
+    length = len(chain)
+    parts = [chain_to_dense(wide[at : at + length]) for at in range(0, len(wide), length)]
+    matrix = merge(weights, siblings)
+    assert matrix.shape == (siblings * chain.out_features, chain.in_features)
+    error = (matrix.double() - torch.cat(parts)).abs()
+    exact = torch.cat([chain_to_dense([w.abs() for w in wide[at : at + length]])
+                       for at in range(0, len(wide), length)])  # fmt: skip
+    assert (error <= 2**-8 * exact).all()
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (Problem(CHAIN, "bfloat16", False), True),
+        (Problem(CHAIN, "float32", True, siblings=2), True),
+        (Problem(CHAIN, "float32", True, True, Epilogue(activation="silu_gate"), 2), True),
+        (Problem(LONGER, "float32", False), True),
+        (Problem(CHAIN, "float16", False), False),  # a product may lie outside its range
+        (Problem(CHAIN, "float64", False), False),
+        (Problem(CHAIN[:1], "float32", False, epilogue=Epilogue(True)), False),
+        (Problem(Chain.parse("(2,4,4,4)*(2,4,4,4)"), "float32", False), False),  # zeros in it
+    ],
+    ids=str,
+)
+def test_what_can_be_merged(problem, expected):
+    assert can_merge(problem) == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("siblings", [1, 2])
+@pytest.mark.parametrize("batch", [(8,), (2, 3), ()], ids=str)
+def test_every_epilogue_layout_and_place(last, siblings, batch):
+    def rows(features):
+        return torch.randn((features, *batch) if last else (*batch, features))
+
+    weights, features = draw(siblings=siblings), siblings * CHAIN.out_features
+    x, bias, summand = rows(CHAIN.in_features), torch.randn(features), rows(features)
+    half = summand.narrow(0 if last else -1, 0, CHAIN.out_features).contiguous()
+    for activation in (*ACTIVATIONS, *(GATES if siblings == 2 else ())):
+        residual = half if activation in GATES else summand
+        for around in ((None, None), (bias, None), (None, residual), (bias, residual)):
+            epilogue = Epilogue(around[0] is not None, activation, around[1] is not None)
+            problem = Problem(CHAIN, "float32", last, epilogue=epilogue, siblings=siblings)
+            y = product(x, weights, siblings, last).float()
+            expected = with_epilogue(y, around[0], activation, around[1], last)
+            # What a gate multiplies has the rounding of the sums that it was made of.
+            size = 1e-5 * y.square().max().item() if activation in GATES else 1e-5
+            near = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=size)
+            for strided in (False, True):
+                out = torch.full((*expected.shape, 2) if strided else expected.shape, torch.nan)
+                out = out[..., 0] if strided else out
+                near(Merged(problem)(x, weights, *around, out), expected)
+                near(out, expected)
+            near(Merged(problem)(x, weights, *around), expected)
+
+
+@torch.no_grad()
+def test_what_is_not_finite_reaches_what_it_reached():
+    weights, x = draw(), torch.randn(5, CHAIN.in_features)
+    x[1, 2], x[3, 4] = torch.inf, torch.nan
+    y = Merged(Problem(CHAIN, "float32", False))(x, weights)
+    expected = product(x, weights)
+    assert torch.equal(y.isfinite(), expected.isfinite())
+
+
+@pytest.fixture
+def device(monkeypatch, tmp_path):
+    """The CPU with a spec, so that plans are made; merging is predicted to be the fastest."""
+    monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("KSOPT_TUNE", "model")
+    monkeypatch.setattr(merged, "predicted_us", lambda *_: 1e-3)
+    before = BACKENDS["cpu"]
+    register_backend(ToyDevice)
+    cpu.forget()
+    planner.forget()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    BACKENDS["cpu"] = before
+    cpu.forget()
+    planner.forget()
+
+
+@pytest.fixture
+def merges(monkeypatch):
+    """The matrices that are made."""
+    made = []
+
+    def counted(weights, siblings=1):
+        made.append(merge(weights, siblings))
+        return made[-1]
+
+    monkeypatch.setattr(merged, "merge", counted)
+    return made
+
+
+@pytest.fixture
+def layer():
+    with torch.no_grad():
+        yield KSLinear(CHAIN.in_features, CHAIN.out_features, CHAIN, activation="gelu")
+
+
+def expected_of(layer, x):
+    y = product(x, list(layer.weights)).float() + layer.bias
+    return torch.nn.functional.gelu(y).detach()
+
+
+def test_a_layer_makes_its_matrix_once_a_version(device, layer, merges):
+    x = torch.randn(8, CHAIN.in_features)
+    for rows in (x, 2 * x, x[:5]):
+        torch.testing.assert_close(layer(rows), expected_of(layer, rows))
+    assert len(merges) == 1
+    layer.weights[1].mul_(-2)
+    torch.testing.assert_close(layer(x), expected_of(layer, x))
+    assert len(merges) == 2
+
+
+def test_trained_weights_are_not_merged(device, merges):
+    layer = KSLinear(CHAIN.in_features, CHAIN.out_features, CHAIN, activation="gelu")
+    x = torch.randn(8, CHAIN.in_features)
+    y = layer(x)
+    y.sum().backward()
+    torch.testing.assert_close(y.detach(), expected_of(layer, x))
+    assert not merges
+
+
+@torch.no_grad()
+def test_what_is_no_parameter_is_not_merged(device, merges):
+    x, weights = torch.randn(8, CHAIN.in_features), [one.detach() for one in draw()]
+    for _ in range(3):
+        torch.testing.assert_close(ks_linear(x, weights), product(x, weights).float())
+    assert not merges
+
+
+def test_without_room_it_is_not_merged(device, layer, merges, monkeypatch):
+    monkeypatch.setattr(
+        weight_cache, "limit_bytes", lambda _: 4 * CHAIN.in_features * CHAIN.out_features - 1
+    )
+    x = torch.randn(8, CHAIN.in_features)
+    torch.testing.assert_close(layer(x), expected_of(layer, x))
+    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    y = Merged(problem)(x, list(layer.weights), layer.bias)
+    torch.testing.assert_close(y, expected_of(layer, x))
+    assert not merges
+
+
+def test_without_memory_its_factors_compute_it(device, layer, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(merged, "merge", fail)
+    x = torch.randn(8, CHAIN.in_features)
+    torch.testing.assert_close(layer(x), expected_of(layer, x))
+
+
+def test_the_race_counts_it_and_says_what_it_costs(device, layer, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "measure")
+    x = torch.randn(8, CHAIN.in_features)
+    operands = Operands(x, tuple(layer.weights), layer.bias)
+    problem = planner.problem_of(operands, "gelu", False, 1)
+    record = planner.tune(operands, problem, 0.01)
+    timed = {(one.way, one.weight) for one in record.timed}
+    assert [mode for way, mode in timed if way == "merged"] == ["stored"]
+    names = [one.way for one in record.timed]
+    at = names.index("merged")
+    record = replace(record, stored=at)
+    assert record.timed[record.cached].way == "factors"
+    tuning_cache.save(cpu.fingerprint(), record)
+    planner.forget()
+    torch.testing.assert_close(layer(x), expected_of(layer, x))
+    plan = planner.plan_of(problem, 8, device="cpu")
+    assert plan.ways == ("merged",)
+    assert "multiplied to one dense matrix of 0.0 MiB" in plan.launches[0].choice.reason
+    changing = planner.plan_of(problem, 8, device="cpu", changing=True)
+    assert "merged" not in changing.ways
+
+
+def test_far_from_the_fastest_it_is_not_tried(monkeypatch):
+    problem = Problem(CHAIN, "float32", False)
+    names = [one.name for one in registry.candidates(problem, 100, SPEC)]
+    assert names[-1] == "merged"
+    (factors,) = registry.plain(problem, 100, SPEC)
+    monkeypatch.setattr(merged, "predicted_us", lambda *_: 1.6 * factors.predicted_us)
+    assert "merged" not in [one.name for one in registry.candidates(problem, 100, SPEC)]
+
+
+@pytest.mark.parametrize("backend", ["ksopt", "inductor"])
+def test_a_compiled_layer_takes_it(device, layer, merges, backend):
+    x = torch.randn(8, CHAIN.in_features)
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), expected_of(layer, x))
+    assert len(merges) == 1
+
+
+class ByEinsum(torch.nn.Module):
+    """The same layer as its author may spell it."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = draw()
+        self.bias = torch.nn.Parameter(torch.randn(CHAIN.out_features))
+
+    def forward(self, x):
+        for weight in (self.right, self.left):
+            a, _, c, d = weight.shape
+            x = torch.einsum("nacd,abcd->nabd", x.view(-1, a, c, d), weight).reshape(len(x), -1)
+        return torch.nn.functional.gelu(x + self.bias)
+
+
+@torch.no_grad()
+def test_explain_says_so(device, merges):
+    module, x = ByEinsum(), torch.randn(8, CHAIN.in_features)
+    expected = module(x)
+    explanation = ksopt.explain(module, x)
+    (site,) = explanation.sites
+    assert site.reason.endswith(
+        "One dense matrix, of 0.0 MiB beside its factors, computes all of it, with bias, gelu."
+    )
+    compiled = torch.compile(module, backend="ksopt", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(compiled(x), expected)
+    assert len(merges) == 1
+
+
+class Scaled(ByEinsum):
+    """One whose weights the graph computes."""
+
+    def forward(self, x):
+        y = ksopt.ks_linear(x, [self.left.exp(), self.right * 2], self.bias)
+        return torch.nn.functional.gelu(y)
+
+
+@torch.no_grad()
+def test_weights_that_the_graph_computes_are_not_merged(device, merges):
+    """They would be prepared at each call, so that it is not judged by what is kept."""
+    module, x = Scaled(), torch.randn(8, CHAIN.in_features)
+    counters.clear()
+    compiled = torch.compile(module, backend="ksopt", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), module(x))
+    assert counters["ksopt"]["layers_in_one_launch"] == 0
+    assert not merges
