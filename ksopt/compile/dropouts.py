@@ -2,6 +2,7 @@
 
 Dynamo and AOTAutograd take the result for a copy. So `bypass` lets readers read the input itself,
 before the graph is followed: a later write of one is a write of the other, as in eager mode.
+Views of the result get fake results anew, for their memory is the input's then.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch.nn import functional
+
+from ksopt.compile.capture.nodes import fake_result, holds_memory, memory_of, on_fakes
 
 _DROPOUTS = (functional.dropout, torch.dropout, torch.ops.aten.dropout.default)
 _ARGUMENTS = {functional.dropout: ("input", "p", "training", "inplace")}
@@ -19,15 +23,36 @@ _TORCHS = ("input", "p", "train")
 
 def bypass(graph: fx.Graph) -> bool:
     """Whether there were any; none is left."""
-    found = False
+    bypassed = False
+    copies: set[int] = set()  # memories that eager mode does not have
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in _DROPOUTS:
-            value = _input(node)
-            if value is not None:
-                node.replace_all_uses_with(value)
-                graph.erase_node(node)
-                found = True
-    return found
+        value = _input(node) if node.target in _DROPOUTS else None
+        if value is None:
+            if any(holds_memory(node, memory) for memory in copies):
+                _run_again(node)
+            continue
+        memory = memory_of(node)
+        if memory is not None and memory != memory_of(value):
+            copies.add(memory)
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
+        bypassed = True
+    return bypassed
+
+
+def _run_again(node: fx.Node) -> None:
+    """Give a node the fake result that it has with its inputs as they are now."""
+    target: Any = node.target
+    if node.op == "call_method":
+        name = target
+
+        def target(own: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(own, name)(*args, **kwargs)
+
+    elif node.op != "call_function" or isinstance(target, HigherOrderOperator):
+        return  # what a graph of its own returns stays another memory
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), fake_result)
+    node.meta["val" if "val" in node.meta else "example_value"] = on_fakes(target, args, kwargs)
 
 
 def _input(node: fx.Node) -> fx.Node | None:

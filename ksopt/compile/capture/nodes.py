@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 
 def fake_result(node: fx.Node) -> Any:
     """The fake result that a node carries, None if it carries none."""
     return node.meta.get("example_value", node.meta.get("val"))
+
+
+def on_fakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a function returns for fake tensors, where no gradients are recorded."""
+    fakes = [leaf for leaf in tree_leaves((args, kwargs)) if hasattr(leaf, "fake_mode")]
+    mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
+    with mode, torch.no_grad():
+        return function(*args, **kwargs)
 
 
 REPLACES = "ksopt_replaces"

@@ -7,7 +7,6 @@ and ksopt's operator only, so that AOTAutograd's cache takes the graph.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +15,10 @@ import torch
 from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ksopt.compile.capture.index_map import Atoms
-from ksopt.compile.capture.nodes import fake_result
+from ksopt.compile.capture.nodes import fake_result, on_fakes
 from ksopt.compile.capture.reshape_plan import Move, plan
 from ksopt.compile.capture.symbolic import same
 
@@ -118,10 +116,7 @@ class Emitter:
         known = fx.node.map_arg(args, fake_result)
         call = signature((node.op, node.target, known, kwargs))
         if call not in self._known:
-            fakes = [value for value in tree_leaves(known) if hasattr(value, "fake_mode")]
-            mode = fakes[0].fake_mode if fakes else contextlib.nullcontext()
-            with mode, torch.no_grad():
-                self._known[call] = function(*known, **kwargs)
+            self._known[call] = on_fakes(function, known, kwargs)
         key = "val" if "val" in self._like.meta else "example_value"
         node.meta[key] = self._known[call]
         return node

@@ -119,6 +119,21 @@ def test_a_view_and_a_copy_behind_a_graph_break():
     assert_alike(compiled(model, x), model(x))
 
 
+@pytest.mark.parametrize("taken", [lambda y: y.transpose(0, 0), lambda y: y.permute(2, 1, 0)])
+def test_a_view_without_gradients_of_what_a_dropout_passes_on(taken):
+    """Eager mode's transpose of one dim returns what it reads, which requires gradients."""
+
+    def after(y):
+        y = nn.functional.dropout(y, 0.5, False)
+        with torch.no_grad():
+            return taken(y)
+
+    model, x = Strided(after), torch.randn(8, 48)
+    actual, expected = compiled(model, x), model(x)
+    assert_alike(actual, expected)
+    assert actual.requires_grad == expected.requires_grad
+
+
 class InACheckpoint(Strided):
     def forward(self, x):
         return checkpoint(super().forward, x, use_reentrant=False)
