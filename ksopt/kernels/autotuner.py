@@ -15,7 +15,7 @@ from torch import Tensor
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import registry, tuning_cache, weight_scopes
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
-from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey
+from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
@@ -30,7 +30,6 @@ Pick = Callable[[Sequence[EntryResult], str, str | None], int]
 
 _FEW_ROWS = 128
 # Of these cuBLAS may add partial sums in 16 bit, in some shapes: PyTorch's ways are checked, too.
-_16_BIT = ("float16", "bfloat16")
 # Products of a few rows in a sample, and what their weights may take together as dense matrices,
 # which is the most that preparing makes of them.
 _SERIES, _SERIES_BYTES = 8, 2**28
@@ -277,7 +276,7 @@ def _rows(key: ProblemKey, x: Tensor) -> int:
 
 def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accept: Accept) -> bool:
     problem = candidate.problem
-    if candidate.is_pytorch and not candidate.takes_parameters and problem.dtype not in _16_BIT:
+    if candidate.is_pytorch and not candidate.takes_parameters and problem.dtype not in SIXTEEN_BIT:
         return True
     try:
         y = call(*arguments)

@@ -464,7 +464,8 @@ def _recorded(key: ProblemKey, x: Tensor, spec: DeviceSpec | None) -> Decision |
 def _predicted(key: ProblemKey, index: int, spec: DeviceSpec | None) -> Decision:
     """The best predicted candidate that can be built, for the key's largest batch."""
     stored: Choice | None = None
-    for candidate in registry.best_predicted(key.problem, key.largest_batch, spec):
+    several = registry.best_predicted(key.problem, key.largest_batch, spec, is_judged=False)
+    for candidate in several:
         try:
             choice = Choice(candidate, candidate.build(index, key.rows), "model")
         except KsoptError as error:

@@ -20,6 +20,9 @@ SHARED_LIMIT = 227 * 1024
 RESERVED_SHARED = 1024
 """Bytes of shared memory that the system takes for each block."""
 
+SIXTEEN_BIT = ("float16", "bfloat16")
+"""Types whose products are summed in fp32 and rounded once."""
+
 Rows = Literal["aligned", "unaligned", "scattered"]
 """Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
 those whose elements do not lie side by side. The fast kernels are for the first."""

@@ -26,7 +26,7 @@ from ksopt.kernels import merged
 from ksopt.kernels.families import pytorch_cost, pytorch_ops
 from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.launcher import Launcher
-from ksopt.kernels.problem import DeviceSpec, Problem, Rows
+from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, Rows
 
 MOST_KERNELS = 10
 """How many kernels, of all families together, are compiled and timed for a problem."""
@@ -212,13 +212,20 @@ def candidates(problem: Problem, batch: int, device: DeviceSpec | None) -> list[
     return [*others, *_merged_near(others, problem, batch, device)]
 
 
-def best_predicted(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
-    """The candidates without timing, best predicted first: the first that can be built is taken."""
+def best_predicted(
+    problem: Problem, batch: int, device: DeviceSpec | None, is_judged: bool = True
+) -> list[Candidate]:
+    """The candidates without timing, best predicted first: the first that can be built is taken.
+
+    Args:
+        problem, batch, device: as for `candidates`.
+        is_judged: whether results are compared before one is taken, as a race does.
+    """
     if device is None:
         return plain(problem, batch, None)[:1]
     rivals = [
         *plain(problem, batch, device),
-        *best_kernels(problem, batch, device, most=2),
+        *best_kernels(problem, batch, device, 2, is_judged),
         *_fallbacks(problem, batch, device),
     ]
     rivals += _merged_near(rivals, problem, batch, device)
@@ -237,7 +244,11 @@ def are_rivals(problem: Problem, batch: int, device: DeviceSpec) -> bool:
 
 
 def best_kernels(
-    problem: Problem, batch: int, device: DeviceSpec, most: int = MOST_KERNELS
+    problem: Problem,
+    batch: int,
+    device: DeviceSpec,
+    most: int = MOST_KERNELS,
+    is_judged: bool = True,
 ) -> list[Candidate]:
     """The kernels worth compiling, best predicted first, fallbacks apart.
 
@@ -249,11 +260,13 @@ def best_kernels(
         batch: rows of x.
         device: what they run on.
         most: how many at most; 1 gives the best predicted of all.
+        is_judged: as for `best_predicted`.
     """
+    trusts = is_judged or problem.dtype not in SIXTEEN_BIT
     ranks = [
         ranked(family, problem, batch, device)[:_KERNELS_OF_ONE]
         for family in families()
-        if not family.is_fallback
+        if not family.is_fallback and (trusts or not family.is_judged_first)
     ]
     limit = _FAR * min((kernels[0].predicted_us for kernels in ranks if kernels), default=0.0)
     near = [[one for one in kernels if one.predicted_us <= limit] for kernels in ranks]

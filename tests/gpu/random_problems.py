@@ -143,6 +143,9 @@ def another_fault(case: Case, operands: Operands, check: AccuracyCheck) -> list[
     if not kernels:
         return []
     candidate = random.Random(case.seed).choice(kernels)
+    if candidate.family is not None and candidate.family.is_judged_first:
+        # Whoever races it compares its sums with PyTorch's, and may leave it out.
+        check = check_of(problem, operands, False)
     call = candidate.build(x.get_device(), rows_of(x, problem.batch_last, case.rows))
     rest = operands.arguments(problem)[1:]
     check.poison()

@@ -264,7 +264,8 @@ def identity_of(device: int) -> Fingerprint | None:
 def _model(found: ProblemKey, device: int) -> Decision:
     """The best predicted way that can be built, for the key's largest batch."""
     spec = spec_of(device)
-    for candidate in registry.best_predicted(found.problem, found.largest_batch, spec):
+    several = registry.best_predicted(found.problem, found.largest_batch, spec, is_judged=False)
+    for candidate in several:
         try:
             choice = Choice(candidate, candidate.build(device, found.rows), "model")
         except KsoptError as error:
@@ -344,7 +345,8 @@ class CudaBackend(DeviceBackend):
             reason = "KSOPT_TUNE=off: always PyTorch's batched product"
             return Unmeasured("bmm", None, None, "rule", reason)
         # Chosen for the key, as a product would be, and predicted for the batch itself.
-        best, *others = registry.best_predicted(key.problem, key.largest_batch, spec)
+        several = registry.best_predicted(key.problem, key.largest_batch, spec, mode != "model")
+        best, *others = several
         again = registry.restored(key.problem, best.name, best.config, batch, spec)
         us = best.predicted_us if again is None else again.predicted_us
         later = "" if mode == "model" else "; nothing was measured yet"

@@ -59,6 +59,9 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
             `unsupported_shape` lets it; then its launchers are called as `registry.MlpCall` says.
         by_pytorch: whether PyTorch multiplies, which may round 16-bit sums more than once: then it
             is no fault of a kernel that a result is left out.
+        is_judged_first: whether cuBLAS adds 16-bit partial sums of its products in 16 bit where it
+            rounds those of the author's shapes once: in 16 bit it is taken only where a result has
+            been compared, never by its predicted time alone.
         is_fallback: whether it computes every problem, on operands of any strides and alignment. It
             is not ranked with the others: it is for what they do not compute, or not well.
     """
@@ -74,6 +77,7 @@ class KernelFamily(abc.ABC, Generic[ConfigT]):
     takes_chains: ClassVar[bool] = False
     takes_mlps: ClassVar[bool] = False
     by_pytorch: ClassVar[bool] = False
+    is_judged_first: ClassVar[bool] = False
     is_fallback: ClassVar[bool] = False
 
     @abc.abstractmethod

@@ -63,6 +63,7 @@ class ExpandedBmm(KernelFamily[Config]):
     name = "expanded_bmm"
     dtypes = ANY_TYPE
     by_pytorch = True
+    is_judged_first = True
 
     def unsupported_shape(self, problem: Problem, device: DeviceSpec) -> str | None:
         if any(self.configs(problem, device)):

@@ -75,6 +75,17 @@ def test_what_it_computes():
     assert reason == "its matrices would hold no zeros, or too many"
 
 
+def test_in_16_bit_it_is_taken_only_where_it_is_compared_first():
+    """cuBLAS rounded 13 of 4,006 random products of an H100 more than once."""
+    for dtype in ("bfloat16", "float16"):
+        few = Problem.of_factor(Pattern(119, 33, 16, 8), dtype, False)
+        first = [
+            registry.best_predicted(few, 199, H200, is_judged)[0].name
+            for is_judged in (True, False)
+        ]
+        assert first[0] == "expanded_bmm" != first[1]
+
+
 def test_it_is_proposed_where_permuting_takes_longer():
     few = Problem.of_factor(Pattern(1, 512, 512, 2), "bfloat16", False)
     assert "expanded_bmm" in {one.name for one in registry.candidates(few, 8192, H200)}
