@@ -505,10 +505,9 @@ __device__ __forceinline__ void multiply_rows_of_x(AnyRing& ring, unsigned char*
       wgmma_wait_group<0>();
       keep_operands(a);
       ring.release(used);
+      // One loop: of two, the outer one of a single step would leave its "unroll" to the loop around.
 #pragma unroll
-      for (int s = 0; s < Tile::STEPS_OF_PART; ++s)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) a[s][e] = next[s][e];
+      for (int e = 0; e < Tile::STEPS_OF_PART * 4; ++e) a[e / 4][e % 4] = next[e / 4][e % 4];
     }
     wgmma_fence_operand(sums);
     stash_block<T, P, Tile, MIDDLE>(stash, sums, share(at), own.quarter);

@@ -94,6 +94,21 @@ def test_every_weight_is_packed_once_for_each_time_that_it_is_read():
         assert (counts == 1).all()
 
 
+def test_machine_code_does_not_grow_with_the_features_of_x():
+    """Of slots of 16 features the loop over them was written out once: minutes to compile."""
+    try:
+        nvrtc.version()
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    tile = chain_tile.Config(2, 1, 128, 16, 1, 1, 2, 8, 2)
+    lengths = []
+    for features in (256, 1024):
+        s = shape(f"(1,4096,256,2)*(2,256,{features},1)")
+        source = chain_launcher.source(s, tile, Epilogue(bias=True), "bfloat16")
+        lengths.append(len(nvrtc.cubin(source, "sm_90a").data))
+    assert lengths[1] < 1.05 * lengths[0]
+
+
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_it_compiles(dtype):
     try:
