@@ -22,7 +22,7 @@ def test_a_plot_and_an_import_are_measured(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_a_worker_of_ours_ends_with_its_parent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert spawned_workers.main(["--seconds", "20"]) == 0
+    assert spawned_workers.main(["--seconds", "8"]) == 0
     theirs, ours = (float(line.split()[-2]) for line in capsys.readouterr().out.splitlines())
     assert ours < 5 < theirs
 
