@@ -73,6 +73,7 @@ def assert_alike(actual, expected):
     assert ours == theirs  # which of them share memory
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("after", "trained"),
     # The operator has no gradient.
@@ -146,6 +147,7 @@ class BeforeACheckpoint(Strided):
         return checkpoint(self.after, self.product(x) * 2, use_reentrant=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", [InACheckpoint, BeforeACheckpoint])
 @pytest.mark.parametrize("after", ["elementwise", "permuted", "as complex", "an operator's"])
 def test_across_a_checkpoint(model, after):
