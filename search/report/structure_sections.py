@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ksopt.operators.registry import KRONECKER
+from ksopt.operators.registry import KRONECKER, operator_of
 from ksopt.report import tables
 from ksopt.report.document import Section
 from ksopt.search.metrics import WEIGHT_ERROR
@@ -32,6 +32,14 @@ def other_structures(result: LayerResult) -> Section:
         texts.append("With --weights each has the error of its fit to trained weights, too.")
     texts += [
         f"{name} was left out: {obstacle}." for name, obstacle in result.space.left_out.items()
+    ]
+    mixing = dict.fromkeys(
+        one.structure for one in best if operator_of(one.facts.chain).rows_together > 1
+    )
+    texts += [
+        f"The rows of x take part in each other's results in {name}. Do not put it into a causal "
+        "model, whose rows are tokens: a token would see those behind it."
+        for name in mixing
     ]
     measured = {(one.budget, one.structure) for one in best}
     for answer in result.recommendations:

@@ -69,6 +69,8 @@ def test_all_that_run_here_are_ranked_together(capsys: pytest.CaptureFixture[str
         assert one["chain"] in section.replace("\\", "")
         assert f"{one['weight_error']:.4f}" in section
     assert "two-four was left out: it needs a CUDA device" in section
+    assert section.count("a token would see those behind it") == 1  # Strassen-Tile's tiles of rows
+    assert "results in strassen-tile." in section
     assert "--min-rank" not in page  # the default is of chains alone
     assert "two-four is left out of 64x32: it needs a CUDA device" in capsys.readouterr().err
 

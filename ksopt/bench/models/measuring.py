@@ -411,7 +411,7 @@ def _fresh_caches() -> Iterator[None]:
 
 
 def _free_workspaces(device: torch.device) -> None:
-    """Free cuBLAS's, as recording a CUDA graph does: else they count for less than nothing there."""
+    """Free cuBLAS's workspaces, as recording a CUDA graph does, before memory is counted."""
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
 
