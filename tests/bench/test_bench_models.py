@@ -176,7 +176,7 @@ def test_under_inductor(tmp_path, monkeypatch):
     # Few sizes: Inductor compiles what is measured for each of them.
     monkeypatch.setitem(SMALL, "gpt2", replace(SMALL["gpt2"], inner=SMALL["gpt2"].hidden))
     words = ["--models", "gpt2", "--dtypes", "float32", "--tune", "measure", "--fresh-caches"]
-    code, out = run(tmp_path, *words, "--ways", "ksopt", "--passes", "step")
+    code, out = run(tmp_path, *words, "--ways", "ksopt", "--passes", "forward")
     assert code == 0
     for case in cases_of(out):
         ours = next(way for way in case["ways"] if way["way"] == KS_KSOPT)
