@@ -4,14 +4,17 @@
 the last. Where one launch computes all of a layer, and faster, the nodes become one ``ks_chain``;
 where one computes two layers, faster than one each, they become one ``ks_mlp``.
 
-Followed are single readers only: a node that something else reads too stays. Nothing is done where
-the graph writes in place. Where gradients are recorded an operator takes a chain of two trained
-factors and its bias: the backward pass reads what activations are applied to.
+Followed are single readers only: a node that something else reads too stays. So does an activation
+that elementwise arithmetic reads, as in a gate, where one kernel of Inductor's for both is faster
+than a launch that activates. Nothing is done where the graph writes in place. Where gradients are
+recorded an operator takes a chain of two trained factors and its bias: the backward pass reads what
+activations are applied to.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -38,9 +41,14 @@ from ksopt.compile.lowering.whole_layer import Weights
 from ksopt.kernels.problem import Problem
 
 _INPUTS = ("placeholder", "get_attr")
+_ARITHMETIC = {
+    *(operator.mul, operator.add, operator.sub, operator.truediv, "mul", "add", "sub", "div"),
+    *(torch.mul, torch.multiply, torch.add, torch.sub, torch.div, "multiply"),
+}
 
-IsWhole = Callable[[Problem, int, torch.device, Weights], bool]
-"""Whether one launch computes a problem, for so many rows, of such weights, faster than several."""
+IsWhole = Callable[[Problem, int, torch.device, Weights, bool], bool]
+"""Whether one launch computes a problem, for so many rows, of such weights, faster than several;
+the last argument says whether what reads the result can activate it as well."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +99,10 @@ def absorb(gm: fx.GraphModule, is_whole: IsWhole) -> list[Absorbed]:
             return "trained"
         return "stored" if all(_is_of_input(owner, inputs) for owner in owners) else "computed"
 
-    def is_faster(problem: Problem, *together: Layer) -> bool:
+    def is_faster(problem: Problem, *together: Layer, reader_activates: bool = False) -> bool:
         first = together[0]
         device = fake_result(first.x).device
-        return judged(problem, first.rows, device, weights_of(*together))
+        return judged(problem, first.rows, device, weights_of(*together), reader_activates)
 
     def absorbed_of(problem: Problem, layer: Layer, *others: Layer, beside: str = "") -> Absorbed:
         products = (node for node in layer.inner if node.target in PRODUCTS | CHAINS)
@@ -143,9 +151,18 @@ def _largest(
     for node, layer in reversed(list(layers.items())):
         if node in done or len(layer.weights) + (not layer.problem.epilogue.is_empty) < 2:
             continue
-        if is_whole(layer.problem, layer):
+        activates = _reader_activates(node, layer, done)
+        if is_whole(layer.problem, layer, reader_activates=activates):
             done.update(layer.inner)
             yield node, layer
+
+
+def _reader_activates(node: fx.Node, layer: Layer, taken: set[fx.Node]) -> bool:
+    """Whether Inductor computes a layer's activation in the kernel of what reads it anyway."""
+    if layer.activation == "none" or layer.residual is not None or len(node.users) != 1:
+        return False
+    (reader,) = node.users
+    return reader.target in _ARITHMETIC and reader not in taken
 
 
 def _is_trained(layer: Layer) -> bool:

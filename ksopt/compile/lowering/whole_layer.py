@@ -10,6 +10,7 @@ the faster way of each.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from ksopt.kernels import planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
 from ksopt.kernels.merged import matrix_size
-from ksopt.kernels.problem import DeviceSpec, Problem
+from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
 from ksopt.kernels.registry import APART, MERGED
 
 Weights = Literal["stored", "computed", "trained"]
@@ -31,6 +32,7 @@ def is_whole(
     batch: int,
     device: torch.device,
     weights: Weights = "stored",
+    reader_activates: bool = False,
     tune: str | None = None,
 ) -> bool:
     """Whether one launch computes a problem, and faster.
@@ -42,6 +44,8 @@ def is_whole(
         weights: "stored" ones are inputs of the graph; others are prepared at each call: those that
             are "computed" in the graph, and "trained" ones, where what is between the factors is
             kept, too.
+        reader_activates: whether one kernel of Inductor's reads the result, whatever is done here,
+            and can add the bias and activate as well: then products alone are compared with, too.
         tune: "measure" times it on random operands where nothing is recorded; "model" predicts;
             "off" says no. None takes what ``KSOPT_TUNE`` says.
     """
@@ -69,6 +73,8 @@ def is_whole(
             several = min(several, *times(problem.ungated()))
             several += _gate_us(problem, batch, spec.multiprocessors)
         apart = min(apart, several)
+    if reader_activates:
+        apart = min(apart, *times(replace(problem, epilogue=EMPTY)))
     if problem.second is not None and tune == "measure":  # what is predicted counts the best ways
         apart = min(apart, sum(min(times(layer)) for layer in problem.layers()))
     return whole < apart

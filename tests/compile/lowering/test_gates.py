@@ -7,6 +7,7 @@ from test_absorb import CHAIN as OF_EINSUM
 from torch import nn
 
 import ksopt
+from ksopt.compile import passes
 from ksopt.compile.lowering import whole_layer
 from ksopt.compile.lowering.absorb import absorb
 from ksopt.epilogue import GATES
@@ -164,7 +165,7 @@ def test_a_gate_is_compared_with_one_launch_before_it(toy, monkeypatch):
 def test_a_gate_that_is_not_faster_stays(monkeypatch):
     seen = []
 
-    def is_whole(problem, rows, device, changing):
+    def is_whole(problem, *how):
         seen.append(problem)
         return not problem.epilogue.is_gated
 
@@ -181,6 +182,57 @@ def test_a_gate_that_is_not_faster_stays(monkeypatch):
         torch.testing.assert_close(y, model(x))
     assert any(problem.epilogue.is_gated for problem in seen)
     assert {one.problem.epilogue.activation for one in absorbed} == {"silu"}
+
+
+@pytest.mark.parametrize(
+    ("reader", "activates"),
+    [
+        (lambda g, x: g * x, True),
+        (lambda g, x: g - 1, True),
+        (lambda g, x: g @ x.T, False),
+        (lambda g, x: (g, x), False),
+        (lambda g, x: (g * x, g + x), False),  # it is in memory for both
+    ],
+)
+def test_an_activation_whose_reader_can_activate_is_compared_without(reader, activates, toy):
+    """A launch that activates takes longer than Inductor's kernel behind it does by activating."""
+    seen = {}
+
+    def is_whole(problem, rows, device, weights, reader_activates):
+        seen[problem.epilogue.activation] = reader_activates
+        return not reader_activates
+
+    layer, x = ByEinsum(), torch.randn(5, 32)
+    with torch.no_grad():
+
+        def backend(gm, example_inputs):
+            judge = ksopt.compile.backend.judge(example_inputs, "off")
+            passes.rewrite_graph(gm, example_inputs, judge, is_whole=is_whole)
+            return gm.forward
+
+        def model(x):
+            return reader(F.silu(layer(x)), x)
+
+        y = torch.compile(model, backend=backend, fullgraph=True)(x)
+        torch.testing.assert_close(y, model(x))
+    assert seen["silu"] == activates
+    assert ("none" in seen) == activates  # then the layer is judged without its activation
+
+
+def test_products_alone_are_compared_with_where_the_reader_activates(toy, monkeypatch):
+    problem = Problem(Chain.parse(CHAIN), "float32", False, epilogue=Epilogue(True, "silu"))
+    device, of_kernel = torch.device("cpu"), {"silu": 0.2, "none": 0.1}
+
+    def predicted(self, one, config, batch, device):
+        return of_kernel[one.epilogue.activation]
+
+    monkeypatch.setattr(toy_chains.ToyChain, "predicted_us", predicted)
+    for reader_activates in (False, True):
+        found = whole_layer.is_whole(problem, 16, device, "stored", reader_activates, "model")
+        assert found == (not reader_activates)
+    of_kernel["none"] = 0.3
+    planner.forget()
+    assert whole_layer.is_whole(problem, 16, device, "stored", True, "model")
 
 
 def test_by_the_backend(toy):
