@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ksopt.kernels import weight_cache
 from ksopt.kernels.weight_scopes import recorded_by
@@ -30,19 +29,23 @@ class _Source:
     Attributes:
         index: of the argument; None for a preparation.
         owner: the tensor, when the weights were prepared last.
-        storage: its memory, which the graph reads.
+        address: of its first element, which decides whether the graph is replayed.
         version: of the owner, when the weights were prepared last.
     """
 
     index: int | None
     owner: weakref.ref[Tensor]
-    storage: StorageWeakRef
+    address: int
     version: int
 
     def present(self, arguments: Sequence[Any]) -> Tensor | None:
-        """The tensor as it is now; None if it has other memory: the graph is not replayed then."""
+        """The tensor as it is now; None if it lies elsewhere: the graph is not replayed then.
+
+        Addresses are compared, as by the trees of CUDA graphs: a second model's weight may lie where
+        that of a first one, deleted since, was, and the first one's graph is replayed then.
+        """
         owner = self.owner() if self.index is None else arguments[self.index]
-        if owner is None or owner.untyped_storage()._cdata != self.storage.cdata:
+        if owner is None or owner.data_ptr() != self.address:
             return None
         return owner
 
@@ -52,7 +55,11 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What a graph reads, and how it is made: ``prepare`` of views (size, stride, offset)."""
+    """What a graph reads, and how it is made: ``prepare`` of views of the sources.
+
+    Attributes:
+        views: size, stride and offset from the source's own, in elements.
+    """
 
     sources: tuple[_Source, ...]
     views: tuple[tuple[torch.Size, tuple[int, ...], int], ...]
@@ -67,7 +74,8 @@ class _Preparation:
         if not is_forced and not any(source.is_written(owner) for source, owner in pairs):
             return
         weights = [
-            owner.detach().as_strided(*view) for owner, view in zip(owners, self.views, strict=True)
+            owner.detach().as_strided(size, stride, owner.storage_offset() + offset)
+            for owner, (size, stride, offset) in zip(owners, self.views, strict=True)
         ]
         self.prepared.copy_(self.prepare(weights))
         for source, owner in pairs:
@@ -125,9 +133,9 @@ class RecordedWeights:
             is_known = any(one.prepared is owner for one in self._preparations)
             if weight.dtype != owner.dtype or (index is None and not is_known):
                 return False
-            storage = StorageWeakRef(owner.untyped_storage())
-            sources.append(_Source(index, weakref.ref(owner), storage, owner._version))
-            views.append((weight.shape, weight.stride(), int(weight.storage_offset())))
+            sources.append(_Source(index, weakref.ref(owner), owner.data_ptr(), owner._version))
+            offset = int(weight.storage_offset() - owner.storage_offset())
+            views.append((weight.shape, weight.stride(), offset))
         self._preparations.append(_Preparation(tuple(sources), tuple(views), prepared, prepare))
         if len(self._preparations) == 1:
             self._forgotten = weight_cache.forgotten()

@@ -1,5 +1,7 @@
 """Graphs that torch.compile records read prepared weights, which are kept up to date."""
 
+import gc
+
 import pytest
 import torch
 
@@ -55,6 +57,25 @@ def test_a_replay_reads_the_weights_as_they_are(dtype, inference, preparations):
         model.weights[0] = torch.nn.Parameter(torch.randn_like(model.weights[0]))
         for _ in range(4):
             torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-1)
+
+
+def test_a_second_model_at_the_addresses_of_a_deleted_one():
+    """Dynamo's code of the first model serves the second one, and so does its graph."""
+    x = torch.randn(4096, 768, device="cuda", dtype=torch.bfloat16)
+    addresses = []
+    for _ in range(2):
+        gc.collect()
+        model = layer()
+        with torch.no_grad():
+            for weight in model.weights:
+                weight.mul_(1 - 3 * len(addresses))
+            compiled = torch.compile(model, backend="ksopt", mode="reduce-overhead")
+            for _ in range(4):
+                torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+        addresses.append([weight.data_ptr() for weight in model.weights])
+        del model, compiled, weight
+    if addresses[0] != addresses[1]:
+        pytest.skip("the second model got other memory")
 
 
 def test_an_evaluation_after_training_steps():

@@ -115,6 +115,32 @@ def test_another_parameter_of_the_same_memory_is_prepared_anew(played):
     assert torch.equal(function(*weights), wanted())
 
 
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_second_models_weight_at_the_address_of_a_deleted_one(monkeypatch, offset):
+    """The trees of CUDA graphs compare addresses, and replay the first model's graph."""
+    memory = torch.randn(16)
+
+    def at_the_same_address(start):
+        storage = torch.from_numpy(memory.numpy()[4 - start :])
+        return torch.nn.Parameter(storage.as_strided((3, 3), (3, 1), start))
+
+    player = Played(monkeypatch, doubled)
+    function = RecordedWeights(player)
+    weight = at_the_same_address(0)
+    with torch.no_grad():
+        for _ in range(2):
+            function(weight)
+        read = player.graph[1]
+        del weight
+        gc.collect()
+        memory.mul_(-3)
+        weight = at_the_same_address(offset)
+        assert torch.equal(function(weight), 2 * weight.T)
+        weight.add_(1)
+        assert torch.equal(function(weight), 2 * weight.T)
+        assert player.graph[1] is read
+
+
 def test_other_memory_and_back(played):
     function, weights, wanted, _ = played
     first, second = weights[0].data, torch.randn(3, 3)
