@@ -61,7 +61,10 @@ def new_folder(folder: Path, prefix: str) -> Iterator[Path]:
     sweep(folder, prefix)
     while True:
         name = tempfile.mkdtemp(_SUFFIX, prefix, folder)
-        descriptor = os.open(name, _OPEN)
+        try:
+            descriptor = os.open(name, _OPEN)
+        except FileNotFoundError:  # another process took it for a leftover
+            continue
         if _hold(descriptor, name):
             break
         os.close(descriptor)

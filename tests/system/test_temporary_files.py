@@ -118,3 +118,22 @@ def test_a_file_taken_for_a_leftover_before_it_is_locked_is_made_anew(
         assert path.is_dir()
         assert str(path) != removed[0]
     assert names(tmp_path) == set()
+
+
+def test_a_folder_taken_for_a_leftover_before_it_is_opened_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, removed = temporary_files.tempfile.mkdtemp, []
+
+    def swept_at_once(*arguments: object) -> str:
+        name = make(*arguments)
+        if not removed:
+            removed.append(name)
+            temporary_files.sweep(tmp_path, ".a-")
+        return name
+
+    monkeypatch.setattr(temporary_files.tempfile, "mkdtemp", swept_at_once)
+    with temporary_files.new_folder(tmp_path, ".a-") as path:
+        assert path.is_dir()
+        assert str(path) != removed[0]
+    assert names(tmp_path) == set()
