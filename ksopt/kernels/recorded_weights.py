@@ -41,8 +41,8 @@ class _Source:
     def present(self, arguments: Sequence[Any]) -> Tensor | None:
         """The tensor as it is now; None if it lies elsewhere: the graph is not replayed then.
 
-        Addresses are compared, as by the trees of CUDA graphs: a second model's weight may lie where
-        that of a first one, deleted since, was, and the first one's graph is replayed then.
+        Addresses are compared, as by the trees of CUDA graphs: a second model's weight may lie
+        where that of a first one, deleted since, was, and the first one's graph is replayed then.
         """
         owner = self.owner() if self.index is None else arguments[self.index]
         if owner is None or owner.data_ptr() != self.address:
