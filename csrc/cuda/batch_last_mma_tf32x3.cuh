@@ -12,6 +12,7 @@
 #pragma once
 
 #include "batch_last.cuh"
+#include "tf32_split.cuh"
 
 template <typename P, int WARPS_K_, int WARPS_M_, int MT_, int NT_, int KL_, int STAGES_, int BLOCKS_,
           int PRODUCTS_, bool SHIFTED_>
@@ -40,20 +41,6 @@ struct BatchLastMmaTf32x3Tile {
   static_assert(STAGES >= 2, "one stage fills while another is used");
 };
 
-// A value as TF32 numbers. The tensor cores drop the last bits of `small` themselves.
-template <int PRODUCTS> struct SplitFloat {
-  uint32 big, small;
-  __device__ __forceinline__ explicit SplitFloat(float value) {
-    if (PRODUCTS == 1) {
-      big = to_tf32(value), small = 0;
-    } else {
-      // Adding 2^13 times the value pushes its last 13 bits out, rounded to nearest.
-      const float rounded = fmaf(value, -8192.0f, value * 8193.0f);
-      big = __float_as_uint(rounded), small = __float_as_uint(value - rounded);
-    }
-  }
-};
-
 struct Math32 {
   using Element = uint32;
 
@@ -75,7 +62,7 @@ struct Math32 {
   static __device__ __forceinline__ void multiply(float (&sums)[Tile::MT][Tile::NT][4],
                                                   const unsigned char* stage, const unsigned char* weights,
                                                   int part, int warp_k, int warp_m) {
-    using Split = SplitFloat<Tile::PRODUCTS>;
+    using Halves = Split<Tile::PRODUCTS>;
     constexpr int MT = Tile::MT, NT = Tile::NT, PRODUCTS = Tile::PRODUCTS;
     // Lane (r, q) reads row q (and q + 4), columns 4 r to 4 r + 3 of 32: column r of four tiles.
     const int lane = threadIdx.x % 32;
@@ -95,14 +82,14 @@ struct Math32 {
           const float values[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
           for (int t = 0; t < 4; ++t) {
-            const Split split(values[t]);
+            const Halves split(values[t]);
             big[n + t][half] = split.big, small[n + t][half] = split.small;
           }
         }
 #pragma unroll
       for (int mt = 0; mt < MT; ++mt) {
         const float4 loaded = fragments[(mt * Tile::STEPS + step) * 32];
-        const Split splits[4] = {Split(loaded.x), Split(loaded.y), Split(loaded.z), Split(loaded.w)};
+        const Halves splits[4] = {Halves(loaded.x), Halves(loaded.y), Halves(loaded.z), Halves(loaded.w)};
         const uint32 a_big[4] = {splits[0].big, splits[1].big, splits[2].big, splits[3].big};
         const uint32 a_small[4] = {splits[0].small, splits[1].small, splits[2].small, splits[3].small};
         if constexpr (PRODUCTS == 1) {

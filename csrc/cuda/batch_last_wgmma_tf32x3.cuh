@@ -196,7 +196,7 @@ __device__ __forceinline__ void multiply_columns(float (&sums)[Tile::MT][Tile::N
     for (int i = 0; i < CHAIN; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const SplitFloat<Tile::PRODUCTS> split(values[chain % 2][i][e / 2][mt * 2 + e % 2]);
+        const Split<Tile::PRODUCTS> split(values[chain % 2][i][e / 2][mt * 2 + e % 2]);
         big[i][e] = split.big, small[i][e] = split.small;
       }
     float(&part)[Tile::NT * 4] = parts[group % (PENDING + 1)];
@@ -377,7 +377,7 @@ __device__ __forceinline__ void batch_last_mma_tf32x3_pack_kernel(const Argument
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       const float value = k < P::B && l0 + q < P::C ? from[(l0 + q) * P::D] : 0.0f;
-      const SplitFloat<Tile::PRODUCTS> split(value);
+      const Split<Tile::PRODUCTS> split(value);
       words[0][q] = split.big, words[1][q] = split.small;
       if (Tile::PRODUCTS > 1 && !Math32::is_finite(split.small)) {
         // What does not split makes results NaN, and can be read from its first half.

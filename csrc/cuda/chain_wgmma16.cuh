@@ -205,14 +205,6 @@ template <int STEPS> __device__ __forceinline__ void keep_operands(uint32 (&a)[S
     }
 }
 
-// Four 8 x 8 matrices of 16-bit elements: lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
-__device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
-}
-
 // Both halves of a word as fp32.
 template <typename T> __device__ __forceinline__ float half_of(uint32 word, int half) {
   return to_float(T{static_cast<uint16>(word >> 16 * half)});

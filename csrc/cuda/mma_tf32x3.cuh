@@ -20,6 +20,7 @@
 #include "kernel_params.cuh"
 #include "ptx.cuh"
 #include "smem_layout.cuh"
+#include "tf32_split.cuh"
 
 // How d consecutive j lie in 16-byte chunks: RUN chunks hold RUN_L values of l of J values of j.
 template <int D> struct Lanes {
@@ -186,21 +187,6 @@ __device__ __forceinline__ void load_unit(float (&values)[Tile::Fold::CHUNKS * 4
       values[at] = loaded.x, values[at + 1] = loaded.y, values[at + 2] = loaded.z, values[at + 3] = loaded.w;
     }
 }
-
-// A value as TF32 numbers. The tensor cores drop the last bits of `small` themselves.
-template <int PRODUCTS> struct Split {
-  uint32 big, small;
-  __device__ __forceinline__ explicit Split(float value) {
-    if (PRODUCTS == 1) {
-      big = to_tf32(value), small = 0;
-    } else {
-      // Adding 2^13 times the value pushes its last 13 bits out, rounded to nearest. Two fused
-      // operations do it, where the conversion instruction is a sequence of slower ones.
-      const float rounded = fmaf(value, -8192.0f, value * 8193.0f);
-      big = __float_as_uint(rounded), small = __float_as_uint(value - rounded);
-    }
-  }
-};
 
 // sums += x w over the unit's l, for MT x NT tiles of all J.
 template <typename Tile>

@@ -68,7 +68,16 @@ __device__ __forceinline__ void copy_async_up_to_16(void* shared, const void* gl
                : "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements, transposed: lanes 8i to 8i + 7 give the addresses of the
+// Four 8 x 8 matrices of 16-bit elements: lanes 8i to 8i + 7 give the addresses of the rows of matrix i;
+// a lane gets elements (lane / 4, 2 (lane % 4)) and (lane / 4, 2 (lane % 4) + 1).
+__device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same, transposed: lanes 8i to 8i + 7 give the addresses of the
 // rows of matrix i; a lane gets elements (2 (lane % 4), lane / 4) and (2 (lane % 4) + 1, lane / 4).
 __device__ __forceinline__ void load_matrices_transposed(uint32 (&words)[4], uint32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"

@@ -1,0 +1,192 @@
+"""The tensor-core family for any b, c, d and alignment, run on the CPU by the emulator."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu, operands
+from cuda_emulator import EmulationError, Instance
+
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.padded_mma import Config
+from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
+
+padded_mma = family_of("padded_mma")
+
+# No d, b or c that the other families want; short and long sums, one block and many, all j and windows.
+SHAPES = [
+    ("bfloat16", (1, 17, 9, 1)),
+    ("float16", (7, 5, 33, 2)),
+    ("bfloat16", (3, 9, 20, 5)),
+    ("float16", (2, 3, 130, 7)),
+    ("bfloat16", (11, 3, 1, 1)),
+    ("float16", (1, 5, 7, 37)),
+    ("bfloat16", (2, 130, 23, 1)),
+    ("float32", (2, 17, 45, 1)),
+    ("float32", (3, 9, 33, 3)),
+    ("float32", (5, 3, 7, 5)),
+    ("float32", (1, 11, 2, 41)),
+    ("float32", (1, 6, 40, 35)),
+]
+LONG = [
+    ("bfloat16", (1, 12, 700, 9)),
+    ("float32", (2, 9, 401, 10)),
+    ("float16", (1, 9, 90, 50)),
+]
+BATCHES = (1, 7, 17, 63, 130)
+CONFIGS_EACH = 2
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "resident")
+
+
+def cases() -> Iterator[tuple[Problem, Config]]:
+    """For each shape, tiles that have most values no earlier case had."""
+    tiles = Tiles(OF_TEMPLATE)
+    for dtype, shape in [*SHAPES, *LONG]:
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
+        candidates = [one for one in padded_mma.configs(problem, gpu(4)) if one.bm <= 64]
+        for _ in range(CONFIGS_EACH):
+            yield problem, tiles.draw(candidates)
+
+
+CASES = list(cases())
+
+
+def instance(problem: Problem, config: Config) -> Instance:
+    source = padded_mma.source(problem, config)
+    return Instance(problem, source, padded_mma.geometry(problem, config))
+
+
+@pytest.fixture(scope="module")
+def kernels(emulator):
+    return emulator.on_demand([instance(*case) for case in CASES])
+
+
+def name(at: int) -> str:
+    problem, c = CASES[at]
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}{'r' * c.resident}"
+    return f"{problem.pattern}-{problem.dtype}-{tile}"
+
+
+def test_the_cases_differ_in_every_template_argument():
+    for field in OF_TEMPLATE:
+        assert len({asdict(config)[field] for _, config in CASES}) >= 2, field
+    assert any(not config.resident for _, config in CASES)
+    assert any(config.groups > 1 for _, config in CASES)
+    assert {padded_mma.products(problem) for problem, _ in CASES} == {0, 1, 3}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_results(kernels, at):
+    problem, _ = CASES[at]
+    for batch in BATCHES:
+        x, weight = operands(problem, batch, seed=batch)
+        y = kernels[at](x, weight)
+        assert_close_to_float64(y, x, weight, problem)
+    assert torch.equal(y, kernels[at](x, weight, seed=1)), "it depends on the order of threads"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("at", range(len(CASES)), ids=name)
+def test_what_is_not_finite_reaches_what_it_met(kernels, at):
+    assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-2], seed=at)
+
+
+@pytest.mark.parametrize("at", range(0, len(CASES), 5), ids=name)
+def test_strides(kernels, at):
+    problem, _ = CASES[at]
+    x, weight = operands(problem, 29, seed=0)
+    rows, features = x.shape
+    spread = torch.full((2 * rows, 3 * features), float("nan"), dtype=x.dtype)
+    spread[::2, ::3] = x
+    shifted = torch.empty(rows * features + 1, dtype=x.dtype)
+    shifted[1:] = x.reshape(-1)
+    views = {
+        "both strides": spread[::2, ::3],
+        "the other layout's memory": x.T.contiguous().T,
+        "misaligned": shifted[1:].view(rows, features),
+        "one row for all": x[:1].expand(rows, features),
+    }
+    weights = {
+        "contiguous": weight,
+        "permuted": weight.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2),
+    }
+    for view in views.values():
+        for w in weights.values():
+            assert_close_to_float64(kernels[at](view, w), view, w, problem)
+
+
+@pytest.mark.parametrize("shape", [(2, 25, 70, 3), (3, 9, 7, 2)])
+def test_one_product_is_tf32(emulator, shape):
+    """The values are TF32 numbers, so that nothing but the sums rounds."""
+    problem = Problem.of_factor(Pattern(*shape), "float32", batch_last=False, exact=False)
+    config = next(padded_mma.configs(problem, gpu(4)))
+    (kernel,) = emulator.build([instance(problem, config)])
+    x, weight = (
+        (one.view(torch.int32) & ~0x1FFF).view(torch.float32)
+        for one in operands(problem, 33, seed=5)
+    )
+    assert_close_to_float64(kernel(x, weight), x, weight, problem)
+
+
+def test_fewer_blocks_than_columns(kernels):
+    """A block that goes from column to column sorts its weights anew."""
+    at = next(at for at, (problem, c) in enumerate(CASES) if c.columns(problem.pattern) > 2)
+    problem, config = CASES[at]
+    kernel = kernels[at].launched_as(replace(padded_mma.geometry(problem, config), max_blocks=2))
+    x, weight = operands(problem, 50, seed=2)
+    assert_close_to_float64(kernel(x, weight), x, weight, problem)
+
+
+FAULTS = {
+    "no barrier before the products": (
+        "sort_x<P, Tile>(x_planes, at, 0, P::C, rows);\n      __syncthreads();",
+        "sort_x<P, Tile>(x_planes, at, 0, P::C, rows);",
+        "race|nothing wrote",
+    ),
+    "no barrier before results leave": (
+        "    __syncthreads();\n    write_results",
+        "    write_results",
+        "race|nothing wrote",
+    ),
+    "rows beyond the batch": ("row < rows && ", "", "outside"),
+    "chunks beyond the operand": (
+        "first + begin + VECTOR <= operand.end",
+        "true",
+        "outside",
+    ),
+    "what others write beside a run": (
+        "if (begin >= 0 && begin + VECTOR <= run_length) {",
+        "if (true) {",
+        "race|outside|nothing wrote",
+    ),
+    "no zeros behind sums": (
+        "= make_uint4(0, 0, 0, 0)",
+        "= *reinterpret_cast<uint4*>(shared + chunk * 16)",
+        "nothing wrote",
+    ),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_emulator_finds(emulator, fault):
+    before, after, message = FAULTS[fault]
+    problem = Problem.of_factor(Pattern(2, 9, 21, 3), "bfloat16", batch_last=False)
+    config = next(
+        one for one in padded_mma.configs(problem, gpu(4)) if (one.bm, one.groups) == (32, 1)
+    )
+
+    def edit(header: str, text: str) -> str:
+        if header != "padded_mma.cuh":
+            return text
+        assert before in text
+        return text.replace(before, after)
+
+    (kernel,) = emulator.build([instance(problem, config)], edit)
+    x, weight = operands(problem, 33, seed=0)
+    x = x.contiguous()
+    with pytest.raises(EmulationError, match=message):
+        kernel(x, weight)
