@@ -258,7 +258,11 @@ class HostLauncher(Launcher):
 
     def entry(self) -> Entry:
         if self.make_fallback is None:
-            return Entry(self.plan, form=0)
+            p, size = self.problem.pattern, getattr(torch, self.problem.dtype).itemsize
+            # Where a row's length lets some contiguous x be aligned and others not, they have two
+            # choices, of which the table has room for that of the aligned.
+            any_rows = not self.problem.batch_last and p.in_features * size % 16 != 0
+            return Entry(self.plan, form=0, any_rows=any_rows)
         return Entry(self.plan, self._number_in_order, anew=True)
 
 

@@ -1,11 +1,11 @@
-"""The tensor-core family for factors of any size, batch first (csrc/cuda/padded_mma.cuh)."""
+"""The tensor-core family for factors of any size, batch first (csrc/cuda/gather_mma.cuh)."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import ANY_TYPE, TemplateFamily, register_family
@@ -22,22 +22,19 @@ _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact t
 # The cost model's constants, of one multiprocessor in a microsecond.
 _DRAM_BYTES = 32_300.0
 _L2_BYTES = 22_500.0
-_SHARED_BYTES = 107_800.0
-_SORTED = {
-    1: 40_000.0,
-    2: 22_000.0,
-}  # elements of x or the weight, where d is 1 and where it is not
+_GATHERED = 40_000.0  # elements of x
 _PUT = 25_000.0  # elements of y
 _STEPS = {(2, 1): 530.0, (4, 1): 430.0, (4, 3): 215.0}  # by bytes of an element and products
 _ADDED = 110_000.0  # multiplications and additions without tensor cores
-_TILE_US = 1.6  # a tile's latency: loads, barriers, stores
+_LAID = 9_000.0  # elements of the weights
+_TILE_US = 1.0  # a tile's latency: loads, barriers, stores
 _LAUNCH_US = 3.5
 _OVERLAP = 2.0
 
 
 @dataclass(frozen=True)
 class Config:
-    """Template arguments of ``PaddedMmaTile``, in its order and with its meaning."""
+    """Template arguments of ``GatherMmaTile``, in its order and with its meaning."""
 
     warps: int
     bm: int
@@ -46,10 +43,12 @@ class Config:
     groups: int
     jc: int
     parts: int
-    resident: bool
+    stages: int
     blocks: int
     size: int
     """Bytes of an element; from here on no template arguments."""
+    step: int
+    """Values of l that are added at a time."""
     walkers: int
     """Blocks that share a column's rows, in the largest launch."""
 
@@ -61,51 +60,53 @@ class Config:
     def outputs(self) -> int:
         return 8 * self.nt
 
-    @property
-    def step(self) -> int:
-        """Values of l in a product of the tensor cores."""
-        return 32 // self.size
-
     def steps(self, p: Pattern) -> int:
         return -(-p.c // self.step)
 
-    def part_steps(self, p: Pattern) -> int:
-        return -(-self.steps(p) // self.parts)
+    @property
+    def planes(self) -> int:
+        """Products of matrices, one for each (i, j)."""
+        return self.groups * self.jc
 
     @property
     def units(self) -> int:
         """What the warps of a block share: tiles of rows of a plane."""
-        return self.groups * self.jc * self.bm // (16 * self.mt)
+        return self.planes * self.bm // (16 * self.mt)
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
         return -(-p.a // self.groups) * -(-p.d // self.jc) * -(-p.b // self.outputs)
 
+    def weight_bytes(self, p: Pattern) -> int:
+        """A column's weights in shared memory."""
+        return self.planes * self.steps(p) * self.nt * (32 if self.step == 1 else 256)
+
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        planes, vector = self.groups * self.jc, 16 // self.size
-        part = self.part_steps(p) * 32 + 16
-        weights = self.steps(p) * 32 + 16 if self.resident else part
+        kl = p.c if self.parts == 1 else -(-self.steps(p) // self.parts) * self.step
         kb = min(self.outputs, p.b)
-        runs, run = (1, self.groups * kb * p.d) if self.jc == p.d else (kb, self.jc)
-        chunks = runs * ((run + 2 * (vector - 1)) // vector)
-        x = planes * (self.bm * part + 16)
-        w = planes * (-(-self.nt // 2) * 16 * weights + 16)
-        return x + w + self.bm * (chunks | 1) * 16
+        x, y = self._row_bytes(p, kl), self._row_bytes(p, kb)
+        return self.weight_bytes(p) + self.bm * (self.stages * x + y)
+
+    def _row_bytes(self, p: Pattern, values: int) -> int:
+        """Of a row of x or y with so many values of l or k."""
+        vector = 16 // self.size
+        runs, run = (1, self.groups * values * p.d) if self.jc == p.d else (values, self.jc)
+        return (runs * ((run + 2 * (vector - 1)) // vector) | 1) * 16
 
     def registers(self, p: Pattern) -> int:
-        """Registers a thread, roughly: sums, operands, chunks on their way, addresses."""
+        """Registers a thread, roughly: sums, operands, addresses."""
         held = 1 if self.parts == 1 else -(-self.units // self.warps)
         sums = held * self.mt * self.nt * 4
-        return max(sums + self.mt * (8 if self.size == 4 else 4) + 50, 68)
+        return max(sums + self.mt * (16 if self.size == 4 else 12) + 56, 72)
 
 
 @register_family
-class PaddedMma(TemplateFamily[Config]):
-    """Products by tensor cores of elements that are sorted one by one, for any b, c, d and rows."""
+class GatherMma(TemplateFamily[Config]):
+    """Products by tensor cores, x gathered element by element, for any b, c, d and rows."""
 
-    name = "padded_mma"
-    template = "padded_mma.cuh"
+    name = "gather_mma"
+    template = "gather_mma.cuh"
     dtypes = ANY_TYPE
     layout = "batch_first"
 
@@ -119,47 +120,27 @@ class PaddedMma(TemplateFamily[Config]):
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p, size = problem.pattern, 4 if problem.dtype == "float32" else 2
-        adds = self.products(problem) == 0
-        most_nt = -(-p.b // 8)
+        step = 32 // size if self.products(problem) else 1
         for bm, nt, mt, warps, (groups, jc) in itertools.product(
-            (16, 32, 64, 128),
-            _widths(most_nt),
-            (2,) if adds else (1, 2),
-            (4, 8),
-            _planes(p, size),
+            (16, 32, 64, 128), _widths(-(-p.b // 8)), (1, 2), (4, 8), _planes(p, size)
         ):
             if bm % (16 * mt) or (groups > 1 and 8 * nt < p.b):
                 continue
             if bm * groups * jc < 16 * mt * warps and bm < 128:
                 continue  # warps without work
-            seen = set()
-            for blocks in (1, 2, 3, 4, 6):
-                tile = self._fitting(p, (warps, bm, mt, nt, groups, jc), blocks, size, adds)
+            most = 1 if step == 1 or groups > 1 else -(-p.c // step)
+            for stages, blocks in itertools.product((2, 3), (1, 2, 3, 4, 6)):
+                shape = (warps, bm, mt, nt, groups, jc)
+                rest = (stages, blocks, size, step)
+                several = (Config(*shape, parts, *rest, 1) for parts in _parts(most))
+                fitting = (t for t in several if t.shared_bytes(p) * blocks <= SHARED_LIMIT)
+                tile = next(fitting, None)
                 if tile is None:
                     break
                 if tile.registers(p) > min(255, _REGISTERS // (tile.threads * blocks)):
                     break
-                columns = tile.columns(p)
-                walkers = max(1, device.multiprocessors * blocks // columns)
-                config = Config(*astuple(tile)[:-1], walkers)
-                if config not in seen:
-                    seen.add(config)
-                    yield config
-
-    def _fitting(
-        self, p: Pattern, shape: tuple[int, ...], blocks: int, size: int, adds: bool
-    ) -> Config | None:
-        """The tile of a shape whose sums come in the fewest parts that fit."""
-        groups, steps = shape[4], -(-p.c * size // 32)
-        most = 1 if adds or groups > 1 else steps
-        for parts in _parts(steps, most):
-            for resident in (True, False):
-                if parts == 1 and not resident:
-                    continue
-                tile = Config(*shape, parts, resident, blocks, size, 1)
-                if tile.shared_bytes(p) * blocks <= SHARED_LIMIT:
-                    return tile
-        return None
+                walkers = max(1, device.multiprocessors * blocks // tile.columns(p))
+                yield replace(tile, walkers=walkers)
 
     def products(self, problem: Problem) -> int:
         """Of a number, by tensor cores; 0 for ordinary arithmetic."""
@@ -172,37 +153,31 @@ class PaddedMma(TemplateFamily[Config]):
     ) -> float:
         p, size, products = problem.pattern, config.size, self.products(problem)
         columns = config.columns(p)
-        tiles = -(-batch // config.bm) * columns
-        slots = device.multiprocessors * config.blocks
-        blocks = min(columns * config.walkers, tiles)
-        rounds = -(-tiles // blocks) * -(-blocks // slots)
-        busy = tiles / (rounds * slots)  # share of the multiprocessors' time that has work
+        row_tiles = -(-batch // config.bm)
+        blocks = columns * min(config.walkers, row_tiles)
+        waves = -(-blocks // (device.multiprocessors * config.blocks))
+        tiles = -(-row_tiles // min(config.walkers, row_tiles))  # of a block
+        busy = row_tiles * columns / (waves * tiles * device.multiprocessors * config.blocks)
 
-        planes = config.groups * config.jc
         x, y = batch * p.in_features, batch * p.out_features
         x_reads = x * -(-p.b // config.outputs)
-        weights = planes * min(config.outputs, p.b) * p.c  # of a column
-        sorts = blocks if config.resident else tiles
-        covered = tiles * planes * config.bm  # rows of planes, those without work included
-        steps = covered / 16 * config.nt * config.steps(p)
-        step_bytes = 512 / config.nt + 256 / config.mt
+        covered = row_tiles * config.bm * p.a * p.d  # rows of planes
+        of_b = -(-p.b // config.outputs)
+        steps = covered / 16 * config.nt * of_b * config.steps(p)
+        gathered = covered * config.steps(p) * config.step * of_b
         if products:
             arithmetic = steps / _STEPS[size, products]
         else:
-            arithmetic = covered * config.outputs * -(-p.c // 4) * 4 / _ADDED
-            step_bytes = 0.0
+            arithmetic = covered * config.outputs * of_b * p.c / _ADDED
         demands = (
             (x + y) * size / _DRAM_BYTES,
-            ((x_reads + y) + sorts * weights) * size / _L2_BYTES,
-            (x_reads + sorts * weights) / _SORTED[1 if p.d == 1 else 2]
-            + y / _PUT
-            + arithmetic
-            + steps * step_bytes / _SHARED_BYTES,
+            (x_reads + y) * size / _L2_BYTES,
+            gathered / _GATHERED + y / _PUT + arithmetic,
         )
         streaming = overlapped(demands, _OVERLAP) / device.multiprocessors
-        return (
-            math.hypot(streaming / max(busy, 1e-3), rounds * config.parts * _TILE_US) + _LAUNCH_US
-        )
+        weights = waves * config.planes * min(config.outputs, p.b) * p.c / _LAID
+        latency = waves * tiles * config.parts * _TILE_US
+        return math.hypot(streaming / max(busy, 1e-3), latency) + weights + _LAUNCH_US
 
     def geometry(self, problem: Problem, config: Config) -> Geometry:
         columns = config.columns(problem.pattern)
@@ -219,11 +194,11 @@ class PaddedMma(TemplateFamily[Config]):
 
     def source(self, problem: Problem, config: Config) -> str:
         p, dtype = problem.pattern, self.dtypes[problem.dtype]
-        of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-2])
+        of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-3])
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-        instance = f"PaddedMmaTile<{dtype}, Support, {of_tile}, {self.products(problem)}>"
+        instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {self.products(problem)}>"
         tile = codegen.tile(self.template, p, instance, facts, self.name)
-        return tile + codegen.kernel(self.kernel_name(problem), "padded_mma_kernel<Support, Tile>")
+        return tile + codegen.kernel(self.kernel_name(problem), "gather_mma_kernel<Support, Tile>")
 
     def fallback(self, problem: Problem, config: Config, device_index: int) -> MakeLauncher | None:
         return None
@@ -240,18 +215,19 @@ def _widths(most: int) -> list[int]:
 
 def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
     """Whole blocks i of a column, and j of each: few of many."""
-    if p.d > _WHOLE_J:
-        return [(1, jc) for jc in (8, 16, 32, 64) if jc * size >= 32 and jc < 2 * p.d and jc <= p.d]
-    wide = 1024 // size  # features of a row that several blocks should have
-    several = []
-    for groups in (1, 2, 4, 8, 16, 32):
-        features = groups * p.d * max(p.b, p.c)
-        if groups <= p.a and (groups == 1 or features <= wide):
-            several.append((groups, p.d))
+    windows = [jc for jc in (16, 32, 64) if jc < p.d] if p.d > _WHOLE_J else []
+    several = [(1, jc) for jc in windows]
+    if p.d <= 4 * _WHOLE_J:
+        wide = 1024 // size  # features of a row that several blocks should have
+        several += [
+            (groups, p.d)
+            for groups in (1, 2, 4, 8, 16, 32)
+            if groups == 1 or (groups <= p.a and groups * p.d * max(p.b, p.c) <= wide)
+        ]
     return several[-3:]
 
 
-def _parts(steps: int, most: int) -> list[int]:
-    """Numbers of parts of a sum, each of which needs them all."""
+def _parts(most: int) -> list[int]:
+    """Numbers of parts of a sum of so many steps, each of which has some."""
     several = [parts for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if parts <= most]
-    return sorted({-(-steps // -(-steps // parts)) for parts in several})
+    return sorted({-(-most // -(-most // parts)) for parts in several})

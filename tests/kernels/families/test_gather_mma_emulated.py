@@ -1,7 +1,7 @@
 """The tensor-core family for any b, c, d and alignment, run on the CPU by the emulator."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu,
 from cuda_emulator import EmulationError, Instance
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.padded_mma import Config
+from ksopt.kernels.families.gather_mma import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
-padded_mma = family_of("padded_mma")
+gather_mma = family_of("gather_mma")
 
-# No d, b or c that the other families want; short and long sums, one block and many, all j and windows.
+# No d, b or c that other families want; sums short and long, one block and many, all j and windows.
 SHAPES = [
     ("bfloat16", (1, 17, 9, 1)),
     ("float16", (7, 5, 33, 2)),
@@ -37,7 +37,7 @@ LONG = [
 ]
 BATCHES = (1, 7, 17, 63, 130)
 CONFIGS_EACH = 2
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "resident")
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "stages")
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
@@ -45,7 +45,7 @@ def cases() -> Iterator[tuple[Problem, Config]]:
     tiles = Tiles(OF_TEMPLATE)
     for dtype, shape in [*SHAPES, *LONG]:
         problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
-        candidates = [one for one in padded_mma.configs(problem, gpu(4)) if one.bm <= 64]
+        candidates = [one for one in gather_mma.configs(problem, gpu(4)) if one.bm <= 64]
         for _ in range(CONFIGS_EACH):
             yield problem, tiles.draw(candidates)
 
@@ -54,8 +54,8 @@ CASES = list(cases())
 
 
 def instance(problem: Problem, config: Config) -> Instance:
-    source = padded_mma.source(problem, config)
-    return Instance(problem, source, padded_mma.geometry(problem, config))
+    source = gather_mma.source(problem, config)
+    return Instance(problem, source, gather_mma.geometry(problem, config))
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +65,16 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}{'r' * c.resident}"
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.stages}s"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
 def test_the_cases_differ_in_every_template_argument():
     for field in OF_TEMPLATE:
         assert len({asdict(config)[field] for _, config in CASES}) >= 2, field
-    assert any(not config.resident for _, config in CASES)
+    assert any(config.parts > 1 for _, config in CASES)
     assert any(config.groups > 1 for _, config in CASES)
-    assert {padded_mma.products(problem) for problem, _ in CASES} == {0, 1, 3}
+    assert {gather_mma.products(problem) for problem, _ in CASES} == {0, 1, 3}
 
 
 @pytest.mark.sweep
@@ -122,7 +122,7 @@ def test_strides(kernels, at):
 def test_one_product_is_tf32(emulator, shape):
     """The values are TF32 numbers, so that nothing but the sums rounds."""
     problem = Problem.of_factor(Pattern(*shape), "float32", batch_last=False, exact=False)
-    config = next(padded_mma.configs(problem, gpu(4)))
+    config = next(gather_mma.configs(problem, gpu(4)))
     (kernel,) = emulator.build([instance(problem, config)])
     x, weight = (
         (one.view(torch.int32) & ~0x1FFF).view(torch.float32)
@@ -131,40 +131,27 @@ def test_one_product_is_tf32(emulator, shape):
     assert_close_to_float64(kernel(x, weight), x, weight, problem)
 
 
-def test_fewer_blocks_than_columns(kernels):
-    """A block that goes from column to column sorts its weights anew."""
-    at = next(at for at, (problem, c) in enumerate(CASES) if c.columns(problem.pattern) > 2)
-    problem, config = CASES[at]
-    kernel = kernels[at].launched_as(replace(padded_mma.geometry(problem, config), max_blocks=2))
-    x, weight = operands(problem, 50, seed=2)
-    assert_close_to_float64(kernel(x, weight), x, weight, problem)
-
-
 FAULTS = {
     "no barrier before the products": (
-        "sort_x<P, Tile>(x_planes, at, 0, P::C, rows);\n      __syncthreads();",
-        "sort_x<P, Tile>(x_planes, at, 0, P::C, rows);",
-        "race|nothing wrote",
+        "__syncthreads();  // the stage is filled",
+        "// the stage is filled",
+        "race|nothing wrote|under way",
     ),
     "no barrier before results leave": (
         "    __syncthreads();\n    write_results",
         "    write_results",
         "race|nothing wrote",
     ),
-    "rows beyond the batch": ("row < rows && ", "", "outside"),
-    "chunks beyond the operand": (
-        "first + begin + VECTOR <= operand.end",
-        "true",
-        "outside",
-    ),
+    "rows beyond the batch": ("if (row < rows && begin < length", "if (begin < length", "outside"),
+    "chunks beyond the operand": ("chunk + Tile::VECTOR <= at.x_end", "true", "outside"),
     "what others write beside a run": (
-        "if (begin >= 0 && begin + VECTOR <= run_length) {",
+        "if (begin >= 0 && begin + VECTOR <= length) {",
         "if (true) {",
         "race|outside|nothing wrote",
     ),
     "no zeros behind sums": (
-        "= make_uint4(0, 0, 0, 0)",
-        "= *reinterpret_cast<uint4*>(shared + chunk * 16)",
+        "*reinterpret_cast<uint4*>(weights + chunk * 16) = make_uint4(0, 0, 0, 0);",
+        "",
         "nothing wrote",
     ),
 }
@@ -176,11 +163,11 @@ def test_the_emulator_finds(emulator, fault):
     before, after, message = FAULTS[fault]
     problem = Problem.of_factor(Pattern(2, 9, 21, 3), "bfloat16", batch_last=False)
     config = next(
-        one for one in padded_mma.configs(problem, gpu(4)) if (one.bm, one.groups) == (32, 1)
+        one for one in gather_mma.configs(problem, gpu(4)) if (one.bm, one.groups) == (32, 1)
     )
 
     def edit(header: str, text: str) -> str:
-        if header != "padded_mma.cuh":
+        if header != "gather_mma.cuh":
             return text
         assert before in text
         return text.replace(before, after)

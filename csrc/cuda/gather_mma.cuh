@@ -1,0 +1,460 @@
+// Factors of any size on tensor cores, rows of x and y at any address (batch first, sm_80 and up).
+//
+// The other families take j as it lies in 16-byte chunks, which needs certain d and aligned rows. Here
+// chunks of x come to shared memory as they lie in memory, each run of features at the place in its
+// chunks that it has there, and threads gather the elements of the tensor cores' operands one by one.
+// Sums are padded with zeros to whole steps and outputs to whole tiles, in registers alone. Results are
+// laid in shared memory as y has them, and leave in chunks; the elements at the ends of a run, whose
+// chunks hold others, too, leave one by one.
+//
+// A block has a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It keeps the
+// column's weights in shared memory, in fragment order, and walks over tiles of BM rows. Long sums come in
+// PARTS and stay in registers meanwhile. x streams through a ring of stages, a part of a tile each.
+//
+// PRODUCTS of an fp32 number: 3, of TF32 numbers, as in mma_tf32x3.cuh; 1; or 0 for short sums, which are
+// added by ordinary arithmetic.
+#pragma once
+
+#include "kernel_params.cuh"
+#include "smem_layout.cuh"
+#include "tf32_split.cuh"
+
+template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int GROUPS_, int JC_, int PARTS_, int STAGES_,
+          int BLOCKS_, int PRODUCTS_>
+struct GatherMmaTile {
+  using Element = T;
+  static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
+  static constexpr int BM = BM_;
+  static constexpr int MT = MT_, NT = NT_;  // 16-row and 8-output tiles of a warp's unit
+  static constexpr int GROUPS = GROUPS_, JC = JC_;
+  static constexpr int PARTS = PARTS_, STAGES = STAGES_;
+  static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
+  static constexpr int PRODUCTS = PRODUCTS_;
+  static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
+  static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
+  static constexpr bool WHOLE_J = JC == P::D;
+  static constexpr int NB = NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
+  static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
+  static constexpr int KL = PARTS == 1 ? P::C : PART_STEPS * STEP;  // l of a part
+  static constexpr int PLANES = GROUPS * JC;  // products of matrices, one for each (i, j)
+  static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES * ROW_TILES;
+  static constexpr int HELD = PARTS == 1 ? 1 : (UNITS + WARPS - 1) / WARPS;  // units whose sums a warp keeps
+  // What is read and written of a row: runs of features that lie side by side, at any address.
+  static constexpr int X_RUNS = WHOLE_J ? 1 : KL, X_RUN = WHOLE_J ? GROUPS * KL * P::D : JC;
+  static constexpr int X_CHUNKS = (X_RUN + 2 * (VECTOR - 1)) / VECTOR;
+  static constexpr int L_PITCH = WHOLE_J ? P::D * SIZE : X_CHUNKS * 16;  // bytes from l to l + 1
+  static constexpr int X_PITCH = (X_RUNS * X_CHUNKS | 1) * 16;           // odd: eight rows meet all banks
+  static constexpr int Y_RUNS = WHOLE_J ? 1 : KB, Y_RUN = WHOLE_J ? GROUPS * KB * P::D : JC;
+  static constexpr int Y_CHUNKS = (Y_RUN + 2 * (VECTOR - 1)) / VECTOR;
+  static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
+  static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
+  static constexpr int STEP_BYTES = PRODUCTS == 0 ? NT * 32 : NT * 256;  // weights of a step and plane
+  static constexpr int W_BYTES = PLANES * STEPS * STEP_BYTES, STAGE_BYTES = BM * X_PITCH;
+  static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
+  static constexpr int WINDOWS = (P::D + JC - 1) / JC, GROUP_TILES = (P::A + GROUPS - 1) / GROUPS;
+  static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES;
+  static_assert(BM % (16 * MT) == 0 && JC <= P::D && (PARTS - 1) * PART_STEPS < STEPS && STAGES >= 2, "");
+  static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
+  static_assert(PRODUCTS == 1 || SIZE == 4, "16-bit numbers are multiplied once");
+  static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
+};
+
+// Elements from the beginning of an address's chunk to the address.
+template <typename T> __device__ __forceinline__ int into_chunk(const T* address) {
+  return static_cast<int>(reinterpret_cast<unsigned long long>(address) % 16 / sizeof(T));
+}
+
+// What a block computes beside rows: its first i, j and k, and how many of each there are.
+template <typename P, typename Tile> struct GatherColumn {
+  int i0, j0, k0, groups, js, outputs;
+  __device__ __forceinline__ explicit GatherColumn(int index) {
+    k0 = index % Tile::OUTPUT_TILES * Tile::NB;
+    j0 = index / Tile::OUTPUT_TILES % Tile::WINDOWS * Tile::JC;
+    i0 = index / Tile::OUTPUT_TILES / Tile::WINDOWS * Tile::GROUPS;
+    groups = P::A - i0 < Tile::GROUPS ? P::A - i0 : Tile::GROUPS;
+    js = P::D - j0 < Tile::JC ? P::D - j0 : Tile::JC;
+    outputs = P::B - k0 < Tile::NB ? P::B - k0 : Tile::NB;
+  }
+};
+
+// Addresses of a column's operands and results. Rows are those of the batch.
+template <typename P, typename Tile> struct GatherAddresses {
+  using T = typename Tile::Element;
+  const Arguments& arguments;
+  const GatherColumn<P, Tile> column;
+  const T* const x;
+  T* const y;
+  const T* const x_end;  // of the whole operand
+
+  __device__ __forceinline__ GatherAddresses(const Arguments& given, int index)
+      : arguments(given), column(index),
+        x(static_cast<const T*>(given.x) +
+          (int64(column.i0) * P::C * P::D + column.j0) * given.x_feature_stride),
+        y(static_cast<T*>(given.y) + (int64(column.i0) * P::B + column.k0) * P::D + column.j0),
+        x_end(static_cast<const T*>(given.x) + (given.batch - 1) * given.x_batch_stride + int64(P::A) * P::C * P::D) {}
+
+  __device__ __forceinline__ const T* x_row(int64 row) const { return x + row * arguments.x_batch_stride; }
+  __device__ __forceinline__ T* y_row(int64 row) const { return y + row * arguments.y_batch_stride; }
+  __device__ __forceinline__ T weight(int g, int k, int l, int j) const {
+    return static_cast<const T*>(arguments.weight)[(column.i0 + g) * arguments.weight_stride_a +
+                                                   (column.k0 + k) * arguments.weight_stride_b +
+                                                   l * arguments.weight_stride_c +
+                                                   (column.j0 + j) * arguments.weight_stride_d];
+  }
+};
+
+// Lays the column's weights out in the order in which the lanes of a warp take them, and zeros behind them.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_weights(unsigned char* weights, const GatherAddresses<P, Tile>& at) {
+  using T = typename Tile::Element;
+  for (int chunk = threadIdx.x; chunk < Tile::W_BYTES / 16; chunk += Tile::THREADS) {
+    *reinterpret_cast<uint4*>(weights + chunk * 16) = make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  // Neighbouring threads read neighbouring elements.
+  const int elements = at.column.groups * at.column.outputs * P::C * Tile::JC;
+#pragma unroll 4
+  for (int e = threadIdx.x; e < elements; e += Tile::THREADS) {
+    const int j = e % Tile::JC, l = e / Tile::JC % P::C, k = e / (Tile::JC * P::C) % at.column.outputs;
+    const int g = e / (Tile::JC * P::C) / at.column.outputs;
+    if (j >= at.column.js) continue;
+    const int step = l / Tile::STEP, within = l % Tile::STEP;
+    int place = ((g * Tile::JC + j) * Tile::STEPS + step) * Tile::STEP_BYTES;
+    if constexpr (Tile::PRODUCTS == 0) {
+      place += k * 4;
+    } else {  // a lane has column k % 8, and of l two words, of as many bytes as a word holds
+      constexpr int WORD = 4 / Tile::SIZE;
+      const int lane = k % 8 * 4 + within / WORD % 4;
+      place += (k / 8 * 32 + lane) * 8 + within / (4 * WORD) * 4 + within % WORD * Tile::SIZE;
+    }
+    *reinterpret_cast<T*>(weights + place) = at.weight(g, k, l, j);
+  }
+}
+
+// Fills the ring's stages, part after part and tile after tile, ahead of the products.
+template <typename P, typename Tile> struct GatherLoader {
+  using T = typename Tile::Element;
+  const GatherAddresses<P, Tile>& at;
+  unsigned char* const ring;
+  const int64 row_tiles;
+  int64 tile, step;
+  int part = 0, slot = 0;
+
+  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& given, unsigned char* stages)
+      : at(given), ring(stages), row_tiles((given.arguments.batch + Tile::BM - 1) / Tile::BM),
+        tile(blockIdx.x / Tile::COLUMNS), step(gridDim.x / Tile::COLUMNS) {}
+
+  __device__ __forceinline__ void copy_chunk(unsigned char* to, const T* first, int begin, int length) const {
+    const T* const chunk = first + begin;
+    const bool is_dense = at.arguments.x_feature_stride == 1;
+    if (is_dense && chunk >= static_cast<const T*>(at.arguments.x) && chunk + Tile::VECTOR <= at.x_end) {
+      copy_async_16(to, chunk, true);
+      return;
+    }
+#pragma unroll 1
+    for (int e = 0; e < Tile::VECTOR; ++e) {
+      if (0 <= begin + e && begin + e < length) {
+        reinterpret_cast<T*>(to)[e] = first[(begin + e) * at.arguments.x_feature_stride];
+      }
+    }
+  }
+
+  // Starts the copies of the next stage, if there is one.
+  __device__ __forceinline__ void next() {
+    if (tile < row_tiles) {
+      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      const int rows = rows_inside<Tile::BM>(at.arguments.batch - tile * Tile::BM), l0 = part * Tile::KL;
+      const int ls = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
+      const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::C : ls) * P::D : at.column.js;
+      const T* const x = at.x_row(tile * Tile::BM) + int64(l0) * P::D * at.arguments.x_feature_stride;
+#pragma unroll 4
+      for (int e = threadIdx.x; e < Tile::BM * Tile::X_RUNS * Tile::X_CHUNKS; e += Tile::THREADS) {
+        const int chunk = e % Tile::X_CHUNKS, run = e / Tile::X_CHUNKS % Tile::X_RUNS;
+        const int row = e / (Tile::X_CHUNKS * Tile::X_RUNS);
+        const T* const first =
+            x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
+        const int begin = chunk * Tile::VECTOR - into_chunk(first);
+        if (row < rows && begin < length && (Tile::WHOLE_J || run < ls)) {
+          copy_chunk(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first, begin, length);
+        }
+      }
+      if (++slot == Tile::STAGES) slot = 0;
+      if (++part == Tile::PARTS) part = 0, tile += step;
+    }
+    cp_async_commit_group();
+  }
+};
+
+// How many elements into its chunk a run begins, in a tile: by row, and by l of x or k of y.
+template <typename Tile> struct IntoChunk {
+  int first, by_row, by_run;
+  __device__ __forceinline__ IntoChunk(int of_first, int64 row_stride, int64 run_stride)
+      : first(of_first), by_row(static_cast<int>(row_stride % Tile::VECTOR)),
+        by_run(Tile::WHOLE_J ? 0 : static_cast<int>(run_stride % Tile::VECTOR)) {}
+  __device__ __forceinline__ int at(int row, int run) const {
+    return (first + row * by_row + run * by_run) % Tile::VECTOR;
+  }
+};
+
+// Where a lane finds its elements of a row of x in a stage: the word of its first l in a step. What later steps
+// have is as far into its chunks, for a step is a multiple of what a chunk holds.
+template <typename Tile> struct GatherRow {
+  static constexpr int WORD = 4 / Tile::SIZE;  // l of a word
+  int at[WORD];
+  __device__ __forceinline__ void locate(const IntoChunk<Tile>& into, int row, int l) {
+#pragma unroll
+    for (int e = 0; e < WORD; ++e) {
+      at[e] = row * Tile::X_PITCH + (l + e) * Tile::L_PITCH + into.at(row, l + e) * Tile::SIZE;
+    }
+  }
+};
+
+// A word of an operand: in 16 bit two neighbouring l, of fp32 one. `left` is how many l there are.
+template <typename Tile>
+__device__ __forceinline__ uint32 gathered(const unsigned char* x, const GatherRow<Tile>& row, int left) {
+  if constexpr (Tile::SIZE == 4) {
+    return left > 0 ? *reinterpret_cast<const uint32*>(x + row.at[0]) : 0;
+  } else {
+    const uint32 low = left > 0 ? *reinterpret_cast<const uint16*>(x + row.at[0]) : 0;
+    const uint32 high = left > 1 ? *reinterpret_cast<const uint16*>(x + row.at[1]) : 0;
+    return low | high << 16;
+  }
+}
+
+// sums += x w over a step, for MT x NT tiles of a plane; over the first `length` of its l, if not IS_WHOLE.
+template <typename Tile, bool IS_WHOLE>
+__device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][4], const unsigned char* x,
+                                              const GatherRow<Tile> (&rows)[Tile::MT][2], const unsigned char* weights,
+                                              int length) {
+  constexpr int MT = Tile::MT, NT = Tile::NT, HALF = Tile::STEP / 2;
+  const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
+  uint32 a[MT][4];
+  [[maybe_unused]] uint32 small[MT][4];
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int l = e / 2 * HALF;
+      a[m][e] = gathered<Tile>(x + l * Tile::L_PITCH, rows[m][e % 2], IS_WHOLE ? Tile::STEP : left - l);
+      if constexpr (Tile::SIZE == 4) {
+        const Split<Tile::PRODUCTS> split(__uint_as_float(a[m][e]));
+        a[m][e] = split.big, small[m][e] = split.small;
+      }
+    }
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    const uint2 b = *reinterpret_cast<const uint2*>(weights + n * 256);
+    if constexpr (Tile::SIZE == 2) {
+#pragma unroll
+      for (int m = 0; m < MT; ++m) multiply_add<typename Tile::Element>(sums[m][n], a[m], b.x, b.y);
+    } else {
+      const Split<Tile::PRODUCTS> w0(__uint_as_float(b.x)), w1(__uint_as_float(b.y));
+#pragma unroll
+      for (int m = 0; m < MT; ++m) {
+        if constexpr (Tile::PRODUCTS == 1) {
+          multiply_add_tf32(sums[m][n], a[m], w0.big, w1.big);
+        } else {  // the smallest first
+          float part[4] = {};
+          multiply_add_tf32(part, small[m], w0.big, w1.big);
+          multiply_add_tf32(part, a[m], w0.small, w1.small);
+          multiply_add_tf32(part, a[m], w0.big, w1.big);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[m][n][e] += part[e];
+        }
+      }
+    }
+  }
+}
+
+// sums += x w over the l of a part, for a unit: MT tiles of rows of a plane.
+template <typename P, typename Tile>
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][4], const unsigned char* stage,
+                                              const unsigned char* weights, const IntoChunk<Tile>& into, int unit,
+                                              int part, int length) {
+  const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
+  const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
+  const unsigned char* x = stage + (g * P::C * P::D + j) * Tile::SIZE;
+  const unsigned char* w = weights + (plane * Tile::STEPS + part * Tile::PART_STEPS) * Tile::STEP_BYTES;
+  GatherRow<Tile> rows[Tile::MT][2];
+  if constexpr (Tile::PRODUCTS == 0) {
+    w += quarter * 8;
+#pragma unroll 2
+    for (int l = 0; l < length; ++l) {
+      float values[Tile::MT][2];
+#pragma unroll
+      for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          rows[m][half].locate(into, first_row + m * 16 + half * 8, l);
+          values[m][half] = *reinterpret_cast<const float*>(x + rows[m][half].at[0]);
+        }
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n) {
+        const float2 w_of_l = *reinterpret_cast<const float2*>(w + l * Tile::STEP_BYTES + n * 32);
+#pragma unroll
+        for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            sums[m][n][e] = fmaf(values[m][e / 2], e % 2 == 0 ? w_of_l.x : w_of_l.y, sums[m][n][e]);
+      }
+    }
+  } else {
+    w += threadIdx.x % 32 * 8;
+#pragma unroll
+    for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        rows[m][half].locate(into, first_row + m * 16 + half * 8, quarter * GatherRow<Tile>::WORD);
+#pragma unroll 2
+    for (int s = 0; s < length / Tile::STEP; ++s) {
+      multiply_step<Tile, true>(sums, x, rows, w, Tile::STEP);
+      x += Tile::STEP * Tile::L_PITCH, w += Tile::STEP_BYTES;
+    }
+    if (P::C % Tile::STEP != 0 && length % Tile::STEP != 0) {
+      multiply_step<Tile, false>(sums, x, rows, w, length % Tile::STEP);
+    }
+  }
+}
+
+// Lays a unit's results where they leave from.
+template <typename P, typename Tile>
+__device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk<Tile>& into, int unit, int outputs,
+                                         const float (&sums)[Tile::MT][Tile::NT][4]) {
+  using T = typename Tile::Element;
+  const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
+  const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
+#pragma unroll
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + m * 16 + half * 8;
+      unsigned char* const to = results + row * Tile::Y_PITCH + (g * Tile::KB * P::D + j) * Tile::SIZE;
+#pragma unroll
+      for (int n = 0; n < Tile::NT; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int k = n * 8 + quarter * 2 + e;
+          if (k < outputs) {
+            *reinterpret_cast<T*>(to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
+                from_float<T>(sums[m][n][half * 2 + e]);
+          }
+        }
+    }
+}
+
+__device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }
+
+// Writes a tile's results to y: whole chunks, and the ends of runs one by one.
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_results(const unsigned char* results, const GatherAddresses<P, Tile>& at,
+                                              int64 row0, int rows) {
+  using T = typename Tile::Element;
+  constexpr int VECTOR = Tile::VECTOR;
+  const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D
+                                   : at.column.js;
+  T* const y = at.y_row(row0);
+#pragma unroll 2
+  for (int item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
+    const int chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
+    const int row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
+    T* const first = y + row * at.arguments.y_batch_stride + run * P::D;
+    const int begin = chunk * VECTOR - into_chunk(first);
+    if (begin >= length || (!Tile::WHOLE_J && run >= at.column.outputs)) continue;
+    const unsigned char* const from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
+    if (begin >= 0 && begin + VECTOR <= length) {
+      const uint4 words = *reinterpret_cast<const uint4*>(from);
+      bool is_right = true;  // three products make NaN of an infinity
+      if constexpr (Tile::PRODUCTS == 3) {
+        is_right = is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
+                   is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w));
+      }
+      if (is_right) {
+        store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
+        continue;
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < VECTOR; ++e) {
+      const int n = begin + e;
+      if (n < 0 || n >= length) continue;
+      T value = reinterpret_cast<const T*>(from)[e];
+      if constexpr (Tile::PRODUCTS == 3) {
+        if (!is_finite(value)) {
+          const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
+          const int j = Tile::WHOLE_J ? n % P::D : n;
+          const T* const x = at.x_row(row0 + row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
+          value = 0.0f;
+#pragma unroll 1
+          for (int l = 0; l < P::C; ++l) {
+            value = fmaf(x[l * P::D * at.arguments.x_feature_stride], at.weight(g, k, l, j), value);
+          }
+        }
+      }
+      first[n] = value;
+    }
+  }
+}
+
+// The grid is a multiple of the columns, and columns run fastest: blocks that run together share rows of x.
+template <typename P, typename Tile>
+__device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  unsigned char* const weights = shared;
+  unsigned char* const ring = weights + Tile::W_BYTES;
+  unsigned char* const results = ring + Tile::STAGES * Tile::STAGE_BYTES;
+  const int warp = threadIdx.x / 32;
+  const GatherAddresses<P, Tile> at(arguments, blockIdx.x % Tile::COLUMNS);
+
+  // Rows that are not there are multiplied, too.
+  for (int chunk = threadIdx.x; chunk < Tile::STAGES * Tile::STAGE_BYTES / 16; chunk += Tile::THREADS) {
+    *reinterpret_cast<uint4*>(ring + chunk * 16) = make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  GatherLoader<P, Tile> loader(at, ring);
+#pragma unroll
+  for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
+  load_weights<P, Tile>(weights, at);
+
+  const int64 tiles = loader.row_tiles;
+  int slot = 0;
+#pragma unroll 1
+  for (int64 tile = blockIdx.x / Tile::COLUMNS; tile < tiles; tile += loader.step) {
+    const int64 row0 = tile * Tile::BM;
+    const IntoChunk<Tile> of_y(into_chunk(at.y_row(row0)), arguments.y_batch_stride, P::D);
+    [[maybe_unused]] float held[Tile::HELD][Tile::MT][Tile::NT][4] = {};
+#pragma unroll 1
+    for (int part = 0; part < Tile::PARTS; ++part) {
+      cp_async_wait_group<Tile::STAGES - 2>();
+      __syncthreads();  // the stage is filled for all, and the one before it is free for all
+      loader.next();
+      const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      if (++slot == Tile::STAGES) slot = 0;
+      const int l0 = part * Tile::KL, length = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
+      const int64 l_stride = P::D * arguments.x_feature_stride;
+      const IntoChunk<Tile> of_x(into_chunk(at.x_row(row0) + l0 * l_stride), arguments.x_batch_stride, l_stride);
+      if constexpr (Tile::PARTS == 1) {
+#pragma unroll 1
+        for (int unit = warp; unit < Tile::UNITS; unit += Tile::WARPS) {
+          float sums[Tile::MT][Tile::NT][4] = {};
+          multiply_part<P, Tile>(sums, stage, weights, of_x, unit, 0, length);
+          put_unit<P, Tile>(results, of_y, unit, at.column.outputs, sums);
+        }
+      } else {
+#pragma unroll
+        for (int u = 0; u < Tile::HELD; ++u) {
+          const int unit = warp + u * Tile::WARPS;
+          if (unit < Tile::UNITS) multiply_part<P, Tile>(held[u], stage, weights, of_x, unit, part, length);
+        }
+      }
+    }
+    if constexpr (Tile::PARTS > 1) {
+#pragma unroll
+      for (int u = 0; u < Tile::HELD; ++u) {
+        const int unit = warp + u * Tile::WARPS;
+        if (unit < Tile::UNITS) put_unit<P, Tile>(results, of_y, unit, at.column.outputs, held[u]);
+      }
+    }
+    __syncthreads();
+    write_results<P, Tile>(results, at, row0, rows_inside<Tile::BM>(arguments.batch - row0));
+  }
+}
