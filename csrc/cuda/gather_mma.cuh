@@ -11,8 +11,8 @@
 // column's weights in shared memory, in fragment order, and walks over tiles of BM rows. Long sums come in
 // PARTS and stay in registers meanwhile. x streams through a ring of stages, a part of a tile each.
 //
-// PRODUCTS of an fp32 number: 3, of TF32 numbers, as in mma_tf32x3.cuh; 1; or 0 for short sums, which are
-// added by ordinary arithmetic.
+// PRODUCTS of two numbers: 1; 3 of TF32 numbers for fp32, as in mma_tf32x3.cuh; or 0 for short sums, which
+// are added by ordinary arithmetic.
 #pragma once
 
 #include "kernel_params.cuh"
@@ -33,6 +33,7 @@ struct GatherMmaTile {
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
+  static constexpr bool NARROW = PRODUCTS == 0 && P::B <= 4;  // a lane has all outputs of a row
   static constexpr int NB = NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
   static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
   static constexpr int KL = PARTS == 1 ? P::C : PART_STEPS * STEP;  // l of a part
@@ -48,15 +49,16 @@ struct GatherMmaTile {
   static constexpr int Y_CHUNKS = (Y_RUN + 2 * (VECTOR - 1)) / VECTOR;
   static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
   static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
-  static constexpr int STEP_BYTES = PRODUCTS == 0 ? NT * 32 : NT * 256;  // weights of a step and plane
-  static constexpr int W_BYTES = PLANES * STEPS * STEP_BYTES, STAGE_BYTES = BM * X_PITCH;
+  static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NT * 256;  // weights of a step and plane
+  static constexpr int W_BYTES = (PLANES * STEPS * STEP_BYTES + 15) / 16 * 16, STAGE_BYTES = BM * X_PITCH;
   static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
   static constexpr int WINDOWS = (P::D + JC - 1) / JC, GROUP_TILES = (P::A + GROUPS - 1) / GROUPS;
   static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES;
   static_assert(BM % (16 * MT) == 0 && JC <= P::D && (PARTS - 1) * PART_STEPS < STEPS && STAGES >= 2, "");
   static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
-  static_assert(PRODUCTS == 1 || SIZE == 4, "16-bit numbers are multiplied once");
+  static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
   static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
+  static_assert(!NARROW || (MT == 2 && NT == 1), "32 rows have a lane each");
 };
 
 // Elements from the beginning of an address's chunk to the address.
@@ -103,7 +105,20 @@ template <typename P, typename Tile> struct GatherAddresses {
   }
 };
 
-// Lays the column's weights out in the order in which the lanes of a warp take them, and zeros behind them.
+// Where a weight lies: in the order in which the lanes of a warp take them.
+template <typename Tile> __device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
+  const int step = l / Tile::STEP, within = l % Tile::STEP;
+  const int of_step = ((g * Tile::JC + j) * Tile::STEPS + step) * Tile::STEP_BYTES;
+  if constexpr (Tile::PRODUCTS == 0) {
+    return of_step + k * Tile::SIZE;
+  } else {  // a lane has column k % 8 and two words, which are half a step apart
+    constexpr int WORD = 4 / Tile::SIZE;
+    const int lane = k % 8 * 4 + within / WORD % 4;
+    return of_step + (k / 8 * 32 + lane) * 8 + within / (4 * WORD) * 4 + within % WORD * Tile::SIZE;
+  }
+}
+
+// Lays the column's weights out, and zeros behind them.
 template <typename P, typename Tile>
 __device__ __forceinline__ void load_weights(unsigned char* weights, const GatherAddresses<P, Tile>& at) {
   using T = typename Tile::Element;
@@ -111,23 +126,41 @@ __device__ __forceinline__ void load_weights(unsigned char* weights, const Gathe
     *reinterpret_cast<uint4*>(weights + chunk * 16) = make_uint4(0, 0, 0, 0);
   }
   __syncthreads();
-  // Neighbouring threads read neighbouring elements.
+  const Arguments& a = at.arguments;
   const int elements = at.column.groups * at.column.outputs * P::C * Tile::JC;
+  const bool in_order = a.weight_stride_d == 1 && a.weight_stride_c == P::D &&
+                        a.weight_stride_b == int64(P::C) * P::D && a.weight_stride_a == int64(P::B) * P::C * P::D;
+  if (Tile::WHOLE_J && in_order) {  // one run of elements
+    const T* const first = static_cast<const T*>(a.weight) + (int64(at.column.i0) * P::B + at.column.k0) * P::C * P::D;
+    const T* const end = static_cast<const T*>(a.weight) + int64(P::A) * P::B * P::C * P::D;
+    const int into = into_chunk(first), chunks = (into + elements + Tile::VECTOR - 1) / Tile::VECTOR;
 #pragma unroll 4
+    for (int chunk = threadIdx.x; chunk < chunks; chunk += Tile::THREADS) {
+      const int begin = chunk * Tile::VECTOR - into;
+      alignas(16) T values[Tile::VECTOR];
+      if (first + begin >= static_cast<const T*>(a.weight) && first + begin + Tile::VECTOR <= end) {
+        *reinterpret_cast<uint4*>(values) = *reinterpret_cast<const uint4*>(first + begin);
+      } else {
+#pragma unroll
+        for (int e = 0; e < Tile::VECTOR; ++e) {
+          if (0 <= begin + e && begin + e < elements) values[e] = first[begin + e];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < Tile::VECTOR; ++e) {
+        const int n = begin + e;
+        if (n < 0 || n >= elements) continue;
+        const int j = n % P::D, l = n / P::D % P::C, row = n / (P::D * P::C);
+        *reinterpret_cast<T*>(weights + weight_place<Tile>(row / Tile::KB, row % Tile::KB, l, j)) = values[e];
+      }
+    }
+    return;
+  }
+#pragma unroll 8
   for (int e = threadIdx.x; e < elements; e += Tile::THREADS) {
     const int j = e % Tile::JC, l = e / Tile::JC % P::C, k = e / (Tile::JC * P::C) % at.column.outputs;
     const int g = e / (Tile::JC * P::C) / at.column.outputs;
-    if (j >= at.column.js) continue;
-    const int step = l / Tile::STEP, within = l % Tile::STEP;
-    int place = ((g * Tile::JC + j) * Tile::STEPS + step) * Tile::STEP_BYTES;
-    if constexpr (Tile::PRODUCTS == 0) {
-      place += k * 4;
-    } else {  // a lane has column k % 8, and of l two words, of as many bytes as a word holds
-      constexpr int WORD = 4 / Tile::SIZE;
-      const int lane = k % 8 * 4 + within / WORD % 4;
-      place += (k / 8 * 32 + lane) * 8 + within / (4 * WORD) * 4 + within % WORD * Tile::SIZE;
-    }
-    *reinterpret_cast<T*>(weights + place) = at.weight(g, k, l, j);
+    if (j < at.column.js) *reinterpret_cast<T*>(weights + weight_place<Tile>(g, k, l, j)) = at.weight(g, k, l, j);
   }
 }
 
@@ -276,8 +309,21 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
   const unsigned char* x = stage + (g * P::C * P::D + j) * Tile::SIZE;
   const unsigned char* w = weights + (plane * Tile::STEPS + part * Tile::PART_STEPS) * Tile::STEP_BYTES;
   GatherRow<Tile> rows[Tile::MT][2];
-  if constexpr (Tile::PRODUCTS == 0) {
-    w += quarter * 8;
+  if constexpr (Tile::NARROW) {
+    using T = typename Tile::Element;
+    const int row = first_row - threadIdx.x % 32 / 4 + threadIdx.x % 32;
+#pragma unroll 2
+    for (int l = 0; l < length; ++l) {
+      rows[0][0].locate(into, row, l);
+      const float value = to_float(*reinterpret_cast<const T*>(x + rows[0][0].at[0]));
+#pragma unroll
+      for (int k = 0; k < P::B; ++k) {
+        sums[0][0][k] = fmaf(value, to_float(reinterpret_cast<const T*>(w + l * Tile::STEP_BYTES)[k]), sums[0][0][k]);
+      }
+    }
+  } else if constexpr (Tile::PRODUCTS == 0) {
+    using T = typename Tile::Element;
+    w += quarter * 2 * Tile::SIZE;
 #pragma unroll 2
     for (int l = 0; l < length; ++l) {
       float values[Tile::MT][2];
@@ -286,16 +332,17 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows[m][half].locate(into, first_row + m * 16 + half * 8, l);
-          values[m][half] = *reinterpret_cast<const float*>(x + rows[m][half].at[0]);
+          values[m][half] = to_float(*reinterpret_cast<const T*>(x + rows[m][half].at[0]));
         }
 #pragma unroll
       for (int n = 0; n < Tile::NT; ++n) {
-        const float2 w_of_l = *reinterpret_cast<const float2*>(w + l * Tile::STEP_BYTES + n * 32);
+        const T* const of_l = reinterpret_cast<const T*>(w + l * Tile::STEP_BYTES) + n * 8;
+        const float w0 = to_float(of_l[0]), w1 = to_float(of_l[1]);
 #pragma unroll
         for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            sums[m][n][e] = fmaf(values[m][e / 2], e % 2 == 0 ? w_of_l.x : w_of_l.y, sums[m][n][e]);
+            sums[m][n][e] = fmaf(values[m][e / 2], e % 2 == 0 ? w0 : w1, sums[m][n][e]);
       }
     }
   } else {
@@ -323,12 +370,22 @@ __device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk
   using T = typename Tile::Element;
   const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
   const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
+  unsigned char* const of_plane = results + (g * Tile::KB * P::D + j) * Tile::SIZE;
+  if constexpr (Tile::NARROW) {
+    const int row = first_row - threadIdx.x % 32 / 4 + threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < P::B; ++k) {
+      *reinterpret_cast<T*>(of_plane + row * Tile::Y_PITCH + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
+          from_float<T>(sums[0][0][k]);
+    }
+    return;
+  }
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + m * 16 + half * 8;
-      unsigned char* const to = results + row * Tile::Y_PITCH + (g * Tile::KB * P::D + j) * Tile::SIZE;
+      unsigned char* const to = of_plane + row * Tile::Y_PITCH;
 #pragma unroll
       for (int n = 0; n < Tile::NT; ++n)
 #pragma unroll

@@ -16,6 +16,7 @@ from ksopt.patterns.chain import Pattern
 
 _REGISTERS = 65536  # of a multiprocessor
 _LARGEST_INT = 2**31 - 1
+_NARROW = 4  # of so few outputs a lane adds all of a row
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 
@@ -79,7 +80,8 @@ class Config:
 
     def weight_bytes(self, p: Pattern) -> int:
         """A column's weights in shared memory."""
-        return self.planes * self.steps(p) * self.nt * (32 if self.step == 1 else 256)
+        step = 8 * self.size if self.step == 1 else 256
+        return -(-self.planes * self.steps(p) * self.nt * step // 16) * 16
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
@@ -120,11 +122,17 @@ class GatherMma(TemplateFamily[Config]):
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p, size = problem.pattern, 4 if problem.dtype == "float32" else 2
-        step = 32 // size if self.products(problem) else 1
-        for bm, nt, mt, warps, (groups, jc) in itertools.product(
-            (16, 32, 64, 128), _widths(-(-p.b // 8)), (1, 2), (4, 8), _planes(p, size)
+        for step, bm, nt, mt, warps, (groups, jc) in itertools.product(
+            self.steps(problem),
+            (16, 32, 64, 128),
+            _widths(-(-p.b // 8)),
+            (1, 2),
+            (4, 8),
+            _planes(p, size),
         ):
             if bm % (16 * mt) or (groups > 1 and 8 * nt < p.b):
+                continue
+            if step == 1 and p.b <= _NARROW and mt != 2:
                 continue
             if bm * groups * jc < 16 * mt * warps and bm < 128:
                 continue  # warps without work
@@ -142,16 +150,24 @@ class GatherMma(TemplateFamily[Config]):
                 walkers = max(1, device.multiprocessors * blocks // tile.columns(p))
                 yield replace(tile, walkers=walkers)
 
-    def products(self, problem: Problem) -> int:
-        """Of a number, by tensor cores; 0 for ordinary arithmetic."""
-        if problem.dtype != "float32" or not problem.exact:
-            return 1
-        return 3 if problem.pattern.c >= _SHORTEST_SPLIT_SUM else 0
+    def steps(self, problem: Problem) -> tuple[int, ...]:
+        """How many l are added at a time: by tensor cores, or, of short sums, one."""
+        c, is_single = problem.pattern.c, problem.dtype == "float32"
+        if is_single and problem.exact:
+            return (8,) if c >= _SHORTEST_SPLIT_SUM else (1,)
+        by_tensor_cores = 8 if is_single else 16
+        return (by_tensor_cores, 1) if c <= by_tensor_cores else (by_tensor_cores,)
+
+    def products(self, problem: Problem, config: Config) -> int:
+        """Of two numbers, by tensor cores; 0 for ordinary arithmetic."""
+        if config.step == 1:
+            return 0
+        return 3 if problem.dtype == "float32" and problem.exact else 1
 
     def predicted_us(
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
-        p, size, products = problem.pattern, config.size, self.products(problem)
+        p, size, products = problem.pattern, config.size, self.products(problem, config)
         columns = config.columns(p)
         row_tiles = -(-batch // config.bm)
         blocks = columns * min(config.walkers, row_tiles)
@@ -196,7 +212,7 @@ class GatherMma(TemplateFamily[Config]):
         p, dtype = problem.pattern, self.dtypes[problem.dtype]
         of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-3])
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-        instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {self.products(problem)}>"
+        instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {self.products(problem, config)}>"
         tile = codegen.tile(self.template, p, instance, facts, self.name)
         return tile + codegen.kernel(self.kernel_name(problem), "gather_mma_kernel<Support, Tile>")
 
@@ -205,12 +221,9 @@ class GatherMma(TemplateFamily[Config]):
 
 
 def _widths(most: int) -> list[int]:
-    """Output tiles of a block, of which ``most`` cover all outputs; wide ones waste few."""
-    usual = [nt for nt in (1, 2, 3, 4, 6, 8, 12, 16) if nt <= most]
-    exact = -(-most // -(-most // 16))  # as even as it gets
-    least = -(-most // max(usual)) * max(usual)
-    several = {nt for nt in usual if -(-most // nt) * nt <= max(least, 1.2 * most)} | {exact}
-    return sorted(several)[-4:]
+    """Output tiles of a block, of which ``most`` cover all outputs: as even as they get."""
+    blocks = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+    return sorted({nt for several in blocks if (nt := -(-most // several)) <= 16})
 
 
 def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:

@@ -37,7 +37,7 @@ LONG = [
 ]
 BATCHES = (1, 7, 17, 63, 130)
 CONFIGS_EACH = 2
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "stages")
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "stages", "step")
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
@@ -65,7 +65,7 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.stages}s"
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.stages}s-{c.step}l"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
@@ -74,7 +74,7 @@ def test_the_cases_differ_in_every_template_argument():
         assert len({asdict(config)[field] for _, config in CASES}) >= 2, field
     assert any(config.parts > 1 for _, config in CASES)
     assert any(config.groups > 1 for _, config in CASES)
-    assert {gather_mma.products(problem) for problem, _ in CASES} == {0, 1, 3}
+    assert {gather_mma.products(*case) for case in CASES} == {0, 1, 3}
 
 
 @pytest.mark.sweep
