@@ -17,6 +17,7 @@ from ksopt.patterns.chain import Pattern
 _REGISTERS = 65536  # of a multiprocessor
 _LARGEST_INT = 2**31 - 1
 _NARROW = 4  # of so few outputs a lane adds all of a row
+_LONG = 6_000
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 
@@ -228,16 +229,16 @@ def _widths(most: int) -> list[int]:
 
 def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
     """Whole blocks i of a column, and j of each: few of many."""
-    windows = [jc for jc in (16, 32, 64) if jc < p.d] if p.d > _WHOLE_J else []
-    several = [(1, jc) for jc in windows]
-    if p.d <= 4 * _WHOLE_J:
-        wide = 1024 // size  # features of a row that several blocks should have
-        several += [
-            (groups, p.d)
-            for groups in (1, 2, 4, 8, 16, 32)
-            if groups == 1 or (groups <= p.a and groups * p.d * max(p.b, p.c) <= wide)
-        ]
-    return several[-3:]
+    wide = 1024 // size  # features of a row that several blocks should have
+    several = [
+        (groups, p.d)
+        for groups in (1, 2, 4, 8, 16, 32)
+        if p.d <= 4 * _WHOLE_J
+        and (groups == 1 or (groups <= p.a and groups * p.d * max(p.b, p.c) <= wide))
+    ]
+    windows = [(1, jc) for jc in (4, 8, 16, 32, 64) if jc * size >= 16 and jc < p.d]
+    is_long = p.d * p.c * size > _LONG  # weights of few outputs, of all j, fill the memory
+    return several[-3:] + (windows[-3:] if p.d > _WHOLE_J or is_long else [])
 
 
 def _parts(most: int) -> list[int]:
