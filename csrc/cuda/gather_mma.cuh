@@ -105,46 +105,77 @@ template <typename P, typename Tile> struct GatherAddresses {
   }
 };
 
-// Lays the column's weights out in the order in which the lanes of a warp take them, and zeros behind them.
-template <typename P, typename Tile>
-__device__ __forceinline__ void load_weights(unsigned char* weights, const GatherAddresses<P, Tile>& at) {
-  using T = typename Tile::Element;
-  const auto weight = [&](int plane, int k, int l) {
-    const int g = plane / Tile::JC, j = plane % Tile::JC;
-    const bool inside = k < at.column.outputs && l < P::C && g < at.column.groups && j < at.column.js;
-    return inside ? at.weight(g, k, l, j) : from_float<T>(0.0f);
-  };
+// Where a weight lies: in the order in which the lanes of a warp take them.
+template <typename Tile> __device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
+  const int step = l / Tile::STEP, within = l % Tile::STEP;
+  const int of_step = ((g * Tile::JC + j) * Tile::STEPS + step) * Tile::STEP_BYTES;
   if constexpr (Tile::PRODUCTS == 0) {
-#pragma unroll 8
-    for (int e = threadIdx.x; e < Tile::PLANES * P::C * Tile::NB; e += Tile::THREADS) {
-      const int l = e / Tile::NB % P::C;
-      reinterpret_cast<T*>(weights)[e] = weight(e / (Tile::NB * P::C), e % Tile::NB, l);
-    }
-  } else {  // of an output tile a lane has column lane / 4, and two words that are half a step apart
-    constexpr int WORD = 4 / Tile::SIZE;  // l of a word
-#pragma unroll 8
-    for (int e = threadIdx.x; e < Tile::W_BYTES / 4; e += Tile::THREADS) {
-      const int half = e % 2, lane = e / 2 % 32, k = e / 64 % Tile::NT * 8 + lane / 4;
-      const int step = e / (64 * Tile::NT) % Tile::STEPS, plane = e / (64 * Tile::NT * Tile::STEPS);
-      const int l = step * Tile::STEP + half * (Tile::STEP / 2) + lane % 4 * WORD;
-      T values[WORD];
-#pragma unroll
-      for (int of_word = 0; of_word < WORD; ++of_word) values[of_word] = weight(plane, k, l + of_word);
-      if constexpr (Tile::SIZE == 4) {
-        reinterpret_cast<float*>(weights)[e] = values[0];
-      } else {
-        reinterpret_cast<uint32*>(weights)[e] = values[0].bits | static_cast<uint32>(values[WORD - 1].bits) << 16;
-      }
-    }
+    return of_step + k * Tile::SIZE;
+  } else {  // a lane has column k % 8 and two words, which are half a step apart
+    constexpr int WORD = 4 / Tile::SIZE;
+    const int lane = k % 8 * 4 + within / WORD % 4;
+    return of_step + (k / 8 * 32 + lane) * 8 + within / (4 * WORD) * 4 + within % WORD * Tile::SIZE;
   }
 }
 
-// How a block's threads walk over the chunks of a tile's rows: WIDTH neighbours take chunks of a row, and each
-// keeps its chunks from row to row.
-template <int CHUNKS, int THREADS> struct ChunkWalk {
-  static constexpr int WIDTH = CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : CHUNKS > 2 ? 4 : CHUNKS;
-  static constexpr int ROWS = THREADS / WIDTH, PASSES = (CHUNKS + WIDTH - 1) / WIDTH;
-};
+// Lays the column's weights out, and zeros behind them.
+template <typename P, typename Tile>
+__device__ __forceinline__ void load_weights(unsigned char* weights, const GatherAddresses<P, Tile>& at) {
+  using T = typename Tile::Element;
+  for (int chunk = threadIdx.x; chunk < Tile::W_BYTES / 16; chunk += Tile::THREADS) {
+    *reinterpret_cast<uint4*>(weights + chunk * 16) = make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+  const Arguments& a = at.arguments;
+  const int elements = at.column.groups * at.column.outputs * P::C * Tile::JC;
+  const bool in_order = a.weight_stride_d == 1 && a.weight_stride_c == P::D &&
+                        a.weight_stride_b == int64(P::C) * P::D && a.weight_stride_a == int64(P::B) * P::C * P::D;
+  if (Tile::WHOLE_J && in_order) {  // one run of elements
+    const T* const first = static_cast<const T*>(a.weight) + (int64(at.column.i0) * P::B + at.column.k0) * P::C * P::D;
+    const T* const end = static_cast<const T*>(a.weight) + int64(P::A) * P::B * P::C * P::D;
+    const int into = into_chunk(first), chunks = (into + elements + Tile::VECTOR - 1) / Tile::VECTOR;
+constexpr int AHEAD = 4;  // chunks on their way
+#pragma unroll 1
+    for (int chunk0 = threadIdx.x; chunk0 < chunks; chunk0 += AHEAD * Tile::THREADS) {
+      uint4 words[AHEAD];
+      bool is_chunk[AHEAD];
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        const int chunk = chunk0 + u * Tile::THREADS;
+        const T* const from = first + (chunk * Tile::VECTOR - into);
+        is_chunk[u] = chunk < chunks && from >= static_cast<const T*>(a.weight) && from + Tile::VECTOR <= end;
+        if (is_chunk[u]) words[u] = *reinterpret_cast<const uint4*>(from);
+      }
+#pragma unroll
+      for (int u = 0; u < AHEAD; ++u) {
+        const int begin = (chunk0 + u * Tile::THREADS) * Tile::VECTOR - into;
+        if (begin >= elements) continue;
+        alignas(16) T values[Tile::VECTOR];
+        if (is_chunk[u]) *reinterpret_cast<uint4*>(values) = words[u];
+        const int of_first = begin < 0 ? 0 : begin;  // the first element that is there
+        int j = of_first % P::D, l = of_first / P::D % P::C, k = of_first / (P::D * P::C);
+#pragma unroll
+        for (int e = 0; e < Tile::VECTOR; ++e) {
+          const int n = begin + e;
+          if (n < 0 || n >= elements) continue;
+          *reinterpret_cast<T*>(weights + weight_place<Tile>(k / Tile::KB, k % Tile::KB, l, j)) =
+              is_chunk[u] ? values[e] : first[n];
+          if (++j == P::D) {
+            j = 0;
+            if (++l == P::C) l = 0, ++k;
+          }
+        }
+      }
+    }
+    return;
+  }
+#pragma unroll 8
+  for (int e = threadIdx.x; e < elements; e += Tile::THREADS) {
+    const int j = e % Tile::JC, l = e / Tile::JC % P::C, k = e / (Tile::JC * P::C) % at.column.outputs;
+    const int g = e / (Tile::JC * P::C) / at.column.outputs;
+    if (j < at.column.js) *reinterpret_cast<T*>(weights + weight_place<Tile>(g, k, l, j)) = at.weight(g, k, l, j);
+  }
+}
 
 // Fills the ring's stages, part after part and tile after tile, ahead of the products.
 template <typename P, typename Tile> struct GatherLoader {
@@ -159,8 +190,13 @@ template <typename P, typename Tile> struct GatherLoader {
       : at(given), ring(stages), row_tiles((given.arguments.batch + Tile::BM - 1) / Tile::BM),
         tile(blockIdx.x / Tile::COLUMNS), step(gridDim.x / Tile::COLUMNS) {}
 
-  // Copies a chunk that begins at element `begin` of a run one by one: what is there of the run's `length`.
-  __device__ __forceinline__ void copy_elements(unsigned char* to, const T* first, int begin, int length) const {
+  __device__ __forceinline__ void copy_chunk(unsigned char* to, const T* first, int begin, int length) const {
+    const T* const chunk = first + begin;
+    const bool is_dense = at.arguments.x_feature_stride == 1;
+    if (is_dense && chunk >= static_cast<const T*>(at.arguments.x) && chunk + Tile::VECTOR <= at.x_end) {
+      copy_async_16(to, chunk, true);
+      return;
+    }
 #pragma unroll 1
     for (int e = 0; e < Tile::VECTOR; ++e) {
       if (0 <= begin + e && begin + e < length) {
@@ -172,36 +208,20 @@ template <typename P, typename Tile> struct GatherLoader {
   // Starts the copies of the next stage, if there is one.
   __device__ __forceinline__ void next() {
     if (tile < row_tiles) {
-      using Walk = ChunkWalk<Tile::X_RUNS * Tile::X_CHUNKS, Tile::THREADS>;
-      const Arguments& a = at.arguments;
-      const int rows = rows_inside<Tile::BM>(a.batch - tile * Tile::BM), l0 = part * Tile::KL;
+      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      const int rows = rows_inside<Tile::BM>(at.arguments.batch - tile * Tile::BM), l0 = part * Tile::KL;
       const int ls = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
       const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::C : ls) * P::D : at.column.js;
-      // Chunks hold elements beside the run. Those of the operand's first and last row may begin before
-      // the operand, or end after it.
-      const bool by_chunks = a.x_feature_stride == 1,
-          may_be_beyond = tile == 0 || tile == row_tiles - 1 || a.x_batch_stride < Tile::VECTOR;
-      const int row0 = threadIdx.x / Walk::WIDTH;
-#pragma unroll 1
-      for (int pass = 0; pass < Walk::PASSES; ++pass) {
-        const int index = pass * Walk::WIDTH + threadIdx.x % Walk::WIDTH;
-        const int chunk = index % Tile::X_CHUNKS, run = index / Tile::X_CHUNKS;
-        if (run >= (Tile::WHOLE_J ? 1 : ls)) continue;
-        const T* first = at.x_row(tile * Tile::BM + row0) + int64(l0 + run) * P::D * a.x_feature_stride;
-        unsigned char* to = ring + slot * Tile::STAGE_BYTES + row0 * Tile::X_PITCH + index * 16;
+      const T* const x = at.x_row(tile * Tile::BM) + int64(l0) * P::D * at.arguments.x_feature_stride;
 #pragma unroll 4
-        for (int row = row0; row < rows; row += Walk::ROWS) {
-          const int begin = chunk * Tile::VECTOR - into_chunk(first);
-          if (begin < length) {
-            const T* const from = first + begin;
-            const bool is_beyond = may_be_beyond && (from < static_cast<const T*>(a.x) || from + Tile::VECTOR > at.x_end);
-            if (by_chunks && !is_beyond) {
-              copy_async_16(to, from, true);
-            } else {
-              copy_elements(to, first, begin, length);
-            }
-          }
-          first += Walk::ROWS * a.x_batch_stride, to += Walk::ROWS * Tile::X_PITCH;
+      for (int e = threadIdx.x; e < Tile::BM * Tile::X_RUNS * Tile::X_CHUNKS; e += Tile::THREADS) {
+        const int chunk = e % Tile::X_CHUNKS, run = e / Tile::X_CHUNKS % Tile::X_RUNS;
+        const int row = e / (Tile::X_CHUNKS * Tile::X_RUNS);
+        const T* const first =
+            x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
+        const int begin = chunk * Tile::VECTOR - into_chunk(first);
+        if (row < rows && begin < length && (Tile::WHOLE_J || run < ls)) {
+          copy_chunk(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first, begin, length);
         }
       }
       if (++slot == Tile::STAGES) slot = 0;
@@ -371,7 +391,8 @@ __device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk
       *reinterpret_cast<T*>(of_plane + row * Tile::Y_PITCH + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
           from_float<T>(sums[0][0][k]);
     }
-  } else {
+    return;
+  }
 #pragma unroll
   for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
@@ -389,7 +410,6 @@ __device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk
           }
         }
     }
-  }
 }
 
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }
@@ -402,7 +422,15 @@ __device__ __forceinline__ void write_results(const unsigned char* results, cons
   constexpr int VECTOR = Tile::VECTOR;
   const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D
                                    : at.column.js;
-  const auto write_chunk = [&](T* first, const unsigned char* from, int row, int run, int begin) {
+  T* const y = at.y_row(row0);
+#pragma unroll 2
+  for (int item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
+    const int chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
+    const int row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
+    T* const first = y + row * at.arguments.y_batch_stride + run * P::D;
+    const int begin = chunk * VECTOR - into_chunk(first);
+    if (begin >= length || (!Tile::WHOLE_J && run >= at.column.outputs)) continue;
+    const unsigned char* const from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
     if (begin >= 0 && begin + VECTOR <= length) {
       const uint4 words = *reinterpret_cast<const uint4*>(from);
       bool is_right = true;  // three products make NaN of an infinity
@@ -412,7 +440,7 @@ __device__ __forceinline__ void write_results(const unsigned char* results, cons
       }
       if (is_right) {
         store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
-        return;
+        continue;
       }
     }
 #pragma unroll
@@ -433,22 +461,6 @@ __device__ __forceinline__ void write_results(const unsigned char* results, cons
         }
       }
       first[n] = value;
-    }
-  };
-  using Walk = ChunkWalk<Tile::Y_RUNS * Tile::Y_CHUNKS, Tile::THREADS>;
-  const int first_row = threadIdx.x / Walk::WIDTH;
-#pragma unroll 1
-  for (int pass = 0; pass < Walk::PASSES; ++pass) {
-    const int index = pass * Walk::WIDTH + threadIdx.x % Walk::WIDTH;
-    const int chunk = index % Tile::Y_CHUNKS, run = index / Tile::Y_CHUNKS;
-    if (run >= (Tile::WHOLE_J ? 1 : at.column.outputs)) continue;
-    T* first = at.y_row(row0 + first_row) + run * P::D;
-    const unsigned char* from = results + first_row * Tile::Y_PITCH + index * 16;
-#pragma unroll 2
-    for (int row = first_row; row < rows; row += Walk::ROWS) {
-      const int begin = chunk * VECTOR - into_chunk(first);
-      if (begin < length) write_chunk(first, from, row, run, begin);
-      first += Walk::ROWS * at.arguments.y_batch_stride, from += Walk::ROWS * Tile::Y_PITCH;
     }
   }
 }

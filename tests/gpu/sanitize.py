@@ -1,4 +1,4 @@
-"""Runs every kernel family once on ten patterns, for compute-sanitizer.
+"""Runs every kernel family once on some patterns, for compute-sanitizer.
 
     compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck python tests/gpu/sanitize.py mma16 wgmma16
@@ -9,9 +9,9 @@ what packs their weights; ``mlps 0``: of the first of two. ``weight_grads``: tho
 gradients; ``input_grads``: those of chains' input gradients; ``chain_grads``: those of chains'
 weight gradients; ``expanded``: the one behind products by matrices with zeros.
 
-The patterns are the smallest of the tests' sample, one of each d in turn, and the batch is small
-and odd: every tail is met, and the tools' slowness does not matter. (Errors of driver calls are
-left out because cuda-bindings asks the driver for functions that it may not have.)
+The patterns are the smallest of the tests' sample, one of each d in turn, and some of odd sizes;
+the batch is small and odd: every tail is met, and the tools' slowness does not matter. (Errors of
+driver calls are left out because cuda-bindings asks the driver for functions that it may not have.)
 """
 
 import itertools
@@ -34,6 +34,8 @@ from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain, Pattern
 
 ROWS = 37
+# What no family but `gather_mma` and the general kernel takes.
+ODD = ((7, 5, 33, 3), (2, 9, 20, 5), (1, 3, 7, 41), (9, 17, 1, 1), (1, 3, 70, 19), (2, 130, 90, 1))
 CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1),
     ("(1,40,24,2)*(3,16,40,1)", Epilogue(True), 1),
@@ -211,7 +213,8 @@ def main() -> None:
     ran = 0
     device = DeviceSpec.of_device(0)
     dtypes = ("float32", "float16", "bfloat16")
-    for pattern, dtype, last in itertools.product(smallest(10), dtypes, (False, True)):
+    patterns = [*smallest(10), *(Pattern(*sizes) for sizes in ODD)]
+    for pattern, dtype, last in itertools.product(patterns, dtypes, (False, True)):
         # Exact products of short sums are left to PyTorch: there the kernels compute in TF32.
         exact = dtype != "float32" or pattern.c >= 32
         problem = Problem.of_factor(pattern, dtype, last, exact)
@@ -229,7 +232,7 @@ def main() -> None:
             torch.cuda.synchronize()
             assert not torch.isnan(y).any(), (pattern, dtype, last)
             ran += 1
-    print(f"ran {ran} kernels on 10 patterns")
+    print(f"ran {ran} kernels on {len(patterns)} patterns")
 
 
 if __name__ == "__main__":

@@ -76,9 +76,10 @@ def test_sources_for_a_device_that_is_not_here(dtype: str, batch_last: bool) -> 
     assert len(kernels) > 1
     assert len(set(kernels)) == len(kernels)
     assert not any("naive_kernel" in source for source in kernels)  # it would take far longer
-    # No other family takes such j, or so many.
-    odd = Problem.of_factor(Pattern(3, 5, 7, 11 if batch_last else 1100), dtype, batch_last)
-    assert "naive_kernel" in compile_ahead.sources(odd, 25_088, H200)[-1]
+    # Few other families take such j.
+    odd = Problem.of_factor(Pattern(3, 5, 7, 11), dtype, batch_last)
+    wanted = "naive_kernel" if batch_last else "gather_mma_kernel"
+    assert any(wanted in source for source in compile_ahead.sources(odd, 25_088, H200))
 
 
 def test_what_pytorch_alone_computes_has_nothing_to_compile() -> None:

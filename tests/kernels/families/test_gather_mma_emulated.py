@@ -142,21 +142,17 @@ FAULTS = {
         "    write_results",
         "race|nothing wrote",
     ),
-    "rows beyond the batch": (
-        "for (int row = row0; row < rows;",
-        "for (int row = row0; row < Tile::BM;",
-        "outside",
-    ),
-    "chunks beyond the operand": ("by_chunks && !is_beyond", "by_chunks", "outside"),
+    "rows beyond the batch": ("if (row < rows && begin < length", "if (begin < length", "outside"),
+    "chunks beyond the operand": ("chunk + Tile::VECTOR <= at.x_end", "true", "outside"),
     "what others write beside a run": (
         "if (begin >= 0 && begin + VECTOR <= length) {",
         "if (true) {",
         "race|outside|nothing wrote",
     ),
     "no zeros behind sums": (
-        "inside ? at.weight(g, k, l, j) : from_float<T>(0.0f)",
-        "at.weight(g, k, l, j)",
-        "outside",
+        "*reinterpret_cast<uint4*>(weights + chunk * 16) = make_uint4(0, 0, 0, 0);",
+        "",
+        "nothing wrote",
     ),
 }
 

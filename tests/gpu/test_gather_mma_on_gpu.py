@@ -1,0 +1,95 @@
+"""Factors of any size and alignment on tensor cores, against float64 and PyTorch on a GPU."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from devices import H200
+
+from ksopt.kernels.backends import cpu
+from ksopt.kernels.families.base import family_of
+from ksopt.kernels.families.gather_mma import Config
+from ksopt.kernels.problem import Problem
+from ksopt.patterns.chain import Pattern
+from ksopt.reference import ks_reference
+
+gather_mma = family_of("gather_mma")
+
+pytestmark = pytest.mark.gpu
+
+# Sizes of users' models, and sizes that nothing has: rows at any address, sums short and long.
+SHAPES = [
+    (1, 50257, 24, 1), (7, 27, 128, 1), (3, 45, 35, 5), (9, 3, 232, 6), (5, 45, 702, 1),
+    (80, 30, 7, 1), (1, 544, 377, 3), (3, 8, 1, 380), (120, 4, 1, 14), (1, 40, 115, 97),
+    (2, 244, 1, 7), (1, 9, 1001, 19),
+]  # fmt: skip
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+BATCHES = (1, 7, 64, 1000)
+CONFIGS_EACH = 4
+
+
+def problem_of(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Problem:
+    return Problem.of_factor(Pattern(*shape), str(dtype).removeprefix("torch."), batch_last=False)
+
+
+def chosen(shape: tuple[int, int, int, int], dtype: torch.dtype) -> list[Config]:
+    """The best predicted tile, and others at random."""
+    problem = problem_of(shape, dtype)
+    several = [
+        one for one in gather_mma.configs(problem, H200) if gather_mma.fits(problem, one, H200)
+    ]
+    several.sort(key=lambda one: gather_mma.predicted_us(problem, one, 1000, H200))
+    drawn = random.Random(str(shape)).sample(several, min(CONFIGS_EACH - 1, len(several)))
+    return list(dict.fromkeys([several[0], *drawn]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_ahead():
+    """Compile on all cores; the tests then take the kernels from the cache."""
+    with ThreadPoolExecutor(16) as pool:
+        jobs = [
+            (problem_of(shape, dtype), config)
+            for shape in SHAPES
+            for dtype in DTYPES
+            for config in chosen(shape, dtype)
+        ]
+        list(pool.map(lambda job: gather_mma.launcher(*job, 0), jobs))
+
+
+def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((result.double() - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_as_close_to_float64_as_pytorch(shape, dtype):
+    pattern = Pattern(*shape)
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    x = torch.randn(max(BATCHES), pattern.in_features, generator=generator, device="cuda").to(dtype)
+    weight = torch.rand(shape, generator=generator, device="cuda") * 2 - 1
+    weight = (weight / pattern.c**0.5).to(dtype)
+    truth = ks_reference(x.double(), weight.double())
+    # The same rows from an address that is a multiple of nothing but an element.
+    memory = torch.empty(x.numel() + 1, dtype=dtype, device="cuda")
+    shifted = memory[1:].view_as(x).copy_(x)
+    for config in chosen(shape, dtype):
+        launch = gather_mma.launcher(problem_of(shape, dtype), config, 0)
+        for batch in BATCHES:
+            torch.full((batch * pattern.out_features,), float("nan"), dtype=dtype, device="cuda")
+            y = launch(x[:batch], weight)
+            theirs = cpu.multiply_by_bmm(x[:batch], weight, False)
+            allowed = max(2 * relative_error(theirs, truth[:batch]), 1e-7)
+            assert relative_error(y, truth[:batch]) <= allowed, (config, batch)
+            assert torch.equal(launch(shifted[:batch], weight), y), (config, batch)
+
+
+def test_its_choice_is_known_to_the_host_library_whatever_rows_begin_at():
+    from ksopt.kernels.launcher import HostLauncher
+
+    for shape, any_rows in (((3, 45, 35, 5), True), ((2, 9, 24, 5), False)):
+        problem = problem_of(shape, torch.bfloat16)
+        launch = gather_mma.launcher(problem, chosen(shape, torch.bfloat16)[0], 0)
+        if not isinstance(launch, HostLauncher):
+            pytest.skip("there is no host library")
+        assert launch.entry().any_rows == any_rows
