@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ksopt.bench import paper
+from ksopt.bench import paper, random_subjects
 from ksopt.errors import InvalidInputError, KsoptError
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
@@ -49,6 +49,7 @@ class Row:
     """One tile of one pattern; times in microseconds. ``config`` is the family's own."""
 
     pattern: Pattern
+    rows: int
     config: Any
     floor_us: float
     bmm_us: float
@@ -67,9 +68,22 @@ def names() -> list[str]:
     ]
 
 
-def problem_of(family: TemplateFamily[Any], pattern: Pattern) -> Problem:
-    """The problem that a family is timed on: its first element type, and its layout."""
-    return Problem.of_factor(pattern, next(iter(family.dtypes)), family.layout == "batch_last")
+def problem_of(family: TemplateFamily[Any], pattern: Pattern, dtype: str | None = None) -> Problem:
+    """The problem that a family is timed on: of its first element type, or another; its layout."""
+    dtype = next(iter(family.dtypes)) if dtype is None else dtype
+    return Problem.of_factor(pattern, dtype, family.layout == "batch_last")
+
+
+def random_problems(count: int, seed: int, fewest: int) -> list[tuple[Pattern, int]]:
+    """The factors of random chains that `ksopt bench kernels --patterns random:N` draws, and rows.
+
+    Args:
+        count: of chains.
+        seed: as for ``--seed`` there.
+        fewest: rows.
+    """
+    drawn = random_subjects.draw(count, seed)
+    return [(factor, rows) for chain, rows in drawn for factor in chain if rows >= fewest]
 
 
 def time_tiles(
@@ -118,7 +132,7 @@ def time_tiles(
         if fault is not None:
             raise KsoptError(f"{pattern} {tile}: {fault}")
         us = measure({"tile": launch}, device, max_seconds=0.02)["tile"].median_us
-        rows.append(Row(pattern, tile, floor_us, bmm_us, us, predicted[tile]))
+        rows.append(Row(pattern, batch, tile, floor_us, bmm_us, us, predicted[tile]))
     return rows
 
 
@@ -161,10 +175,10 @@ def write(path: Path, rows_of: dict[Pattern, list[Row]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         times = ["floor_us", "bmm_us", "latency_us", "predicted_us"]
-        writer.writerow(["pattern", *asdict(rows[0].config), *times])
+        writer.writerow(["pattern", "rows", *asdict(rows[0].config), *times])
         for row in rows:
             cells = [f"{getattr(row, name):.2f}" for name in times]
-            writer.writerow([row.pattern, *asdict(row.config).values(), *cells])
+            writer.writerow([row.pattern, row.rows, *asdict(row.config).values(), *cells])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,24 +187,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("family", choices=names())
     parser.add_argument("--tiles", type=int, default=60, help="random tiles a pattern (60)")
     parser.add_argument("--batch", type=int, default=paper.BATCH)
+    parser.add_argument(
+        "--random", type=int, metavar="N", help="factors of N random chains instead"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of these (0)")
+    parser.add_argument("--fewest-rows", type=int, default=600, help="of these (600)")
+    parser.add_argument("--dtype", help="another of the family's element types than its first")
     parser.add_argument("--out", type=Path, default=Path("ksopt-report-tiles.csv"))
     given = parser.parse_args(arguments)
     family = family_of(given.family)
     try:
         device = devices.resolve("cuda")
         spec = DeviceSpec.of_device(torch.cuda.current_device())
-        problems = [problem_of(family, Pattern.parse(text)) for text in PATTERNS]
-        problems = [one for one in problems if family.unsupported_reason(one, spec) is None]
-        roofline = measure_roofline(device, problems[0].dtype)
+        subjects = [(Pattern.parse(text), given.batch) for text in PATTERNS]
+        if given.random is not None:
+            subjects = random_problems(given.random, given.seed, given.fewest_rows)
+        problems = {problem_of(family, pattern, given.dtype): rows for pattern, rows in subjects}
+        roofline = measure_roofline(device, next(iter(problems)).dtype)
         record = devices.record(device)
         rows_of = {
-            p.pattern: time_tiles(family, p, given.tiles, given.batch, roofline, spec)
-            for p in problems
+            p.pattern: time_tiles(family, p, given.tiles, rows, roofline, spec)
+            for p, rows in problems.items()
+            if family.unsupported_reason(p, spec) is None
         }
     except KsoptError as error:
         print(f"python docs/experiments/tiles.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidInputError) else 1
-    print(f"{record.name}, torch {record.torch}, commit {record.commit}, batch {given.batch}")
+    rows = given.batch if given.random is None else f"seed {given.seed}"
+    print(f"{record.name}, torch {record.torch}, commit {record.commit}, batch {rows}")
     tables.write(summary(given.family, rows_of))
     write(given.out, rows_of)
     print(f"Every measurement: {given.out}")

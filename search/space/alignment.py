@@ -15,10 +15,10 @@ class Alignment:
 
     In batch_first b is a multiple of 8 (the outputs of a tensor-core instruction), c*d one of 16
     bytes (so the rows of x, and of each group in them, begin at such addresses), and d one of 16
-    bytes too, or one of 1, 2, 3, 4, 6 and 12 (float32: 1, 2, 3 and 6). All other patterns go to the
-    general kernel or to PyTorch's ways. In batch_last every pattern has tiles, which compute in
-    steps of 16 outputs and of 32 bytes along c: b and c are multiples of these, and nothing is
-    computed for padding.
+    bytes too, or one of 1, 2, 3, 4, 6 and 12 (float32: 1, 2, 3 and 6). All other patterns go to
+    `families.gather_mma`, which gathers its operands element by element, or to PyTorch's ways. In
+    batch_last every pattern has tiles, which compute in steps of 16 outputs and of 32 bytes along
+    c: b and c are multiples of these, and nothing is computed for padding.
 
     The rules are those of ``unsupported_shape`` of `families.mma16` and `families.mma_tf32x3` of
     ksopt.kernels; a test compares them.

@@ -92,3 +92,11 @@ def test_every_family_has_what_is_asked_of_it(name: str) -> None:
     config = next(iter(family.configs(problem, H200)))
     assert problem.dtype in ("float16", "float32")
     assert "__global__" in family.source(problem, config)
+
+
+def test_random_problems_are_factors_of_what_the_benchmark_draws() -> None:
+    several = tiles.random_problems(30, seed=5, fewest=600)
+    assert several == tiles.random_problems(30, seed=5, fewest=600)
+    assert several
+    assert min(rows for _, rows in several) >= 600
+    assert {type(pattern) for pattern, _ in several} == {Pattern}

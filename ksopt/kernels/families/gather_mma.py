@@ -11,7 +11,7 @@ from ksopt.kernels import codegen
 from ksopt.kernels.families.base import ANY_TYPE, TemplateFamily, register_family
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.launcher import MakeLauncher
-from ksopt.kernels.problem import SHARED_LIMIT, DeviceSpec, Geometry, Problem
+from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
 _REGISTERS = 65536  # of a multiprocessor
@@ -150,8 +150,7 @@ class GatherMma(TemplateFamily[Config]):
                 shape = (warps, bm, mt, nt, groups, jc)
                 rest = (stages, blocks, size, step)
                 several = (Config(*shape, parts, *rest, 1) for parts in _parts(most))
-                fitting = (t for t in several if t.shared_bytes(p) * blocks <= SHARED_LIMIT)
-                tile = next(fitting, None)
+                tile = next((t for t in several if self.fits(problem, t, device)), None)
                 if tile is None:
                     break
                 if tile.registers(p) > min(255, _REGISTERS // (tile.threads * blocks)):
