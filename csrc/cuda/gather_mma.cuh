@@ -19,8 +19,8 @@
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
 
-template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int GROUPS_, int JC_, int PARTS_, int STAGES_,
-          int BLOCKS_, int PRODUCTS_>
+template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int GROUPS_, int JC_, int PARTS_,
+          int STAGES_, int BLOCKS_, int PRODUCTS_>
 struct GatherMmaTile {
   using Element = T;
   static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -37,7 +37,7 @@ struct GatherMmaTile {
   static constexpr int NB = NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
   static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
   static constexpr int KL = PARTS == 1 ? P::C : PART_STEPS * STEP;  // l of a part
-  static constexpr int PLANES = GROUPS * JC;  // products of matrices, one for each (i, j)
+  static constexpr int PLANES = GROUPS * JC;                        // products of matrices, one for each (i, j)
   static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES * ROW_TILES;
   static constexpr int HELD = PARTS == 1 ? 1 : (UNITS + WARPS - 1) / WARPS;  // units whose sums a warp keeps
   // What is read and written of a row: runs of features that lie side by side, at any address.
@@ -62,12 +62,14 @@ struct GatherMmaTile {
 };
 
 // Elements from the beginning of an address's chunk to the address.
-template <typename T> __device__ __forceinline__ int into_chunk(const T* address) {
+template <typename T>
+__device__ __forceinline__ int into_chunk(const T* address) {
   return static_cast<int>(reinterpret_cast<unsigned long long>(address) % 16 / sizeof(T));
 }
 
 // What a block computes beside rows: its first i, j and k, and how many of each there are.
-template <typename P, typename Tile> struct GatherColumn {
+template <typename P, typename Tile>
+struct GatherColumn {
   int i0, j0, k0, groups, js, outputs;
   __device__ __forceinline__ explicit GatherColumn(int index) {
     k0 = index % Tile::OUTPUT_TILES * Tile::NB;
@@ -80,7 +82,8 @@ template <typename P, typename Tile> struct GatherColumn {
 };
 
 // Addresses of a column's operands and results. Rows are those of the batch.
-template <typename P, typename Tile> struct GatherAddresses {
+template <typename P, typename Tile>
+struct GatherAddresses {
   using T = typename Tile::Element;
   const Arguments& arguments;
   const GatherColumn<P, Tile> column;
@@ -88,25 +91,28 @@ template <typename P, typename Tile> struct GatherAddresses {
   T* const y;
   const T* const x_end;  // of the whole operand
 
-  __device__ __forceinline__ GatherAddresses(const Arguments& given, int index)
-      : arguments(given), column(index),
-        x(static_cast<const T*>(given.x) +
-          (int64(column.i0) * P::C * P::D + column.j0) * given.x_feature_stride),
-        y(static_cast<T*>(given.y) + (int64(column.i0) * P::B + column.k0) * P::D + column.j0),
-        x_end(static_cast<const T*>(given.x) + (given.batch - 1) * given.x_batch_stride + int64(P::A) * P::C * P::D) {}
+  __device__ __forceinline__ GatherAddresses(const Arguments& launch, int index)
+      : arguments(launch),
+        column(index),
+        x(static_cast<const T*>(launch.x) +
+          (int64(column.i0) * P::C * P::D + column.j0) * launch.x_feature_stride),
+        y(static_cast<T*>(launch.y) + (int64(column.i0) * P::B + column.k0) * P::D + column.j0),
+        x_end(static_cast<const T*>(launch.x) + (launch.batch - 1) * launch.x_batch_stride +
+              int64(P::A) * P::C * P::D) {}
 
   __device__ __forceinline__ const T* x_row(int64 row) const { return x + row * arguments.x_batch_stride; }
   __device__ __forceinline__ T* y_row(int64 row) const { return y + row * arguments.y_batch_stride; }
   __device__ __forceinline__ T weight(int g, int k, int l, int j) const {
-    return static_cast<const T*>(arguments.weight)[(column.i0 + g) * arguments.weight_stride_a +
-                                                   (column.k0 + k) * arguments.weight_stride_b +
-                                                   l * arguments.weight_stride_c +
-                                                   (column.j0 + j) * arguments.weight_stride_d];
+    return static_cast<const T*>(
+        arguments
+            .weight)[(column.i0 + g) * arguments.weight_stride_a + (column.k0 + k) * arguments.weight_stride_b +
+                     l * arguments.weight_stride_c + (column.j0 + j) * arguments.weight_stride_d];
   }
 };
 
 // Where a weight lies: in the order in which the lanes of a warp take them.
-template <typename Tile> __device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
+template <typename Tile>
+__device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
   const int step = l / Tile::STEP, within = l % Tile::STEP;
   const int of_step = ((g * Tile::JC + j) * Tile::STEPS + step) * Tile::STEP_BYTES;
   if constexpr (Tile::PRODUCTS == 0) {
@@ -131,10 +137,11 @@ __device__ __forceinline__ void load_weights(unsigned char* weights, const Gathe
   const bool in_order = a.weight_stride_d == 1 && a.weight_stride_c == P::D &&
                         a.weight_stride_b == int64(P::C) * P::D && a.weight_stride_a == int64(P::B) * P::C * P::D;
   if (Tile::WHOLE_J && in_order) {  // one run of elements
-    const T* const first = static_cast<const T*>(a.weight) + (int64(at.column.i0) * P::B + at.column.k0) * P::C * P::D;
+    const T* const first =
+        static_cast<const T*>(a.weight) + (int64(at.column.i0) * P::B + at.column.k0) * P::C * P::D;
     const T* const end = static_cast<const T*>(a.weight) + int64(P::A) * P::B * P::C * P::D;
     const int into = into_chunk(first), chunks = (into + elements + Tile::VECTOR - 1) / Tile::VECTOR;
-constexpr int AHEAD = 4;  // chunks on their way
+    constexpr int AHEAD = 4;  // chunks on their way
 #pragma unroll 1
     for (int chunk0 = threadIdx.x; chunk0 < chunks; chunk0 += AHEAD * Tile::THREADS) {
       uint4 words[AHEAD];
@@ -178,7 +185,8 @@ constexpr int AHEAD = 4;  // chunks on their way
 }
 
 // Fills the ring's stages, part after part and tile after tile, ahead of the products.
-template <typename P, typename Tile> struct GatherLoader {
+template <typename P, typename Tile>
+struct GatherLoader {
   using T = typename Tile::Element;
   const GatherAddresses<P, Tile>& at;
   unsigned char* const ring;
@@ -186,9 +194,12 @@ template <typename P, typename Tile> struct GatherLoader {
   int64 tile, step;
   int part = 0, slot = 0;
 
-  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& given, unsigned char* stages)
-      : at(given), ring(stages), row_tiles((given.arguments.batch + Tile::BM - 1) / Tile::BM),
-        tile(blockIdx.x / Tile::COLUMNS), step(gridDim.x / Tile::COLUMNS) {}
+  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& addresses, unsigned char* stages)
+      : at(addresses),
+        ring(stages),
+        row_tiles((addresses.arguments.batch + Tile::BM - 1) / Tile::BM),
+        tile(blockIdx.x / Tile::COLUMNS),
+        step(gridDim.x / Tile::COLUMNS) {}
 
   __device__ __forceinline__ void copy_chunk(unsigned char* to, const T* first, int begin, int length) const {
     const T* const chunk = first + begin;
@@ -217,8 +228,7 @@ template <typename P, typename Tile> struct GatherLoader {
       for (int e = threadIdx.x; e < Tile::BM * Tile::X_RUNS * Tile::X_CHUNKS; e += Tile::THREADS) {
         const int chunk = e % Tile::X_CHUNKS, run = e / Tile::X_CHUNKS % Tile::X_RUNS;
         const int row = e / (Tile::X_CHUNKS * Tile::X_RUNS);
-        const T* const first =
-            x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
+        const T* const first = x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
         const int begin = chunk * Tile::VECTOR - into_chunk(first);
         if (row < rows && begin < length && (Tile::WHOLE_J || run < ls)) {
           copy_chunk(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first, begin, length);
@@ -232,10 +242,12 @@ template <typename P, typename Tile> struct GatherLoader {
 };
 
 // How many elements into its chunk a run begins, in a tile: by row, and by l of x or k of y.
-template <typename Tile> struct IntoChunk {
+template <typename Tile>
+struct IntoChunk {
   int first, by_row, by_run;
   __device__ __forceinline__ IntoChunk(int of_first, int64 row_stride, int64 run_stride)
-      : first(of_first), by_row(static_cast<int>(row_stride % Tile::VECTOR)),
+      : first(of_first),
+        by_row(static_cast<int>(row_stride % Tile::VECTOR)),
         by_run(Tile::WHOLE_J ? 0 : static_cast<int>(run_stride % Tile::VECTOR)) {}
   __device__ __forceinline__ int at(int row, int run) const {
     return (first + row * by_row + run * by_run) % Tile::VECTOR;
@@ -244,7 +256,8 @@ template <typename Tile> struct IntoChunk {
 
 // Where a lane finds its elements of a row of x in a stage: the word of its first l in a step. What later steps
 // have is as far into its chunks, for a step is a multiple of what a chunk holds.
-template <typename Tile> struct GatherRow {
+template <typename Tile>
+struct GatherRow {
   static constexpr int WORD = 4 / Tile::SIZE;  // l of a word
   int at[WORD];
   __device__ __forceinline__ void locate(const IntoChunk<Tile>& into, int row, int l) {
@@ -270,8 +283,8 @@ __device__ __forceinline__ uint32 gathered(const unsigned char* x, const GatherR
 // sums += x w over a step, for MT x NT tiles of a plane; over the first `length` of its l, if not IS_WHOLE.
 template <typename Tile, bool IS_WHOLE>
 __device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][4], const unsigned char* x,
-                                              const GatherRow<Tile> (&rows)[Tile::MT][2], const unsigned char* weights,
-                                              int length) {
+                                              const GatherRow<Tile> (&rows)[Tile::MT][2],
+                                              const unsigned char* weights, int length) {
   constexpr int MT = Tile::MT, NT = Tile::NT, HALF = Tile::STEP / 2;
   const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
   uint32 a[MT][4];
@@ -331,7 +344,8 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
       const float value = to_float(*reinterpret_cast<const T*>(x + rows[0][0].at[0]));
 #pragma unroll
       for (int k = 0; k < P::B; ++k) {
-        sums[0][0][k] = fmaf(value, to_float(reinterpret_cast<const T*>(w + l * Tile::STEP_BYTES)[k]), sums[0][0][k]);
+        sums[0][0][k] =
+            fmaf(value, to_float(reinterpret_cast<const T*>(w + l * Tile::STEP_BYTES)[k]), sums[0][0][k]);
       }
     }
   } else if constexpr (Tile::PRODUCTS == 0) {
@@ -354,8 +368,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 #pragma unroll
         for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
-          for (int e = 0; e < 4; ++e)
-            sums[m][n][e] = fmaf(values[m][e / 2], e % 2 == 0 ? w0 : w1, sums[m][n][e]);
+          for (int e = 0; e < 4; ++e) sums[m][n][e] = fmaf(values[m][e / 2], e % 2 == 0 ? w0 : w1, sums[m][n][e]);
       }
     }
   } else {
@@ -378,8 +391,8 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 
 // Lays a unit's results where they leave from.
 template <typename P, typename Tile>
-__device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk<Tile>& into, int unit, int outputs,
-                                         const float (&sums)[Tile::MT][Tile::NT][4]) {
+__device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk<Tile>& into, int unit,
+                                         int outputs, const float (&sums)[Tile::MT][Tile::NT][4]) {
   using T = typename Tile::Element;
   const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
   const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
@@ -391,25 +404,25 @@ __device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk
       *reinterpret_cast<T*>(of_plane + row * Tile::Y_PITCH + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
           from_float<T>(sums[0][0][k]);
     }
-    return;
-  }
+  } else {
 #pragma unroll
-  for (int m = 0; m < Tile::MT; ++m)
+    for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row + m * 16 + half * 8;
-      unsigned char* const to = of_plane + row * Tile::Y_PITCH;
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row + m * 16 + half * 8;
+        unsigned char* const to = of_plane + row * Tile::Y_PITCH;
 #pragma unroll
-      for (int n = 0; n < Tile::NT; ++n)
+        for (int n = 0; n < Tile::NT; ++n)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int k = n * 8 + quarter * 2 + e;
-          if (k < outputs) {
-            *reinterpret_cast<T*>(to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
-                from_float<T>(sums[m][n][half * 2 + e]);
+          for (int e = 0; e < 2; ++e) {
+            const int k = n * 8 + quarter * 2 + e;
+            if (k < outputs) {
+              *reinterpret_cast<T*>(to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
+                  from_float<T>(sums[m][n][half * 2 + e]);
+            }
           }
-        }
-    }
+      }
+  }
 }
 
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }
@@ -420,8 +433,8 @@ __device__ __forceinline__ void write_results(const unsigned char* results, cons
                                               int64 row0, int rows) {
   using T = typename Tile::Element;
   constexpr int VECTOR = Tile::VECTOR;
-  const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D
-                                   : at.column.js;
+  const int length =
+      Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D : at.column.js;
   T* const y = at.y_row(row0);
 #pragma unroll 2
   for (int item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {

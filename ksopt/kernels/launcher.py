@@ -258,11 +258,8 @@ class HostLauncher(Launcher):
 
     def entry(self) -> Entry:
         if self.make_fallback is None:
-            p, size = self.problem.pattern, getattr(torch, self.problem.dtype).itemsize
-            # Where a row's length lets some contiguous x be aligned and others not, they have two
-            # choices, of which the table has room for that of the aligned.
-            any_rows = not self.problem.batch_last and p.in_features * size % 16 != 0
-            return Entry(self.plan, form=0, any_rows=any_rows)
+            # Of contiguous x that are aligned or not by where they lie the table has one choice.
+            return Entry(self.plan, form=0, any_rows=self.problem.has_unaligned_rows)
         return Entry(self.plan, self._number_in_order, anew=True)
 
 

@@ -177,6 +177,12 @@ class Problem:
         return (self.chain,) if self.second is None else (self.chain, self.second.chain)
 
     @property
+    def has_unaligned_rows(self) -> bool:
+        """Whether rows of a contiguous x cannot all begin at multiples of 16 bytes."""
+        row = self.chain.in_features * getattr(torch, self.dtype).itemsize
+        return not self.batch_last and row % 16 != 0
+
+    @property
     def layout(self) -> Literal["batch_first", "batch_last"]:
         """The layout's public name."""
         return "batch_last" if self.batch_last else "batch_first"

@@ -201,6 +201,17 @@ def test_rows_at_any_address_are_taken_where_they_are_known(played):
         check(known(played, rows, weight, changing=True), rows, weight, False)
 
 
+@pytest.mark.parametrize(("c", "unaligned"), [(5, True), (8, False)])
+def test_where_all_rows_are_unaligned_the_table_is_told_so(played, c, unaligned):
+    """There no aligned x has the same place in the table."""
+    problem = Problem.of_factor(Pattern(1, 6, c, 1), "float32", batch_last=False)
+    assert problem.has_unaligned_rows == unaligned
+    assert multiplier("bmm", problem).entry().any_rows == unaligned
+    launcher = HostLauncher(problem, Geometry(128, 0, 64, 1, 4), 0, None)
+    assert launcher.entry().any_rows == unaligned
+    assert not Problem.of_factor(Pattern(1, 6, c, 1), "float32", True).has_unaligned_rows
+
+
 def test_ways_are_registered_once(played):
     pattern, other = Pattern(2, 3, 5, 4), Pattern(2, 3, 5, 8)
     first = entry("bmm", pattern, False, 5)

@@ -117,7 +117,6 @@ def test_strides(kernels, at):
             assert_close_to_float64(kernels[at](view, w), view, w, problem)
 
 
-@pytest.mark.parametrize("shape", [(2, 25, 70, 3), (3, 9, 7, 2)])
 @pytest.mark.slow
 def test_factors_of_the_day(emulator):
     """Sizes, tiles and rows that no day before had."""
@@ -138,6 +137,7 @@ def test_factors_of_the_day(emulator):
         assert_close_to_float64(kernel(x, weight), x, weight, problem)
 
 
+@pytest.mark.parametrize("shape", [(2, 25, 70, 3), (3, 9, 7, 2)])
 def test_one_product_is_tf32(emulator, shape):
     """The values are TF32 numbers, so that nothing but the sums rounds."""
     problem = Problem.of_factor(Pattern(*shape), "float32", batch_last=False, exact=False)
