@@ -13,7 +13,7 @@ first, and every result judged, the family `expanded_bmm` has them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -85,10 +85,7 @@ class Multiplier:
         """What the host library needs to do the same; None where there is none."""
         p, dtype = self.problem.pattern, self.problem.dtype
         form = weight_table.number_of(_form(self.name), p.weight_shape, dtype)
-        known = entry(self.name, p, self.problem.batch_last, form)
-        if known is None or not self.problem.has_unaligned_rows:
-            return known
-        return replace(known, any_rows=True)
+        return entry(self.name, p, self.problem.batch_last, form)
 
 
 _WAYS = MappingProxyType({"bmm_loop": "loop", **{name: name for name in (*_EINSUMS, "conv")}})
