@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .kill_checks import Case, Convert, Search, Tune
+from .kill_checks import Case, Search, Tune
 from .kills import ORPHANS_S, Harness
 from .victims import Victim
 
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("case", "aim"),
-    [(Search(workers=2), "uniform"), (Convert(), "writing"), (Tune(), "writing")],
+    [(Search(workers=2), "uniform"), (Tune(), "writing")],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_killed_command_loses_nothing_and_does_nothing_twice(

@@ -51,7 +51,7 @@ def complete(url: str) -> dict[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief")
-@pytest.mark.parametrize(("workers", "journal"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("workers", "journal"), [(2, False)])
 def test_a_limit_of_file_sizes_ends_a_search_which_then_goes_on(
     workers: int, journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

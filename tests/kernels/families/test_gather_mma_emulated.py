@@ -36,7 +36,7 @@ SHAPES = [
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
 OF_THE_DAY = 6
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "stages", "step")
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "step")
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
@@ -64,7 +64,7 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.stages}s-{c.step}l"
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
