@@ -18,7 +18,7 @@ _REGISTERS = 65536  # of a multiprocessor
 _LARGEST_INT = 2**31 - 1
 _STAGES = 2  # with a third five of 128 problems were faster by 2 to 9 %
 _NARROW = 4  # of so few outputs a lane adds all of a row
-_LONG = 6_000
+_LONG = 6_000  # bytes of a block of x: with more a block has windows of j, too
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 
