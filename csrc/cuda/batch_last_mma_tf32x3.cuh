@@ -62,7 +62,7 @@ struct Math32 {
   static __device__ __forceinline__ void multiply(float (&sums)[Tile::MT][Tile::NT][4],
                                                   const unsigned char* stage, const unsigned char* weights,
                                                   int part, int warp_k, int warp_m) {
-    using Halves = Split<Tile::PRODUCTS>;
+    using SplitValue = Split<Tile::PRODUCTS>;
     constexpr int MT = Tile::MT, NT = Tile::NT, PRODUCTS = Tile::PRODUCTS;
     // Lane (r, q) reads row q (and q + 4), columns 4 r to 4 r + 3 of 32: column r of four tiles.
     const int lane = threadIdx.x % 32;
@@ -82,14 +82,14 @@ struct Math32 {
           const float values[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
           for (int t = 0; t < 4; ++t) {
-            const Halves split(values[t]);
+            const SplitValue split(values[t]);
             big[n + t][half] = split.big, small[n + t][half] = split.small;
           }
         }
 #pragma unroll
       for (int mt = 0; mt < MT; ++mt) {
         const float4 loaded = fragments[(mt * Tile::STEPS + step) * 32];
-        const Halves splits[4] = {Halves(loaded.x), Halves(loaded.y), Halves(loaded.z), Halves(loaded.w)};
+        const SplitValue splits[4] = {SplitValue(loaded.x), SplitValue(loaded.y), SplitValue(loaded.z), SplitValue(loaded.w)};
         const uint32 a_big[4] = {splits[0].big, splits[1].big, splits[2].big, splits[3].big};
         const uint32 a_small[4] = {splits[0].small, splits[1].small, splits[2].small, splits[3].small};
         if constexpr (PRODUCTS == 1) {

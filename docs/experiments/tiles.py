@@ -202,19 +202,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subjects = [(Pattern.parse(text), given.batch) for text in PATTERNS]
         if given.random is not None:
             subjects = random_problems(given.random, given.seed, given.fewest_rows)
-        problems = {problem_of(family, pattern, given.dtype): rows for pattern, rows in subjects}
+        several = [(problem_of(family, pattern, given.dtype), rows) for pattern, rows in subjects]
+        problems = {p: rows for p, rows in several if family.unsupported_reason(p, spec) is None}
+        if not problems:
+            raise InvalidInputError(f"{given.family} computes none of the {len(several)} products")
         roofline = measure_roofline(device, next(iter(problems)).dtype)
         record = devices.record(device)
         rows_of = {
             p.pattern: time_tiles(family, p, given.tiles, rows, roofline, spec)
             for p, rows in problems.items()
-            if family.unsupported_reason(p, spec) is None
         }
     except KsoptError as error:
         print(f"python docs/experiments/tiles.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidInputError) else 1
-    rows = given.batch if given.random is None else f"seed {given.seed}"
-    print(f"{record.name}, torch {record.torch}, commit {record.commit}, batch {rows}")
+    drawn = f"batch {given.batch}" if given.random is None else f"seed {given.seed}"
+    print(f"{record.name}, torch {record.torch}, commit {record.commit}, {drawn}")
     tables.write(summary(given.family, rows_of))
     write(given.out, rows_of)
     print(f"Every measurement: {given.out}")

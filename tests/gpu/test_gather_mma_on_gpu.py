@@ -10,6 +10,7 @@ from devices import H200
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.gather_mma import Config
+from ksopt.kernels.launcher import HostLauncher
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
@@ -85,8 +86,6 @@ def test_as_close_to_float64_as_pytorch(shape, dtype):
 
 
 def test_its_choice_is_known_to_the_host_library_whatever_rows_begin_at():
-    from ksopt.kernels.launcher import HostLauncher
-
     for shape, any_rows in (((3, 45, 35, 5), True), ((2, 9, 24, 5), False)):
         problem = problem_of(shape, torch.bfloat16)
         launch = gather_mma.launcher(problem, chosen(shape, torch.bfloat16)[0], 0)

@@ -16,7 +16,7 @@ from ksopt.patterns.chain import Pattern
 
 _REGISTERS = 65536  # of a multiprocessor
 _LARGEST_INT = 2**31 - 1
-_STAGES = 2  # with a third five of 128 problems were faster by 2 to 9 %
+_STAGES = 2  # a third seldom made a product faster (docs/development/any-size.md)
 _NARROW = 4  # of so few outputs a lane adds all of a row
 _LONG = 6_000  # bytes of a block of x: with more a block has windows of j, too
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
@@ -24,8 +24,8 @@ _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact t
 
 # The cost model's constants, of one multiprocessor in a microsecond. Fitted to 1,720 tiles of 174
 # random problems (bfloat16 and float32, from 600 rows, one H100): nine of ten of those near the
-# fastest of a problem take 0.79 to 1.23 times what is predicted, and one of the first three is
-# within 1 % of the fastest. The rate of memory is an H200's, as in other models.
+# fastest of a problem take 0.79 to 1.23 times what is predicted. The rate of memory is an H200's,
+# as in other models.
 _DRAM_BYTES = 32_300.0
 _GATHERED = 65_000.0  # 16-bit elements of x for tensor cores; fp32 ones cost nothing beside these
 _STEPS = {1: 1750.0, 3: 245.0}  # products of tensor cores, by those of two numbers
@@ -213,7 +213,7 @@ class GatherMma(TemplateFamily[Config]):
             shared_bytes=config.shared_bytes(problem.pattern),
             rows_per_tile=config.bm,
             tiles_per_row_tile=columns,
-            max_blocks=min(config.walkers * columns, _LARGEST_INT),
+            max_blocks=config.walkers * columns,
         )
 
     def arithmetic(self, problem: Problem) -> str:
