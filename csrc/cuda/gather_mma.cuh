@@ -7,9 +7,10 @@
 // laid in shared memory as y has them, and leave in chunks; the elements at the ends of a run, whose
 // chunks hold others, too, leave one by one.
 //
-// A block has a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It keeps the
-// column's weights in shared memory, in fragment order, and walks over tiles of BM rows. Long sums come in
-// PARTS and stay in registers meanwhile. x streams through a ring of stages, a part of a tile each.
+// A block has a column: GROUPS whole blocks i, or JC values of j and NB outputs k of one i. It walks over tiles
+// of BM rows. Long sums come in PARTS and stay in registers meanwhile. x streams through a ring of stages, a part
+// of a tile each. The column's weights are in fragment order in shared memory (GatherWeights): laid out there by
+// the block, or copied from where `gather_mma_pack_kernel` has laid them out, once or with each part of a tile.
 //
 // PRODUCTS of two numbers: 1; 3 of TF32 numbers for fp32, as in mma_tf32x3.cuh; or 0 for short sums, which
 // are added by ordinary arithmetic.
@@ -19,8 +20,10 @@
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
 
+enum class GatherWeights { STORED, PACKED, STREAMED };
+
 template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int GROUPS_, int JC_, int PARTS_,
-          int STAGES_, int BLOCKS_, int PRODUCTS_>
+          int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
 struct GatherMmaTile {
   using Element = T;
   static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -30,6 +33,7 @@ struct GatherMmaTile {
   static constexpr int PARTS = PARTS_, STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
   static constexpr int PRODUCTS = PRODUCTS_;
+  static constexpr bool PACKED = WEIGHTS_ != GatherWeights::STORED, STREAMED = WEIGHTS_ == GatherWeights::STREAMED;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
@@ -50,14 +54,18 @@ struct GatherMmaTile {
   static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
   static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
   static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NT * 256;  // weights of a step and plane
-  static constexpr int W_BYTES = (PLANES * STEPS * STEP_BYTES + 15) / 16 * 16, STAGE_BYTES = BM * X_PITCH;
+  static constexpr int PART_BYTES = PLANES * PART_STEPS * STEP_BYTES, COLUMN_BYTES = PARTS * PART_BYTES;
+  static constexpr int W_BYTES = STREAMED ? 0 : COLUMN_BYTES;
+  static constexpr int X_BYTES = BM * X_PITCH, STAGE_BYTES = X_BYTES + (STREAMED ? PART_BYTES : 0);
   static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
   static constexpr int WINDOWS = (P::D + JC - 1) / JC, GROUP_TILES = (P::A + GROUPS - 1) / GROUPS;
   static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES;
+  static constexpr int64 PACKED_BYTES = int64(COLUMNS) * COLUMN_BYTES;
   static_assert(BM % (16 * MT) == 0 && JC <= P::D && (PARTS - 1) * PART_STEPS < STEPS && STAGES >= 2, "");
   static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
   static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
   static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
+  static_assert(!STREAMED || PARTS > 1, "what comes in one part need not come again");
   static_assert(!NARROW || (MT == 2 && NT == 1), "32 rows have a lane each");
 };
 
@@ -81,6 +89,21 @@ struct GatherColumn {
   }
 };
 
+// Where a weight of a column lies: in the order in which the lanes of a warp take them.
+template <typename Tile>
+__device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
+  const int step = l / Tile::STEP, within = l % Tile::STEP;
+  const int part = step / Tile::PART_STEPS, of_part = step % Tile::PART_STEPS;
+  const int of_step = ((part * Tile::PLANES + g * Tile::JC + j) * Tile::PART_STEPS + of_part) * Tile::STEP_BYTES;
+  if constexpr (Tile::PRODUCTS == 0) {
+    return of_step + k * Tile::SIZE;
+  } else {  // a lane has column k % 8 and two words, which are half a step apart
+    constexpr int WORD = 4 / Tile::SIZE;
+    const int lane = k % 8 * 4 + within / WORD % 4;
+    return of_step + (k / 8 * 32 + lane) * 8 + within / (4 * WORD) * 4 + within % WORD * Tile::SIZE;
+  }
+}
+
 // Addresses of a column's operands and results. Rows are those of the batch.
 template <typename P, typename Tile>
 struct GatherAddresses {
@@ -90,6 +113,7 @@ struct GatherAddresses {
   const T* const x;
   T* const y;
   const T* const x_end;  // of the whole operand
+  const unsigned char* const packed;  // the column's weights, if they are
 
   __device__ __forceinline__ GatherAddresses(const Arguments& launch, int index)
       : arguments(launch),
@@ -98,31 +122,19 @@ struct GatherAddresses {
           (int64(column.i0) * P::C * P::D + column.j0) * launch.x_feature_stride),
         y(static_cast<T*>(launch.y) + (int64(column.i0) * P::B + column.k0) * P::D + column.j0),
         x_end(static_cast<const T*>(launch.x) + (launch.batch - 1) * launch.x_batch_stride +
-              int64(P::A) * P::C * P::D) {}
+              int64(P::A) * P::C * P::D),
+        packed(static_cast<const unsigned char*>(launch.weight) + int64(index) * Tile::COLUMN_BYTES) {}
 
   __device__ __forceinline__ const T* x_row(int64 row) const { return x + row * arguments.x_batch_stride; }
   __device__ __forceinline__ T* y_row(int64 row) const { return y + row * arguments.y_batch_stride; }
   __device__ __forceinline__ T weight(int g, int k, int l, int j) const {
+    if constexpr (Tile::PACKED) return *reinterpret_cast<const T*>(packed + weight_place<Tile>(g, k, l, j));
     return static_cast<const T*>(
         arguments
             .weight)[(column.i0 + g) * arguments.weight_stride_a + (column.k0 + k) * arguments.weight_stride_b +
                      l * arguments.weight_stride_c + (column.j0 + j) * arguments.weight_stride_d];
   }
 };
-
-// Where a weight lies: in the order in which the lanes of a warp take them.
-template <typename Tile>
-__device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
-  const int step = l / Tile::STEP, within = l % Tile::STEP;
-  const int of_step = ((g * Tile::JC + j) * Tile::STEPS + step) * Tile::STEP_BYTES;
-  if constexpr (Tile::PRODUCTS == 0) {
-    return of_step + k * Tile::SIZE;
-  } else {  // a lane has column k % 8 and two words, which are half a step apart
-    constexpr int WORD = 4 / Tile::SIZE;
-    const int lane = k % 8 * 4 + within / WORD % 4;
-    return of_step + (k / 8 * 32 + lane) * 8 + within / (4 * WORD) * 4 + within % WORD * Tile::SIZE;
-  }
-}
 
 // Lays the column's weights out, and zeros behind them.
 template <typename P, typename Tile>
@@ -184,6 +196,13 @@ __device__ __forceinline__ void load_weights(unsigned char* weights, const Gathe
   }
 }
 
+// Starts the copies of packed weights.
+template <typename Tile, int BYTES>
+__device__ __forceinline__ void copy_packed(unsigned char* to, const unsigned char* from) {
+#pragma unroll 4
+  for (int at = threadIdx.x * 16; at < BYTES; at += Tile::THREADS * 16) copy_async_16(to + at, from + at, true);
+}
+
 // Fills the ring's stages, part after part and tile after tile, ahead of the products.
 template <typename P, typename Tile>
 struct GatherLoader {
@@ -233,6 +252,9 @@ struct GatherLoader {
         if (row < rows && begin < length && (Tile::WHOLE_J || run < ls)) {
           copy_chunk(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first, begin, length);
         }
+      }
+      if constexpr (Tile::STREAMED) {
+        copy_packed<Tile, Tile::PART_BYTES>(stage + Tile::X_BYTES, at.packed + part * Tile::PART_BYTES);
       }
       if (++slot == Tile::STAGES) slot = 0;
       if (++part == Tile::PARTS) part = 0, tile += step;
@@ -329,11 +351,11 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][
 template <typename P, typename Tile>
 __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][4], const unsigned char* stage,
                                               const unsigned char* weights, const IntoChunk<Tile>& into, int unit,
-                                              int part, int length) {
+                                              int length) {
   const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
   const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
   const unsigned char* x = stage + (g * P::C * P::D + j) * Tile::SIZE;
-  const unsigned char* w = weights + (plane * Tile::STEPS + part * Tile::PART_STEPS) * Tile::STEP_BYTES;
+  const unsigned char* w = weights + plane * Tile::PART_STEPS * Tile::STEP_BYTES;
   GatherRow<Tile> rows[Tile::MT][2];
   if constexpr (Tile::NARROW) {
     using T = typename Tile::Element;
@@ -494,9 +516,10 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   }
   __syncthreads();
   GatherLoader<P, Tile> loader(at, ring);
+  if constexpr (Tile::PACKED && !Tile::STREAMED) copy_packed<Tile, Tile::COLUMN_BYTES>(weights, at.packed);
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
-  load_weights<P, Tile>(weights, at);
+  if constexpr (!Tile::PACKED) load_weights<P, Tile>(weights, at);
 
   const int64 tiles = loader.row_tiles;
   int slot = 0;
@@ -511,6 +534,7 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
       __syncthreads();  // the stage is filled for all, and the one before it is free for all
       loader.next();
       const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      const unsigned char* const of_part = Tile::STREAMED ? stage + Tile::X_BYTES : weights + part * Tile::PART_BYTES;
       if (++slot == Tile::STAGES) slot = 0;
       const int l0 = part * Tile::KL, length = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
       const int64 l_stride = P::D * arguments.x_feature_stride;
@@ -519,14 +543,14 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
 #pragma unroll 1
         for (int unit = warp; unit < Tile::UNITS; unit += Tile::WARPS) {
           float sums[Tile::MT][Tile::NT][4] = {};
-          multiply_part<P, Tile>(sums, stage, weights, of_x, unit, 0, length);
+          multiply_part<P, Tile>(sums, stage, of_part, of_x, unit, length);
           put_unit<P, Tile>(results, of_y, unit, at.column.outputs, sums);
         }
       } else {
 #pragma unroll
         for (int u = 0; u < Tile::HELD; ++u) {
           const int unit = warp + u * Tile::WARPS;
-          if (unit < Tile::UNITS) multiply_part<P, Tile>(held[u], stage, weights, of_x, unit, part, length);
+          if (unit < Tile::UNITS) multiply_part<P, Tile>(held[u], stage, of_part, of_x, unit, length);
         }
       }
     }
@@ -539,5 +563,26 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
     }
     __syncthreads();
     write_results<P, Tile>(results, at, row0, rows_inside<Tile::BM>(arguments.batch - row0));
+  }
+}
+
+// Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, and zeros where there are none.
+template <typename P, typename Tile>
+__device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& arguments) {
+  using T = typename Tile::Element;
+  constexpr int KS = Tile::NB, LS = Tile::PARTS * Tile::PART_STEPS * Tile::STEP;  // of a plane
+  const T* const weight = static_cast<const T*>(arguments.x);
+  unsigned char* const packed = static_cast<unsigned char*>(arguments.y);
+  const int64 all = int64(Tile::COLUMNS) * Tile::PLANES * KS * LS;
+  for (int64 e = int64(blockIdx.x) * blockDim.x + threadIdx.x; e < all; e += int64(gridDim.x) * blockDim.x) {
+    const int of_column = static_cast<int>(e % (Tile::PLANES * KS * LS)), index = static_cast<int>(e / (Tile::PLANES * KS * LS));
+    const int j = of_column % Tile::JC, l = of_column / Tile::JC % LS, k = of_column / (Tile::JC * LS) % KS;
+    const int g = of_column / (Tile::JC * LS * KS);
+    const GatherColumn<P, Tile> column(index);
+    T value = from_float<T>(0.0f);
+    if (g < column.groups && k < column.outputs && l < P::C && j < column.js) {
+      value = weight[((int64(column.i0 + g) * P::B + column.k0 + k) * P::C + l) * P::D + column.j0 + j];
+    }
+    *reinterpret_cast<T*>(packed + int64(index) * Tile::COLUMN_BYTES + weight_place<Tile>(g, k, l, j)) = value;
   }
 }

@@ -58,11 +58,24 @@ class PackedKernel:
     multiply: EmulatedKernel
 
     def __call__(self, x: Tensor, weight: Tensor, seed: int = 0) -> Tensor:
+        weight = weight.contiguous()
         packed = self.pack(weight.view(1, -1), weight, seed).view(1, 1, 1, -1)
         return self.multiply(x, packed, seed)
 
     def launched_as(self, geometry: Geometry) -> PackedKernel:
         return replace(self, multiply=self.multiply.launched_as(geometry))
+
+
+def instances(family: PackedFamily[Any], problem: Problem, tile: Any) -> list[Instance]:
+    """The kernel that packs, and the one that multiplies."""
+    return [
+        Instance(
+            family.pack_problem(problem, tile),
+            family.pack_source(problem, tile),
+            family.pack_geometry(problem, tile),
+        ),
+        Instance(problem, family.source(problem, tile), family.geometry(problem, tile)),
+    ]
 
 
 def build(
@@ -72,19 +85,7 @@ def build(
     edit: Callable[[str, str], str] = without_predicates,
 ) -> list[PackedKernel]:
     """A kernel for each problem and tile of a family."""
-    instances = [
-        instance
-        for problem, tile in cases
-        for instance in (
-            Instance(
-                family.pack_problem(problem, tile),
-                family.pack_source(problem, tile),
-                family.pack_geometry(problem, tile),
-            ),
-            Instance(problem, family.source(problem, tile), family.geometry(problem, tile)),
-        )
-    ]
-    built = emulator.build(instances, edit)
+    built = emulator.build([one for case in cases for one in instances(family, *case)], edit)
     return [PackedKernel(*pair) for pair in zip(built[::2], built[1::2], strict=True)]
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from typing import ClassVar, Literal
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import ANY_TYPE, TemplateFamily, register_family
@@ -34,10 +35,15 @@ _PUT = 23_000.0  # results of warps
 _UNITS = 140.0  # what a warp does once for a unit
 _CHUNKS_IN, _CHUNKS_OUT = 1_800.0, 3_100.0
 _LAID = 2_000.0  # elements of the weights, by a block
+_COPIED = 40_000.0  # bytes of packed weights
 _TILE_US = 1.1  # a part's latency: loads, barriers, stores
 _LAUNCH_US = 4.7
 _FULL_WARPS, _PACE = 17.0, 0.44  # with fewer on a multiprocessor, latency shows
 _OVERLAP = 5.5
+
+
+Weights = Literal["stored", "packed", "streamed"]
+"""``GatherWeights`` of the template: how a block's weights come to shared memory."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Config:
     """Values of l that are added at a time."""
     walkers: int
     """Blocks that share a column's rows, in the largest launch."""
+    weights: Weights
 
     @property
     def threads(self) -> int:
@@ -85,20 +92,27 @@ class Config:
         """Tiles that together cover all outputs of the same rows."""
         return -(-p.a // self.groups) * -(-p.d // self.jc) * -(-p.b // self.outputs)
 
+    def part_steps(self, p: Pattern) -> int:
+        """Steps of a part."""
+        return -(-self.steps(p) // self.parts)
+
     def weight_bytes(self, p: Pattern) -> int:
-        """A column's weights in shared memory."""
+        """A column's weights in the order of the tensor cores."""
         step = 8 * self.size if self.step == 1 else 256
-        return -(-self.planes * self.steps(p) * self.nt * step // 16) * 16
+        return self.parts * self.planes * self.part_steps(p) * self.nt * step
 
     def part(self, p: Pattern) -> int:
         """Values of l of a part."""
-        return p.c if self.parts == 1 else -(-self.steps(p) // self.parts) * self.step
+        return p.c if self.parts == 1 else self.part_steps(p) * self.step
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
         x = (self.chunks(p, self.part(p)) | 1) * 16
         y = (self.chunks(p, min(self.outputs, p.b)) | 1) * 16
-        return self.weight_bytes(p) + self.bm * (self.stages * x + y)
+        weights = self.weight_bytes(p)
+        if self.weights == "streamed":
+            weights = weights // self.parts * self.stages
+        return weights + self.bm * (self.stages * x + y)
 
     def chunks(self, p: Pattern, values: int) -> int:
         """Of a row of x or y with so many values of l or k, at any address."""
@@ -115,9 +129,14 @@ class Config:
 
 @register_family
 class GatherMma(TemplateFamily[Config]):
-    """Products by tensor cores, x gathered element by element, for any b, c, d and rows."""
+    """Products by tensor cores, x gathered element by element, for any b, c, d and rows.
+
+    Attributes:
+        ways: how weights come to shared memory, and of how many stages the ring may be.
+    """
 
     name = "gather_mma"
+    ways: ClassVar[tuple[tuple[Weights, int], ...]] = (("stored", _STAGES),)
     template = "gather_mma.cuh"
     dtypes = ANY_TYPE
     layout = "batch_first"
@@ -147,15 +166,16 @@ class GatherMma(TemplateFamily[Config]):
             if bm * groups * jc < 16 * mt * warps and bm < 128:
                 continue  # warps without work
             most = 1 if step == 1 or groups > 1 else -(-p.c // step)
-            for blocks in (1, 2, 3, 4, 6):
-                shape = (warps, bm, mt, nt, groups, jc)
-                rest = (_STAGES, blocks, size, step)
-                several = (Config(*shape, parts, *rest, 1) for parts in _parts(most))
+            shape = (warps, bm, mt, nt, groups, jc)
+            for (weights, stages), blocks in itertools.product(self.ways, (1, 2, 3, 4, 6)):
+                rest = (stages, blocks, size, step, 1, weights)
+                fewest = 2 if weights == "streamed" else 1
+                several = (Config(*shape, parts, *rest) for parts in _parts(fewest, most))
                 tile = next((t for t in several if self.fits(problem, t, device)), None)
                 if tile is None:
-                    break
+                    continue
                 if tile.registers(p) > min(255, _REGISTERS // (tile.threads * blocks)):
-                    break
+                    continue
                 walkers = max(1, device.multiprocessors * blocks // tile.columns(p))
                 yield replace(tile, walkers=walkers)
 
@@ -198,12 +218,18 @@ class GatherMma(TemplateFamily[Config]):
         parts = config.parts * config.chunks(p, config.part(p))
         work += tile_rows * columns * parts / _CHUNKS_IN
         work += tile_rows * columns * config.chunks(p, outputs) / _CHUNKS_OUT
+        weights = 0.0
+        if config.weights == "streamed":
+            work += row_tiles * columns * config.weight_bytes(p) / _COPIED
         warps = min(config.blocks, -(-blocks // device.multiprocessors)) * config.warps
         pace = min(1.0, (warps / _FULL_WARPS) ** _PACE)
         memory = batch * (p.in_features + p.out_features) * config.size / _DRAM_BYTES
         streaming = overlapped((memory, work / pace), _OVERLAP) / device.multiprocessors
         latency = waves * tiles * config.parts * _TILE_US
-        weights = waves * config.planes * outputs * p.c / _LAID
+        if config.weights == "stored":
+            weights = waves * config.planes * outputs * p.c / _LAID
+        elif config.weights == "packed":
+            weights = waves * config.blocks * config.weight_bytes(p) / _COPIED
         return math.hypot(streaming / max(busy, 1e-3), latency) + weights + _LAUNCH_US
 
     def geometry(self, problem: Problem, config: Config) -> Geometry:
@@ -220,12 +246,20 @@ class GatherMma(TemplateFamily[Config]):
         return problem.dtype if problem.exact else "tf32"
 
     def source(self, problem: Problem, config: Config) -> str:
+        call = "gather_mma_kernel<Support, Tile>"
+        return self.tile(problem, config) + codegen.kernel(self.kernel_name(problem), call)
+
+    def tile(self, problem: Problem, config: Config) -> str:
+        """The generated file's part that names the tile."""
         p, dtype = problem.pattern, self.dtypes[problem.dtype]
-        of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-3])
+        of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-4])
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
-        instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {self.products(problem, config)}>"
-        tile = codegen.tile(self.template, p, instance, facts, self.name)
-        return tile + codegen.kernel(self.kernel_name(problem), "gather_mma_kernel<Support, Tile>")
+        if config.weights != "stored":
+            facts["Tile::PACKED_BYTES"] = config.columns(p) * config.weight_bytes(p)
+        weights = f"GatherWeights::{config.weights.upper()}"
+        rest = f"{self.products(problem, config)}, {weights}"
+        instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {rest}>"
+        return codegen.tile(self.template, p, instance, facts, self.name)
 
     def fallback(self, problem: Problem, config: Config, device_index: int) -> MakeLauncher | None:
         return None
@@ -252,7 +286,8 @@ def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
     return several[-3:] + (windows[-3:] if p.d > _WHOLE_J or is_long else [])
 
 
-def _parts(most: int) -> list[int]:
+def _parts(fewest: int, most: int) -> list[int]:
     """Numbers of parts of a sum of so many steps, each of which has some."""
-    several = [parts for parts in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if parts <= most]
-    return sorted({-(-most // -(-most // parts)) for parts in several})
+    several = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    some = [parts for parts in several if fewest <= parts <= most]
+    return sorted({-(-most // -(-most // parts)) for parts in some})

@@ -1,22 +1,25 @@
-"""The tensor-core family for any b, c, d and alignment, run on the CPU by the emulator."""
+"""The tensor-core families for any b, c, d and alignment, run on the CPU by the emulator."""
 
 import datetime
 import math
 import random
 from collections.abc import Iterator
+from functools import partial
 from dataclasses import asdict
 
 import pytest
 import torch
 from checks import Tiles, assert_close_to_float64, assert_not_finite_stays, gpu, operands
-from cuda_emulator import EmulationError, Instance
+from cuda_emulator import EmulatedKernel, EmulationError, Emulator, Instance, OnDemand
+from packed_kernels import PackedKernel
+from packed_kernels import instances as packed_instances
 
 from ksopt.kernels.families.base import family_of
 from ksopt.kernels.families.gather_mma import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
-gather_mma = family_of("gather_mma")
+gather_mma, gather_mma_packed = family_of("gather_mma"), family_of("gather_mma_packed")
 
 # No d, b or c that other families want; sums short and long, one block and many, all j and windows.
 SHAPES = [
@@ -36,7 +39,9 @@ SHAPES = [
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
 OF_THE_DAY = 6
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "step")
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "stages", "step", "weights")
+
+Kernel = EmulatedKernel | PackedKernel
 
 
 def cases() -> Iterator[tuple[Problem, Config]]:
@@ -44,27 +49,50 @@ def cases() -> Iterator[tuple[Problem, Config]]:
     tiles = Tiles(OF_TEMPLATE)
     for dtype, shape in SHAPES:
         problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
-        candidates = [one for one in gather_mma.configs(problem, gpu(4)) if one.bm <= 64]
+        candidates = tiles_of(problem)
         for _ in range(CONFIGS_EACH):
             yield problem, tiles.draw(candidates)
+
+
+def tiles_of(problem: Problem) -> list[Config]:
+    """Of both families, as many of each way to bring weights; none with many rows."""
+    by_weights: dict[str, list[Config]] = {}
+    for family in (gather_mma, gather_mma_packed):
+        for one in family.configs(problem, gpu(4)):
+            if one.bm <= 64:
+                by_weights.setdefault(one.weights, []).append(one)
+    draw = random.Random(str(problem.pattern))
+    fewest = min(map(len, by_weights.values()), default=0)
+    return [tile for several in by_weights.values() for tile in draw.sample(several, fewest)]
 
 
 CASES = list(cases())
 
 
-def instance(problem: Problem, config: Config) -> Instance:
-    source = gather_mma.source(problem, config)
-    return Instance(problem, source, gather_mma.geometry(problem, config))
+def build_all(emulator: Emulator, several: list[tuple[Problem, Config]]) -> list[Kernel]:
+    instances = [one for problem, config in several for one in instances_of(problem, config)]
+    built = iter(emulator.build(instances))
+    return [
+        next(built) if config.weights == "stored" else PackedKernel(next(built), next(built))
+        for _, config in several
+    ]
+
+
+def instances_of(problem: Problem, config: Config) -> list[Instance]:
+    if config.weights == "stored":
+        source = gather_mma.source(problem, config)
+        return [Instance(problem, source, gather_mma.geometry(problem, config))]
+    return packed_instances(gather_mma_packed, problem, config)
 
 
 @pytest.fixture(scope="module")
 def kernels(emulator):
-    return emulator.on_demand([instance(*case) for case in CASES])
+    return OnDemand(partial(build_all, emulator), CASES)
 
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l"
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
@@ -127,10 +155,10 @@ def test_factors_of_the_day(emulator):
         sizes = [round(2 ** (draw.random() * math.log2(most))) for most in (6, 60, 90, 45)]
         dtype = draw.choice(["bfloat16", "float16", "float32"])
         problem = Problem.of_factor(Pattern(*sizes), dtype, batch_last=False)
-        candidates = [one for one in gather_mma.configs(problem, gpu(4)) if one.bm <= 64]
+        candidates = tiles_of(problem)
         if candidates and problem.pattern.in_features < 3000:
             several.append((problem, draw.choice(candidates)))
-    made = emulator.build([instance(*case) for case in several])
+    made = build_all(emulator, several)
     for (problem, config), kernel in zip(several, made, strict=True):
         print(f"seed {seed}: {problem} {config}")
         x, weight = operands(problem, draw.randint(1, 140), seed=seed)
@@ -142,7 +170,7 @@ def test_one_product_is_tf32(emulator, shape):
     """The values are TF32 numbers, so that nothing but the sums rounds."""
     problem = Problem.of_factor(Pattern(*shape), "float32", batch_last=False, exact=False)
     config = next(gather_mma.configs(problem, gpu(4)))
-    (kernel,) = emulator.build([instance(problem, config)])
+    (kernel,) = build_all(emulator, [(problem, config)])
     x, weight = (
         (one.view(torch.int32) & ~0x1FFF).view(torch.float32)
         for one in operands(problem, 33, seed=5)
@@ -191,7 +219,7 @@ def test_the_emulator_finds(emulator, fault):
         assert before in text
         return text.replace(before, after)
 
-    (kernel,) = emulator.build([instance(problem, config)], edit)
+    (kernel,) = emulator.build(instances_of(problem, config), edit)
     x, weight = operands(problem, 33, seed=0)
     x = x.contiguous()
     with pytest.raises(EmulationError, match=message):

@@ -1,0 +1,35 @@
+"""`gather_mma` for weights that stay: packed once, in the order of the tensor cores."""
+
+from __future__ import annotations
+
+from ksopt.kernels import codegen
+from ksopt.kernels.families.base import register_family
+from ksopt.kernels.families.gather_mma import Config, GatherMma
+from ksopt.kernels.families.packed import PackedFamily
+from ksopt.kernels.packing_launcher import geometry_of
+from ksopt.kernels.problem import Geometry, Problem
+
+
+@register_family
+class GatherMmaPacked(GatherMma, PackedFamily[Config]):
+    """The same products; blocks copy weights that are in order, all at once or with each part."""
+
+    name = "gather_mma_packed"
+    packs_from_d = 1
+    ways = (("packed", 2), ("streamed", 2), ("streamed", 3))
+
+    def packed_elements(self, problem: Problem, config: Config) -> int:
+        p = problem.pattern
+        return config.columns(p) * config.weight_bytes(p) // config.size
+
+    def packed_form(self, problem: Problem, config: Config) -> str:
+        columns = f"{config.groups} {config.jc} {config.nt}"
+        return f"gather_mma {self.arithmetic(problem)} {columns} {config.parts} {config.step}"
+
+    def pack_geometry(self, problem: Problem, config: Config) -> Geometry:
+        return geometry_of(self.packed_elements(problem, config))
+
+    def pack_source(self, problem: Problem, config: Config) -> str:
+        call = "gather_mma_pack_kernel<Support, Tile>"
+        kernel = codegen.kernel(self.pack_name(problem), call, bounds="256")
+        return self.tile(problem, config) + kernel
