@@ -22,13 +22,14 @@
 
 enum class GatherWeights { STORED, PACKED, STREAMED };
 
-template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int GROUPS_, int JC_, int PARTS_,
-          int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
+template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int NS_, int GROUPS_, int JC_,
+          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
 struct GatherMmaTile {
   using Element = T;
   static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
   static constexpr int BM = BM_;
   static constexpr int MT = MT_, NT = NT_;  // 16-row and 8-output tiles of a warp's unit
+  static constexpr int NS = NS_;            // units side by side that have all outputs of a block
   static constexpr int GROUPS = GROUPS_, JC = JC_;
   static constexpr int PARTS = PARTS_, STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
@@ -38,11 +39,11 @@ struct GatherMmaTile {
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
   static constexpr bool NARROW = PRODUCTS == 0 && P::B <= 4;  // a lane has all outputs of a row
-  static constexpr int NB = NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
+  static constexpr int NB = NS * NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
   static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
   static constexpr int KL = PARTS == 1 ? P::C : PART_STEPS * STEP;  // l of a part
   static constexpr int PLANES = GROUPS * JC;                        // products of matrices, one for each (i, j)
-  static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES * ROW_TILES;
+  static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES * ROW_TILES * NS;
   static constexpr int HELD = PARTS == 1 ? 1 : (UNITS + WARPS - 1) / WARPS;  // units whose sums a warp keeps
   // What is read and written of a row: runs of features that lie side by side, at any address.
   static constexpr int X_RUNS = WHOLE_J ? 1 : KL, X_RUN = WHOLE_J ? GROUPS * KL * P::D : JC;
@@ -53,7 +54,7 @@ struct GatherMmaTile {
   static constexpr int Y_CHUNKS = (Y_RUN + 2 * (VECTOR - 1)) / VECTOR;
   static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
   static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
-  static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NT * 256;  // weights of a step and plane
+  static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NS * NT * 256;  // weights of a step and plane
   static constexpr int PART_BYTES = PLANES * PART_STEPS * STEP_BYTES, COLUMN_BYTES = PARTS * PART_BYTES;
   static constexpr int W_BYTES = STREAMED ? 0 : COLUMN_BYTES;
   static constexpr int X_BYTES = BM * X_PITCH, STAGE_BYTES = X_BYTES + (STREAMED ? PART_BYTES : 0);
@@ -66,14 +67,46 @@ struct GatherMmaTile {
   static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
   static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
   static_assert(!STREAMED || PARTS > 1, "what comes in one part need not come again");
-  static_assert(!NARROW || (MT == 2 && NT == 1), "32 rows have a lane each");
+  static_assert(!NARROW || (MT == 2 && NT == 1 && NS == 1), "32 rows have a lane each");
 };
+
+// An element of shared memory.
+template <typename T>
+__device__ __forceinline__ float load_shared(uint32 address) {
+  if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(load_shared_word(address));
+  } else {
+    T value;
+    value.bits = static_cast<uint16>(load_shared_16_bits(address));
+    return to_float(value);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_shared(uint32 address, T value) {
+  if constexpr (sizeof(T) == 4) {
+    store_shared_word(address, __float_as_uint(value));
+  } else {
+    store_shared_16_bits(address, value.bits);
+  }
+}
 
 // Elements from the beginning of an address's chunk to the address.
 template <typename T>
 __device__ __forceinline__ int into_chunk(const T* address) {
   return static_cast<int>(reinterpret_cast<unsigned long long>(address) % 16 / sizeof(T));
 }
+
+// A warp's unit: MT tiles of rows of a plane, and NT tiles of outputs.
+template <typename P, typename Tile>
+struct GatherUnit {
+  int first_row, g, j, plane, k0;  // the lane's first row
+  __device__ __forceinline__ explicit GatherUnit(int index) {
+    k0 = index % Tile::NS * Tile::NT * 8;
+    first_row = index / Tile::NS % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
+    plane = index / Tile::NS / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
+  }
+};
 
 // What a block computes beside rows: its first i, j and k, and how many of each there are.
 template <typename P, typename Tile>
@@ -196,61 +229,111 @@ __device__ __forceinline__ void load_weights(unsigned char* weights, const Gathe
   }
 }
 
+// How many elements into its chunk a run begins, in a tile: by row, and by l of x or k of y.
+template <typename Tile>
+struct IntoChunk {
+  unsigned first, by_row, by_run;
+  __device__ __forceinline__ IntoChunk(int of_first, int64 row_stride, int64 run_stride)
+      : first(of_first),
+        by_row(static_cast<unsigned>(row_stride) % Tile::VECTOR),
+        by_run(Tile::WHOLE_J ? 0 : static_cast<unsigned>(run_stride) % Tile::VECTOR) {}
+  __device__ __forceinline__ int at(int row, int run) const {
+    return static_cast<int>((first + row * by_row + run * by_run) % Tile::VECTOR);
+  }
+};
+
 // Starts the copies of packed weights.
 template <typename Tile, int BYTES>
-__device__ __forceinline__ void copy_packed(unsigned char* to, const unsigned char* from) {
+__device__ __forceinline__ void copy_packed(uint32 to, const unsigned char* from) {
 #pragma unroll 4
   for (int at = threadIdx.x * 16; at < BYTES; at += Tile::THREADS * 16) copy_async_16(to + at, from + at, true);
 }
 
-// Fills the ring's stages, part after part and tile after tile, ahead of the products.
+// Fills the ring's stages, part after part and tile after tile, ahead of the products. All chunks of a stage are
+// written: those of rows and features that are not there with zeros.
 template <typename P, typename Tile>
 struct GatherLoader {
   using T = typename Tile::Element;
+  static constexpr int RUN_BYTES = P::D * Tile::SIZE;  // from a run to the next
   const GatherAddresses<P, Tile>& at;
-  unsigned char* const ring;
+  const uint32 ring;
   const int64 row_tiles;
   int64 tile, step;
   int part = 0, slot = 0;
 
-  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& addresses, unsigned char* stages)
+  __device__ __forceinline__ GatherLoader(const GatherAddresses<P, Tile>& addresses, uint32 stages)
       : at(addresses),
         ring(stages),
         row_tiles((addresses.arguments.batch + Tile::BM - 1) / Tile::BM),
         tile(blockIdx.x / Tile::COLUMNS),
         step(gridDim.x / Tile::COLUMNS) {}
 
-  __device__ __forceinline__ void copy_chunk(unsigned char* to, const T* first, int begin, int length) const {
-    const T* const chunk = first + begin;
-    const bool is_dense = at.arguments.x_feature_stride == 1;
-    if (is_dense && chunk >= static_cast<const T*>(at.arguments.x) && chunk + Tile::VECTOR <= at.x_end) {
-      copy_async_16(to, chunk, true);
-      return;
-    }
+  // Whether all chunks of a tile lie inside the operand, and all features side by side.
+  __device__ __forceinline__ bool is_inside(const T* first, int rows, int runs, int length) const {
+    const int64 stride = at.arguments.x_batch_stride;
+    const T* const last = first + (rows - 1) * stride + (runs - 1) * P::D;
+    const int behind = (into_chunk(last) + length) % Tile::VECTOR;
+    const T* const end = last + length + (behind == 0 ? 0 : Tile::VECTOR - behind);
+    return at.arguments.x_feature_stride == 1 && stride >= 0 && stride < 1 << 28 &&
+           first - into_chunk(first) >= static_cast<const T*>(at.arguments.x) && end <= at.x_end;
+  }
+
+  // A chunk of a tile that is inside. `x` and `row_bytes` are in bytes.
+  __device__ __forceinline__ void copy_inside(uint32 stage, const char* x, uint32 row_bytes, int rows, int runs,
+                                              int length_bytes, unsigned item) const {
+    const unsigned chunk = item % Tile::X_CHUNKS, run = item / Tile::X_CHUNKS % Tile::X_RUNS;
+    const unsigned row = item / (Tile::X_CHUNKS * Tile::X_RUNS);
+    const char* first = x + uint64(row) * row_bytes;
+    if constexpr (!Tile::WHOLE_J) first += run * RUN_BYTES;
+    const int into = static_cast<int>(reinterpret_cast<uint64>(first) % 16), begin = static_cast<int>(chunk * 16);
+    const bool is_there = row < rows && begin < into + length_bytes && (Tile::WHOLE_J || run < runs);
+    copy_async_16(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first - into + begin, is_there);
+  }
+
+  // A chunk of any tile, whose first element is the `begin`th of a run.
+  __device__ __forceinline__ void copy_elements(uint32 to, const T* first, int begin, int length) const {
 #pragma unroll 1
     for (int e = 0; e < Tile::VECTOR; ++e) {
-      if (0 <= begin + e && begin + e < length) {
-        reinterpret_cast<T*>(to)[e] = first[(begin + e) * at.arguments.x_feature_stride];
-      }
+      const bool is_there = 0 <= begin + e && begin + e < length;
+      const T value = is_there ? first[(begin + e) * at.arguments.x_feature_stride] : from_float<T>(0.0f);
+      store_shared(to + e * Tile::SIZE, value);
     }
   }
 
   // Starts the copies of the next stage, if there is one.
   __device__ __forceinline__ void next() {
     if (tile < row_tiles) {
-      unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
+      const uint32 stage = ring + slot * Tile::STAGE_BYTES;
       const int rows = rows_inside<Tile::BM>(at.arguments.batch - tile * Tile::BM), l0 = part * Tile::KL;
-      const int ls = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
+      const int ls = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL, runs = Tile::WHOLE_J ? 1 : ls;
       const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::C : ls) * P::D : at.column.js;
       const T* const x = at.x_row(tile * Tile::BM) + int64(l0) * P::D * at.arguments.x_feature_stride;
+      constexpr int ITEMS = Tile::BM * Tile::X_RUNS * Tile::X_CHUNKS, ROUNDS = ITEMS / Tile::THREADS;
+      if (is_inside(x, rows, runs, length)) {
+        const char* const bytes = reinterpret_cast<const char*>(x);
+        const uint32 row_bytes = static_cast<uint32>(at.arguments.x_batch_stride * Tile::SIZE);
 #pragma unroll 4
-      for (int e = threadIdx.x; e < Tile::BM * Tile::X_RUNS * Tile::X_CHUNKS; e += Tile::THREADS) {
-        const int chunk = e % Tile::X_CHUNKS, run = e / Tile::X_CHUNKS % Tile::X_RUNS;
-        const int row = e / (Tile::X_CHUNKS * Tile::X_RUNS);
-        const T* const first = x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
-        const int begin = chunk * Tile::VECTOR - into_chunk(first);
-        if (row < rows && begin < length && (Tile::WHOLE_J || run < ls)) {
-          copy_chunk(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first, begin, length);
+        for (int round = 0; round < ROUNDS; ++round) {
+          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE, threadIdx.x + round * Tile::THREADS);
+        }
+        if (threadIdx.x < ITEMS % Tile::THREADS) {
+          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE, threadIdx.x + ROUNDS * Tile::THREADS);
+        }
+      } else {
+#pragma unroll 1
+        for (int item = threadIdx.x; item < ITEMS; item += Tile::THREADS) {
+          const int chunk = item % Tile::X_CHUNKS, run = item / Tile::X_CHUNKS % Tile::X_RUNS;
+          const int row = item / (Tile::X_CHUNKS * Tile::X_RUNS);
+          const T* const first = x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
+          const int begin = chunk * Tile::VECTOR - into_chunk(first);
+          const uint32 to = stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16;
+          const bool is_dense = at.arguments.x_feature_stride == 1, is_there = row < rows && run < runs;
+          const T* const from = first + begin;
+          if (is_dense && from >= static_cast<const T*>(at.arguments.x) && from + Tile::VECTOR <= at.x_end) {
+            copy_async_16(to, from, is_there && begin < length);
+          } else {
+            copy_elements(to, first, begin, is_there ? length : 0);
+          }
         }
       }
       if constexpr (Tile::STREAMED) {
@@ -260,19 +343,6 @@ struct GatherLoader {
       if (++part == Tile::PARTS) part = 0, tile += step;
     }
     cp_async_commit_group();
-  }
-};
-
-// How many elements into its chunk a run begins, in a tile: by row, and by l of x or k of y.
-template <typename Tile>
-struct IntoChunk {
-  int first, by_row, by_run;
-  __device__ __forceinline__ IntoChunk(int of_first, int64 row_stride, int64 run_stride)
-      : first(of_first),
-        by_row(static_cast<int>(row_stride % Tile::VECTOR)),
-        by_run(Tile::WHOLE_J ? 0 : static_cast<int>(run_stride % Tile::VECTOR)) {}
-  __device__ __forceinline__ int at(int row, int run) const {
-    return (first + row * by_row + run * by_run) % Tile::VECTOR;
   }
 };
 
@@ -292,21 +362,21 @@ struct GatherRow {
 
 // A word of an operand: in 16 bit two neighbouring l, of fp32 one. `left` is how many l there are.
 template <typename Tile>
-__device__ __forceinline__ uint32 gathered(const unsigned char* x, const GatherRow<Tile>& row, int left) {
+__device__ __forceinline__ uint32 gathered(uint32 x, const GatherRow<Tile>& row, int left) {
   if constexpr (Tile::SIZE == 4) {
-    return left > 0 ? *reinterpret_cast<const uint32*>(x + row.at[0]) : 0;
+    return left > 0 ? load_shared_word(x + row.at[0]) : 0;
   } else {
-    const uint32 low = left > 0 ? *reinterpret_cast<const uint16*>(x + row.at[0]) : 0;
-    const uint32 high = left > 1 ? *reinterpret_cast<const uint16*>(x + row.at[1]) : 0;
+    const uint32 low = left > 0 ? load_shared_16_bits(x + row.at[0]) : 0;
+    const uint32 high = left > 1 ? load_shared_16_bits(x + row.at[1]) : 0;
     return low | high << 16;
   }
 }
 
 // sums += x w over a step, for MT x NT tiles of a plane; over the first `length` of its l, if not IS_WHOLE.
 template <typename Tile, bool IS_WHOLE>
-__device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][4], const unsigned char* x,
-                                              const GatherRow<Tile> (&rows)[Tile::MT][2],
-                                              const unsigned char* weights, int length) {
+__device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][4], uint32 x,
+                                              const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
+                                              int length) {
   constexpr int MT = Tile::MT, NT = Tile::NT, HALF = Tile::STEP / 2;
   const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
   uint32 a[MT][4];
@@ -324,7 +394,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][
     }
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
-    const uint2 b = *reinterpret_cast<const uint2*>(weights + n * 256);
+    const uint2 b = load_shared_2_words(weights + n * 256);
     if constexpr (Tile::SIZE == 2) {
 #pragma unroll
       for (int m = 0; m < MT; ++m) multiply_add<typename Tile::Element>(sums[m][n], a[m], b.x, b.y);
@@ -349,13 +419,13 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][
 
 // sums += x w over the l of a part, for a unit: MT tiles of rows of a plane.
 template <typename P, typename Tile>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][4], const unsigned char* stage,
-                                              const unsigned char* weights, const IntoChunk<Tile>& into, int unit,
-                                              int length) {
-  const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
-  const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
-  const unsigned char* x = stage + (g * P::C * P::D + j) * Tile::SIZE;
-  const unsigned char* w = weights + plane * Tile::PART_STEPS * Tile::STEP_BYTES;
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][4], uint32 stage, uint32 weights,
+                                              const IntoChunk<Tile>& into, int index, int length) {
+  const GatherUnit<P, Tile> unit(index);
+  const int quarter = threadIdx.x % 4, first_row = unit.first_row;
+  uint32 x = stage + (unit.g * P::C * P::D + unit.j) * Tile::SIZE;
+  uint32 w = weights + unit.plane * Tile::PART_STEPS * Tile::STEP_BYTES +
+             unit.k0 * (Tile::PRODUCTS == 0 ? Tile::SIZE : 32);
   GatherRow<Tile> rows[Tile::MT][2];
   if constexpr (Tile::NARROW) {
     using T = typename Tile::Element;
@@ -363,11 +433,10 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 #pragma unroll 2
     for (int l = 0; l < length; ++l) {
       rows[0][0].locate(into, row, l);
-      const float value = to_float(*reinterpret_cast<const T*>(x + rows[0][0].at[0]));
+      const float value = load_shared<T>(x + rows[0][0].at[0]);
 #pragma unroll
       for (int k = 0; k < P::B; ++k) {
-        sums[0][0][k] =
-            fmaf(value, to_float(reinterpret_cast<const T*>(w + l * Tile::STEP_BYTES)[k]), sums[0][0][k]);
+        sums[0][0][k] = fmaf(value, load_shared<T>(w + l * Tile::STEP_BYTES + k * Tile::SIZE), sums[0][0][k]);
       }
     }
   } else if constexpr (Tile::PRODUCTS == 0) {
@@ -381,12 +450,12 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           rows[m][half].locate(into, first_row + m * 16 + half * 8, l);
-          values[m][half] = to_float(*reinterpret_cast<const T*>(x + rows[m][half].at[0]));
+          values[m][half] = load_shared<T>(x + rows[m][half].at[0]);
         }
 #pragma unroll
       for (int n = 0; n < Tile::NT; ++n) {
-        const T* const of_l = reinterpret_cast<const T*>(w + l * Tile::STEP_BYTES) + n * 8;
-        const float w0 = to_float(of_l[0]), w1 = to_float(of_l[1]);
+        const uint32 of_l = w + l * Tile::STEP_BYTES + n * 8 * Tile::SIZE;
+        const float w0 = load_shared<T>(of_l), w1 = load_shared<T>(of_l + Tile::SIZE);
 #pragma unroll
         for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
@@ -413,18 +482,19 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 
 // Lays a unit's results where they leave from.
 template <typename P, typename Tile>
-__device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk<Tile>& into, int unit,
+__device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& into, int index,
                                          int outputs, const float (&sums)[Tile::MT][Tile::NT][4]) {
   using T = typename Tile::Element;
-  const int quarter = threadIdx.x % 4, first_row = unit % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
-  const int plane = unit / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
-  unsigned char* const of_plane = results + (g * Tile::KB * P::D + j) * Tile::SIZE;
+  constexpr bool ARE_ALL = P::B % Tile::NB == 0;
+  const GatherUnit<P, Tile> unit(index);
+  const int quarter = threadIdx.x % 4, first_row = unit.first_row;
+  const uint32 of_plane = results + (unit.g * Tile::KB * P::D + unit.j) * Tile::SIZE;
   if constexpr (Tile::NARROW) {
     const int row = first_row - threadIdx.x % 32 / 4 + threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < P::B; ++k) {
-      *reinterpret_cast<T*>(of_plane + row * Tile::Y_PITCH + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
-          from_float<T>(sums[0][0][k]);
+      const uint32 to = of_plane + row * Tile::Y_PITCH + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE;
+      store_shared(to, from_float<T>(sums[0][0][k]));
     }
   } else {
 #pragma unroll
@@ -432,15 +502,15 @@ __device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = first_row + m * 16 + half * 8;
-        unsigned char* const to = of_plane + row * Tile::Y_PITCH;
+        const uint32 to = of_plane + row * Tile::Y_PITCH;
 #pragma unroll
         for (int n = 0; n < Tile::NT; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int k = n * 8 + quarter * 2 + e;
-            if (k < outputs) {
-              *reinterpret_cast<T*>(to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE) =
-                  from_float<T>(sums[m][n][half * 2 + e]);
+            const int k = unit.k0 + n * 8 + quarter * 2 + e;
+            if (ARE_ALL || k < outputs) {
+              store_shared(to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE,
+                           from_float<T>(sums[m][n][half * 2 + e]));
             }
           }
       }
@@ -449,53 +519,75 @@ __device__ __forceinline__ void put_unit(unsigned char* results, const IntoChunk
 
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }
 
+// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not finite.
+template <typename P, typename Tile>
+__device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run, int n,
+                                              typename Tile::Element* to) {
+  if (Tile::PRODUCTS == 3 && !is_finite(value)) {
+    const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
+    const int j = Tile::WHOLE_J ? n % P::D : n;
+    const typename Tile::Element* const x = at.x_row(row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
+    value = 0.0f;
+#pragma unroll 1
+    for (int l = 0; l < P::C; ++l) {
+      value = fmaf(to_float(x[l * P::D * at.arguments.x_feature_stride]), to_float(at.weight(g, k, l, j)), value);
+    }
+  }
+  *to = from_float<typename Tile::Element>(value);
+}
+
 // Writes a tile's results to y: whole chunks, and the ends of runs one by one.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_results(const unsigned char* results, const GatherAddresses<P, Tile>& at,
-                                              int64 row0, int rows) {
+__device__ __forceinline__ void write_results(uint32 results, const GatherAddresses<P, Tile>& at, int64 row0, int rows) {
   using T = typename Tile::Element;
   constexpr int VECTOR = Tile::VECTOR;
   const int length =
       Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::B : at.column.outputs) * P::D : at.column.js;
+  const int runs = Tile::WHOLE_J ? 1 : at.column.outputs;
   T* const y = at.y_row(row0);
+  const uint64 row_bytes = at.arguments.y_batch_stride * Tile::SIZE;
+  const auto run_at = [&](unsigned row, unsigned run) {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(y) + row * row_bytes) + run * P::D;
+  };
 #pragma unroll 2
-  for (int item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
-    const int chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
-    const int row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
-    T* const first = y + row * at.arguments.y_batch_stride + run * P::D;
-    const int begin = chunk * VECTOR - into_chunk(first);
-    if (begin >= length || (!Tile::WHOLE_J && run >= at.column.outputs)) continue;
-    const unsigned char* const from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
-    if (begin >= 0 && begin + VECTOR <= length) {
-      const uint4 words = *reinterpret_cast<const uint4*>(from);
-      bool is_right = true;  // three products make NaN of an infinity
-      if constexpr (Tile::PRODUCTS == 3) {
-        is_right = is_finite(__uint_as_float(words.x)) && is_finite(__uint_as_float(words.y)) &&
-                   is_finite(__uint_as_float(words.z)) && is_finite(__uint_as_float(words.w));
-      }
-      if (is_right) {
-        store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
+  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * Tile::Y_CHUNKS; item += Tile::THREADS) {
+    const unsigned chunk = item % Tile::Y_CHUNKS, run = item / Tile::Y_CHUNKS % Tile::Y_RUNS;
+    const unsigned row = item / (Tile::Y_CHUNKS * Tile::Y_RUNS);
+    T* const first = run_at(row, run);
+    const int begin = static_cast<int>(chunk * VECTOR) - into_chunk(first);
+    if (begin < 0 || begin + VECTOR > length || (!Tile::WHOLE_J && run >= runs)) continue;
+    const uint4 words = load_shared_4_words(results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16);
+    if constexpr (Tile::PRODUCTS == 3) {
+      const float values[4] = {__uint_as_float(words.x), __uint_as_float(words.y), __uint_as_float(words.z),
+                               __uint_as_float(words.w)};
+      if (!(is_finite(values[0]) && is_finite(values[1]) && is_finite(values[2]) && is_finite(values[3]))) {
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+          const int n = begin + e;
+          write_element<P, Tile>(values[e], at, row0 + row, run, n, first + n);
+        }
         continue;
       }
     }
+    store_16_bytes(first + begin, words.x, words.y, words.z, words.w);
+  }
+  // The first and the last chunk of a run, where others have the rest of it.
+  const uint64 all = reinterpret_cast<uint64>(y) | row_bytes | (Tile::WHOLE_J ? 0 : P::D * Tile::SIZE);
+  if (all % 16 == 0 && length % VECTOR == 0) return;
+#pragma unroll 1
+  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2; item += Tile::THREADS) {
+    const unsigned run = item / 2 % Tile::Y_RUNS, row = item / 2 / Tile::Y_RUNS;
+    T* const first = run_at(row, run);
+    const int into = into_chunk(first), last = (into + length) / VECTOR;  // a chunk that is not filled
+    if (!Tile::WHOLE_J && run >= runs) continue;
+    if (item % 2 == 0 ? into == 0 : (into + length) % VECTOR == 0 || (last == 0 && into != 0)) continue;
+    const int chunk = item % 2 == 0 ? 0 : last;
+    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) {
-      const int n = begin + e;
+      const int n = chunk * VECTOR - into + e;
       if (n < 0 || n >= length) continue;
-      T value = reinterpret_cast<const T*>(from)[e];
-      if constexpr (Tile::PRODUCTS == 3) {
-        if (!is_finite(value)) {
-          const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
-          const int j = Tile::WHOLE_J ? n % P::D : n;
-          const T* const x = at.x_row(row0 + row) + (g * P::C * P::D + j) * at.arguments.x_feature_stride;
-          value = 0.0f;
-#pragma unroll 1
-          for (int l = 0; l < P::C; ++l) {
-            value = fmaf(x[l * P::D * at.arguments.x_feature_stride], at.weight(g, k, l, j), value);
-          }
-        }
-      }
-      first[n] = value;
+      write_element<P, Tile>(load_shared<T>(from + e * Tile::SIZE), at, row0 + row, run, n, first + n);
     }
   }
 }
@@ -504,22 +596,15 @@ __device__ __forceinline__ void write_results(const unsigned char* results, cons
 template <typename P, typename Tile>
 __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
-  unsigned char* const weights = shared;
-  unsigned char* const ring = weights + Tile::W_BYTES;
-  unsigned char* const results = ring + Tile::STAGES * Tile::STAGE_BYTES;
+  const uint32 weights = __shfl_sync(~0u, shared_address(shared), 0);
+  const uint32 ring = weights + Tile::W_BYTES, results = ring + Tile::STAGES * Tile::STAGE_BYTES;
   const int warp = threadIdx.x / 32;
   const GatherAddresses<P, Tile> at(arguments, blockIdx.x % Tile::COLUMNS);
-
-  // Rows that are not there are multiplied, too.
-  for (int chunk = threadIdx.x; chunk < Tile::STAGES * Tile::STAGE_BYTES / 16; chunk += Tile::THREADS) {
-    *reinterpret_cast<uint4*>(ring + chunk * 16) = make_uint4(0, 0, 0, 0);
-  }
-  __syncthreads();
   GatherLoader<P, Tile> loader(at, ring);
   if constexpr (Tile::PACKED && !Tile::STREAMED) copy_packed<Tile, Tile::COLUMN_BYTES>(weights, at.packed);
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
-  if constexpr (!Tile::PACKED) load_weights<P, Tile>(weights, at);
+  if constexpr (!Tile::PACKED) load_weights<P, Tile>(shared, at);
 
   const int64 tiles = loader.row_tiles;
   int slot = 0;
@@ -533,8 +618,8 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
       cp_async_wait_group<Tile::STAGES - 2>();
       __syncthreads();  // the stage is filled for all, and the one before it is free for all
       loader.next();
-      const unsigned char* const stage = ring + slot * Tile::STAGE_BYTES;
-      const unsigned char* const of_part = Tile::STREAMED ? stage + Tile::X_BYTES : weights + part * Tile::PART_BYTES;
+      const uint32 stage = ring + slot * Tile::STAGE_BYTES;
+      const uint32 of_part = Tile::STREAMED ? stage + Tile::X_BYTES : weights + part * Tile::PART_BYTES;
       if (++slot == Tile::STAGES) slot = 0;
       const int l0 = part * Tile::KL, length = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
       const int64 l_stride = P::D * arguments.x_feature_stride;

@@ -2,6 +2,7 @@
 #pragma once
 
 using int64 = long long;
+using uint64 = unsigned long long;
 using uint16 = unsigned short;
 using uint32 = unsigned int;
 

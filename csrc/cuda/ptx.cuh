@@ -68,6 +68,48 @@ __device__ __forceinline__ void copy_async_up_to_16(void* shared, const void* gl
                : "memory");
 }
 
+// Shared memory by its address: of a pointer the compiler finds the block's window anew at each use.
+__device__ __forceinline__ uint32 load_shared_16_bits(uint32 address) {
+  uint32 result;
+  asm volatile("ld.shared.u16 %0, [%1];\n" : "=r"(result) : "r"(address));
+  return result;
+}
+
+__device__ __forceinline__ uint32 load_shared_word(uint32 address) {
+  uint32 result;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(result) : "r"(address));
+  return result;
+}
+
+__device__ __forceinline__ uint2 load_shared_2_words(uint32 address) {
+  uint2 result;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];\n" : "=r"(result.x), "=r"(result.y) : "r"(address));
+  return result;
+}
+
+__device__ __forceinline__ uint4 load_shared_4_words(uint32 address) {
+  uint4 result;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
+               : "r"(address));
+  return result;
+}
+
+__device__ __forceinline__ void store_shared_16_bits(uint32 address, uint16 value) {
+  asm volatile("st.shared.u16 [%0], %1;\n" ::"r"(address), "h"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_word(uint32 address, uint32 value) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
+}
+
+// Copies 16 bytes to an address of shared memory in the background, or writes 16 zero bytes if not `inside`.
+__device__ __forceinline__ void copy_async_16(uint32 shared, const void* global, bool inside) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
+               "r"(inside ? 16 : 0)
+               : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements: lanes 8i to 8i + 7 give the addresses of the rows of matrix i;
 // a lane gets elements (lane / 4, 2 (lane % 4)) and (lane / 4, 2 (lane % 4) + 1).
 __device__ __forceinline__ void load_matrices(uint32 (&words)[4], uint32 address) {

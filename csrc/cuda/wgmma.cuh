@@ -7,8 +7,6 @@
 
 #include "ptx.cuh"
 
-using uint64 = unsigned long long;
-
 // Orders this thread's shared-memory writes before what the tensor cores read.
 __device__ __forceinline__ void fence_for_tensor_cores() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");

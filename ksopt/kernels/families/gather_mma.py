@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import astuple, dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import ANY_TYPE, TemplateFamily, register_family
 from ksopt.kernels.families.cost_terms import overlapped
 from ksopt.kernels.launcher import MakeLauncher
-from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
+from ksopt.kernels.problem import RESERVED_SHARED, DeviceSpec, Geometry, Problem
 from ksopt.patterns.chain import Pattern
 
-_REGISTERS = 65536  # of a multiprocessor
+_REGISTERS, _MOST_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
+_MOST_BLOCKS, _FEWEST_WARPS = 6, 8  # at a time on a multiprocessor
 _LARGEST_INT = 2**31 - 1
 _STAGES = 2  # a third seldom made a product faster (docs/development/any-size.md)
 _NARROW = 4  # of so few outputs a lane adds all of a row
@@ -54,6 +55,7 @@ class Config:
     bm: int
     mt: int
     nt: int
+    ns: int
     groups: int
     jc: int
     parts: int
@@ -73,7 +75,7 @@ class Config:
 
     @property
     def outputs(self) -> int:
-        return 8 * self.nt
+        return 8 * self.ns * self.nt
 
     def steps(self, p: Pattern) -> int:
         return -(-p.c // self.step)
@@ -86,45 +88,77 @@ class Config:
     @property
     def units(self) -> int:
         """What the warps of a block share: tiles of rows of a plane."""
-        return self.planes * self.bm // (16 * self.mt)
+        return self.planes * self.bm // (16 * self.mt) * self.ns
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
         return -(-p.a // self.groups) * -(-p.d // self.jc) * -(-p.b // self.outputs)
 
-    def part_steps(self, p: Pattern) -> int:
-        """Steps of a part."""
-        return -(-self.steps(p) // self.parts)
+    def part(self, p: Pattern) -> int:
+        """Values of l of a part."""
+        return p.c if self.parts == 1 else _part_steps(p, self.step, self.parts) * self.step
 
     def weight_bytes(self, p: Pattern) -> int:
         """A column's weights in the order of the tensor cores."""
-        step = 8 * self.size if self.step == 1 else 256
-        return self.parts * self.planes * self.part_steps(p) * self.nt * step
-
-    def part(self, p: Pattern) -> int:
-        """Values of l of a part."""
-        return p.c if self.parts == 1 else self.part_steps(p) * self.step
+        return self.parts * self._of(p).part_bytes(self.parts)
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        x = (self.chunks(p, self.part(p)) | 1) * 16
-        y = (self.chunks(p, min(self.outputs, p.b)) | 1) * 16
-        weights = self.weight_bytes(p)
-        if self.weights == "streamed":
-            weights = weights // self.parts * self.stages
-        return weights + self.bm * (self.stages * x + y)
+        return self._of(p).shared_bytes(self.parts, self.stages, self.weights)
 
     def chunks(self, p: Pattern, values: int) -> int:
         """Of a row of x or y with so many values of l or k, at any address."""
-        vector = 16 // self.size
-        runs, run = (1, self.groups * values * p.d) if self.jc == p.d else (values, self.jc)
-        return runs * ((run + 2 * (vector - 1)) // vector)
+        return _chunks(p, self.size, self.groups, self.jc, values)
+
+    def _of(self, p: Pattern) -> Column:
+        return Column(p, self.size, self.step, self.bm, self.outputs, self.groups, self.jc)
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, operands, addresses."""
-        held = 1 if self.parts == 1 else -(-self.units // self.warps)
-        sums = held * self.mt * self.nt * 4
-        return max(sums + self.mt * (16 if self.size == 4 else 12) + 56, 72)
+        return _registers(self.mt, self.nt, self.size, self.parts, self.units, self.warps)
+
+
+def _registers(mt: int, nt: int, size: int, parts: int, units: int, warps: int) -> int:
+    held = 1 if parts == 1 else -(-units // warps)
+    return max(held * mt * nt * 4 + mt * (16 if size == 4 else 12) + 56, 72)
+
+
+def _part_steps(p: Pattern, step: int, parts: int) -> int:
+    """Steps of a part."""
+    return -(-(-(-p.c // step)) // parts)
+
+
+def _chunks(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
+    vector = 16 // size
+    runs, run = (1, groups * values * p.d) if jc == p.d else (values, jc)
+    return runs * ((run + 2 * (vector - 1)) // vector)
+
+
+class Column(NamedTuple):
+    """What a block computes, and has in shared memory: as of `Config`, whatever its parts."""
+
+    p: Pattern
+    size: int
+    step: int
+    bm: int
+    outputs: int
+    groups: int
+    jc: int
+
+    def part_bytes(self, parts: int) -> int:
+        """Of a part's weights."""
+        step = self.outputs * self.size if self.step == 1 else 32 * self.outputs
+        return self.groups * self.jc * _part_steps(self.p, self.step, parts) * step
+
+    def shared_bytes(self, parts: int, stages: int, weights: Weights) -> int:
+        """Dynamic shared memory of a block."""
+        p = self.p
+        part = p.c if parts == 1 else _part_steps(p, self.step, parts) * self.step
+        row = (p, self.size, self.groups, self.jc)
+        x = (_chunks(*row, part) | 1) * 16
+        y = (_chunks(*row, min(self.outputs, p.b)) | 1) * 16
+        copies = stages if weights == "streamed" else parts
+        return copies * self.part_bytes(parts) + self.bm * (stages * x + y)
 
 
 @register_family
@@ -151,33 +185,40 @@ class GatherMma(TemplateFamily[Config]):
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p, size = problem.pattern, 4 if problem.dtype == "float32" else 2
-        for step, bm, nt, mt, warps, (groups, jc) in itertools.product(
+        for step, bm, (nt, ns), mt, (groups, jc), warps in itertools.product(
             self.steps(problem),
             (16, 32, 64, 128),
             _widths(-(-p.b // 8)),
             (1, 2),
-            (4, 8),
             _planes(p, size),
+            (4, 8, 16),
         ):
-            if bm % (16 * mt) or (groups > 1 and 8 * nt < p.b):
+            units = groups * jc * bm // (16 * mt) * ns
+            if bm % (16 * mt) or (groups > 1 and 8 * nt * ns < p.b):
                 continue
             if step == 1 and p.b <= _NARROW and mt != 2:
                 continue
-            if bm * groups * jc < 16 * mt * warps and bm < 128:
+            if units < warps and (bm < 128 or warps > 4):
                 continue  # warps without work
+            column = Column(p, size, step, bm, 8 * nt * ns, groups, jc)
+            shape = (warps, bm, mt, nt, ns, groups, jc)
             most = 1 if step == 1 or groups > 1 else -(-p.c // step)
-            shape = (warps, bm, mt, nt, groups, jc)
-            for (weights, stages), blocks in itertools.product(self.ways, (1, 2, 3, 4, 6)):
-                rest = (stages, blocks, size, step, 1, weights)
-                fewest = 2 if weights == "streamed" else 1
-                several = (Config(*shape, parts, *rest) for parts in _parts(fewest, most))
-                tile = next((t for t in several if self.fits(problem, t, device)), None)
-                if tile is None:
-                    continue
-                if tile.registers(p) > min(255, _REGISTERS // (tile.threads * blocks)):
-                    continue
-                walkers = max(1, device.multiprocessors * blocks // tile.columns(p))
-                yield replace(tile, walkers=walkers)
+            columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // column.outputs)
+            for weights, stages in self.ways:
+                fewer = 0
+                for parts in _parts(2 if weights == "streamed" else 1, most):
+                    shared = column.shared_bytes(parts, stages, weights) + RESERVED_SHARED
+                    registers = _registers(mt, nt, size, parts, units, warps)
+                    if registers > _MOST_REGISTERS:
+                        break
+                    in_registers = _REGISTERS // (32 * warps * registers)
+                    blocks = min(device.shared_bytes // shared, in_registers, _MOST_BLOCKS)
+                    # More parts are for more blocks at a time, and few warps hide no latency.
+                    if blocks > fewer and (blocks * warps >= _FEWEST_WARPS or blocks == in_registers):
+                        fewer = blocks
+                        walkers = max(1, device.multiprocessors * blocks // columns)
+                        rest = (parts, stages, blocks, size, step, walkers, weights)
+                        yield Config(*shape, *rest)
 
     def steps(self, problem: Problem) -> tuple[int, ...]:
         """How many l are added at a time: by tensor cores, or, of short sums, one."""
@@ -207,10 +248,11 @@ class GatherMma(TemplateFamily[Config]):
         tile_rows = row_tiles * config.bm
         planes = tile_rows * p.a * -(-p.d // config.jc) * config.jc * of_b  # rows of planes
         put = planes * config.outputs
-        work = planes / (16 * config.mt) / _UNITS
+        work = planes / (16 * config.mt) * config.ns / _UNITS
         if products:
-            work += planes / 16 * config.nt * config.steps(p) / _STEPS[products]
-            work += planes * config.steps(p) * config.step / _GATHERED if config.size == 2 else 0.0
+            work += planes / 128 * config.outputs * config.steps(p) / _STEPS[products]
+            gathered = planes * config.ns * config.steps(p) * config.step
+            work += gathered / _GATHERED if config.size == 2 else 0.0
         else:
             put = planes * p.b if p.b <= _NARROW else put
             work += put * p.c / _ADDED
@@ -265,11 +307,21 @@ class GatherMma(TemplateFamily[Config]):
         return None
 
 
-def _widths(most: int) -> list[int]:
-    """Output tiles of a block, of which ``most`` cover all outputs: as even as they get."""
-    fewest = -(-most // 16)
+def _widths(most: int) -> list[tuple[int, int]]:
+    """Output tiles of a unit, and units of a block, of which ``most`` tiles cover all outputs.
+
+    Blocks are as even as they get.
+    """
+    fewest = -(-most // 32)
     blocks = (fewest * times for times in (1, 2, 3, 4, 6, 8, 12, 16))
-    return sorted({-(-most // several) for several in blocks})
+    several = {-(-most // count) for count in blocks}
+    return sorted({(-(-tiles // ns), ns) for tiles in several for ns in (1, 2, 4) if _fit(tiles, ns)})
+
+
+def _fit(tiles: int, units: int) -> bool:
+    """Whether so many output tiles are worth so many units."""
+    of_unit = -(-tiles // units)
+    return of_unit <= 16 and (units == 1 or (tiles >= 6 and of_unit >= 3 and of_unit * units - tiles <= 1))
 
 
 def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ class GatherMmaPacked(GatherMma, PackedFamily[Config]):
         return config.columns(p) * config.weight_bytes(p) // config.size
 
     def packed_form(self, problem: Problem, config: Config) -> str:
-        columns = f"{config.groups} {config.jc} {config.nt}"
+        columns = f"{config.groups} {config.jc} {config.outputs}"
         return f"gather_mma {self.arithmetic(problem)} {columns} {config.parts} {config.step}"
 
     def pack_geometry(self, problem: Problem, config: Config) -> Geometry:

@@ -126,6 +126,27 @@ INSTRUCTION void cp_async_wait_all() {
   wait_for_copies(0);
 }
 
+INSTRUCTION void ld_shared_u16(uint32_t& result, uint32_t address) {
+  result = *static_cast<const uint16_t*>(read_shared(address, 2, __builtin_return_address(0)));
+}
+INSTRUCTION void ld_shared_u32(uint32_t& result, uint32_t address) {
+  result = *static_cast<const uint32_t*>(read_shared(address, 4, __builtin_return_address(0)));
+}
+INSTRUCTION void ld_shared_v2_u32(uint32_t& x, uint32_t& y, uint32_t address) {
+  const auto from = static_cast<const uint32_t*>(read_shared(address, 8, __builtin_return_address(0)));
+  x = from[0], y = from[1];
+}
+INSTRUCTION void ld_shared_v4_u32(uint32_t& x, uint32_t& y, uint32_t& z, uint32_t& w, uint32_t address) {
+  const auto from = static_cast<const uint32_t*>(read_shared(address, 16, __builtin_return_address(0)));
+  x = from[0], y = from[1], z = from[2], w = from[3];
+}
+INSTRUCTION void st_shared_u16(uint32_t address, uint16_t value) {
+  *static_cast<uint16_t*>(write_shared(address, 2, __builtin_return_address(0))) = value;
+}
+INSTRUCTION void st_shared_u32(uint32_t address, uint32_t value) {
+  *static_cast<uint32_t*>(write_shared(address, 4, __builtin_return_address(0))) = value;
+}
+
 // Accesses of device code: not INSTRUCTIONs, so that they are checked.
 inline void st_global_v4_b32(void* to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   *static_cast<uint4*>(to) = make_uint4(w0, w1, w2, w3);

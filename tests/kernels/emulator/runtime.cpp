@@ -647,6 +647,12 @@ const void* read_shared(std::uint32_t from, std::size_t bytes, const void* calle
   return shared + from;
 }
 
+void* write_shared(std::uint32_t to, std::size_t bytes, const void* caller) {
+  if (to % bytes != 0) stop("a shared address is not a multiple of the size that is written there");
+  check(true, shared + to, bytes, reinterpret_cast<Address>(caller));
+  return shared + to;
+}
+
 void commit_copies() {
   Fiber& fiber = fibers[current];
   fiber.groups.push_back(std::move(fiber.uncommitted));

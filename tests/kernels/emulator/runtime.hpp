@@ -50,6 +50,7 @@ void wait_for_copies(unsigned pending);
 
 // Where `bytes` bytes of shared memory lie, checked as a read by this thread.
 const void* read_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
+void* write_shared(std::uint32_t shared, std::size_t bytes, const void* caller);
 
 // The same place in the shared memory of another block of the cluster, and accesses there.
 std::uint32_t shared_offset_in(std::uint32_t offset, unsigned rank);

@@ -23,13 +23,13 @@ gather_mma, gather_mma_packed = family_of("gather_mma"), family_of("gather_mma_p
 
 # No d, b or c that other families want; sums short and long, one block and many, all j and windows.
 SHAPES = [
-    ("bfloat16", (1, 17, 9, 1)),
+    ("bfloat16", (1, 57, 35, 1)),
     ("float16", (7, 5, 33, 2)),
     ("bfloat16", (3, 9, 20, 5)),
     ("float16", (2, 3, 130, 7)),
     ("bfloat16", (11, 3, 1, 1)),
     ("float16", (1, 5, 7, 37)),
-    ("float32", (2, 17, 45, 1)),
+    ("float32", (2, 50, 45, 1)),
     ("float32", (5, 3, 7, 5)),
     ("float32", (1, 11, 2, 41)),
     ("float32", (1, 6, 40, 35)),
@@ -39,7 +39,7 @@ SHAPES = [
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
 OF_THE_DAY = 6
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "groups", "jc", "parts", "stages", "step", "weights")
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "ns", "groups", "jc", "parts", "stages", "step", "weights")
 
 Kernel = EmulatedKernel | PackedKernel
 
@@ -92,7 +92,7 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}x{c.ns}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
@@ -189,11 +189,16 @@ FAULTS = {
         "    write_results",
         "race|nothing wrote",
     ),
-    "rows beyond the batch": ("if (row < rows && begin < length", "if (begin < length", "outside"),
-    "chunks beyond the operand": ("chunk + Tile::VECTOR <= at.x_end", "true", "outside"),
+    "rows beyond the batch": (
+        "rows = rows_inside<Tile::BM>(at.arguments.batch - tile * Tile::BM), l0",
+        "rows = Tile::BM, l0",
+        "outside",
+    ),
+    "a tile's chunks beyond the operand": (" && end <= at.x_end", "", "outside"),
+    "chunks beyond the operand": ("from + Tile::VECTOR <= at.x_end", "true", "outside"),
     "what others write beside a run": (
-        "if (begin >= 0 && begin + VECTOR <= length) {",
-        "if (true) {",
+        "if (begin < 0 || begin + VECTOR > length || ",
+        "if (begin >= length || ",
         "race|outside|nothing wrote",
     ),
     "no zeros behind sums": (
