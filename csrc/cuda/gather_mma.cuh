@@ -22,7 +22,7 @@
 
 enum class GatherWeights { STORED, PACKED, STREAMED };
 
-template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int NS_, int GROUPS_, int JC_,
+template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int NS_, int JT_, int GROUPS_, int JC_,
           int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
 struct GatherMmaTile {
   using Element = T;
@@ -30,6 +30,8 @@ struct GatherMmaTile {
   static constexpr int BM = BM_;
   static constexpr int MT = MT_, NT = NT_;  // 16-row and 8-output tiles of a warp's unit
   static constexpr int NS = NS_;            // units side by side that have all outputs of a block
+  static constexpr int JT = JT_;            // neighbouring j of a unit, which share loads and stores
+  static constexpr int TILES = MT * JT;
   static constexpr int GROUPS = GROUPS_, JC = JC_;
   static constexpr int PARTS = PARTS_, STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
@@ -38,12 +40,15 @@ struct GatherMmaTile {
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
+  // Two neighbouring l are a word of x, and two neighbouring k one of y.
+  static constexpr bool L_PAIRS = SIZE == 2 && P::D == 1 && P::C % 2 == 0;
+  static constexpr bool K_PAIRS = SIZE == 2 && P::D == 1 && P::B % 2 == 0;
   static constexpr bool NARROW = PRODUCTS == 0 && P::B <= 4;  // a lane has all outputs of a row
   static constexpr int NB = NS * NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
   static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
   static constexpr int KL = PARTS == 1 ? P::C : PART_STEPS * STEP;  // l of a part
   static constexpr int PLANES = GROUPS * JC;                        // products of matrices, one for each (i, j)
-  static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES * ROW_TILES * NS;
+  static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES / JT * ROW_TILES * NS;
   static constexpr int HELD = PARTS == 1 ? 1 : (UNITS + WARPS - 1) / WARPS;  // units whose sums a warp keeps
   // What is read and written of a row: runs of features that lie side by side, at any address.
   static constexpr int X_RUNS = WHOLE_J ? 1 : KL, X_RUN = WHOLE_J ? GROUPS * KL * P::D : JC;
@@ -55,7 +60,7 @@ struct GatherMmaTile {
   static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
   static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
   static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NS * NT * 256;  // weights of a step and plane
-  static constexpr int PART_BYTES = PLANES * PART_STEPS * STEP_BYTES, COLUMN_BYTES = PARTS * PART_BYTES;
+  static constexpr int PLANE_BYTES = PART_STEPS * STEP_BYTES, PART_BYTES = PLANES * PLANE_BYTES, COLUMN_BYTES = PARTS * PART_BYTES;
   static constexpr int W_BYTES = STREAMED ? 0 : COLUMN_BYTES;
   static constexpr int X_BYTES = BM * X_PITCH, STAGE_BYTES = X_BYTES + (STREAMED ? PART_BYTES : 0);
   static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
@@ -66,6 +71,7 @@ struct GatherMmaTile {
   static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
   static_assert(PRODUCTS < 3 || SIZE == 4, "16-bit numbers are multiplied once");
   static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
+  static_assert(JT == 1 || (JT == 2 && P::D % 2 == 0 && JC % 2 == 0 && PRODUCTS > 0), "two j, by tensor cores");
   static_assert(!STREAMED || PARTS > 1, "what comes in one part need not come again");
   static_assert(!NARROW || (MT == 2 && NT == 1 && NS == 1), "32 rows have a lane each");
 };
@@ -91,20 +97,30 @@ __device__ __forceinline__ void store_shared(uint32 address, T value) {
   }
 }
 
+// Two neighbours, at an even place.
+template <typename T>
+__device__ __forceinline__ void store_pair(uint32 address, float first, float second) {
+  if constexpr (sizeof(T) == 4) {
+    store_shared_2_words(address, __float_as_uint(first), __float_as_uint(second));
+  } else {
+    store_shared_word(address, pack_pair<T>(first, second));
+  }
+}
+
 // Elements from the beginning of an address's chunk to the address.
 template <typename T>
 __device__ __forceinline__ int into_chunk(const T* address) {
   return static_cast<int>(reinterpret_cast<unsigned long long>(address) % 16 / sizeof(T));
 }
 
-// A warp's unit: MT tiles of rows of a plane, and NT tiles of outputs.
+// A warp's unit: MT tiles of rows of one or two planes, and NT tiles of outputs.
 template <typename P, typename Tile>
 struct GatherUnit {
-  int first_row, g, j, plane, k0;  // the lane's first row
+  int first_row, g, j, plane, k0;  // the lane's first row, and the first plane
   __device__ __forceinline__ explicit GatherUnit(int index) {
     k0 = index % Tile::NS * Tile::NT * 8;
     first_row = index / Tile::NS % Tile::ROW_TILES * Tile::MT * 16 + threadIdx.x % 32 / 4;
-    plane = index / Tile::NS / Tile::ROW_TILES, g = plane / Tile::JC, j = plane % Tile::JC;
+    plane = index / Tile::NS / Tile::ROW_TILES * Tile::JT, g = plane / Tile::JC, j = plane % Tile::JC;
   }
 };
 
@@ -240,6 +256,7 @@ struct IntoChunk {
   __device__ __forceinline__ int at(int row, int run) const {
     return static_cast<int>((first + row * by_row + run * by_run) % Tile::VECTOR);
   }
+  __device__ __forceinline__ bool are_even() const { return (first | by_row | by_run) % 2 == 0; }
 };
 
 // Starts the copies of packed weights.
@@ -360,71 +377,112 @@ struct GatherRow {
   }
 };
 
-// A word of an operand: in 16 bit two neighbouring l, of fp32 one. `left` is how many l there are.
-template <typename Tile>
-__device__ __forceinline__ uint32 gathered(uint32 x, const GatherRow<Tile>& row, int left) {
-  if constexpr (Tile::SIZE == 4) {
-    return left > 0 ? load_shared_word(x + row.at[0]) : 0;
+// A word of an operand: in 16 bit two neighbouring l, of fp32 one. `left` is how many l there are. Of a unit of two
+// planes, the words of both. EVEN: two elements that lie side by side, the first at an even place, come at once.
+template <typename P, typename Tile, bool EVEN>
+__device__ __forceinline__ void gather(uint32 (&words)[Tile::JT], uint32 x, const GatherRow<Tile>& row, int left) {
+  constexpr int SIZE = Tile::SIZE;
+  if constexpr (Tile::JT == 2) {
+    const auto pair = [&](uint32 at, bool is_there) {  // of two j
+      if constexpr (SIZE == 4) {
+        if (!is_there) return make_uint2(0, 0);
+        return EVEN ? load_shared_2_words(at) : make_uint2(load_shared_word(at), load_shared_word(at + SIZE));
+      } else {
+        if (!is_there) return 0u;
+        return EVEN ? load_shared_word(at) : load_shared_16_bits(at) | load_shared_16_bits(at + SIZE) << 16;
+      }
+    };
+    if constexpr (SIZE == 4) {
+      const uint2 both = pair(x + row.at[0], left > 0);
+      words[0] = both.x, words[1] = both.y;
+    } else {
+      const uint32 low = pair(x + row.at[0], left > 0), high = pair(x + row.at[1], left > 1);
+      words[0] = (low & 0xffffu) | high << 16, words[1] = low >> 16 | (high & 0xffff0000u);
+    }
+  } else if constexpr (SIZE == 4 || (EVEN && Tile::L_PAIRS)) {
+    words[0] = left > 0 ? load_shared_word(x + row.at[0]) : 0;
   } else {
     const uint32 low = left > 0 ? load_shared_16_bits(x + row.at[0]) : 0;
     const uint32 high = left > 1 ? load_shared_16_bits(x + row.at[1]) : 0;
-    return low | high << 16;
+    words[0] = low | high << 16;
   }
 }
 
-// sums += x w over a step, for MT x NT tiles of a plane; over the first `length` of its l, if not IS_WHOLE.
-template <typename Tile, bool IS_WHOLE>
-__device__ __forceinline__ void multiply_step(float (&sums)[Tile::MT][Tile::NT][4], uint32 x,
+// sums += x w over a step, for the tiles of a unit; over the first `length` of its l, if not IS_WHOLE.
+template <typename P, typename Tile, bool EVEN, bool IS_WHOLE>
+__device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
                                               const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
                                               int length) {
-  constexpr int MT = Tile::MT, NT = Tile::NT, HALF = Tile::STEP / 2;
+  constexpr int TILES = Tile::TILES, NT = Tile::NT, HALF = Tile::STEP / 2, JT = Tile::JT;
   const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
-  uint32 a[MT][4];
-  [[maybe_unused]] uint32 small[MT][4];
+  uint32 a[TILES][4];
+  [[maybe_unused]] uint32 small[TILES][4];
 #pragma unroll
-  for (int m = 0; m < MT; ++m)
+  for (int m = 0; m < Tile::MT; ++m)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int l = e / 2 * HALF;
-      a[m][e] = gathered<Tile>(x + l * Tile::L_PITCH, rows[m][e % 2], IS_WHOLE ? Tile::STEP : left - l);
-      if constexpr (Tile::SIZE == 4) {
-        const Split<Tile::PRODUCTS> split(__uint_as_float(a[m][e]));
-        a[m][e] = split.big, small[m][e] = split.small;
-      }
-    }
+      uint32 words[JT];
+      gather<P, Tile, EVEN>(words, x + l * Tile::L_PITCH, rows[m][e % 2], IS_WHOLE ? Tile::STEP : left - l);
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const uint2 b = load_shared_2_words(weights + n * 256);
-    if constexpr (Tile::SIZE == 2) {
-#pragma unroll
-      for (int m = 0; m < MT; ++m) multiply_add<typename Tile::Element>(sums[m][n], a[m], b.x, b.y);
-    } else {
-      const Split<Tile::PRODUCTS> w0(__uint_as_float(b.x)), w1(__uint_as_float(b.y));
-#pragma unroll
-      for (int m = 0; m < MT; ++m) {
-        if constexpr (Tile::PRODUCTS == 1) {
-          multiply_add_tf32(sums[m][n], a[m], w0.big, w1.big);
-        } else {  // the smallest first
-          float part[4] = {};
-          multiply_add_tf32(part, small[m], w0.big, w1.big);
-          multiply_add_tf32(part, a[m], w0.small, w1.small);
-          multiply_add_tf32(part, a[m], w0.big, w1.big);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[m][n][e] += part[e];
+      for (int j = 0; j < JT; ++j) {
+        a[m * JT + j][e] = words[j];
+        if constexpr (Tile::SIZE == 4) {
+          const Split<Tile::PRODUCTS> split(__uint_as_float(words[j]));
+          a[m * JT + j][e] = split.big, small[m * JT + j][e] = split.small;
         }
       }
     }
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int j = 0; j < JT; ++j) {
+      const uint2 b = load_shared_2_words(weights + j * Tile::PLANE_BYTES + n * 256);
+      if constexpr (Tile::SIZE == 2) {
+#pragma unroll
+        for (int m = j; m < TILES; m += JT) multiply_add<typename Tile::Element>(sums[m][n], a[m], b.x, b.y);
+      } else {
+        const Split<Tile::PRODUCTS> w0(__uint_as_float(b.x)), w1(__uint_as_float(b.y));
+#pragma unroll
+        for (int m = j; m < TILES; m += JT) {
+          if constexpr (Tile::PRODUCTS == 1) {
+            multiply_add_tf32(sums[m][n], a[m], w0.big, w1.big);
+          } else {  // the smallest first
+            float part[4] = {};
+            multiply_add_tf32(part, small[m], w0.big, w1.big);
+            multiply_add_tf32(part, a[m], w0.small, w1.small);
+            multiply_add_tf32(part, a[m], w0.big, w1.big);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[m][n][e] += part[e];
+          }
+        }
+      }
+    }
+}
+
+// The same over the l of a part.
+template <typename P, typename Tile, bool EVEN>
+__device__ __forceinline__ void multiply_steps(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
+                                               const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
+                                               int length) {
+#pragma unroll 2
+  for (int s = 0; s < length / Tile::STEP; ++s) {
+    multiply_step<P, Tile, EVEN, true>(sums, x, rows, weights, Tile::STEP);
+    x += Tile::STEP * Tile::L_PITCH, weights += Tile::STEP_BYTES;
+  }
+  if (P::C % Tile::STEP != 0 && length % Tile::STEP != 0) {
+    multiply_step<P, Tile, EVEN, false>(sums, x, rows, weights, length % Tile::STEP);
   }
 }
 
 // sums += x w over the l of a part, for a unit: MT tiles of rows of a plane.
 template <typename P, typename Tile>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][4], uint32 stage, uint32 weights,
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::NT][4], uint32 stage, uint32 weights,
                                               const IntoChunk<Tile>& into, int index, int length) {
   const GatherUnit<P, Tile> unit(index);
   const int quarter = threadIdx.x % 4, first_row = unit.first_row;
   uint32 x = stage + (unit.g * P::C * P::D + unit.j) * Tile::SIZE;
-  uint32 w = weights + unit.plane * Tile::PART_STEPS * Tile::STEP_BYTES +
+  uint32 w = weights + unit.plane * Tile::PLANE_BYTES +
              unit.k0 * (Tile::PRODUCTS == 0 ? Tile::SIZE : 32);
   GatherRow<Tile> rows[Tile::MT][2];
   if constexpr (Tile::NARROW) {
@@ -469,13 +527,10 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         rows[m][half].locate(into, first_row + m * 16 + half * 8, quarter * GatherRow<Tile>::WORD);
-#pragma unroll 2
-    for (int s = 0; s < length / Tile::STEP; ++s) {
-      multiply_step<Tile, true>(sums, x, rows, w, Tile::STEP);
-      x += Tile::STEP * Tile::L_PITCH, w += Tile::STEP_BYTES;
-    }
-    if (P::C % Tile::STEP != 0 && length % Tile::STEP != 0) {
-      multiply_step<Tile, false>(sums, x, rows, w, length % Tile::STEP);
+    if ((Tile::JT == 2 || Tile::L_PAIRS) && into.are_even()) {
+      multiply_steps<P, Tile, true>(sums, x, rows, w, length);
+    } else {
+      multiply_steps<P, Tile, false>(sums, x, rows, w, length);
     }
   }
 }
@@ -483,7 +538,7 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::MT][Tile::NT][
 // Lays a unit's results where they leave from.
 template <typename P, typename Tile>
 __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& into, int index,
-                                         int outputs, const float (&sums)[Tile::MT][Tile::NT][4]) {
+                                         int outputs, const float (&sums)[Tile::TILES][Tile::NT][4]) {
   using T = typename Tile::Element;
   constexpr bool ARE_ALL = P::B % Tile::NB == 0;
   const GatherUnit<P, Tile> unit(index);
@@ -504,15 +559,29 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
         const int row = first_row + m * 16 + half * 8;
         const uint32 to = of_plane + row * Tile::Y_PITCH;
 #pragma unroll
-        for (int n = 0; n < Tile::NT; ++n)
+        for (int n = 0; n < Tile::NT; ++n) {
+          const int k0 = unit.k0 + n * 8 + quarter * 2;
+          const float(&first)[4] = sums[m * Tile::JT][n];
+          if constexpr (Tile::K_PAIRS) {  // an even number of outputs, at even places
+            if (ARE_ALL || k0 < outputs) {
+              store_shared_word(to + k0 * Tile::K_PITCH + into.at(row, k0) * Tile::SIZE,
+                                pack_pair<T>(first[half * 2], first[half * 2 + 1]));
+            }
+          } else {
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int k = unit.k0 + n * 8 + quarter * 2 + e;
-            if (ARE_ALL || k < outputs) {
-              store_shared(to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE,
-                           from_float<T>(sums[m][n][half * 2 + e]));
+            for (int e = 0; e < 2; ++e) {
+              const int k = k0 + e;
+              const uint32 place = to + k * Tile::K_PITCH + into.at(row, k) * Tile::SIZE;
+              if (ARE_ALL || k < outputs) {
+                if constexpr (Tile::JT == 1) {
+                  store_shared(place, from_float<T>(first[half * 2 + e]));
+                } else {
+                  store_pair<T>(place, first[half * 2 + e], sums[m * 2 + 1][n][half * 2 + e]);
+                }
+              }
             }
           }
+        }
       }
   }
 }
@@ -612,7 +681,7 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   for (int64 tile = blockIdx.x / Tile::COLUMNS; tile < tiles; tile += loader.step) {
     const int64 row0 = tile * Tile::BM;
     const IntoChunk<Tile> of_y(into_chunk(at.y_row(row0)), arguments.y_batch_stride, P::D);
-    [[maybe_unused]] float held[Tile::HELD][Tile::MT][Tile::NT][4] = {};
+    [[maybe_unused]] float held[Tile::HELD][Tile::TILES][Tile::NT][4] = {};
 #pragma unroll 1
     for (int part = 0; part < Tile::PARTS; ++part) {
       cp_async_wait_group<Tile::STAGES - 2>();
@@ -627,7 +696,7 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
       if constexpr (Tile::PARTS == 1) {
 #pragma unroll 1
         for (int unit = warp; unit < Tile::UNITS; unit += Tile::WARPS) {
-          float sums[Tile::MT][Tile::NT][4] = {};
+          float sums[Tile::TILES][Tile::NT][4] = {};
           multiply_part<P, Tile>(sums, stage, of_part, of_x, unit, length);
           put_unit<P, Tile>(results, of_y, unit, at.column.outputs, sums);
         }

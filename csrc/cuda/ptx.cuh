@@ -103,6 +103,10 @@ __device__ __forceinline__ void store_shared_word(uint32 address, uint32 value) 
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_2_words(uint32 address, uint32 first, uint32 second) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};\n" ::"r"(address), "r"(first), "r"(second) : "memory");
+}
+
 // Copies 16 bytes to an address of shared memory in the background, or writes 16 zero bytes if not `inside`.
 __device__ __forceinline__ void copy_async_16(uint32 shared, const void* global, bool inside) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),

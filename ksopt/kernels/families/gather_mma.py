@@ -56,6 +56,7 @@ class Config:
     mt: int
     nt: int
     ns: int
+    jt: int
     groups: int
     jc: int
     parts: int
@@ -88,7 +89,7 @@ class Config:
     @property
     def units(self) -> int:
         """What the warps of a block share: tiles of rows of a plane."""
-        return self.planes * self.bm // (16 * self.mt) * self.ns
+        return self.planes // self.jt * self.bm // (16 * self.mt) * self.ns
 
     def columns(self, p: Pattern) -> int:
         """Tiles that together cover all outputs of the same rows."""
@@ -115,12 +116,12 @@ class Config:
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, operands, addresses."""
-        return _registers(self.mt, self.nt, self.size, self.parts, self.units, self.warps)
+        return _registers(self.mt * self.jt, self.nt, self.size, self.parts, self.units, self.warps)
 
 
-def _registers(mt: int, nt: int, size: int, parts: int, units: int, warps: int) -> int:
+def _registers(tiles: int, nt: int, size: int, parts: int, units: int, warps: int) -> int:
     held = 1 if parts == 1 else -(-units // warps)
-    return max(held * mt * nt * 4 + mt * (16 if size == 4 else 12) + 56, 72)
+    return max(held * tiles * nt * 4 + tiles * (16 if size == 4 else 12) + 56, 72)
 
 
 def _part_steps(p: Pattern, step: int, parts: int) -> int:
@@ -185,15 +186,17 @@ class GatherMma(TemplateFamily[Config]):
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p, size = problem.pattern, 4 if problem.dtype == "float32" else 2
-        for step, bm, (nt, ns), mt, (groups, jc), warps in itertools.product(
+        for step, bm, (nt, ns), (mt, jt), (groups, jc), warps in itertools.product(
             self.steps(problem),
             (16, 32, 64, 128),
             _widths(-(-p.b // 8)),
-            (1, 2),
+            ((1, 1), (2, 1), (1, 2)),
             _planes(p, size),
             (4, 8, 16),
         ):
-            units = groups * jc * bm // (16 * mt) * ns
+            units = groups * jc // jt * bm // (16 * mt) * ns
+            if jt == 2 and (step == 1 or p.d % 2 or jc % 2):
+                continue
             if bm % (16 * mt) or (groups > 1 and 8 * nt * ns < p.b):
                 continue
             if step == 1 and p.b <= _NARROW and mt != 2:
@@ -201,14 +204,14 @@ class GatherMma(TemplateFamily[Config]):
             if units < warps and (bm < 128 or warps > 4):
                 continue  # warps without work
             column = Column(p, size, step, bm, 8 * nt * ns, groups, jc)
-            shape = (warps, bm, mt, nt, ns, groups, jc)
+            shape = (warps, bm, mt, nt, ns, jt, groups, jc)
             most = 1 if step == 1 or groups > 1 else -(-p.c // step)
             columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // column.outputs)
             for weights, stages in self.ways:
                 fewer = 0
                 for parts in _parts(2 if weights == "streamed" else 1, most):
                     shared = column.shared_bytes(parts, stages, weights) + RESERVED_SHARED
-                    registers = _registers(mt, nt, size, parts, units, warps)
+                    registers = _registers(mt * jt, nt, size, parts, units, warps)
                     if registers > _MOST_REGISTERS:
                         break
                     in_registers = _REGISTERS // (32 * warps * registers)
@@ -248,14 +251,18 @@ class GatherMma(TemplateFamily[Config]):
         tile_rows = row_tiles * config.bm
         planes = tile_rows * p.a * -(-p.d // config.jc) * config.jc * of_b  # rows of planes
         put = planes * config.outputs
-        work = planes / (16 * config.mt) * config.ns / _UNITS
+        work = planes / (16 * config.mt * config.jt) * config.ns / _UNITS
         if products:
             work += planes / 128 * config.outputs * config.steps(p) / _STEPS[products]
             gathered = planes * config.ns * config.steps(p) * config.step
+            if config.jt == 2 or (p.d == 1 and p.c % 2 == 0):
+                gathered /= 2
             work += gathered / _GATHERED if config.size == 2 else 0.0
         else:
             put = planes * p.b if p.b <= _NARROW else put
             work += put * p.c / _ADDED
+        if config.jt == 2 or (p.d == 1 and p.b % 2 == 0 and config.size == 2):
+            put /= 2
         work += put / _PUT
         parts = config.parts * config.chunks(p, config.part(p))
         work += tile_rows * columns * parts / _CHUNKS_IN

@@ -147,6 +147,11 @@ INSTRUCTION void st_shared_u32(uint32_t address, uint32_t value) {
   *static_cast<uint32_t*>(write_shared(address, 4, __builtin_return_address(0))) = value;
 }
 
+INSTRUCTION void st_shared_v2_u32(uint32_t address, uint32_t x, uint32_t y) {
+  const auto to = static_cast<uint32_t*>(write_shared(address, 8, __builtin_return_address(0)));
+  to[0] = x, to[1] = y;
+}
+
 // Accesses of device code: not INSTRUCTIONs, so that they are checked.
 inline void st_global_v4_b32(void* to, uint32_t w0, uint32_t w1, uint32_t w2, uint32_t w3) {
   *static_cast<uint4*>(to) = make_uint4(w0, w1, w2, w3);

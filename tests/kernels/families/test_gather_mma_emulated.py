@@ -39,7 +39,7 @@ SHAPES = [
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
 OF_THE_DAY = 6
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "ns", "groups", "jc", "parts", "stages", "step", "weights")
+OF_TEMPLATE = ("warps", "bm", "mt", "nt", "ns", "jt", "groups", "jc", "parts", "stages", "step", "weights")
 
 Kernel = EmulatedKernel | PackedKernel
 
@@ -92,7 +92,7 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}x{c.ns}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
+    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}x{c.ns}x{c.jt}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
