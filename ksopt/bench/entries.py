@@ -17,6 +17,8 @@ from ksopt.batched import bmm_prepare
 from ksopt.bench.request import INDUCTOR, PRODUCT_ONLY
 from ksopt.bench.rows import OURS
 from ksopt.functional import ks_linear
+from ksopt.kernels import planner
+from ksopt.kernels.autotuner import Operands
 from ksopt.kernels.backends.base import backend_of
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_to_dense, is_batch_last
@@ -204,7 +206,7 @@ def _in_turn(ways: Sequence[Way]) -> Way:
 
 
 def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
-    """What ksopt's operator chose on a GPU for each factor, with the times it chose by.
+    """What ksopt's operator chose on a GPU for all or each factor, with the times it chose by.
 
     Args:
         x: the input; [batch, N] or [N, batch].
@@ -213,16 +215,36 @@ def chosen(x: Tensor, weights: Sequence[Tensor], layout: str) -> str:
     """
     backend = backend_of(x.device.type)
     batch_last = is_batch_last(layout)
+    whole = _chosen_for_all(x, weights, batch_last)
+    if whole is not None:
+        return whole
     said = []
     for weight in reversed(weights):
         choice = backend.choice_for(x, weight, batch_last)
         if choice is None:
             return ""
-        best: dict[str, float] = {}
-        for name, us in choice.times_us:
-            best[name] = min(us, best.get(name, us))
-        times = ", ".join(f"{n} {us:.4g} us" for n, us in sorted(best.items(), key=lambda t: t[1]))
-        said.append(f"{choice.candidate.label} ({times or 'by the rule, nothing timed'})")
+        said.append(_with_times(choice.candidate.label, choice.times_us))
         if len(weights) > 1:
             x = ks_linear(x, [weight], layout=layout)
     return "; ".join(said)
+
+
+def _chosen_for_all(x: Tensor, weights: Sequence[Tensor], batch_last: bool) -> str | None:
+    """What computes a chain in one launch, or by one matrix; None for a launch a factor."""
+    operands = Operands(x, tuple(weights))
+    problem = planner.problem_of(operands, "none", batch_last, 1)
+    decision, _ = planner.decision_of(operands, (batch_last, "none", 1), lambda: problem)
+    call = None if decision is None else planner.call_of(decision, operands)
+    if decision is None or call is None:
+        return None
+    choices = (decision.cached, decision.repacked, decision.stored)
+    choice = next(one for one in choices if one is not None and one.call is call)
+    return _with_times(choice.candidate.label, choice.times_us)
+
+
+def _with_times(label: str, times_us: Sequence[tuple[str, float]]) -> str:
+    best: dict[str, float] = {}
+    for name, us in times_us:
+        best[name] = min(us, best.get(name, us))
+    times = ", ".join(f"{n} {us:.4g} us" for n, us in sorted(best.items(), key=lambda t: t[1]))
+    return f"{label} ({times or 'by the rule, nothing timed'})"

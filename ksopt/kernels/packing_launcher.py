@@ -45,7 +45,10 @@ class PreparingLauncher(Launcher):
 
     def entry(self) -> Entry | None:
         entry = self.multiply.entry()
-        return None if entry is None else Entry(entry.plan, self._number)
+        if entry is None:
+            return None
+        takes_all = entry.any_rows and self.make_fallback is None
+        return Entry(entry.plan, self._number, any_rows=takes_all)
 
     @abc.abstractmethod
     def pack(self, weight: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from devices import H200
 
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.gather_mma import Config
-from ksopt.kernels.launcher import HostLauncher
+from ksopt.kernels.families.gather_mma import Config, GatherMma
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 gather_mma = family_of("gather_mma")
+FAMILIES = (gather_mma, family_of("gather_mma_packed"))
 
 pytestmark = pytest.mark.gpu
 
@@ -34,13 +34,11 @@ def problem_of(shape: tuple[int, int, int, int], dtype: torch.dtype) -> Problem:
     return Problem.of_factor(Pattern(*shape), str(dtype).removeprefix("torch."), batch_last=False)
 
 
-def chosen(shape: tuple[int, int, int, int], dtype: torch.dtype) -> list[Config]:
+def chosen(family: GatherMma, shape: tuple[int, int, int, int], dtype: torch.dtype) -> list[Config]:
     """The best predicted tile, and others at random."""
     problem = problem_of(shape, dtype)
-    several = [
-        one for one in gather_mma.configs(problem, H200) if gather_mma.fits(problem, one, H200)
-    ]
-    several.sort(key=lambda one: gather_mma.predicted_us(problem, one, 1000, H200))
+    several = [one for one in family.configs(problem, H200) if family.fits(problem, one, H200)]
+    several.sort(key=lambda one: family.predicted_us(problem, one, 1000, H200))
     drawn = random.Random(str(shape)).sample(several, min(CONFIGS_EACH - 1, len(several)))
     return list(dict.fromkeys([several[0], *drawn]))
 
@@ -50,21 +48,23 @@ def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
     with ThreadPoolExecutor(16) as pool:
         jobs = [
-            (problem_of(shape, dtype), config)
+            (family, problem_of(shape, dtype), config)
+            for family in FAMILIES
             for shape in SHAPES
             for dtype in DTYPES
-            for config in chosen(shape, dtype)
+            for config in chosen(family, shape, dtype)
         ]
-        list(pool.map(lambda job: gather_mma.launcher(*job, 0), jobs))
+        list(pool.map(lambda job: job[0].launcher(*job[1:], 0), jobs))
 
 
 def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     return float((result.double() - truth).norm() / truth.norm())
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_as_close_to_float64_as_pytorch(shape, dtype):
+def test_as_close_to_float64_as_pytorch(shape, dtype, family):
     pattern = Pattern(*shape)
     generator = torch.Generator("cuda").manual_seed(sum(shape))
     x = torch.randn(max(BATCHES), pattern.in_features, generator=generator, device="cuda").to(dtype)
@@ -74,8 +74,8 @@ def test_as_close_to_float64_as_pytorch(shape, dtype):
     # The same rows from an address that is a multiple of nothing but an element.
     memory = torch.empty(x.numel() + 1, dtype=dtype, device="cuda")
     shifted = memory[1:].view_as(x).copy_(x)
-    for config in chosen(shape, dtype):
-        launch = gather_mma.launcher(problem_of(shape, dtype), config, 0)
+    for config in chosen(family, shape, dtype):
+        launch = family.launcher(problem_of(shape, dtype), config, 0)
         for batch in BATCHES:
             torch.full((batch * pattern.out_features,), float("nan"), dtype=dtype, device="cuda")
             y = launch(x[:batch], weight)
@@ -85,10 +85,12 @@ def test_as_close_to_float64_as_pytorch(shape, dtype):
             assert torch.equal(launch(shifted[:batch], weight), y), (config, batch)
 
 
-def test_its_choice_is_known_to_the_host_library_whatever_rows_begin_at():
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+def test_its_choice_is_known_to_the_host_library_whatever_rows_begin_at(family):
     for shape, any_rows in (((3, 45, 35, 5), True), ((2, 9, 24, 5), False)):
         problem = problem_of(shape, torch.bfloat16)
-        launch = gather_mma.launcher(problem, chosen(shape, torch.bfloat16)[0], 0)
-        if not isinstance(launch, HostLauncher):
+        launch = family.launcher(problem, chosen(family, shape, torch.bfloat16)[0], 0)
+        entry = launch.entry()
+        if entry is None:
             pytest.skip("there is no host library")
-        assert launch.entry().any_rows == any_rows
+        assert entry.any_rows == any_rows

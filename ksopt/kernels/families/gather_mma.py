@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import ANY_TYPE, TemplateFamily, register_family
@@ -24,23 +24,21 @@ _LONG = 6_000  # bytes of a block of x: with more a block has windows of j, too
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 
-# The cost model's constants, of one multiprocessor in a microsecond. Fitted to 1,720 tiles of 174
-# random problems (bfloat16 and float32, from 600 rows, one H100): nine of ten of those near the
-# fastest of a problem take 0.79 to 1.23 times what is predicted. The rate of memory is an H200's,
-# as in other models.
+# The cost model's constants, of one multiprocessor in a microsecond. Fitted to 620 tiles of 44
+# problems (bfloat16 and float32, one H100): nine of ten of the tiles near the fastest of a problem
+# take 0.76 to 1.3 times what is predicted. The rate of memory is an H200's, as in other models.
 _DRAM_BYTES = 32_300.0
-_GATHERED = 65_000.0  # 16-bit elements of x for tensor cores; fp32 ones cost nothing beside these
-_STEPS = {1: 1750.0, 3: 245.0}  # products of tensor cores, by those of two numbers
-_ADDED = 163_000.0  # multiplications and additions without tensor cores
-_PUT = 23_000.0  # results of warps
-_UNITS = 140.0  # what a warp does once for a unit
-_CHUNKS_IN, _CHUNKS_OUT = 1_800.0, 3_100.0
+_GATHERED = 54_500.0  # 16-bit elements of x for tensor cores; fp32 ones cost nothing beside these
+_STEPS = {1: 768.0, 3: 190.0}  # products of tensor cores, by those of two numbers
+_ADDED = 122_000.0  # multiplications and additions without tensor cores
+_PUT = 85_000.0  # results of warps
+_UNITS = 56.0  # what a warp does once for a unit
+_CHUNKS_IN, _CHUNKS_OUT = 2_820.0, 2_690.0
 _LAID = 2_000.0  # elements of the weights, by a block
-_COPIED = 40_000.0  # bytes of packed weights
-_TILE_US = 1.1  # a part's latency: loads, barriers, stores
-_LAUNCH_US = 4.7
-_FULL_WARPS, _PACE = 17.0, 0.44  # with fewer on a multiprocessor, latency shows
-_OVERLAP = 5.5
+_COPIED = 203_000.0  # bytes of packed weights
+_TILE_US = 0.8  # a part's latency: loads, barriers, stores
+_LAUNCH_US = 3.7
+_OVERLAP = 3.97
 
 
 Weights = Literal["stored", "packed", "streamed"]
@@ -95,24 +93,33 @@ class Config:
         """Tiles that together cover all outputs of the same rows."""
         return -(-p.a // self.groups) * -(-p.d // self.jc) * -(-p.b // self.outputs)
 
+    def part_steps(self, p: Pattern) -> int:
+        """Steps of a part."""
+        return -(-self.steps(p) // self.parts)
+
     def part(self, p: Pattern) -> int:
         """Values of l of a part."""
-        return p.c if self.parts == 1 else _part_steps(p, self.step, self.parts) * self.step
+        return p.c if self.parts == 1 else self.part_steps(p) * self.step
 
     def weight_bytes(self, p: Pattern) -> int:
         """A column's weights in the order of the tensor cores."""
-        return self.parts * self._of(p).part_bytes(self.parts)
+        return self.parts * self.part_bytes(p)
+
+    def part_bytes(self, p: Pattern) -> int:
+        """Those of a part."""
+        steps = self.planes * self.part_steps(p)
+        return steps * self.outputs * _weight_bytes(self.step, self.size)
 
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
-        return self._of(p).shared_bytes(self.parts, self.stages, self.weights)
+        row = (p, self.size, self.groups, self.jc)
+        x, y = _row_bytes(*row, self.part(p)), _row_bytes(*row, min(self.outputs, p.b))
+        copies = self.stages if self.weights == "streamed" else self.parts
+        return copies * self.part_bytes(p) + self.bm * (self.stages * x + y)
 
     def chunks(self, p: Pattern, values: int) -> int:
         """Of a row of x or y with so many values of l or k, at any address."""
         return _chunks(p, self.size, self.groups, self.jc, values)
-
-    def _of(self, p: Pattern) -> Column:
-        return Column(p, self.size, self.step, self.bm, self.outputs, self.groups, self.jc)
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, operands, addresses."""
@@ -124,9 +131,9 @@ def _registers(tiles: int, nt: int, size: int, parts: int, units: int, warps: in
     return max(held * tiles * nt * 4 + tiles * (16 if size == 4 else 12) + 56, 72)
 
 
-def _part_steps(p: Pattern, step: int, parts: int) -> int:
-    """Steps of a part."""
-    return -(-(-(-p.c // step)) // parts)
+def _weight_bytes(step: int, size: int) -> int:
+    """Bytes of a step's weights for an output."""
+    return size if step == 1 else 32
 
 
 def _chunks(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
@@ -135,31 +142,9 @@ def _chunks(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
     return runs * ((run + 2 * (vector - 1)) // vector)
 
 
-class Column(NamedTuple):
-    """What a block computes, and has in shared memory: as of `Config`, whatever its parts."""
-
-    p: Pattern
-    size: int
-    step: int
-    bm: int
-    outputs: int
-    groups: int
-    jc: int
-
-    def part_bytes(self, parts: int) -> int:
-        """Of a part's weights."""
-        step = self.outputs * self.size if self.step == 1 else 32 * self.outputs
-        return self.groups * self.jc * _part_steps(self.p, self.step, parts) * step
-
-    def shared_bytes(self, parts: int, stages: int, weights: Weights) -> int:
-        """Dynamic shared memory of a block."""
-        p = self.p
-        part = p.c if parts == 1 else _part_steps(p, self.step, parts) * self.step
-        row = (p, self.size, self.groups, self.jc)
-        x = (_chunks(*row, part) | 1) * 16
-        y = (_chunks(*row, min(self.outputs, p.b)) | 1) * 16
-        copies = stages if weights == "streamed" else parts
-        return copies * self.part_bytes(parts) + self.bm * (stages * x + y)
+def _row_bytes(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
+    """Of a row in shared memory: an odd number of chunks."""
+    return (_chunks(p, size, groups, jc, values) | 1) * 16
 
 
 @register_family
@@ -186,42 +171,78 @@ class GatherMma(TemplateFamily[Config]):
 
     def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
         p, size = problem.pattern, 4 if problem.dtype == "float32" else 2
-        for step, bm, (nt, ns), (mt, jt), (groups, jc), warps in itertools.product(
-            self.steps(problem),
-            (16, 32, 64, 128),
-            _widths(-(-p.b // 8)),
-            ((1, 1), (2, 1), (1, 2)),
-            _planes(p, size),
-            (4, 8, 16),
+        for step, (groups, jc) in itertools.product(self.steps(problem), _planes(p, size)):
+            row = (p, size, groups, jc)
+            steps = -(-p.c // step)
+            pieces = [(1, steps, _row_bytes(*row, p.c))]
+            for parts in _parts(1 if step == 1 or groups > 1 else steps):
+                of_part = -(-steps // parts)
+                pieces.append((parts, of_part, _row_bytes(*row, of_part * step)))
+            for nt, ns in _widths(-(-p.b // 8)):
+                outputs = 8 * nt * ns
+                if groups > 1 and outputs < p.b:
+                    continue
+                y_bytes = _row_bytes(*row, min(outputs, p.b))
+                for mt, jt, bm, warps in self._shapes(p, step, groups * jc, ns):
+                    shape = (warps, bm, mt, nt, ns, jt, groups, jc)
+                    yield from self._with_parts(p, shape, size, step, y_bytes, pieces, device)
+
+    def _shapes(
+        self, p: Pattern, step: int, planes: int, ns: int
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Tiles of a unit, rows of a block, and warps that all have work."""
+        for (mt, jt), bm, warps in itertools.product(
+            ((1, 1), (2, 1), (1, 2)), (16, 32, 64, 128), (4, 8, 16)
         ):
-            units = groups * jc // jt * bm // (16 * mt) * ns
-            if jt == 2 and (step == 1 or p.d % 2 or jc % 2):
+            if jt == 2 and (step == 1 or p.d % 2 or planes % 2):
                 continue
-            if bm % (16 * mt) or (groups > 1 and 8 * nt * ns < p.b):
+            if bm % (16 * mt) or (step == 1 and p.b <= _NARROW and (mt, ns) != (2, 1)):
                 continue
-            if step == 1 and p.b <= _NARROW and mt != 2:
-                continue
-            if units < warps and (bm < 128 or warps > 4):
-                continue  # warps without work
-            column = Column(p, size, step, bm, 8 * nt * ns, groups, jc)
-            shape = (warps, bm, mt, nt, ns, jt, groups, jc)
-            most = 1 if step == 1 or groups > 1 else -(-p.c // step)
-            columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // column.outputs)
-            for weights, stages in self.ways:
-                fewer = 0
-                for parts in _parts(2 if weights == "streamed" else 1, most):
-                    shared = column.shared_bytes(parts, stages, weights) + RESERVED_SHARED
-                    registers = _registers(mt * jt, nt, size, parts, units, warps)
-                    if registers > _MOST_REGISTERS:
+            units = planes // jt * bm // (16 * mt) * ns
+            if units >= warps or (bm == 128 and warps == 4):
+                yield mt, jt, bm, warps
+
+    def _with_parts(
+        self,
+        p: Pattern,
+        shape: tuple[int, ...],
+        size: int,
+        step: int,
+        y_bytes: int,
+        pieces: list[tuple[int, int, int]],
+        device: DeviceSpec,
+    ) -> Iterator[Config]:
+        """Tiles of a shape: more parts of sums are for more blocks at a time."""
+        warps, bm, mt, nt, ns, jt, groups, jc = shape
+        outputs, planes = 8 * nt * ns, groups * jc
+        units = planes // jt * bm // (16 * mt) * ns
+        step_bytes = planes * outputs * _weight_bytes(step, size)
+        columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // outputs)
+        for weights, stages in self.ways:
+            fewer = 0
+            for parts, of_part, x_bytes in pieces:
+                streams = weights == "streamed"
+                if streams and parts == 1:
+                    continue
+                shared = of_part * step_bytes * (stages if streams else parts) + RESERVED_SHARED
+                shared += bm * (stages * x_bytes + y_bytes)
+                blocks = min(device.shared_bytes // shared, _MOST_BLOCKS)
+                if blocks <= fewer:
+                    continue
+                registers = _registers(mt * jt, nt, size, parts, units, warps)
+                if registers > _MOST_REGISTERS:
+                    break
+                in_registers = _REGISTERS // (32 * warps * registers)
+                blocks = min(blocks, in_registers)
+                # Few warps hide no latency, and take what is left where nothing else fits.
+                if blocks > fewer and (
+                    blocks * warps >= _FEWEST_WARPS or blocks == in_registers or bm == 16
+                ):
+                    fewer = blocks
+                    walkers = max(1, device.multiprocessors * blocks // columns)
+                    yield Config(*shape, parts, stages, blocks, size, step, walkers, weights)
+                    if blocks == min(in_registers, _MOST_BLOCKS):
                         break
-                    in_registers = _REGISTERS // (32 * warps * registers)
-                    blocks = min(device.shared_bytes // shared, in_registers, _MOST_BLOCKS)
-                    # More parts are for more blocks at a time, and few warps hide no latency.
-                    if blocks > fewer and (blocks * warps >= _FEWEST_WARPS or blocks == in_registers):
-                        fewer = blocks
-                        walkers = max(1, device.multiprocessors * blocks // columns)
-                        rest = (parts, stages, blocks, size, step, walkers, weights)
-                        yield Config(*shape, *rest)
 
     def steps(self, problem: Problem) -> tuple[int, ...]:
         """How many l are added at a time: by tensor cores, or, of short sums, one."""
@@ -270,10 +291,8 @@ class GatherMma(TemplateFamily[Config]):
         weights = 0.0
         if config.weights == "streamed":
             work += row_tiles * columns * config.weight_bytes(p) / _COPIED
-        warps = min(config.blocks, -(-blocks // device.multiprocessors)) * config.warps
-        pace = min(1.0, (warps / _FULL_WARPS) ** _PACE)
         memory = batch * (p.in_features + p.out_features) * config.size / _DRAM_BYTES
-        streaming = overlapped((memory, work / pace), _OVERLAP) / device.multiprocessors
+        streaming = overlapped((memory, work), _OVERLAP) / device.multiprocessors
         latency = waves * tiles * config.parts * _TILE_US
         if config.weights == "stored":
             weights = waves * config.planes * outputs * p.c / _LAID
@@ -320,15 +339,19 @@ def _widths(most: int) -> list[tuple[int, int]]:
     Blocks are as even as they get.
     """
     fewest = -(-most // 32)
-    blocks = (fewest * times for times in (1, 2, 3, 4, 6, 8, 12, 16))
-    several = {-(-most // count) for count in blocks}
-    return sorted({(-(-tiles // ns), ns) for tiles in several for ns in (1, 2, 4) if _fit(tiles, ns)})
+    blocks = (fewest * times for times in (1, 2, 3, 4, 6, 8, 16))
+    several = {1, *(-(-most // count) for count in blocks)}
+    return sorted(
+        {(-(-tiles // ns), ns) for tiles in several for ns in (1, 2, 4) if _fit(tiles, ns)}
+    )
 
 
 def _fit(tiles: int, units: int) -> bool:
     """Whether so many output tiles are worth so many units."""
     of_unit = -(-tiles // units)
-    return of_unit <= 16 and (units == 1 or (tiles >= 6 and of_unit >= 3 and of_unit * units - tiles <= 1))
+    return of_unit <= 16 and (
+        units == 1 or (tiles >= 6 and of_unit >= 3 and of_unit * units - tiles <= 1)
+    )
 
 
 def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
@@ -345,8 +368,7 @@ def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
     return several[-3:] + (windows[-3:] if p.d > _WHOLE_J or is_long else [])
 
 
-def _parts(fewest: int, most: int) -> list[int]:
-    """Numbers of parts of a sum of so many steps, each of which has some."""
-    several = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    some = [parts for parts in several if fewest <= parts <= most]
-    return sorted({-(-most // -(-most // parts)) for parts in some})
+def _parts(most: int) -> list[int]:
+    """Numbers of parts, two or more, of a sum of so many steps; each part has some."""
+    several = [parts for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if parts <= most]
+    return sorted({-(-most // -(-most // parts)) for parts in several})

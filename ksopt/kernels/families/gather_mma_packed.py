@@ -16,7 +16,7 @@ class GatherMmaPacked(GatherMma, PackedFamily[Config]):
 
     name = "gather_mma_packed"
     packs_from_d = 1
-    ways = (("packed", 2), ("streamed", 2), ("streamed", 3))
+    ways = (("packed", 2), ("streamed", 2))
 
     def packed_elements(self, problem: Problem, config: Config) -> int:
         p = problem.pattern

@@ -215,7 +215,7 @@ def test_what_takes_unfit_rows_is_built_with_the_way_where_such_rows_are_to_come
     for way, call in registry.built(tiles, 0, "unaligned"):
         asked.clear()
         built = way.build(0, "unaligned")
-        if way.name == "gather_mma":  # it needs no fallback
+        if way.name.startswith("gather_mma"):  # it needs no fallback
             assert asked == way.sources()
             continue
         assert asked[:-1] == way.sources()

@@ -4,8 +4,8 @@ import datetime
 import math
 import random
 from collections.abc import Iterator
-from functools import partial
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -39,7 +39,20 @@ SHAPES = [
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
 OF_THE_DAY = 6
-OF_TEMPLATE = ("warps", "bm", "mt", "nt", "ns", "jt", "groups", "jc", "parts", "stages", "step", "weights")
+OF_TEMPLATE = (
+    "warps",
+    "bm",
+    "mt",
+    "nt",
+    "ns",
+    "jt",
+    "groups",
+    "jc",
+    "parts",
+    "stages",
+    "step",
+    "weights",
+)
 
 Kernel = EmulatedKernel | PackedKernel
 
@@ -92,7 +105,8 @@ def kernels(emulator):
 
 def name(at: int) -> str:
     problem, c = CASES[at]
-    tile = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}x{c.ns}x{c.jt}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
+    units = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}x{c.ns}x{c.jt}"
+    tile = f"{units}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
