@@ -11,7 +11,7 @@ import torch
 from ksopt.kernels import registry, weight_cache
 from ksopt.kernels.backends import cuda
 from ksopt.kernels.families import pytorch_ops
-from ksopt.kernels.families.base import families
+from ksopt.kernels.families.base import families, family_of
 from ksopt.kernels.problem import DeviceSpec
 from ksopt.measure import timers
 
@@ -129,6 +129,9 @@ def install(monkeypatch) -> Device:
     # Built one after another, in the order of their ranks, so that a test can tell them apart.
     monkeypatch.setattr(registry, "_COMPILERS", 1)
     monkeypatch.setattr(registry, "_warned", set())
+    # Which of them is predicted to be faster is not what these tests are of.
+    packed = family_of("gather_mma_packed")
+    monkeypatch.setattr(packed, "unsupported_reason", lambda *_: "the stand-in has none")
     # Looked up at each call, for a test may replace it.
     set_launchers(monkeypatch, lambda *kernel: device.kernel(*kernel))
     monkeypatch.setattr(pytorch_ops, "multiplier", lambda name, _: device.plain(name))
