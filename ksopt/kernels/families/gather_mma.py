@@ -26,7 +26,8 @@ _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact t
 
 # The cost model's constants, of one multiprocessor in a microsecond. Fitted to 620 tiles of 44
 # problems (bfloat16 and float32, one H100): nine of ten of the tiles near the fastest of a problem
-# are predicted to take 0.79 to 1.32 times what they take. The rate of memory is an H200's, as in other models.
+# are predicted to take 0.79 to 1.32 times what they take. The rate of memory is an H200's, as in
+# other models.
 _DRAM_BYTES = 32_300.0
 _GATHERED = 77_000.0  # 16-bit elements of x for tensor cores; fp32 ones cost nothing beside these
 _STEPS = {1: 751.0, 3: 188.0}  # products of tensor cores, by those of two numbers

@@ -49,7 +49,6 @@ OF_TEMPLATE = (
     "groups",
     "jc",
     "parts",
-    "stages",
     "step",
     "weights",
 )
