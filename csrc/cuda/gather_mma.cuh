@@ -36,7 +36,8 @@ struct GatherMmaTile {
   static constexpr int PARTS = PARTS_, STAGES = STAGES_;
   static constexpr int BLOCKS = BLOCKS_;  // blocks that should fit on a multiprocessor
   static constexpr int PRODUCTS = PRODUCTS_;
-  static constexpr bool PACKED = WEIGHTS_ != GatherWeights::STORED, STREAMED = WEIGHTS_ == GatherWeights::STREAMED;
+  static constexpr bool PACKED = WEIGHTS_ != GatherWeights::STORED,
+                        STREAMED = WEIGHTS_ == GatherWeights::STREAMED;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
@@ -60,7 +61,8 @@ struct GatherMmaTile {
   static constexpr int K_PITCH = WHOLE_J ? P::D * SIZE : Y_CHUNKS * 16;
   static constexpr int Y_PITCH = (Y_RUNS * Y_CHUNKS | 1) * 16;
   static constexpr int STEP_BYTES = PRODUCTS == 0 ? NB * SIZE : NS * NT * 256;  // weights of a step and plane
-  static constexpr int PLANE_BYTES = PART_STEPS * STEP_BYTES, PART_BYTES = PLANES * PLANE_BYTES, COLUMN_BYTES = PARTS * PART_BYTES;
+  static constexpr int PLANE_BYTES = PART_STEPS * STEP_BYTES, PART_BYTES = PLANES * PLANE_BYTES,
+                       COLUMN_BYTES = PARTS * PART_BYTES;
   static constexpr int W_BYTES = STREAMED ? 0 : COLUMN_BYTES;
   static constexpr int X_BYTES = BM * X_PITCH, STAGE_BYTES = X_BYTES + (STREAMED ? PART_BYTES : 0);
   static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
@@ -161,7 +163,7 @@ struct GatherAddresses {
   const GatherColumn<P, Tile> column;
   const T* const x;
   T* const y;
-  const T* const x_end;  // of the whole operand
+  const T* const x_end;               // of the whole operand
   const unsigned char* const packed;  // the column's weights, if they are
 
   __device__ __forceinline__ GatherAddresses(const Arguments& launch, int index)
@@ -304,7 +306,8 @@ struct GatherLoader {
     if constexpr (!Tile::WHOLE_J) first += run * RUN_BYTES;
     const int into = static_cast<int>(reinterpret_cast<uint64>(first) % 16), begin = static_cast<int>(chunk * 16);
     const bool is_there = row < rows && begin < into + length_bytes && (Tile::WHOLE_J || run < runs);
-    copy_async_16(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first - into + begin, is_there);
+    copy_async_16(stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16, first - into + begin,
+                  is_there);
   }
 
   // A chunk of any tile, whose first element is the `begin`th of a run.
@@ -331,17 +334,20 @@ struct GatherLoader {
         const uint32 row_bytes = static_cast<uint32>(at.arguments.x_batch_stride * Tile::SIZE);
 #pragma unroll 4
         for (int round = 0; round < ROUNDS; ++round) {
-          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE, threadIdx.x + round * Tile::THREADS);
+          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
+                      threadIdx.x + round * Tile::THREADS);
         }
         if (threadIdx.x < ITEMS % Tile::THREADS) {
-          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE, threadIdx.x + ROUNDS * Tile::THREADS);
+          copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
+                      threadIdx.x + ROUNDS * Tile::THREADS);
         }
       } else {
 #pragma unroll 1
         for (int item = threadIdx.x; item < ITEMS; item += Tile::THREADS) {
           const int chunk = item % Tile::X_CHUNKS, run = item / Tile::X_CHUNKS % Tile::X_RUNS;
           const int row = item / (Tile::X_CHUNKS * Tile::X_RUNS);
-          const T* const first = x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
+          const T* const first =
+              x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
           const int begin = chunk * Tile::VECTOR - into_chunk(first);
           const uint32 to = stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16;
           const bool is_dense = at.arguments.x_feature_stride == 1, is_there = row < rows && run < runs;
@@ -377,10 +383,12 @@ struct GatherRow {
   }
 };
 
-// A word of an operand: in 16 bit two neighbouring l, of fp32 one. `left` is how many l there are. Of a unit of two
-// planes, the words of both. EVEN: two elements that lie side by side, the first at an even place, come at once.
+// A word of an operand: in 16 bit two neighbouring l, of fp32 one. `left` is how many l there are. Of a unit of
+// two planes, the words of both. EVEN: two elements that lie side by side, the first at an even place, come at
+// once.
 template <typename P, typename Tile, bool EVEN>
-__device__ __forceinline__ void gather(uint32 (&words)[Tile::JT], uint32 x, const GatherRow<Tile>& row, int left) {
+__device__ __forceinline__ void gather(uint32 (&words)[Tile::JT], uint32 x, const GatherRow<Tile>& row,
+                                       int left) {
   constexpr int SIZE = Tile::SIZE;
   if constexpr (Tile::JT == 2) {
     const auto pair = [&](uint32 at, bool is_there) {  // of two j
@@ -477,13 +485,13 @@ __device__ __forceinline__ void multiply_steps(float (&sums)[Tile::TILES][Tile::
 
 // sums += x w over the l of a part, for a unit: MT tiles of rows of a plane.
 template <typename P, typename Tile>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::NT][4], uint32 stage, uint32 weights,
-                                              const IntoChunk<Tile>& into, int index, int length) {
+__device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::NT][4], uint32 stage,
+                                              uint32 weights, const IntoChunk<Tile>& into, int index,
+                                              int length) {
   const GatherUnit<P, Tile> unit(index);
   const int quarter = threadIdx.x % 4, first_row = unit.first_row;
   uint32 x = stage + (unit.g * P::C * P::D + unit.j) * Tile::SIZE;
-  uint32 w = weights + unit.plane * Tile::PLANE_BYTES +
-             unit.k0 * (Tile::PRODUCTS == 0 ? Tile::SIZE : 32);
+  uint32 w = weights + unit.plane * Tile::PLANE_BYTES + unit.k0 * (Tile::PRODUCTS == 0 ? Tile::SIZE : 32);
   GatherRow<Tile> rows[Tile::MT][2];
   if constexpr (Tile::NARROW) {
     using T = typename Tile::Element;
@@ -537,8 +545,8 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
 
 // Lays a unit's results where they leave from.
 template <typename P, typename Tile>
-__device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& into, int index,
-                                         int outputs, const float (&sums)[Tile::TILES][Tile::NT][4]) {
+__device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& into, int index, int outputs,
+                                         const float (&sums)[Tile::TILES][Tile::NT][4]) {
   using T = typename Tile::Element;
   constexpr bool ARE_ALL = P::B % Tile::NB == 0;
   const GatherUnit<P, Tile> unit(index);
@@ -561,7 +569,7 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
 #pragma unroll
         for (int n = 0; n < Tile::NT; ++n) {
           const int k0 = unit.k0 + n * 8 + quarter * 2;
-          const float(&first)[4] = sums[m * Tile::JT][n];
+          const float (&first)[4] = sums[m * Tile::JT][n];
           if constexpr (Tile::K_PAIRS) {  // an even number of outputs, at even places
             if (ARE_ALL || k0 < outputs) {
               store_shared_word(to + k0 * Tile::K_PITCH + into.at(row, k0) * Tile::SIZE,
@@ -588,10 +596,11 @@ __device__ __forceinline__ void put_unit(uint32 results, const IntoChunk<Tile>& 
 
 __device__ __forceinline__ bool is_finite(float value) { return fabsf(value) < __uint_as_float(0x7f800000u); }
 
-// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not finite.
+// One element of y: of three products of TF32 numbers, which make NaN of an infinity, added anew if it is not
+// finite.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run, int n,
-                                              typename Tile::Element* to) {
+__device__ __forceinline__ void write_element(float value, const GatherAddresses<P, Tile>& at, int64 row, int run,
+                                              int n, typename Tile::Element* to) {
   if (Tile::PRODUCTS == 3 && !is_finite(value)) {
     const int g = Tile::WHOLE_J ? n / P::D / Tile::KB : 0, k = Tile::WHOLE_J ? n / P::D % Tile::KB : run;
     const int j = Tile::WHOLE_J ? n % P::D : n;
@@ -607,7 +616,8 @@ __device__ __forceinline__ void write_element(float value, const GatherAddresses
 
 // Writes a tile's results to y: whole chunks, and the ends of runs one by one.
 template <typename P, typename Tile>
-__device__ __forceinline__ void write_results(uint32 results, const GatherAddresses<P, Tile>& at, int64 row0, int rows) {
+__device__ __forceinline__ void write_results(uint32 results, const GatherAddresses<P, Tile>& at, int64 row0,
+                                              int rows) {
   using T = typename Tile::Element;
   constexpr int VECTOR = Tile::VECTOR;
   const int length =
@@ -720,7 +730,8 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   }
 }
 
-// Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, and zeros where there are none.
+// Writes the weights, contiguous at `arguments.x`, to `arguments.y`, column by column, and zeros where there are
+// none.
 template <typename P, typename Tile>
 __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& arguments) {
   using T = typename Tile::Element;
@@ -729,7 +740,8 @@ __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& argument
   unsigned char* const packed = static_cast<unsigned char*>(arguments.y);
   const int64 all = int64(Tile::COLUMNS) * Tile::PLANES * KS * LS;
   for (int64 e = int64(blockIdx.x) * blockDim.x + threadIdx.x; e < all; e += int64(gridDim.x) * blockDim.x) {
-    const int of_column = static_cast<int>(e % (Tile::PLANES * KS * LS)), index = static_cast<int>(e / (Tile::PLANES * KS * LS));
+    const int of_column = static_cast<int>(e % (Tile::PLANES * KS * LS)),
+              index = static_cast<int>(e / (Tile::PLANES * KS * LS));
     const int j = of_column % Tile::JC, l = of_column / Tile::JC % LS, k = of_column / (Tile::JC * LS) % KS;
     const int g = of_column / (Tile::JC * LS * KS);
     const GatherColumn<P, Tile> column(index);
