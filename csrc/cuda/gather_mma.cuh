@@ -337,7 +337,7 @@ struct GatherLoader {
           copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
                       threadIdx.x + round * Tile::THREADS);
         }
-        if (threadIdx.x < ITEMS % Tile::THREADS) {
+        if (static_cast<int>(threadIdx.x) < ITEMS % Tile::THREADS) {
           copy_inside(stage, bytes, row_bytes, rows, runs, length * Tile::SIZE,
                       threadIdx.x + ROUNDS * Tile::THREADS);
         }
