@@ -15,7 +15,7 @@ from torch import Tensor
 from ksopt.errors import KsoptError, UnavailableError
 from ksopt.kernels import registry, tuning_cache, weight_scopes
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
-from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, ProblemKey
+from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.registry import Candidate
 from ksopt.kernels.tuning_cache import Record, Timed
 from ksopt.measure.entries import BenchmarkEntry
@@ -28,8 +28,6 @@ Source = Literal["measured", "recorded", "model", "rule"]
 Accept = Callable[[Tensor], str | None]
 Pick = Callable[[Sequence[EntryResult], str, str | None], int]
 
-_FEW_ROWS = 128
-# Of these cuBLAS may add partial sums in 16 bit, in some shapes: PyTorch's ways are checked, too.
 # Products of a few rows in a sample, and what their weights may take together as dense matrices,
 # which is the most that preparing makes of them.
 _SERIES, _SERIES_BYTES = 8, 2**28
@@ -261,7 +259,7 @@ def _multiply(call: Any, arguments: Sequence[tuple[Any, ...]]) -> None:
 
 def _products(key: ProblemKey, weights: Sequence[Tensor]) -> int:
     """How many products by weights of their own make a sample: see measure/interleaved.py."""
-    if key.largest_batch > _FEW_ROWS:
+    if key.largest_batch > FEW_ROWS:
         return 1
     p = key.problem
     patterns = [pattern for chain in p.chains for pattern in chain]
@@ -276,6 +274,7 @@ def _rows(key: ProblemKey, x: Tensor) -> int:
 
 def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accept: Accept) -> bool:
     problem = candidate.problem
+    # In 16 bit cuBLAS may add partial sums in 16 bit, so PyTorch's ways are checked, too.
     if candidate.is_pytorch and not candidate.takes_parameters and problem.dtype not in SIXTEEN_BIT:
         return True
     try:

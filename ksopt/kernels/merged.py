@@ -24,13 +24,14 @@ from ksopt.jit import host
 from ksopt.kernels import weight_cache, weight_groups
 from ksopt.kernels.families import pytorch_cost
 from ksopt.kernels.launcher import MERGED_MATRIX, Entry
-from ksopt.kernels.problem import Problem
+from ksopt.kernels.problem import FEW_ROWS, Problem
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_reference
 
 _FORM = "merged"
 _DTYPES = ("bfloat16", "float32")
 _COLUMNS = 4096  # of the matrix, made at a time
+_NEXT_US = 3.5  # what a launch that follows others takes: cuBLAS's, of a few rows, on an H100
 
 
 def can_merge(problem: Problem) -> bool:
@@ -85,7 +86,8 @@ def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
         passes = [1, 1.5] + [1.5] * after.residual
     passes += [2] * (after.bias and problem.batch_last)
     steps = [pytorch_cost.elementwise_us(n * size, multiprocessors) for n in passes]
-    return us + pytorch_cost.LAUNCH_US + sum(steps)
+    launch_us = _NEXT_US if batch <= FEW_ROWS else pytorch_cost.LAUNCH_US
+    return us + launch_us + sum(steps)
 
 
 def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:

@@ -23,6 +23,9 @@ RESERVED_SHARED = 1024
 SIXTEEN_BIT = ("float16", "bfloat16")
 """Types whose products are summed in fp32 and rounded once."""
 
+FEW_ROWS = 128
+"""Products of so many rows or fewer are timed in series: see measure/interleaved.py."""
+
 Rows = Literal["aligned", "unaligned", "scattered"]
 """Rows of x and y (batch_last: of features) that all begin at multiples of 16 bytes; others; and
 those whose elements do not lie side by side. The fast kernels are for the first."""

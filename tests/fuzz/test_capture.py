@@ -92,6 +92,7 @@ def test_zeros_that_are_not_multiplied_by_give_no_nan_and_other_elements_count()
 HEADER = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
 
 
+@pytest.mark.slow
 def test_a_write_that_eager_mode_refuses_is_compared_as_if_made_afterwards():
     source = """
         class M(nn.Module):

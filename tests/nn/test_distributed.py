@@ -21,7 +21,7 @@ CASES = {
     "fsdp compiled, checkpointed": {"by": "fsdp", "compiled": True, "checkpointed": True},
     "fsdp compiled, bfloat16": {"by": "fsdp", "compiled": True, "bfloat16": True},
 }
-QUICK = ("fsdp compiled",)
+QUICK = ("fsdp",)
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="this build of torch has no torch.distributed"

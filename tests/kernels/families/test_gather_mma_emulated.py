@@ -134,7 +134,7 @@ def test_what_is_not_finite_reaches_what_it_met(kernels, at):
     assert_not_finite_stays(kernels[at], CASES[at][0], batch=BATCHES[-2], seed=at)
 
 
-@pytest.mark.parametrize("at", range(0, len(CASES), 7), ids=name)
+@pytest.mark.parametrize("at", range(0, len(CASES), 10), ids=name)
 def test_strides(kernels, at):
     problem, _ = CASES[at]
     x, weight = operands(problem, 29, seed=0)
