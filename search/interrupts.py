@@ -71,4 +71,10 @@ def dropped(act: Callable[[], None]) -> Iterator[None]:
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], KeyboardInterrupt)
+    """Whether an error that is logged is none, nor one that came while one was handled."""
+    error = None if record.exc_info is None else record.exc_info[1]
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return False
+        error = error.__cause__ or error.__context__
+    return True
