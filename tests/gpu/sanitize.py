@@ -34,7 +34,7 @@ from ksopt.kernels.problem import DeviceSpec, Epilogue, Problem, SecondLayer
 from ksopt.patterns.chain import Chain, Pattern
 
 ROWS = 37
-# What no family but `gather_mma` and the general kernel takes.
+# What no family but those of `gather_mma` and the general kernel takes.
 ODD = ((7, 5, 33, 3), (2, 9, 20, 5), (1, 3, 7, 41), (9, 17, 1, 1), (1, 3, 70, 19), (2, 130, 90, 1))
 CHAINS = (
     ("(1,48,16,8)*(2,64,192,1)", Epilogue(True, "gelu", True), 1),

@@ -7,7 +7,7 @@ from ksopt.search import interrupts
 
 
 def log_an_error_while_one_is_handled(first: BaseException) -> None:
-    """As SQLAlchemy's pool does of a cursor that cannot be closed either, where no handler reads."""
+    """As SQLAlchemy does of a cursor that cannot be closed either, where no handler reads it."""
     try:
         raise first
     except BaseException:
