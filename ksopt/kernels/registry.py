@@ -28,7 +28,7 @@ from ksopt.kernels.families.base import KernelFamily, families
 from ksopt.kernels.launcher import Launcher
 from ksopt.kernels.problem import SIXTEEN_BIT, DeviceSpec, Problem, Rows
 
-MOST_KERNELS = 10
+MOST_KERNELS = 11
 """How many kernels, of all families together, are compiled and timed for a problem."""
 
 _KERNELS_OF_ONE = 4

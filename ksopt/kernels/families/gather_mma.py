@@ -47,6 +47,10 @@ Weights = Literal["stored", "packed", "streamed"]
 """``GatherWeights`` of the template: how a block's weights come to shared memory."""
 
 
+_Shape = tuple[int, int, int, int, int, int, int, int]
+"""The first fields of `Config`, up to ``jc``."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Template arguments of ``GatherMmaTile``, in its order and with its meaning."""
@@ -63,7 +67,7 @@ class Config:
     stages: int
     blocks: int
     size: int
-    """Bytes of an element; from here on no template arguments."""
+    """Bytes of an element; from here on no template arguments but the last."""
     step: int
     """Values of l that are added at a time."""
     walkers: int
@@ -207,7 +211,7 @@ class GatherMma(TemplateFamily[Config]):
     def _with_parts(
         self,
         p: Pattern,
-        shape: tuple[int, ...],
+        shape: _Shape,
         size: int,
         step: int,
         y_bytes: int,
@@ -273,14 +277,14 @@ class GatherMma(TemplateFamily[Config]):
         outputs, of_b = min(config.outputs, p.b), -(-p.b // config.outputs)
         tile_rows = row_tiles * config.bm
         planes = tile_rows * p.a * -(-p.d // config.jc) * config.jc * of_b  # rows of planes
-        put = planes * config.outputs
+        put: float = planes * config.outputs
         work = planes / (16 * config.mt * config.jt) * config.ns / _UNITS
         # Values of l and k of one j lie d elements apart, those of a window whole chunks.
         ways = 4 if config.jc < p.d else math.gcd(p.d, 4)
         conflicts = 1 + _CONFLICT * (ways - 1)
         if products:
             work += planes / 128 * config.outputs * config.steps(p) / _STEPS[products]
-            gathered = planes * config.ns * config.steps(p) * config.step
+            gathered: float = planes * config.ns * config.steps(p) * config.step
             if config.jt == 2 or (p.d == 1 and p.c % 2 == 0):
                 gathered /= 2
             work += conflicts * gathered / _GATHERED if config.size == 2 else 0.0
