@@ -2,12 +2,11 @@
 
 import itertools
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
-from devices import H200
+from devices import H200, compile_all
 
 from ksopt.jit import arch, nvrtc
 from ksopt.kernels.backends import cpu
@@ -123,8 +122,7 @@ def compiled_ahead():
         if family not in HOPPER:
             default = family.default_config(problem, H200)
             sources.append(family.source(problem, default, shifted=True))
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda source: nvrtc.cubin(source, target), sources))
+    compile_all(lambda source: nvrtc.cubin(source, target), sources)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

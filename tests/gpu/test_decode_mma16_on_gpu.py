@@ -1,12 +1,11 @@
 """The families for a few rows against float64: tiles, clusters, tails, early launches."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from devices import H200
+from devices import H200, compile_all
 
 from ksopt.kernels.families.base import TemplateFamily, family_of
 from ksopt.kernels.launcher import Launcher
@@ -68,9 +67,8 @@ CASES = cases()
 @pytest.fixture(scope="module", autouse=True)
 def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
-    with ThreadPoolExecutor(16) as pool:
-        jobs = [(m, p, c) for m, p in CASES for c in tiles_of(m, p)]
-        list(pool.map(lambda job: job[0].launcher(job[1], job[2], 0), jobs))
+    jobs = [(m, p, c) for m, p in CASES for c in tiles_of(m, p)]
+    compile_all(lambda job: job[0].launcher(job[1], job[2], 0), jobs)
 
 
 def operands(problem: Problem, batch: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,11 +1,10 @@
 """Factors of any size and alignment on tensor cores, against float64 and PyTorch on a GPU."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from devices import H200
+from devices import H200, compile_all
 
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import family_of
@@ -46,15 +45,14 @@ def chosen(family: GatherMma, shape: tuple[int, int, int, int], dtype: torch.dty
 @pytest.fixture(scope="module", autouse=True)
 def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
-    with ThreadPoolExecutor(16) as pool:
-        jobs = [
-            (family, problem_of(shape, dtype), config)
-            for family in FAMILIES
-            for shape in SHAPES
-            for dtype in DTYPES
-            for config in chosen(family, shape, dtype)
-        ]
-        list(pool.map(lambda job: job[0].launcher(*job[1:], 0), jobs))
+    jobs = [
+        (family, problem_of(shape, dtype), config)
+        for family in FAMILIES
+        for shape in SHAPES
+        for dtype in DTYPES
+        for config in chosen(family, shape, dtype)
+    ]
+    compile_all(lambda job: job[0].launcher(*job[1:], 0), jobs)
 
 
 def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:

@@ -1,12 +1,11 @@
 """The fp32 tensor-core family for batch first, against float64 and against cuBLAS in FP32."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
-from devices import H200
+from devices import H200, compile_all
 
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import family_of
@@ -56,11 +55,8 @@ def chosen(shape: tuple[int, int, int, int]) -> list[Config]:
 @pytest.fixture(scope="module", autouse=True)
 def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
-    with ThreadPoolExecutor(16) as pool:
-        jobs = [
-            (shape, c, exact) for shape in SHAPES for c in chosen(shape) for exact in (True, False)
-        ]
-        list(pool.map(lambda job: launcher_of(*job), jobs))
+    jobs = [(shape, c, exact) for shape in SHAPES for c in chosen(shape) for exact in (True, False)]
+    compile_all(lambda job: launcher_of(*job), jobs)
 
 
 def launcher_of(shape, config: Config, exact=True):

@@ -1,12 +1,11 @@
 """The 16-bit families on warpgroup products, against float64 and against PyTorch."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
-from devices import H200
+from devices import H200, compile_all
 
 from ksopt.kernels.backends import cpu
 from ksopt.kernels.families.base import TemplateFamily, family_of
@@ -55,9 +54,8 @@ def chosen(family: TemplateFamily, shape: tuple[int, int, int, int], dtype: str)
 @pytest.fixture(scope="module", autouse=True)
 def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
-    with ThreadPoolExecutor(16) as pool:
-        every = [(job[0], problem_of(*job[1:]), config) for job in JOBS for config in chosen(*job)]
-        list(pool.map(lambda one: one[0].launcher(*one[1:], 0), every))
+    every = [(job[0], problem_of(*job[1:]), config) for job in JOBS for config in chosen(*job)]
+    compile_all(lambda one: one[0].launcher(*one[1:], 0), every)
 
 
 def operands(problem: Problem, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
