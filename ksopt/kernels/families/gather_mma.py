@@ -24,7 +24,7 @@ _LONG = 6_000  # bytes of a block of x: with more a block has windows of j, too
 _WHOLE_J = 32  # up to this d a block has all j: fewer would be less than a sector of 16 bit
 _SHORTEST_SPLIT_SUM = 32  # three TF32 products of shorter ones are less exact than cuBLAS's sums
 
-# The cost model's constants, of one multiprocessor in a microsecond. Fitted to 620 tiles of 44
+# The cost model's constants, of one multiprocessor in a microsecond. Fitted to 723 tiles of 44
 # problems (bfloat16 and float32, one H100): nine of ten of the tiles near the fastest of a problem
 # are predicted to take 0.79 to 1.32 times what they take. The rate of memory is an H200's, as in
 # other models.
