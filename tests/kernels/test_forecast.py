@@ -69,7 +69,9 @@ def test_the_choice_is_the_least_of_the_predictions_and_never_above_pytorchs(nam
 
 def takes(family, problem, rows, spec):
     too_many = family.max_batch is not None and rows > family.max_batch
-    return not too_many and family.unsupported_reason(problem, spec) is None
+    if too_many or family.unsupported_reason(problem, spec) is not None:
+        return False
+    return any(family.fits(problem, tile, spec) for tile in family.configs(problem, spec))
 
 
 def test_each_family_for_hopper_alone_has_a_twin_on_other_gpus():

@@ -158,11 +158,11 @@ class GatherMma(TemplateFamily[Config]):
     """Products by tensor cores, x gathered element by element, for any b, c, d and rows.
 
     Attributes:
-        ways: how weights come to shared memory, and of how many stages the ring may be.
+        ways: how weights may come to shared memory.
     """
 
     name = "gather_mma"
-    ways: ClassVar[tuple[tuple[Weights, int], ...]] = (("stored", _STAGES),)
+    ways: ClassVar[tuple[Weights, ...]] = ("stored",)
     template = "gather_mma.cuh"
     dtypes = ANY_TYPE
     layout = "batch_first"
@@ -224,14 +224,14 @@ class GatherMma(TemplateFamily[Config]):
         units = planes // jt * bm // (16 * mt) * ns
         step_bytes = planes * outputs * _weight_bytes(step, size)
         columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // outputs)
-        for weights, stages in self.ways:
+        for weights in self.ways:
             fewer = 0
             for parts, of_part, x_bytes in pieces:
                 streams = weights == "streamed"
                 if streams and parts == 1:
                     continue
-                shared = of_part * step_bytes * (stages if streams else parts) + RESERVED_SHARED
-                shared += bm * (stages * x_bytes + y_bytes)
+                shared = of_part * step_bytes * (_STAGES if streams else parts) + RESERVED_SHARED
+                shared += bm * (_STAGES * x_bytes + y_bytes)
                 blocks = min(device.shared_bytes // shared, _MOST_BLOCKS)
                 if blocks <= fewer:
                     continue
@@ -246,7 +246,7 @@ class GatherMma(TemplateFamily[Config]):
                 ):
                     fewer = blocks
                     walkers = max(1, device.multiprocessors * blocks // columns)
-                    yield Config(*shape, parts, stages, blocks, size, step, walkers, weights)
+                    yield Config(*shape, parts, _STAGES, blocks, size, step, walkers, weights)
                     if blocks == min(in_registers, _MOST_BLOCKS):
                         break
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ksopt.kernels import codegen
 from ksopt.kernels.families.base import register_family
 from ksopt.kernels.families.gather_mma import Config, GatherMma
 from ksopt.kernels.families.packed import PackedFamily
 from ksopt.kernels.packing_launcher import geometry_of
-from ksopt.kernels.problem import Geometry, Problem
+from ksopt.kernels.problem import DeviceSpec, Geometry, Problem
+
+# Small blocks are filled up to 8 outputs and 16 sums. What that makes many times as large as the
+# weight takes memory, unless it is little.
+_MOST_TIMES, _FEW_ELEMENTS = 8, 2**21
 
 
 @register_family
@@ -16,7 +22,14 @@ class GatherMmaPacked(GatherMma, PackedFamily[Config]):
 
     name = "gather_mma_packed"
     packs_from_d = 1
-    ways = (("packed", 2), ("streamed", 2))
+    ways = ("packed", "streamed")
+
+    def configs(self, problem: Problem, device: DeviceSpec) -> Iterator[Config]:
+        p = problem.pattern
+        for tile in super().configs(problem, device):
+            packed = self.packed_elements(problem, tile)
+            if packed <= _MOST_TIMES * p.nnz or packed <= _FEW_ELEMENTS:
+                yield tile
 
     def packed_elements(self, problem: Problem, config: Config) -> int:
         p = problem.pattern

@@ -114,6 +114,15 @@ def test_tiles_whose_weights_are_in_one_order_share_what_is_packed():
     assert all(len(one) == 1 for several in (sizes, orders) for one in several.values())
 
 
+def test_packed_weights_are_not_many_times_as_large():
+    for shape in ((1, 1, 1, 2**22), (2**18, 2, 2, 1), (60, 1, 16, 2)):
+        problem = Problem.of_factor(Pattern(*shape), "bfloat16", False)
+        for tile in gather_mma_packed.configs(problem, H200):
+            elements = gather_mma_packed.packed_elements(problem, tile)
+            assert elements <= max(8 * problem.pattern.nnz, 2**21)
+    assert any(True for _ in gather_mma_packed.configs(problem, H200))
+
+
 def test_what_has_too_many_features_is_refused():
     problem = Problem.of_factor(Pattern(1, 2**20, 2**12, 1), "float32", False)
     reason = gather_mma.unsupported_reason(problem, H200)
