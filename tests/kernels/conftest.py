@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from built_once import built_once
-from cuda_emulator import Emulator, compile_runtime
+from cuda_emulator import Emulator, compile_runtime, precompile_headers
 
 from ksopt import settings
 from ksopt.errors import UnavailableError
@@ -31,6 +31,7 @@ def emulator(tmp_path_factory):
     except UnavailableError as error:
         pytest.skip(f"device code cannot be emulated: {error}")
     runtime = built_once("runtime.o", compile_runtime)
+    headers = built_once("headers", precompile_headers)
     # Tests that run side by side share the cores.
     jobs = (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return Emulator(tmp_path_factory.mktemp("emulator"), runtime, max(jobs, 1))
+    return Emulator(tmp_path_factory.mktemp("emulator"), runtime, headers, max(jobs, 1))
