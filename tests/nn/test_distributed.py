@@ -38,20 +38,20 @@ def by_one() -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def by_two(folder: Path, **task: object) -> dict[str, object]:
+def by_two(folder: Path, cases: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
     """What two processes train. Once more where they fail: gloo loses one of them now and then."""
-    code, printed = together(folder, "first", task)
+    code, printed = together(folder, "first", cases)
     if code != 0:
         print(printed)
-        code, printed = together(folder, "second", task)
+        code, printed = together(folder, "second", cases)
     assert code == 0, printed
     return torch.load(folder / "trained.pt", weights_only=True)
 
 
-def together(folder: Path, store: str, task: dict[str, object]) -> tuple[int, str]:
+def together(folder: Path, store: str, cases: dict[str, dict[str, object]]) -> tuple[int, str]:
     """Run both processes: the exit code, 0 where both have it, and what they printed."""
-    common = {"store": str(folder / store), "out": str(folder / "trained.pt"), "seconds": 120}
-    tasks = [{**task, **common, "rank": rank} for rank in (0, 1)]
+    common = {"store": str(folder / store), "out": str(folder / "trained.pt"), "seconds": 240}
+    tasks = [{"cases": cases, **common, "rank": rank} for rank in (0, 1)]
     processes = [
         subprocess.Popen(
             [sys.executable, trained_by_two.__file__, json.dumps(one)],
@@ -69,19 +69,26 @@ def together(folder: Path, store: str, task: dict[str, object]) -> tuple[int, st
     return max(abs(process.returncode) for process in processes), printed
 
 
+@pytest.fixture(scope="module")
+def trained(request, tmp_path_factory):
+    """What two processes train, of all cases that are to be run: to begin takes most of the time."""
+    items = [one for one in request.session.items if one.path == request.path]
+    names = [one.callspec.params["name"] for one in items]
+    return by_two(tmp_path_factory.mktemp("trained"), {name: CASES[name] for name in names})
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(one, marks=() if one in QUICK else (pytest.mark.slow,)) for one in CASES],
 )
-def test_two_processes_train_what_one_does(name, tmp_path):
-    task = CASES[name]
-    trained = by_two(tmp_path, **task)
+def test_two_processes_train_what_one_does(name, trained):
+    case, by_both = CASES[name], trained[name]
     wanted, untrained = by_one(), trained_by_two.Model().state_dict()
-    rough = "bfloat16" in task
+    rough = "bfloat16" in case
     for key, value in wanted.items():
         moved = float((value - untrained[key]).abs().max())
         assert moved > 1e-4, key
-        off = float((trained["weights"][key] - value).abs().max())
+        off = float((by_both["weights"][key] - value).abs().max())
         assert off <= (0.1 if rough else 1e-3) * moved, (key, off, moved)
-    if task.get("compiled"):
-        assert trained["sites"] >= 1  # of the author's blocks; KSLinear's product is ksopt's own
+    if case.get("compiled"):
+        assert by_both["sites"] >= 1  # of the author's blocks; KSLinear's product is ksopt's own

@@ -1,11 +1,12 @@
-"""A process of two that train one model together: ``python trained_by_two.py '{"rank": 0, ...}'``.
+"""A process of two that train models together: ``python trained_by_two.py '{"rank": 0, ...}'``.
 
-It trains a model of chains for three steps, on its half of the rows, as the task says, and the
-first process writes the trained weights to a file. Compiled graphs are rewritten by ksopt and then
-run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
+It trains a model of chains for three steps, on its half of the rows, anew for each case of the task,
+and the first process writes the trained weights of all to a file. Compiled graphs are rewritten by
+ksopt and then run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
 
 The task: ``rank``, ``store`` (a file by which the two meet), ``out`` (the file that is written),
-``seconds`` (at most), ``by`` ("ddp" or "fsdp"), and what may be added: ``compiled``,
+``seconds`` (at most), and ``cases`` by name. A case: ``by`` ("ddp" or "fsdp"), and what may be
+added: ``compiled``,
 ``accumulated`` (each step is two halves of the rows), ``checkpointed``, ``bfloat16`` (FSDP2's
 policy for what is computed).
 """
@@ -97,28 +98,23 @@ def train(
         optimizer.zero_grad()
 
 
-def main(task: dict[str, Any]) -> None:
-    """Train, and write the weights; where it hangs it says where, and ends."""
-    faulthandler.dump_traceback_later(task["seconds"], exit=True)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{task['store']}", rank=task["rank"], world_size=2
-    )
+def train_case(case: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The weights of a model that is trained as a case says, and the sites of its graphs."""
+    torch._dynamo.reset()
     sites = []
-    backend.hand_over = lambda gm, inputs, config: aot_eager(gm, inputs)
     rewrite = backend.rewrite_graph
-    backend.rewrite_graph = lambda *a, **k: sites.append(rewrite(*a, **k)) or sites[-1]
-    plain = Model(task.get("checkpointed", False))
-    x, wanted = (part.chunk(2)[task["rank"]] for part in rows())
-    count = 2 if task.get("accumulated") else 1
+    plain = Model(case.get("checkpointed", False))
+    x, wanted = (part.chunk(2)[rank] for part in rows())
+    count = 2 if case.get("accumulated") else 1
     parts = list(zip(x.chunk(count), wanted.chunk(count), strict=True))
-    if task["by"] == "ddp":
+    if case["by"] == "ddp":
         model: Any = DistributedDataParallel(plain)
 
         def waits(wait: bool) -> Any:
             return model.no_sync() if wait else contextlib.nullcontext()
 
     else:
-        policy = MixedPrecisionPolicy(torch.bfloat16) if task.get("bfloat16") else None
+        policy = MixedPrecisionPolicy(torch.bfloat16) if case.get("bfloat16") else None
         options = {} if policy is None else {"mp_policy": policy}
         mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
         for layer in (plain.chain, plain.blocks, plain):
@@ -131,15 +127,32 @@ def main(task: dict[str, Any]) -> None:
             plain.set_requires_gradient_sync(not wait)
             yield
 
-    run = torch.compile(model, backend="ksopt") if task.get("compiled") else model
-    train(run, optimizer_of(plain.parameters()), parts, waits)
+    run = torch.compile(model, backend="ksopt") if case.get("compiled") else model
+    backend.rewrite_graph = lambda *a, **k: sites.append(rewrite(*a, **k)) or sites[-1]
+    try:
+        train(run, optimizer_of(plain.parameters()), parts, waits)
+    finally:
+        backend.rewrite_graph = rewrite
     weights = {
         name: value.full_tensor() if hasattr(value, "full_tensor") else value
         for name, value in plain.state_dict().items()
     }
+    return {"weights": weights, "sites": sum(len(one.sites) for one in sites)}
+
+
+def main(task: dict[str, Any]) -> None:
+    """Train, and write the weights; where it hangs it says where, and ends."""
+    faulthandler.dump_traceback_later(task["seconds"], exit=True)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{task['store']}", rank=task["rank"], world_size=2
+    )
+    backend.hand_over = lambda gm, inputs, config: aot_eager(gm, inputs)
+    trained = {}
+    for name, case in task["cases"].items():
+        print(name, flush=True)
+        trained[name] = train_case(case, task["rank"])
     if task["rank"] == 0:
-        lowered = sum(len(one.sites) for one in sites)
-        torch.save({"weights": weights, "sites": lowered}, task["out"])
+        torch.save(trained, task["out"])
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads end with the process: waiting for them failed once in 100 runs
