@@ -10,7 +10,7 @@ from ksopt import ks_linear
 from ksopt.bench.random_subjects import draw
 from ksopt.reference import chain_reference
 
-MOST_ELEMENTS = 2**21
+MOST_ELEMENTS = 2**19
 """Of an input or an output here; more rows than that are cut off."""
 
 
