@@ -16,6 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 from brief.changes import CHANGES
+from fast_files import FAST
 
 # The machine that runs the tests may be busy: a slow example is not a wrong one.
 hypothesis.settings.register_profile("ksopt", deadline=None)
@@ -91,9 +92,13 @@ def deterministic() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by the marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the cases of sweeps that are slow; skip tests of a GPU where there is none."""
     _mark_slow_cases(items)
+    if config.rootpath / "tests" in [Path(one).resolve() for one in config.args]:
+        left_out = ("slow", "gpu")
+        fast = [one for one in items if not any(map(one.get_closest_marker, left_out))]
+        config.stash[FAST] = {str(one.path.relative_to(config.rootpath)) for one in fast}
     _skip_without_gpu(items)
 
 

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from fast_files import FAST
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,8 +19,10 @@ def rooms() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def selected() -> list[str]:
+def selected(pytestconfig: pytest.Config) -> Collection[str]:
     """The files of each test that `make test` runs; those of a GPU are skipped there."""
+    if FAST in pytestconfig.stash:
+        return pytestconfig.stash[FAST]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     chosen = ["-m", "not slow and not gpu", "tests"]
     done = subprocess.run([*command, *chosen], cwd=ROOT, capture_output=True, text=True)
@@ -26,7 +30,7 @@ def selected() -> list[str]:
     return [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
 
 
-@pytest.mark.slow  # all tests are collected once more
+@pytest.mark.slow  # where this file is run alone, all tests are collected once more
 @pytest.mark.parametrize("room", rooms())
-def test_every_room_has_fast_tests(room: str, selected: list[str]) -> None:
+def test_every_room_has_fast_tests(room: str, selected: Collection[str]) -> None:
     assert any(file.startswith(f"tests/{room}/") for file in selected)

@@ -71,7 +71,7 @@ def together(folder: Path, store: str, cases: dict[str, dict[str, object]]) -> t
 
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
-    """What two processes train, of all cases that are to be run: to begin takes most of the time."""
+    """What two processes train, of all cases to be run: to begin takes most of the time."""
     items = [one for one in request.session.items if one.path == request.path]
     names = [one.callspec.params["name"] for one in items]
     return by_two(tmp_path_factory.mktemp("trained"), {name: CASES[name] for name in names})

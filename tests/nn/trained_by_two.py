@@ -1,8 +1,8 @@
 """A process of two that train models together: ``python trained_by_two.py '{"rank": 0, ...}'``.
 
-It trains a model of chains for three steps, on its half of the rows, anew for each case of the task,
-and the first process writes the trained weights of all to a file. Compiled graphs are rewritten by
-ksopt and then run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
+It trains a model of chains for three steps, on its half of the rows, anew for each case of the
+task, and the first process writes the trained weights of all to a file. Compiled graphs are
+rewritten by ksopt and then run by AOTAutograd, without Inductor, which is none of ksopt's and slow.
 
 The task: ``rank``, ``store`` (a file by which the two meet), ``out`` (the file that is written),
 ``seconds`` (at most), and ``cases`` by name. A case: ``by`` ("ddp" or "fsdp"), and what may be
