@@ -278,7 +278,7 @@ def test_a_model_is_compiled_and_timed(quick: None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     dense = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).eval()
     x = torch.randn(128, 512)
-    done = ksopt.optimize(dense, x, "25%", trials=8, out=tmp_path, quiet=True)
+    done = ksopt.optimize(dense, x, "25%", trials=4, max_factors=2, out=tmp_path, quiet=True)
     assert done.speed is not None, done.reason
     assert done.speed.dense.repeats >= 10
     assert done.is_changed == (done.speed.comparison is speed.Comparison.FASTER)
