@@ -60,7 +60,7 @@ def test_gradients_are_those_of_eager_mode(toy, make, dynamic: bool) -> None:
     model = make()
     twin = copy.deepcopy(model).double()
     compiled = torch.compile(model, backend="ksopt", dynamic=dynamic)
-    for rows in ((5, 3), (2, 7)):
+    for rows in ((5, 3), (2, 7) if dynamic else (5, 3)):  # or a size would be compiled anew
         x = torch.randn(*rows, 32)
         truth = gradients(twin, twin, x.double())
         found = gradients(compiled, model, x)
