@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from ksopt.measure.timing import Comparison, Measurement, compare
 from ksopt.search.metrics import ENERGY
 from ksopt.search.report import phrases
@@ -138,6 +136,8 @@ def _spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
     """The coefficient of (predicted, measured); None of too few, or where one is all alike."""
     if len(pairs) < _FEWEST_CHAINS:
         return None
+    import pandas as pd  # half a second, which processes that measure do not need
+
     frame = pd.DataFrame(pairs, columns=["predicted", "measured"]).rank()
     coefficient = float(frame["predicted"].corr(frame["measured"]))
     return coefficient if coefficient == coefficient else None  # not a NaN
