@@ -108,7 +108,7 @@ bool takes_product(const Tensor& out, const Tensor& x, const Tensor& weight, int
 // stable ABI cannot tell: that it was prepared from the weights' memory at its present version.
 struct Prepared {
   Tensor tensor;
-  int64_t of;      // which of the weights, or ksopt::ALL
+  int64_t of;      // which of the weights, or ksopt::ALL, or OF_PRODUCT
   int64_t form;    // what was prepared, from weights of which shapes and dtype
   int64_t stream;  // that may read it
 

@@ -47,16 +47,20 @@ struct Part {
   bool is_in_place_of(const Part& other) const { return address == other.address && strides == other.strides; }
 
   bool is_of(const Tensor& weight, const Tensor& its_root) const {
-    return root._unsafe_get_target() == its_root.unsafeGetTensorImpl() && version == its_root._version() &&
-           address == weight.const_data_ptr() && storage == weight.storage().unsafeGetStorageImpl() &&
-           weight.strides() == at::IntArrayRef(strides);
+    return root._unsafe_get_target() == its_root.unsafeGetTensorImpl() && has_values_of(weight, its_root._version());
+  }
+
+  bool has_values_of(const Tensor& weight, int64_t its_version) const {
+    return version == its_version && address == weight.const_data_ptr() &&
+           storage == weight.storage().unsafeGetStorageImpl() && weight.strides() == at::IntArrayRef(strides);
   }
 };
 
 // Where what was prepared of a weight is kept, or of several together. `token` goes with what Python keeps, and that
-// holds the weights' storages: while it lives, no other storage has the address of one of theirs.
+// holds the weights' storages: while it lives, no other storage has the address of one of theirs. It is another name
+// of `prepared`, with which Python keeps what is prepared of that in turn.
 struct Note {
-  c10::weak_intrusive_ptr<TensorImpl> token;
+  c10::weak_intrusive_ptr<TensorImpl> token, prepared;
   std::vector<Part> parts;
   int64_t form, stream;
 
@@ -111,9 +115,13 @@ std::tuple<std::vector<Tensor>, std::vector<int64_t>> prepared_of(const Tensor& 
 }
 
 void note_prepared(const std::vector<Tensor>& weights, const std::vector<Tensor>& owners,
-                   const std::vector<int64_t>& versions, const Tensor& token, int64_t form, int64_t stream) {
-  auto note = std::make_shared<Note>(
-      Note{c10::weak_intrusive_ptr<TensorImpl>(token.getIntrusivePtr()), {}, form, stream});
+                   const std::vector<int64_t>& versions, const Tensor& token, const Tensor& prepared, int64_t form,
+                   int64_t stream) {
+  auto note = std::make_shared<Note>(Note{c10::weak_intrusive_ptr<TensorImpl>(token.getIntrusivePtr()),
+                                          c10::weak_intrusive_ptr<TensorImpl>(prepared.getIntrusivePtr()),
+                                          {},
+                                          form,
+                                          stream});
   for (size_t at = 0; at < weights.size(); ++at) note->parts.emplace_back(weights[at], owners[at], versions[at]);
   const std::unique_lock lock(kept_mutex);
   for (auto& [_, of_root] : notes) {
@@ -146,6 +154,26 @@ bool may_be_kept(const Tensor& root) {
 
 void count_forgotten() { forgotten.fetch_add(1); }
 
+namespace {
+
+// What was prepared of a factor that was itself prepared of several weights; `token`: that factor.
+void add_kept_of_product(const Note& product, const Tensor& token, std::vector<KeptWeight>& kept) {
+  std::vector<std::shared_ptr<const Note>> serving;
+  {
+    const std::shared_lock lock(kept_mutex);
+    const auto found = notes.find(product.prepared._unsafe_get_target());
+    if (found == notes.end()) return;
+    for (const auto& note : found->second) {
+      if (note->parts.size() == 1 && note->parts[0].has_values_of(token, token._version())) serving.push_back(note);
+    }
+  }
+  for (const auto& note : serving) {
+    if (auto own = note->token.lock()) kept.push_back({Tensor(std::move(own)), OF_PRODUCT, note->form, note->stream});
+  }
+}
+
+}  // namespace
+
 std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots) {
   std::vector<std::pair<std::shared_ptr<const Note>, int64_t>> serving;
   {
@@ -159,10 +187,14 @@ std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots) {
     }
   }
   // Out of the lock: to hold a tensor may wait for the interpreter.
-  std::vector<KeptWeight> kept;
+  std::vector<KeptWeight> kept, of_products;
   for (const auto& [note, of] : serving) {
-    if (auto token = note->token.lock()) kept.push_back({Tensor(std::move(token)), of, note->form, note->stream});
+    auto token = note->token.lock();
+    if (!token) continue;
+    kept.push_back({Tensor(std::move(token)), of, note->form, note->stream});
+    if (of == ALL && kept.back().prepared.dim() == 4) add_kept_of_product(*note, kept.back().prepared, of_products);
   }
+  for (auto& one : of_products) kept.push_back(std::move(one));
   return kept;
 }
 
@@ -175,6 +207,7 @@ TORCH_LIBRARY_FRAGMENT(ksopt_host, m) {
   m.def("prepared_of(Tensor weight, Tensor? owner) -> (Tensor[], int[])", prepared_of);
   m.def("say_changing(bool changing) -> ()", ksopt::say_changing);
   m.def(
-      "note_prepared(Tensor[] weights, Tensor[] owners, int[] versions, Tensor token, int form, int stream) -> ()",
+      "note_prepared(Tensor[] weights, Tensor[] owners, int[] versions, Tensor token, Tensor prepared, int form, "
+      "int stream) -> ()",
       note_prepared);
 }

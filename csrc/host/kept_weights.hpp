@@ -32,8 +32,8 @@ struct KeptWeight {
   int64_t of, form, stream;
 };
 
-// What was prepared of these values of weights, of each alone and of all together, and is still kept; of each the
-// newest first: what ksopt/kernels/weight_table.py has noted. roots: of each.
+// What was prepared of these values of weights, of each alone and of all together, and of the one factor that all
+// were multiplied to, and is still kept; of each the newest first: what ksopt/kernels/weight_table.py has noted. roots: of each.
 std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots);
 
 }  // namespace ksopt

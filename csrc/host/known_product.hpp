@@ -9,9 +9,9 @@
 
 namespace ksopt {
 
-// What was prepared of a call's weights: of which one (ALL: of all of them together), in which form, and for which
-// stream.
-constexpr int64_t ALL = -1;
+// What was prepared of a call's weights: of which one (ALL: of all of them together; OF_PRODUCT: of the one factor
+// that was prepared of all of them), in which form, and for which stream.
+constexpr int64_t ALL = -1, OF_PRODUCT = -2;
 struct PreparedWeight {
   AtenTensorHandle tensor;
   int64_t of, form, stream;

@@ -129,7 +129,7 @@ PlanKey plan_key(const Layer& layer, const Rows& x, bool exact) {
 }
 
 // A chain's kernel and the form of the weights that it takes; FACTORS: a product for each factor; MERGED: torch's
-// product by the one matrix that is prepared of all of them (ksopt/kernels/merged.py).
+// product by the one matrix that is prepared of all of them, or a product by one factor (ksopt/kernels/merged.py).
 constexpr int64_t FACTORS = -2, MERGED = -3;
 struct PlanChoice {
   int64_t kernel;
@@ -246,15 +246,21 @@ std::optional<Tensor> run_factors(const Layer& layer, const Rows& x, bool exact,
   return y;
 }
 
-// A product by the matrix that is prepared of all weights, and torch's operations behind it.
-std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, const Rows& x, const AtHand& at_hand,
-                                 const std::optional<Tensor>& out) {
-  const std::optional<Tensor> matrix = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
-  if (!matrix) return std::nullopt;
+// A product by the matrix, or the factor, that is prepared of all weights, and torch's operations behind it.
+std::optional<Tensor> run_merged(const PlanChoice& choice, const Layer& layer, const Rows& x, bool exact,
+                                 const AtHand& at_hand, const std::optional<Tensor>& out) {
+  const std::optional<Tensor> product = find_prepared(at_hand, ksopt::ALL, choice.form, x.device);
+  if (!product) return std::nullopt;
   const AtenTensorHandle residual = layer.residual ? layer.residual->get() : nullptr;
   const AtenTensorHandle bias = layer.bias ? layer.bias->get() : nullptr;
+  if (product->dim() == 4) {
+    const auto step = step_of(x, *product, exact, false, at_hand, ksopt::OF_PRODUCT);
+    auto y = step ? step->run(layer.x, layer.batch_last, out) : std::nullopt;
+    if (y) ksopt::add_epilogue(y->get(), bias, layer.activation_of_product(), residual, layer.batch_last);
+    return y;
+  }
   AtenTensorHandle const to = out && !layer.is_gated() ? out->get() : nullptr;
-  Tensor y(ksopt::multiply_by_matrix(layer.x.get(), matrix->get(), bias, layer.batch_last, to));
+  Tensor y(ksopt::multiply_by_matrix(layer.x.get(), product->get(), bias, layer.batch_last, to));
   if (layer.is_gated()) {
     const auto [first, second] = ksopt::halves(y.get(), layer.batch_last);
     return gated(layer, Tensor(first), Tensor(second), std::nullopt, out);
@@ -293,7 +299,7 @@ std::optional<Tensor> run_known_plan(const Layer& layer, bool exact, Weights wei
   }
   const bool changing = weights == Weights::changing;
   if (choice.kernel == FACTORS) return run_factors(layer, x, exact, changing, at_hand, out);
-  if (choice.kernel == MERGED) return run_merged(choice, layer, x, at_hand, out);
+  if (choice.kernel == MERGED) return run_merged(choice, layer, x, exact, at_hand, out);
   return launch_chain(choice, layer, x, at_hand, out);
 }
 

@@ -13,7 +13,7 @@ from ksopt import settings
 from ksopt.baselines import BASELINES
 from ksopt.kernels.autotuner import Source
 from ksopt.kernels.backends.base import backend_of
-from ksopt.kernels.merged import matrix_size
+from ksopt.kernels.merged import product_in_words
 from ksopt.kernels.problem import DeviceSpec, Problem, ProblemKey, is_exact
 from ksopt.kernels.registry import APART, MERGED
 from ksopt.kernels.tuning_cache import Record, Timed
@@ -171,8 +171,8 @@ def _why(record: Record, chosen: Timed, changing: bool) -> str:
         apart = "a launch a factor" if record.key.problem.second is None else "a plan a layer"
         words.append(_against_parts(rivals, chosen, apart))
         if chosen.way == MERGED:
-            size = matrix_size(record.key.problem)
-            words.append(f"its factors are multiplied to one dense matrix of {size}")
+            product = product_in_words(record.key.problem)
+            words.append(f"its factors are multiplied to {product}")
         return "; ".join(words)
     pytorch = [one for one in rivals if one.way in BASELINES]
     ours = [one for one in rivals if one.way not in BASELINES]

@@ -1,12 +1,14 @@
-"""A chain as one dense matrix: its factors are multiplied once, and PyTorch multiplies by that.
+"""A chain as one matrix: its factors are multiplied once, and a product by that is the layer.
 
-It is for layers whose chain is slower than the dense layer that it replaces: a few rows, or factors
-that the kernels are slow on. The matrix takes a dense layer's memory beside the factors' own, so it
-is made only where it can be kept (weight_cache.py): elsewhere, and where the weights change from
-call to call, a launch a factor computes the layer.
+It is for layers whose chain is slower than one product: a few rows, or factors that the kernels are
+slow on. What the factors are multiplied to takes memory beside them, so it is made only where it
+can be kept (weight_cache.py): elsewhere, and where the weights change from call to call, a launch a
+factor computes the layer.
 
-The product's support must be full, so that every output depends on every input. Otherwise the
-matrix would hold zeros, and zero times what is not finite would reach outputs that never met it.
+The product's support must be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
+matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, whose
+weight is multiplied by in the way that is the fastest for it. A dense matrix would hold zeros there,
+and zero times what is not finite would reach outputs that never met it.
 Not in float16: a product of weights may lie outside its range where the layer's result does not.
 """
 
@@ -28,49 +30,83 @@ from ksopt.kernels.problem import FEW_ROWS, Problem
 from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_reference
 
-_FORM = "merged"
 _DTYPES = ("bfloat16", "float32")
-_COLUMNS = 4096  # of the matrix, made at a time
+_COLUMNS = 4096  # of a block of the product, made at a time
 _NEXT_US = 3.5  # what a launch that follows others takes: cuBLAS's, of a few rows, on an H100
 
 
 def can_merge(problem: Problem) -> bool:
-    """Whether a layer may be computed by one dense matrix.
+    """Whether a layer may be computed by the product of its factors.
 
     Example:
         >>> from ksopt.patterns.chain import Chain
         >>> [can_merge(Problem(Chain.monarch(64, 64, p), "float32", False)) for p in (4, 16)]
         [True, False]
+        >>> can_merge(Problem(Chain.parse("(4,8,12,2)*(1,48,9,2)"), "float32", False))
+        True
     """
     if problem.second is not None or problem.dtype not in _DTYPES or len(problem.chain) == 1:
         return False
-    return _is_dense(problem.chain.patterns)
+    product = _product(problem.chain.patterns)
+    return product is not None and (problem.siblings == 1 or _is_full(product))
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_dense(patterns: tuple[Pattern, ...]) -> bool:
-    return Chain(patterns).is_dense_support
+def factor_of(problem: Problem) -> Problem | None:
+    """The product by one factor that a layer merges to; None where that is a dense matrix.
 
-
-def matrix_bytes(problem: Problem) -> int:
-    """Memory of the matrix, which is kept beside the factors."""
-    size = getattr(torch, problem.dtype).itemsize
-    return int(size) * problem.product_features * problem.chain.in_features
-
-
-def matrix_size(problem: Problem) -> str:
-    """The same for a person.
+    Args:
+        problem: one that can be merged.
 
     Example:
         >>> from ksopt.patterns.chain import Chain
-        >>> matrix_size(Problem(Chain.monarch(1024, 1024, 8), "bfloat16", False))
-        '2.0 MiB'
+        >>> print(factor_of(Problem(Chain.parse("(4,8,12,2)*(1,48,9,2)"), "float32", False)).chain)
+        (1,32,9,2)
     """
-    return f"{matrix_bytes(problem) / 2**20:.1f} MiB"
+    product = _product(problem.chain.patterns)
+    assert product is not None
+    if _is_full(product):
+        return None
+    return Problem.of_factor(product, problem.dtype, problem.batch_last, problem.exact)
+
+
+@functools.lru_cache(maxsize=1024)
+def _product(patterns: tuple[Pattern, ...]) -> Pattern | None:
+    return Chain(patterns).product_support
+
+
+def _is_full(pattern: Pattern) -> bool:
+    return pattern.a == pattern.d == 1
+
+
+def product_bytes(problem: Problem) -> int:
+    """Memory of what a layer merges to, which is kept beside the factors."""
+    product = _product(problem.chain.patterns)
+    assert product is not None
+    size = getattr(torch, problem.dtype).itemsize
+    return int(size) * problem.siblings * product.nnz
+
+
+def product_in_words(problem: Problem) -> str:
+    """What a layer merges to, for a person.
+
+    Example:
+        >>> from ksopt.patterns.chain import Chain
+        >>> product_in_words(Problem(Chain.monarch(1024, 1024, 8), "bfloat16", False))
+        'one dense matrix of 2.0 MiB'
+        >>> product_in_words(Problem(Chain.parse("(4,512,12,8)*(1,48,512,8)"), "bfloat16", False))
+        'one factor, (1,2048,512,8), of 16.0 MiB'
+    """
+    size = f"{product_bytes(problem) / 2**20:.1f} MiB"
+    factor = factor_of(problem)
+    return (
+        f"one dense matrix of {size}"
+        if factor is None
+        else f"one factor, {factor.chain}, of {size}"
+    )
 
 
 def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
-    """Predicted time of the product by the matrix, and of what follows it.
+    """Predicted time of the product by a dense matrix, and of what follows it.
 
     Args:
         problem: what is computed.
@@ -91,7 +127,7 @@ def predicted_us(problem: Problem, batch: int, multiprocessors: int) -> float:
 
 
 def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
-    """Whether the matrix of these weights would be kept, and used again.
+    """Whether the product of these weights would be kept, and used again.
 
     They must be parameters, or what a graph calls a view of one. Other weights may have been
     computed for this call alone, and to merge them takes as long as a product of as many rows as
@@ -101,42 +137,53 @@ def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
     return (
         all(map(weight_cache.is_stored, owners))
         and all(map(weight_cache.is_keepable, weights, owners))
-        and weight_cache.has_room(matrix_bytes(problem), weights[0].device)
+        and weight_cache.has_room(product_bytes(problem), weights[0].device)
     )
 
 
 def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
-    """The matrix of a layer: (siblings * out_features, in_features), of the weights' dtype.
+    """The product of a layer's factors, of their dtype.
 
-    It is the layer's result for the rows of the identity. The first factor that they meet gives its
-    own elements, unrounded, so that of two factors each element of the matrix is rounded once; more
-    are multiplied in float32.
+    It is read off the layer's results for rows that are 1 at feature (i, l, j) of each block (i, j)
+    of the product, and 0 elsewhere: blocks share no features, so a row gives their columns l. The
+    first factor that they meet gives its own elements, unrounded, so that of two factors each
+    element of the product is rounded once; more are multiplied in float32.
 
     Args:
         weights: (a, b, c, d) of the chain's factors, left to right, sibling after sibling.
         siblings: how many chains they are of.
 
+    Returns:
+        A dense matrix, (siblings * out_features, in_features); or, of one chain whose support is
+        not full, the weight of a factor, (a, b, c, d).
+
     Example:
         >>> merge([2 * torch.ones(1, 2, 2, 1), torch.ones(1, 2, 2, 1)])
         tensor([[4., 4.],
                 [4., 4.]])
+        >>> merge([torch.ones(2, 1, 3, 2), torch.ones(2, 3, 4, 2)]).shape
+        torch.Size([2, 1, 4, 2])
     """
     length, dtype = len(weights) // siblings, weights[0].dtype
+    product = _product(tuple(Pattern(*weight.shape) for weight in weights[:length]))
+    assert product is not None
     wide = dtype if length == 2 else torch.float32
-    chains = [
-        [weight.to(wide) for weight in weights[first : first + length]]
-        for first in range(0, len(weights), length)
+    a, b, c, d = product.weight_shape
+    parts = []
+    for start in range(0, c, _COLUMNS):
+        columns = torch.arange(start, min(start + _COLUMNS, c), device=weights[0].device)
+        rows = torch.zeros(len(columns), a, c, d, dtype=wide, device=weights[0].device)
+        rows[columns - start, :, columns] = 1.0
+        flat = rows.view(len(columns), -1)
+        for first in range(0, len(weights), length):
+            factors = [weight.to(wide) for weight in weights[first : first + length]]
+            parts.append(chain_reference(flat, factors).to(dtype).view(-1, a, b, d))
+    of_siblings = [
+        torch.cat(parts[which::siblings]).permute(1, 2, 0, 3) for which in range(siblings)
     ]
-    a, _, c, d = weights[-1].shape
-    inputs = a * c * d
-    columns = []
-    for start in range(0, inputs, _COLUMNS):
-        count = min(_COLUMNS, inputs - start)
-        rows = torch.zeros(count, inputs, dtype=wide, device=weights[0].device)
-        rows[:, start : start + count].fill_diagonal_(1.0)
-        parts = [chain_reference(rows, factors).to(dtype) for factors in chains]
-        columns.append(torch.cat(parts, 1).T)
-    return torch.cat(columns, 1).contiguous()
+    if _is_full(product):
+        return torch.cat(of_siblings, 1).reshape(siblings * b, c)
+    return of_siblings[0].contiguous()
 
 
 @dataclass(frozen=True)
@@ -160,17 +207,28 @@ class Merged:
     ) -> Tensor:
         p = self.problem
         try:
-            matrix = weight_groups.kept_together(weights, _FORM, self._merge, matrix_bytes(p))
+            product = weight_groups.kept_together(
+                weights, self._form, self._merge, product_bytes(p)
+            )
         except torch.OutOfMemoryError:
-            matrix = None
-        if matrix is None:
+            product = None
+        if product is None:
             from ksopt.kernels.by_factors import ByFactors  # here, for it knows all that chooses
 
             return ByFactors(p)(x, weights, bias, residual, out)
         if out is not None and (p.epilogue.is_gated or not out.is_contiguous()):
             return out.copy_(self(x, weights, bias, residual))
-        y = times_matrix(x, matrix, bias, p.batch_last, out)
+        if product.ndim == 4:  # chosen for as any factor
+            from ksopt.kernels import dispatch
+
+            y = dispatch.multiply(x, product, p.batch_last, out)
+            return add_epilogue_(y, bias, p.epilogue.activation, residual, p.batch_last)
+        y = times_matrix(x, product, bias, p.batch_last, out)
         return add_epilogue_(y, None, p.epilogue.activation, residual, p.batch_last)
+
+    @property
+    def _form(self) -> str:
+        return f"merged {self.problem.siblings}"
 
     def _merge(self, weights: Sequence[Tensor]) -> Tensor:
         return merge(weights, self.problem.siblings)
@@ -181,7 +239,7 @@ class Merged:
             return None
         p = self.problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
-        return Entry(MERGED_MATRIX, weight_groups.number_of(_FORM, shapes, p.dtype))
+        return Entry(MERGED_MATRIX, weight_groups.number_of(self._form, shapes, p.dtype))
 
 
 def times_matrix(

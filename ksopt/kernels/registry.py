@@ -2,7 +2,7 @@
 
 Of a chain, or of a product with an epilogue, they are the kernels that take all of it, and
 `FACTORS`: a launch a factor, and PyTorch's operations behind the last; and `MERGED`, the product by
-one dense matrix. Of two layers they are the kernels that take both, and `LAYERS`: each layer by its
+one dense matrix or one factor. Of two layers they are the kernels that take both, and `LAYERS`: each layer by its
 own plan.
 """
 
@@ -37,7 +37,7 @@ _FAR = 3.0  # a family whose best tile is predicted to take this many times the 
 # tensor cores it takes up to 40 times as long, and finding out would take longer than all else.
 _FALLBACK_FAR = 2.0
 _COMPILERS = 8
-# The matrix of a chain is made and timed only where it is predicted to come near: it takes memory.
+# The product of a chain's factors is made and timed only where it is predicted to come near: it takes memory.
 _MERGED_FAR = 1.5
 
 
@@ -366,20 +366,26 @@ def behind_us(problem: Problem, batch: int, multiprocessors: int) -> float:
     return pytorch_cost.elementwise_us(size * (1 + reads), multiprocessors)
 
 
-def by_matrix(problem: Problem, batch: int, multiprocessors: int) -> list[Candidate]:
-    """The product by the one matrix of a problem that can be merged, or nothing."""
+def by_merging(problem: Problem, batch: int, device: DeviceSpec | None) -> list[Candidate]:
+    """The product by what a problem's factors are multiplied to, if it can be merged."""
     if not merged.can_merge(problem):
         return []
-    us = merged.predicted_us(problem, batch, multiprocessors)
+    multiprocessors = 1 if device is None else device.multiprocessors
+    factor = merged.factor_of(problem)
+    if factor is None:
+        us = merged.predicted_us(problem, batch, multiprocessors)
+    else:
+        us = best_predicted(factor, batch, device)[0].predicted_us
+        us += behind_us(problem, batch, multiprocessors)
     return [Candidate(MERGED, problem, us)]
 
 
 def _merged_near(
     others: Sequence[Candidate], problem: Problem, batch: int, device: DeviceSpec
 ) -> list[Candidate]:
-    """`by_matrix`, where it is predicted to come near the best of others."""
+    """`by_merging`, where it is predicted to come near the best of others."""
     limit = _MERGED_FAR * min(one.predicted_us for one in others)
-    several = by_matrix(problem, batch, device.multiprocessors)
+    several = by_merging(problem, batch, device)
     return [one for one in several if one.predicted_us <= limit]
 
 
@@ -407,7 +413,7 @@ def restored(
     """
     if config is None:
         several = plain(problem, batch, device)
-        several += by_matrix(problem, batch, 1 if device is None else device.multiprocessors)
+        several += by_merging(problem, batch, device)
         return next((candidate for candidate in several if candidate.name == name), None)
     family = next((family for family in families() if family.name == name), None)
     if family is None or device is None or family.unsupported_reason(problem, device) is not None:

@@ -96,7 +96,8 @@ def note_prepared(
         return
     stream = torch._C._cuda_getCurrentRawStream(first.get_device()) if first.is_cuda else 0
     if (number, stream) not in kept.noted:
-        _note_in_library(weights, owners, (kept.version, *versions), kept.token, number, stream)
+        when = (kept.version, *versions)
+        _note_in_library(weights, owners, when, kept.token, result, number, stream)
         kept.noted.add((number, stream))
 
 

@@ -18,6 +18,7 @@ from ksopt.kernels import host_plans, merged, planner, weight_groups
 from ksopt.kernels.autotuner import Choice, Decision
 from ksopt.kernels.by_factors import ByFactors
 from ksopt.kernels.launcher import HostLauncher, chain_entry
+from ksopt.kernels.merged import merge
 from ksopt.kernels.packing_launcher import PackedLauncher, geometry_of
 from ksopt.kernels.problem import Epilogue, Geometry, Problem
 from ksopt.kernels.registry import FACTORS, MERGED, Candidate
@@ -203,6 +204,19 @@ class ByMatrix(Device):
         self.packs += 1
         several = of_siblings(weights, siblings)
         return torch.cat([chain_to_dense(each) for each in several])
+
+
+class ByProduct(ByMatrix):
+    """One launch of a factor's kernel, whose weight is packed from the product of all factors.
+
+    That product has the pattern of each of its factors, so what is decided for them serves it.
+    """
+
+    launches = 1
+
+    def _merge(self, weights, siblings):
+        self.packs += 1
+        return merge(weights, siblings)
 
 
 def in_place(device):

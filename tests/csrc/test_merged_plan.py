@@ -1,16 +1,19 @@
-"""Layers by one dense matrix through the host library, on a CPU that plays a CUDA device."""
+"""Layers by one dense matrix, or one factor, through the host library, on a CPU that plays a CUDA device."""
 
 import pytest
 import torch
-from played_layer import EVENTS, PLAIN, ROWS, ByMatrix, product
+from played_driver import variable
+from played_layer import EVENTS, PLAIN, ROWS, ByMatrix, ByProduct, product
 
 from ksopt import ops
 from ksopt.epilogue import ACTIVATIONS, GATES, parts_of_result, with_epilogue
 from ksopt.kernels import host_plans, planner, weight_scopes
 
 
-@pytest.fixture(params=[1, 3, "gate"])
+@pytest.fixture(params=[1, 3, "gate", "factor"])
 def device(played, monkeypatch, request):
+    if request.param == "factor":
+        return ByProduct(played, monkeypatch, residual=True)
     if request.param == "gate":
         return ByMatrix(played, monkeypatch, siblings=2, residual=True, gated=True)
     return ByMatrix(played, monkeypatch, siblings=request.param, residual=request.param > 1)
@@ -37,9 +40,10 @@ def test_the_matrix_is_made_once_and_then_known(device):
     assert (device.packs, device.decided) == (1, decided)
 
 
+@pytest.mark.parametrize("kind", [ByMatrix, ByProduct])
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_weight_that_has_changed_makes_another_matrix(played, monkeypatch, event):
-    device = ByMatrix(played, monkeypatch)
+def test_a_weight_that_has_changed_makes_another_matrix(played, monkeypatch, event, kind):
+    device = kind(played, monkeypatch)
     warm(device)
     event(device)
     assert device.known() is None
@@ -62,6 +66,19 @@ def test_weights_that_change_are_not_merged(device):
         device.run()
         device.run()
     assert device.packs == 0
+
+
+def test_a_factor_that_was_packed_for_another_version_is_not_read(played, monkeypatch):
+    """Its weight is packed anew, also where the product of the factors lies where it lay."""
+    device = ByProduct(played, monkeypatch)
+    for _ in range(20):
+        warm(device)
+        packs, launches = (variable(played, name).value for name in ("packs", "launches"))
+        device.check(device.known())
+        assert variable(played, "launches").value == launches + 1
+        device.layer.weights[0].mul_(-1.25)
+        device.run()
+        assert variable(played, "packs").value > packs
 
 
 @pytest.mark.sweep

@@ -1,4 +1,4 @@
-"""Layers that are multiplied by the dense matrix of their factors, on a GPU."""
+"""Layers that are multiplied by the product of their factors, on a GPU."""
 
 import pytest
 import torch
@@ -6,13 +6,20 @@ from torch.nn import functional as F
 
 import ksopt
 from ksopt import KSLinear
-from ksopt.kernels import merged, planner
+from ksopt.kernels import merged, planner, registry
+from ksopt.kernels.registry import MERGED, Candidate
 from ksopt.reference import chain_reference
 
 pytestmark = pytest.mark.gpu
 
 CHAIN = "(1,128,128,8)*(8,128,128,1)"  # a Monarch layer of 1024 features
+TO_FACTOR = "(4,32,32,8)*(1,128,128,8)"  # (1,128,128,8)
+TO_LARGE_FACTOR = "(8,64,8,2)*(1,64,512,2)"  # (1,512,512,2), of 7 times the weights
 N = 1024
+
+
+def by_merging_at_once(problem, *_):
+    return [Candidate(MERGED, problem, 1e-3)] if merged.can_merge(problem) else []
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +27,7 @@ def the_fastest(monkeypatch, tmp_path):
     """Merging is predicted to be the fastest, and nothing is timed."""
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    monkeypatch.setattr(merged, "predicted_us", lambda *_: 1e-3)
+    monkeypatch.setattr(registry, "by_merging", by_merging_at_once)
     planner.forget()
     torch._dynamo.reset()
     yield
@@ -41,9 +48,9 @@ def merges(monkeypatch):
     return made
 
 
-def layer(dtype, **around):
+def layer(dtype, chain=CHAIN, **around):
     torch.manual_seed(0)
-    return KSLinear(N, N, CHAIN, device="cuda", dtype=dtype, **around)
+    return KSLinear(N, N, chain, device="cuda", dtype=dtype, **around)
 
 
 def check(y, model, x):
@@ -61,8 +68,9 @@ def check(y, model, x):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 16, 256, 4096])
-def test_a_layer_is_as_exact_as_its_author(dtype, rows, merges):
-    model = layer(dtype, activation="gelu")
+@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR, TO_LARGE_FACTOR])
+def test_a_layer_is_as_exact_as_its_author(chain, dtype, rows, merges):
+    model = layer(dtype, chain, activation="gelu")
     x = torch.randn(rows, N, device="cuda", dtype=dtype)
     for _ in range(3):
         check(model(x), model, x)
@@ -74,8 +82,9 @@ def test_a_layer_is_as_exact_as_its_author(dtype, rows, merges):
 
 @torch.no_grad()
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_compiled_layer_reads_the_weights_as_they_are(mode, merges):
-    model = layer(torch.bfloat16, activation="gelu")
+@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR])
+def test_a_compiled_layer_reads_the_weights_as_they_are(chain, mode, merges):
+    model = layer(torch.bfloat16, chain, activation="gelu")
     compiled = torch.compile(model, backend="ksopt", mode=mode)
     x = torch.randn(256, N, device="cuda", dtype=torch.bfloat16)
     for _ in range(4):
@@ -106,8 +115,9 @@ def test_a_graph_of_ones_own_does_not_merge(merges):
 
 
 @torch.no_grad()
-def test_another_stream_waits_for_the_matrix(merges):
-    model = layer(torch.float32, activation="gelu")
+@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR])
+def test_another_stream_waits_for_the_product(chain, merges):
+    model = layer(torch.float32, chain, activation="gelu")
     x = torch.randn(256, N, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

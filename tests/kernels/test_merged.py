@@ -1,4 +1,4 @@
-"""A chain as one dense matrix: what it gives, when it is taken, and when it is not."""
+"""A chain as one dense matrix or factor: what it gives, when it is taken, and when it is not."""
 
 import functools
 from dataclasses import replace
@@ -17,10 +17,12 @@ from ksopt.kernels.backends import cpu
 from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.merged import Merged, can_merge, merge
 from ksopt.kernels.problem import Epilogue, Problem
+from ksopt.kernels.registry import MERGED, Candidate
 from ksopt.patterns.chain import Chain
-from ksopt.reference import chain_reference, chain_to_dense
+from ksopt.reference import chain_reference, chain_to_dense, to_dense
 
 CHAIN = Chain.parse("(1,6,5,5)*(5,5,7,1)")
+TO_FACTOR = Chain.parse("(4,3,6,2)*(1,24,5,2)")  # (1,12,5,2)
 LONGER = Chain.parse("(1,6,4,3)*(3,4,3,1)*(1,9,7,1)")
 
 
@@ -58,6 +60,28 @@ def test_the_matrix_is_the_product_rounded_once(chain, siblings, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "chain",
+    [
+        TO_FACTOR,
+        Chain.parse("(2,3,4,4)*(2,4,3,4)"),
+        Chain.parse("(6,16,4,3)*(24,3,7,1)"),
+        Chain.parse("(2,1,3,2)*(2,3,4,2)*(1,2,5,8)"),
+        Chain.parse("(6,1,1,1)*(3,1,1,2)"),
+    ],
+    ids=str,
+)
+def test_the_factor_is_the_product_rounded_once(chain, monkeypatch):
+    monkeypatch.setattr(merged, "_COLUMNS", 3)
+    weights = draw(chain, dtype=torch.bfloat16)
+    wide = [weight.detach().double() for weight in weights]
+    factor = merge(weights)
+    assert factor.shape == chain.product_support.weight_shape
+    assert factor.is_contiguous()
+    error = (to_dense(factor.double()) - chain_to_dense(wide)).abs()
+    assert (error <= 2**-8 * chain_to_dense([weight.abs() for weight in wide])).all()
+
+
+@pytest.mark.parametrize(
     ("problem", "expected"),
     [
         (Problem(CHAIN, "bfloat16", False), True),
@@ -67,7 +91,10 @@ def test_the_matrix_is_the_product_rounded_once(chain, siblings, monkeypatch):
         (Problem(CHAIN, "float16", False), False),  # a product may lie outside its range
         (Problem(CHAIN, "float64", False), False),
         (Problem(CHAIN[:1], "float32", False, epilogue=Epilogue(True)), False),
-        (Problem(Chain.parse("(2,4,4,4)*(2,4,4,4)"), "float32", False), False),  # zeros in it
+        (Problem(TO_FACTOR, "float32", True, True, Epilogue(True, "silu", True)), True),
+        (Problem(TO_FACTOR, "float16", False), False),
+        (Problem(TO_FACTOR, "float32", False, siblings=2), False),  # their product is no factor
+        (Problem(Chain.parse("(3,1,2,1)*(2,3,1,1)"), "float32", False), False),  # nor is this
     ],
     ids=str,
 )
@@ -77,20 +104,20 @@ def test_what_can_be_merged(problem, expected):
 
 @torch.no_grad()
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("siblings", [1, 2])
+@pytest.mark.parametrize(("chain", "siblings"), [(CHAIN, 1), (CHAIN, 2), (TO_FACTOR, 1)], ids=str)
 @pytest.mark.parametrize("batch", [(8,), (2, 3), ()], ids=str)
-def test_every_epilogue_layout_and_place(last, siblings, batch):
+def test_every_epilogue_layout_and_place(last, chain, siblings, batch):
     def rows(features):
         return torch.randn((features, *batch) if last else (*batch, features))
 
-    weights, features = draw(siblings=siblings), siblings * CHAIN.out_features
-    x, bias, summand = rows(CHAIN.in_features), torch.randn(features), rows(features)
-    half = summand.narrow(0 if last else -1, 0, CHAIN.out_features).contiguous()
+    weights, features = draw(chain, siblings), siblings * chain.out_features
+    x, bias, summand = rows(chain.in_features), torch.randn(features), rows(features)
+    half = summand.narrow(0 if last else -1, 0, chain.out_features).contiguous()
     for activation in (*ACTIVATIONS, *(GATES if siblings == 2 else ())):
         residual = half if activation in GATES else summand
         for around in ((None, None), (bias, None), (None, residual), (bias, residual)):
             epilogue = Epilogue(around[0] is not None, activation, around[1] is not None)
-            problem = Problem(CHAIN, "float32", last, epilogue=epilogue, siblings=siblings)
+            problem = Problem(chain, "float32", last, epilogue=epilogue, siblings=siblings)
             y = product(x, weights, siblings, last).float()
             expected = with_epilogue(y, around[0], activation, around[1], last)
             # What a gate multiplies has the rounding of the sums that it was made of.
@@ -105,12 +132,17 @@ def test_every_epilogue_layout_and_place(last, siblings, batch):
 
 
 @torch.no_grad()
-def test_what_is_not_finite_reaches_what_it_reached():
-    weights, x = draw(), torch.randn(5, CHAIN.in_features)
+@pytest.mark.parametrize("chain", [CHAIN, TO_FACTOR], ids=str)
+def test_what_is_not_finite_reaches_what_it_reached(chain):
+    weights, x = draw(chain), torch.randn(5, chain.in_features)
     x[1, 2], x[3, 4] = torch.inf, torch.nan
-    y = Merged(Problem(CHAIN, "float32", False))(x, weights)
+    y = Merged(Problem(chain, "float32", False))(x, weights)
     expected = product(x, weights)
     assert torch.equal(y.isfinite(), expected.isfinite())
+
+
+def by_merging_at_once(problem, *_):
+    return [Candidate(MERGED, problem, 1e-3)] if can_merge(problem) else []
 
 
 @pytest.fixture
@@ -118,7 +150,7 @@ def device(monkeypatch, tmp_path):
     """The CPU with a spec, so that plans are made; merging is predicted to be the fastest."""
     monkeypatch.setenv("KSOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("KSOPT_TUNE", "model")
-    monkeypatch.setattr(merged, "predicted_us", lambda *_: 1e-3)
+    monkeypatch.setattr(registry, "by_merging", by_merging_at_once)
     before = BACKENDS["cpu"]
     register_backend(ToyDevice)
     cpu.forget()
@@ -144,10 +176,11 @@ def merges(monkeypatch):
     return made
 
 
-@pytest.fixture
-def layer():
+@pytest.fixture(params=[CHAIN, TO_FACTOR], ids=str)
+def layer(request):
+    chain = request.param
     with torch.no_grad():
-        yield KSLinear(CHAIN.in_features, CHAIN.out_features, CHAIN, activation="gelu")
+        yield KSLinear(chain.in_features, chain.out_features, chain, activation="gelu")
 
 
 def expected_of(layer, x):
@@ -156,7 +189,7 @@ def expected_of(layer, x):
 
 
 def test_a_layer_makes_its_matrix_once_a_version(device, layer, merges):
-    x = torch.randn(8, CHAIN.in_features)
+    x = torch.randn(8, layer.in_features)
     for rows in (x, 2 * x, x[:5]):
         torch.testing.assert_close(layer(rows), expected_of(layer, rows))
     assert len(merges) == 1
@@ -183,12 +216,11 @@ def test_what_is_no_parameter_is_not_merged(device, merges):
 
 
 def test_without_room_it_is_not_merged(device, layer, merges, monkeypatch):
-    monkeypatch.setattr(
-        weight_cache, "limit_bytes", lambda _: 4 * CHAIN.in_features * CHAIN.out_features - 1
-    )
-    x = torch.randn(8, CHAIN.in_features)
+    limit = 4 * layer.chain.product_support.nnz - 1
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: limit)
+    x = torch.randn(8, layer.in_features)
     torch.testing.assert_close(layer(x), expected_of(layer, x))
-    problem = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "gelu"))
+    problem = Problem(layer.chain, "float32", False, epilogue=Epilogue(True, "gelu"))
     y = Merged(problem)(x, list(layer.weights), layer.bias)
     torch.testing.assert_close(y, expected_of(layer, x))
     assert not merges
@@ -199,13 +231,13 @@ def test_without_memory_its_factors_compute_it(device, layer, monkeypatch):
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(merged, "merge", fail)
-    x = torch.randn(8, CHAIN.in_features)
+    x = torch.randn(8, layer.in_features)
     torch.testing.assert_close(layer(x), expected_of(layer, x))
 
 
 def test_the_race_counts_it_and_says_what_it_costs(device, layer, monkeypatch):
     monkeypatch.setenv("KSOPT_TUNE", "measure")
-    x = torch.randn(8, CHAIN.in_features)
+    x = torch.randn(8, layer.in_features)
     operands = Operands(x, tuple(layer.weights), layer.bias)
     problem = planner.problem_of(operands, "gelu", False, 1)
     record = planner.tune(operands, problem, 0.01)
@@ -220,7 +252,8 @@ def test_the_race_counts_it_and_says_what_it_costs(device, layer, monkeypatch):
     torch.testing.assert_close(layer(x), expected_of(layer, x))
     plan = planner.plan_of(problem, 8, device="cpu")
     assert plan.ways == ("merged",)
-    assert "multiplied to one dense matrix of 0.0 MiB" in plan.launches[0].choice.reason
+    product = "one dense matrix" if layer.chain.is_dense_support else "one factor, (1,12,5,2),"
+    assert f"multiplied to {product} of 0.0 MiB" in plan.launches[0].choice.reason
     changing = planner.plan_of(problem, 8, device="cpu", changing=True)
     assert "merged" not in changing.ways
 
@@ -234,9 +267,21 @@ def test_far_from_the_fastest_it_is_not_tried(monkeypatch):
     assert "merged" not in [one.name for one in registry.candidates(problem, 100, SPEC)]
 
 
+def test_a_factor_is_predicted_as_one():
+    chain = Chain.parse("(2,304,10176,1)*(8,424,32,6)")  # (2,304,768,1)
+    alone = Problem.of_factor(chain.product_support, "bfloat16", False)
+    usual = registry.best_predicted(alone, 6062, SPEC)[0].predicted_us
+    plain, activated = (
+        registry.by_merging(Problem(chain, "bfloat16", False, epilogue=around), 6062, SPEC)
+        for around in (Epilogue(), Epilogue(True, "gelu"))
+    )
+    assert plain[0].predicted_us == usual < activated[0].predicted_us
+    assert registry.candidates(plain[0].problem, 6062, SPEC)[-1].name == "merged"
+
+
 @pytest.mark.parametrize("backend", ["ksopt", "inductor"])
 def test_a_compiled_layer_takes_it(device, layer, merges, backend):
-    x = torch.randn(8, CHAIN.in_features)
+    x = torch.randn(8, layer.in_features)
     compiled = torch.compile(layer, backend=backend, fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(compiled(x), expected_of(layer, x))
@@ -265,7 +310,7 @@ def test_explain_says_so(device, merges):
     explanation = ksopt.explain(module, x)
     (site,) = explanation.sites
     assert site.reason.endswith(
-        "One dense matrix, of 0.0 MiB beside its factors, computes all of it, with bias, gelu."
+        "One dense matrix of 0.0 MiB beside its factors computes all of it, with bias, gelu."
     )
     compiled = torch.compile(module, backend="ksopt", fullgraph=True)
     torch.testing.assert_close(compiled(x), expected)

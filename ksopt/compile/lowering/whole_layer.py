@@ -20,7 +20,7 @@ from ksopt.errors import KsoptError
 from ksopt.kernels import planner, registry, trained_chain
 from ksopt.kernels.backends.base import backend_of
 from ksopt.kernels.families.pytorch_cost import elementwise_us
-from ksopt.kernels.merged import matrix_size
+from ksopt.kernels.merged import product_in_words
 from ksopt.kernels.problem import EMPTY, DeviceSpec, Problem
 from ksopt.kernels.registry import APART, MERGED
 
@@ -89,7 +89,8 @@ def in_words(problem: Problem, batch: int, device: torch.device, weights: Weight
     choice = planner.whole_choice(problem, batch, device, weights != "stored")
     if choice is None or choice.way != MERGED:
         return "One launch"
-    return f"One dense matrix, of {matrix_size(problem)} beside its factors,"
+    product = product_in_words(problem)
+    return f"{product[0].upper()}{product[1:]} beside its factors"
 
 
 def _predicted(
@@ -97,7 +98,7 @@ def _predicted(
 ) -> tuple[float, float]:
     """Microseconds as a whole, and of several launches with one kernel behind those of a layer."""
     whole = registry.best_kernels(problem, batch, spec, most=1)
-    whole += [] if changing else registry.by_matrix(problem, batch, spec.multiprocessors)
+    whole += [] if changing else registry.by_merging(problem, batch, spec)
     (parts,) = registry.plain(problem, batch, spec)
     return min((one.predicted_us for one in whole), default=math.inf), parts.predicted_us
 
