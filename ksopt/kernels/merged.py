@@ -6,9 +6,9 @@ can be kept (weight_cache.py): elsewhere, and where the weights change from call
 factor computes the layer.
 
 The product's support must be Kronecker-sparse. Where it is full, PyTorch multiplies by the dense
-matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, whose
-weight is multiplied by in the way that is the fastest for it. A dense matrix would hold zeros there,
-and zero times what is not finite would reach outputs that never met it.
+matrix, and adds the bias in the same launch. Where it is not, the product is a factor itself, and
+the fastest way to multiply by that is taken. A dense matrix would hold zeros there, and zero times
+what is not finite would reach outputs that never met it.
 Not in float16: a product of weights may lie outside its range where the layer's result does not.
 """
 

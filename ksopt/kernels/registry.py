@@ -2,8 +2,8 @@
 
 Of a chain, or of a product with an epilogue, they are the kernels that take all of it, and
 `FACTORS`: a launch a factor, and PyTorch's operations behind the last; and `MERGED`, the product by
-one dense matrix or one factor. Of two layers they are the kernels that take both, and `LAYERS`: each layer by its
-own plan.
+one dense matrix or one factor. Of two layers they are the kernels that take both, and `LAYERS`:
+each layer by its own plan.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _FAR = 3.0  # a family whose best tile is predicted to take this many times the 
 # tensor cores it takes up to 40 times as long, and finding out would take longer than all else.
 _FALLBACK_FAR = 2.0
 _COMPILERS = 8
-# The product of a chain's factors is made and timed only where it is predicted to come near: it takes memory.
+# The product of a chain's factors is made and timed only where it is predicted to come near: it
+# takes memory.
 _MERGED_FAR = 1.5
 
 

@@ -255,7 +255,7 @@ def known(library, x, weight, last=False, changing=False, out=None):
 def note(library, weight, prepared, form, stream=0):
     """Let the library know of what was prepared of a weight, for as long as that lives."""
     owner = weight_scopes.root_of(weight)
-    library.ops.note_prepared([weight], [owner], [owner._version], prepared, form, stream)
+    library.ops.note_prepared([weight], [owner], [owner._version], prepared, prepared, form, stream)
 
 
 def chain_of(library, chain, siblings=1, parts=None):

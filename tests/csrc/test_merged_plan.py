@@ -1,4 +1,4 @@
-"""Layers by one dense matrix, or one factor, through the host library, on a CPU that plays a CUDA device."""
+"""Layers by one matrix or factor through the host library, on a CPU that plays a CUDA device."""
 
 import pytest
 import torch

@@ -15,7 +15,7 @@ from ksopt.patterns.chain import Chain, Pattern
 from ksopt.reference import chain_reference
 
 CHAIN = Chain.parse("(1,192,48,2)*(2,48,192,1)")
-LONGER = Chain.parse("(2,4,4,4)*(8,4,4,1)*(2,16,16,1)")  # of two parts: no dense matrix
+LONGER = Chain.parse("(16,2,2,1)*(1,4,4,8)*(16,2,2,1)")  # its product is no factor
 PROBLEM = Problem(CHAIN, "float32", False, epilogue=Epilogue(True, "relu"))
 
 
