@@ -12,10 +12,6 @@
 // of a tile each. The column's weights are in fragment order in shared memory (GatherWeights): laid out there by
 // the block, or copied from where `gather_mma_pack_kernel` has laid them out, once or with each part of a tile.
 //
-// Of d = 1 a block may have rows of one PHASE, which begin as far into a chunk as each other. The weights of l
-// are packed as far behind as those of x lie, once for each phase: so x is taken in whole chunks, eight rows of
-// them at a time. What others have of the first and the last chunk is overwritten by zeros.
-//
 // PRODUCTS of two numbers: 1; 3 of TF32 numbers for fp32, as in mma_tf32x3.cuh; or 0 for short sums, which
 // are added by ordinary arithmetic.
 #pragma once
@@ -117,7 +113,7 @@ struct GatherLoader {
     const int behind = (into_chunk(last) + length) % Tile::VECTOR;
     const T* const end = last + length + (behind == 0 ? 0 : Tile::VECTOR - behind);
     return at.arguments.x_feature_stride == 1 && stride >= 0 && stride < 1 << 28 &&
-           first - into_chunk(first) >= at.x_begin && end <= at.x_end;
+           first - into_chunk(first) >= static_cast<const T*>(at.arguments.x) && end <= at.x_end;
   }
 
   // A chunk of a tile that is inside. `x` and `row_bytes` are in bytes.
@@ -133,11 +129,11 @@ struct GatherLoader {
                   is_there);
   }
 
-  // A chunk of any tile, whose first element is the `begin`th of a run, of which there are those from `least` on.
-  __device__ __forceinline__ void copy_elements(uint32 to, const T* first, int begin, int least, int length) const {
+  // A chunk of any tile, whose first element is the `begin`th of a run.
+  __device__ __forceinline__ void copy_elements(uint32 to, const T* first, int begin, int length) const {
 #pragma unroll 1
     for (int e = 0; e < Tile::VECTOR; ++e) {
-      const bool is_there = least <= begin + e && begin + e < length;
+      const bool is_there = 0 <= begin + e && begin + e < length;
       const T value = is_there ? first[(begin + e) * at.arguments.x_feature_stride] : from_float<T>(0.0f);
       store_shared(to + e * Tile::SIZE, value);
     }
@@ -147,7 +143,7 @@ struct GatherLoader {
   __device__ __forceinline__ void next() {
     if (tile < row_tiles) {
       const uint32 stage = ring + slot * Tile::STAGE_BYTES;
-      const int rows = rows_inside<Tile::BM>(at.arguments.batch - tile * Tile::BM), l0 = part * Tile::KL - at.phase;
+      const int rows = rows_inside<Tile::BM>(at.arguments.batch - tile * Tile::BM), l0 = part * Tile::KL;
       const int ls = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL, runs = Tile::WHOLE_J ? 1 : ls;
       const int length = Tile::WHOLE_J ? (Tile::GROUPS > 1 ? at.column.groups * P::C : ls) * P::D : at.column.js;
       const T* const x = at.x_row(tile * Tile::BM) + int64(l0) * P::D * at.arguments.x_feature_stride;
@@ -171,14 +167,14 @@ struct GatherLoader {
           const int row = item / (Tile::X_CHUNKS * Tile::X_RUNS);
           const T* const first =
               x + row * at.arguments.x_batch_stride + run * P::D * at.arguments.x_feature_stride;
-          const int begin = chunk * Tile::VECTOR - (Tile::PHASED ? 0 : into_chunk(first));
+          const int begin = chunk * Tile::VECTOR - into_chunk(first);
           const uint32 to = stage + row * Tile::X_PITCH + (run * Tile::X_CHUNKS + chunk) * 16;
           const bool is_dense = at.arguments.x_feature_stride == 1, is_there = row < rows && run < runs;
           const T* const from = first + begin;
-          if (is_dense && from >= at.x_begin && from + Tile::VECTOR <= at.x_end) {
+          if (is_dense && from >= static_cast<const T*>(at.arguments.x) && from + Tile::VECTOR <= at.x_end) {
             copy_async_16(to, from, is_there && begin < length);
           } else {
-            copy_elements(to, first, begin, l0 < 0 ? -l0 : 0, is_there ? length : 0);
+            copy_elements(to, first, begin, is_there ? length : 0);
           }
         }
       }
@@ -239,14 +235,33 @@ __device__ __forceinline__ void gather(uint32 (&words)[Tile::JT], uint32 x, cons
   }
 }
 
-// sums += x w over a step, of operands of x in registers.
-template <typename Tile>
-__device__ __forceinline__ void multiply_words(float (&sums)[Tile::TILES][Tile::NT][4],
-                                               const uint32 (&a)[Tile::TILES][4],
-                                               const uint32 (&small)[Tile::TILES][4], uint32 weights) {
-  constexpr int TILES = Tile::TILES, JT = Tile::JT;
+// sums += x w over a step, for the tiles of a unit; over the first `length` of its l, if not IS_WHOLE.
+template <typename P, typename Tile, bool EVEN, bool IS_WHOLE>
+__device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
+                                              const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
+                                              int length) {
+  constexpr int TILES = Tile::TILES, NT = Tile::NT, HALF = Tile::STEP / 2, JT = Tile::JT;
+  const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
+  uint32 a[TILES][4];
+  [[maybe_unused]] uint32 small[TILES][4];
 #pragma unroll
-  for (int n = 0; n < Tile::NT; ++n)
+  for (int m = 0; m < Tile::MT; ++m)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int l = e / 2 * HALF;
+      uint32 words[JT];
+      gather<P, Tile, EVEN>(words, x + l * Tile::L_PITCH, rows[m][e % 2], IS_WHOLE ? Tile::STEP : left - l);
+#pragma unroll
+      for (int j = 0; j < JT; ++j) {
+        a[m * JT + j][e] = words[j];
+        if constexpr (Tile::SIZE == 4) {
+          const Split<Tile::PRODUCTS> split(__uint_as_float(words[j]));
+          a[m * JT + j][e] = split.big, small[m * JT + j][e] = split.small;
+        }
+      }
+    }
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int j = 0; j < JT; ++j) {
       const uint2 b = load_shared_2_words(weights + j * Tile::PLANE_BYTES + n * 256);
@@ -272,34 +287,6 @@ __device__ __forceinline__ void multiply_words(float (&sums)[Tile::TILES][Tile::
     }
 }
 
-// sums += x w over a step, for the tiles of a unit; over the first `length` of its l, if not IS_WHOLE.
-template <typename P, typename Tile, bool EVEN, bool IS_WHOLE>
-__device__ __forceinline__ void multiply_step(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
-                                              const GatherRow<Tile> (&rows)[Tile::MT][2], uint32 weights,
-                                              int length) {
-  constexpr int TILES = Tile::TILES, HALF = Tile::STEP / 2, JT = Tile::JT;
-  const int left = length - threadIdx.x % 4 * GatherRow<Tile>::WORD;
-  uint32 a[TILES][4];
-  [[maybe_unused]] uint32 small[TILES][4];
-#pragma unroll
-  for (int m = 0; m < Tile::MT; ++m)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int l = e / 2 * HALF;
-      uint32 words[JT];
-      gather<P, Tile, EVEN>(words, x + l * Tile::L_PITCH, rows[m][e % 2], IS_WHOLE ? Tile::STEP : left - l);
-#pragma unroll
-      for (int j = 0; j < JT; ++j) {
-        a[m * JT + j][e] = words[j];
-        if constexpr (Tile::SIZE == 4) {
-          const Split<Tile::PRODUCTS> split(__uint_as_float(words[j]));
-          a[m * JT + j][e] = split.big, small[m * JT + j][e] = split.small;
-        }
-      }
-    }
-  multiply_words<Tile>(sums, a, small, weights);
-}
-
 // The same over the l of a part.
 template <typename P, typename Tile, bool EVEN>
 __device__ __forceinline__ void multiply_steps(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x,
@@ -315,54 +302,6 @@ __device__ __forceinline__ void multiply_steps(float (&sums)[Tile::TILES][Tile::
   }
 }
 
-// The same of rows of one phase: x is the address of the lane's row for `load_matrices`.
-template <typename Tile>
-__device__ __forceinline__ void multiply_chunks(float (&sums)[Tile::TILES][Tile::NT][4], uint32 x, uint32 weights,
-                                                int steps) {
-#pragma unroll 2
-  for (int s = 0; s < steps; ++s) {
-    uint32 a[Tile::TILES][4];
-    [[maybe_unused]] uint32 small[Tile::TILES][4];
-#pragma unroll
-    for (int m = 0; m < Tile::MT; ++m) {
-      load_matrices(a[m], x + m * 16 * Tile::X_PITCH);
-      if constexpr (Tile::SIZE == 4) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const Split<Tile::PRODUCTS> split(__uint_as_float(a[m][e]));
-          a[m][e] = split.big, small[m][e] = split.small;
-        }
-      }
-    }
-    multiply_words<Tile>(sums, a, small, weights);
-    x += 32, weights += Tile::STEP_BYTES;
-  }
-}
-
-// Zeros where the first chunk of a part's rows holds what is before them, and the last one what is behind.
-template <typename P, typename Tile>
-__device__ __forceinline__ void clear_ends(uint32 stage, int phase, int part) {
-  const int head = part == 0 ? phase : 0, tail = phase + P::C - part * Tile::KL;
-  const bool has_tail = 0 < tail && tail < Tile::KL && tail % Tile::VECTOR != 0;
-  if (head == 0 && !has_tail) return;
-  for (int item = threadIdx.x; item < 2 * Tile::BM; item += Tile::THREADS) {
-    const bool is_tail = item % 2 != 0;
-    if (is_tail ? !has_tail : head == 0) continue;
-    const uint32 chunk = stage + item / 2 * Tile::X_PITCH + (is_tail ? tail / Tile::VECTOR * 16 : 0);
-    const int begin = is_tail ? 0 : head * Tile::SIZE, end = is_tail ? tail % Tile::VECTOR * Tile::SIZE : 16;
-    const uint4 words = load_shared_4_words(chunk);
-    const auto kept = [&](uint32 word, int first_byte) {
-      const int from = begin - first_byte, to = end - first_byte;  // bytes of the word
-      const uint64 below = uint64(1) << 8 * (from < 0 ? 0 : from > 4 ? 4 : from);
-      const uint64 up_to = uint64(1) << 8 * (to < 0 ? 0 : to > 4 ? 4 : to);
-      return up_to > below ? word & static_cast<uint32>(up_to - below) : 0;
-    };
-    store_shared_2_words(chunk, kept(words.x, 0), kept(words.y, 4));
-    store_shared_2_words(chunk + 8, kept(words.z, 8), kept(words.w, 12));
-  }
-  __syncthreads();  // the stage is cleared for all
-}
-
 // sums += x w over the l of a part, for a unit.
 template <typename P, typename Tile>
 __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::NT][4], uint32 stage,
@@ -372,12 +311,8 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::TILES][Tile::N
   const int quarter = threadIdx.x % 4, first_row = unit.first_row;
   uint32 x = stage + (unit.g * P::C * P::D + unit.j) * Tile::SIZE;
   uint32 w = weights + unit.plane * Tile::PLANE_BYTES + unit.k0 * (Tile::PRODUCTS == 0 ? Tile::SIZE : 32);
-  [[maybe_unused]] GatherRow<Tile> rows[Tile::MT][2];
-  if constexpr (Tile::PHASED) {
-    const int lane = threadIdx.x % 32;
-    x = stage + (first_row - lane / 4 + lane % 16) * Tile::X_PITCH + lane / 16 * 16;
-    multiply_chunks<Tile>(sums, x, w + lane * 8, length / Tile::STEP);
-  } else if constexpr (Tile::NARROW) {
+  GatherRow<Tile> rows[Tile::MT][2];
+  if constexpr (Tile::NARROW) {
     using T = typename Tile::Element;
     const int row = first_row - threadIdx.x % 32 / 4 + threadIdx.x % 32;
 #pragma unroll 2
@@ -537,35 +472,31 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
   // The first and the last chunk of a run, where others have the rest of it.
   const uint64 all = reinterpret_cast<uint64>(y) | row_bytes | (Tile::WHOLE_J ? 0 : uint64(P::D) * Tile::SIZE);
   if (all % 16 == 0 && length % VECTOR == 0) return;
-#pragma unroll 1
-  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2; item += Tile::THREADS) {
-    const unsigned run = item / 2 % Tile::Y_RUNS, row = item / 2 / Tile::Y_RUNS;
+  // Lanes side by side have elements side by side, whose stores travel together.
+#pragma unroll 2
+  for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2 * VECTOR; item += Tile::THREADS) {
+    const unsigned e = item % VECTOR, run = item / VECTOR / 2 % Tile::Y_RUNS, row = item / VECTOR / 2 / Tile::Y_RUNS;
+    const bool is_last = item / VECTOR % 2 != 0;
     T* const first = run_at(row, run);
     const int into = into_chunk(first), last = (into + length) / VECTOR;  // a chunk that is not filled
+    const int chunk = is_last ? last : 0, n = chunk * VECTOR - into + static_cast<int>(e);
     if (!Tile::WHOLE_J && run >= runs) continue;
-    if (item % 2 == 0 ? into == 0 : (into + length) % VECTOR == 0 || (last == 0 && into != 0)) continue;
-    const int chunk = item % 2 == 0 ? 0 : last;
-    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16;
-#pragma unroll
-    for (int e = 0; e < VECTOR; ++e) {
-      const int n = chunk * VECTOR - into + e;
-      if (n < 0 || n >= length) continue;
-      write_element<P, Tile>(load_shared<T>(from + e * Tile::SIZE), at, row0 + row, run, n, first + n);
-    }
+    if (is_last ? last == 0 && into != 0 : into == 0) continue;  // not there, or the first one's
+    if (n < 0 || n >= length) continue;
+    const uint32 from = results + row * Tile::Y_PITCH + (run * Tile::Y_CHUNKS + chunk) * 16 + e * Tile::SIZE;
+    write_element<P, Tile>(load_shared<T>(from), at, row0 + row, run, n, first + n);
   }
 }
 
 // The grid is a multiple of the columns, and columns run fastest: blocks that run together share rows of x.
 template <typename P, typename Tile>
-__device__ __forceinline__ void gather_mma_kernel(const Arguments& launch) {
+__device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32 weights = __shfl_sync(~0u, shared_address(shared), 0);
   const uint32 ring = weights + Tile::W_BYTES, results = ring + Tile::STAGES * Tile::STAGE_BYTES;
-  const int warp = threadIdx.x / 32, column = blockIdx.x % Tile::COLUMNS;
-  const Arguments arguments = rows_of_phase<Tile>(launch, column % Tile::PHASES);
-  const GatherAddresses<P, Tile> at(arguments, launch, column);
+  const int warp = threadIdx.x / 32;
+  const GatherAddresses<P, Tile> at(arguments, blockIdx.x % Tile::COLUMNS);
   GatherLoader<P, Tile> loader(at, ring);
-  if (Tile::PHASED && loader.tile >= loader.row_tiles) return;  // a phase may have fewer rows than others
   if constexpr (Tile::PACKED && !Tile::STREAMED) copy_packed<Tile, Tile::COLUMN_BYTES>(weights, at.packed);
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();
@@ -586,9 +517,7 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& launch) {
       const uint32 stage = ring + slot * Tile::STAGE_BYTES;
       const uint32 of_part = Tile::STREAMED ? stage + Tile::X_BYTES : weights + part * Tile::PART_BYTES;
       if (++slot == Tile::STAGES) slot = 0;
-      constexpr int LS = Tile::PHASED ? Tile::STEPS * Tile::STEP : P::C;
-      const int l0 = part * Tile::KL, length = LS - l0 < Tile::KL ? LS - l0 : Tile::KL;
-      if constexpr (Tile::PHASED) clear_ends<P, Tile>(stage, at.phase, part);
+      const int l0 = part * Tile::KL, length = P::C - l0 < Tile::KL ? P::C - l0 : Tile::KL;
       const int64 l_stride = P::D * arguments.x_feature_stride;
       const IntoChunk<Tile> of_x(into_chunk(at.x_row(row0) + l0 * l_stride), arguments.x_batch_stride, l_stride);
       if constexpr (Tile::PARTS == 1) {
@@ -630,14 +559,13 @@ __device__ __forceinline__ void gather_mma_pack_kernel(const Arguments& argument
   for (int64 e = int64(blockIdx.x) * blockDim.x + threadIdx.x; e < all; e += int64(gridDim.x) * blockDim.x) {
     const int of_column = static_cast<int>(e % (Tile::PLANES * KS * LS)),
               index = static_cast<int>(e / (Tile::PLANES * KS * LS));
-    const int j = of_column % Tile::JC, at = of_column / Tile::JC % LS, k = of_column / (Tile::JC * LS) % KS;
+    const int j = of_column % Tile::JC, l = of_column / Tile::JC % LS, k = of_column / (Tile::JC * LS) % KS;
     const int g = of_column / (Tile::JC * LS * KS);
-    const int l = at - index % Tile::PHASES;
-    const GatherColumn<P, Tile> column(index / Tile::PHASES);
+    const GatherColumn<P, Tile> column(index);
     T value = from_float<T>(0.0f);
-    if (g < column.groups && k < column.outputs && 0 <= l && l < P::C && j < column.js) {
+    if (g < column.groups && k < column.outputs && l < P::C && j < column.js) {
       value = weight[((int64(column.i0 + g) * P::B + column.k0 + k) * P::C + l) * P::D + column.j0 + j];
     }
-    *reinterpret_cast<T*>(packed + int64(index) * Tile::COLUMN_BYTES + weight_place<Tile>(g, k, at, j)) = value;
+    *reinterpret_cast<T*>(packed + int64(index) * Tile::COLUMN_BYTES + weight_place<Tile>(g, k, l, j)) = value;
   }
 }

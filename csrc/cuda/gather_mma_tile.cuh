@@ -7,7 +7,7 @@
 enum class GatherWeights { STORED, PACKED, STREAMED };
 
 template <typename T, typename P, int WARPS_, int BM_, int MT_, int NT_, int NS_, int JT_, int GROUPS_, int JC_,
-          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_, bool PHASED_ = false>
+          int PARTS_, int STAGES_, int BLOCKS_, int PRODUCTS_, GatherWeights WEIGHTS_>
 struct GatherMmaTile {
   using Element = T;
   static constexpr int WARPS = WARPS_, THREADS = 32 * WARPS;
@@ -23,10 +23,6 @@ struct GatherMmaTile {
   static constexpr bool PACKED = WEIGHTS_ != GatherWeights::STORED,
                         STREAMED = WEIGHTS_ == GatherWeights::STREAMED;
   static constexpr int SIZE = sizeof(T), VECTOR = 16 / SIZE;
-  // A row's phase is how many elements into a chunk it begins. Rows so many apart have one, whatever their
-  // distance is; PHASED: a block has rows of one phase, and weights that are packed for it.
-  static constexpr bool PHASED = PHASED_;
-  static constexpr int PHASES = PHASED ? VECTOR : 1;
   static constexpr int STEP = PRODUCTS == 0 ? 1 : 32 / SIZE;  // l that are added at a time
   static constexpr bool WHOLE_J = JC == P::D;
   // Two neighbouring l are a word of x, and two neighbouring k one of y.
@@ -34,14 +30,14 @@ struct GatherMmaTile {
   static constexpr bool K_PAIRS = SIZE == 2 && P::D == 1 && P::B % 2 == 0;
   static constexpr bool NARROW = PRODUCTS == 0 && P::B <= 4;  // a lane has all outputs of a row
   static constexpr int NB = NS * NT * 8, OUTPUT_TILES = (P::B + NB - 1) / NB, KB = NB < P::B ? NB : P::B;
-  static constexpr int STEPS = (P::C + PHASES - 1 + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
-  static constexpr int KL = PARTS == 1 && !PHASED ? P::C : PART_STEPS * STEP;  // l of a part
+  static constexpr int STEPS = (P::C + STEP - 1) / STEP, PART_STEPS = (STEPS + PARTS - 1) / PARTS;
+  static constexpr int KL = PARTS == 1 ? P::C : PART_STEPS * STEP;  // l of a part
   static constexpr int PLANES = GROUPS * JC;                        // products of matrices, one for each (i, j)
   static constexpr int ROW_TILES = BM / (16 * MT), UNITS = PLANES / JT * ROW_TILES * NS;
   static constexpr int HELD = PARTS == 1 ? 1 : (UNITS + WARPS - 1) / WARPS;  // units whose sums a warp keeps
   // What is read and written of a row: runs of features that lie side by side, at any address.
   static constexpr int X_RUNS = WHOLE_J ? 1 : KL, X_RUN = WHOLE_J ? GROUPS * KL * P::D : JC;
-  static constexpr int X_CHUNKS = PHASED ? KL / VECTOR : (X_RUN + 2 * (VECTOR - 1)) / VECTOR;
+  static constexpr int X_CHUNKS = (X_RUN + 2 * (VECTOR - 1)) / VECTOR;
   static constexpr int L_PITCH = WHOLE_J ? P::D * SIZE : X_CHUNKS * 16;  // bytes from l to l + 1
   static constexpr int X_PITCH = (X_RUNS * X_CHUNKS | 1) * 16;           // odd: eight rows meet all banks
   static constexpr int Y_RUNS = WHOLE_J ? 1 : KB, Y_RUN = WHOLE_J ? GROUPS * KB * P::D : JC;
@@ -55,7 +51,7 @@ struct GatherMmaTile {
   static constexpr int X_BYTES = BM * X_PITCH, STAGE_BYTES = X_BYTES + (STREAMED ? PART_BYTES : 0);
   static constexpr int SHARED_BYTES = W_BYTES + STAGES * STAGE_BYTES + BM * Y_PITCH;
   static constexpr int WINDOWS = (P::D + JC - 1) / JC, GROUP_TILES = (P::A + GROUPS - 1) / GROUPS;
-  static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES * PHASES;
+  static constexpr int COLUMNS = GROUP_TILES * WINDOWS * OUTPUT_TILES;
   static constexpr int64 PACKED_BYTES = int64(COLUMNS) * COLUMN_BYTES;
   static_assert(BM % (16 * MT) == 0 && JC <= P::D && (PARTS - 1) * PART_STEPS < STEPS && STAGES >= 2, "");
   static_assert(GROUPS == 1 || (WHOLE_J && OUTPUT_TILES == 1 && PARTS == 1), "whole blocks i, or one");
@@ -63,8 +59,6 @@ struct GatherMmaTile {
   static_assert(PRODUCTS != 0 || PARTS == 1, "only short sums are added without tensor cores");
   static_assert(JT == 1 || (JT == 2 && P::D % 2 == 0 && JC % 2 == 0 && PRODUCTS > 0), "two j, by tensor cores");
   static_assert(!STREAMED || PARTS > 1, "what comes in one part need not come again");
-  static_assert(!PHASED || (P::D == 1 && P::C >= VECTOR && GROUPS == 1 && PRODUCTS > 0 && PACKED),
-                "l side by side, the first and the last in chunks of their own");
   static_assert(!NARROW || (MT == 2 && NT == 1 && NS == 1), "32 rows have a lane each");
 };
 
@@ -145,21 +139,7 @@ __device__ __forceinline__ int weight_place(int g, int k, int l, int j) {
   }
 }
 
-// The rows of one phase as a launch of their own: each PHASES-th, from `first` on.
-template <typename Tile>
-__device__ __forceinline__ Arguments rows_of_phase(const Arguments& launch, int first) {
-  using T = typename Tile::Element;
-  Arguments own = launch;
-  if constexpr (Tile::PHASED) {
-    own.x = static_cast<const T*>(launch.x) + first * launch.x_batch_stride;
-    own.y = static_cast<T*>(launch.y) + first * launch.y_batch_stride;
-    own.batch = (launch.batch + Tile::PHASES - 1 - first) / Tile::PHASES;
-    own.x_batch_stride *= Tile::PHASES, own.y_batch_stride *= Tile::PHASES;
-  }
-  return own;
-}
-
-// Addresses of a column's operands and results. Rows are those of the batch, or of a phase.
+// Addresses of a column's operands and results. Rows are those of the batch.
 template <typename P, typename Tile>
 struct GatherAddresses {
   using T = typename Tile::Element;
@@ -167,29 +147,23 @@ struct GatherAddresses {
   const GatherColumn<P, Tile> column;
   const T* const x;
   T* const y;
-  const T *const x_begin, *const x_end;  // of the whole operand
-  const int phase;
+  const T* const x_end;               // of the whole operand
   const unsigned char* const packed;  // the column's weights, if they are
 
-  // `whole`: the launch that `launch` has rows of.
-  __device__ __forceinline__ GatherAddresses(const Arguments& launch, const Arguments& whole, int index)
+  __device__ __forceinline__ GatherAddresses(const Arguments& launch, int index)
       : arguments(launch),
-        column(index / Tile::PHASES),
+        column(index),
         x(static_cast<const T*>(launch.x) +
           (int64(column.i0) * P::C * P::D + column.j0) * launch.x_feature_stride),
         y(static_cast<T*>(launch.y) + (int64(column.i0) * P::B + column.k0) * P::D + column.j0),
-        x_begin(static_cast<const T*>(whole.x)),
-        x_end(x_begin + (whole.batch - 1) * whole.x_batch_stride + int64(P::A) * P::C * P::D),
-        phase(Tile::PHASED ? into_chunk(x) : 0),
-        packed(static_cast<const unsigned char*>(launch.weight) +
-               int64(index / Tile::PHASES * Tile::PHASES + phase) * Tile::COLUMN_BYTES) {}
+        x_end(static_cast<const T*>(launch.x) + (launch.batch - 1) * launch.x_batch_stride +
+              int64(P::A) * P::C * P::D),
+        packed(static_cast<const unsigned char*>(launch.weight) + int64(index) * Tile::COLUMN_BYTES) {}
 
   __device__ __forceinline__ const T* x_row(int64 row) const { return x + row * arguments.x_batch_stride; }
   __device__ __forceinline__ T* y_row(int64 row) const { return y + row * arguments.y_batch_stride; }
   __device__ __forceinline__ T weight(int g, int k, int l, int j) const {
-    if constexpr (Tile::PACKED) {
-      return *reinterpret_cast<const T*>(packed + weight_place<Tile>(g, k, l + phase, j));
-    }
+    if constexpr (Tile::PACKED) return *reinterpret_cast<const T*>(packed + weight_place<Tile>(g, k, l, j));
     return static_cast<const T*>(
         arguments
             .weight)[(column.i0 + g) * arguments.weight_stride_a + (column.k0 + k) * arguments.weight_stride_b +

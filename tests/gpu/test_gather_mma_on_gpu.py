@@ -14,7 +14,7 @@ from ksopt.patterns.chain import Pattern
 from ksopt.reference import ks_reference
 
 gather_mma = family_of("gather_mma")
-FAMILIES = (gather_mma, family_of("gather_mma_packed"), family_of("phase_mma"))
+FAMILIES = (gather_mma, family_of("gather_mma_packed"))
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 SHAPES = [
     (1, 50257, 24, 1), (7, 27, 128, 1), (3, 45, 35, 5), (9, 3, 232, 6), (5, 45, 702, 1),
     (80, 30, 7, 1), (1, 544, 377, 3), (3, 8, 1, 380), (120, 4, 1, 14), (1, 40, 115, 97),
-    (2, 244, 1, 7), (1, 9, 1001, 19), (1, 702, 183, 1), (2, 123, 697, 1), (7, 27, 129, 1),
+    (2, 244, 1, 7), (1, 9, 1001, 19),
 ]  # fmt: skip
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BATCHES = (1, 7, 64, 1000)
@@ -42,25 +42,14 @@ def chosen(family: GatherMma, shape: tuple[int, int, int, int], dtype: torch.dty
     return list(dict.fromkeys([several[0], *drawn]))
 
 
-def case_name(value: object) -> str:
-    return value.name if isinstance(value, GatherMma) else str(value)
-
-
-CASES = [
-    (shape, dtype, family)
-    for family in FAMILIES
-    for shape in SHAPES
-    for dtype in DTYPES
-    if family.unsupported_reason(problem_of(shape, dtype), H200) is None
-]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def compiled_ahead():
     """Compile on all cores; the tests then take the kernels from the cache."""
     jobs = [
         (family, problem_of(shape, dtype), config)
-        for shape, dtype, family in CASES
+        for family in FAMILIES
+        for shape in SHAPES
+        for dtype in DTYPES
         for config in chosen(family, shape, dtype)
     ]
     compile_all(lambda job: job[0].launcher(*job[1:], 0), jobs)
@@ -70,7 +59,9 @@ def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     return float((result.double() - truth).norm() / truth.norm())
 
 
-@pytest.mark.parametrize(("shape", "dtype", "family"), CASES, ids=case_name)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_as_close_to_float64_as_pytorch(shape, dtype, family):
     pattern = Pattern(*shape)
     generator = torch.Generator("cuda").manual_seed(sum(shape))

@@ -33,7 +33,6 @@ _GATHERED = 77_000.0  # 16-bit elements of x for tensor cores; fp32 ones cost no
 _STEPS = {1: 751.0, 3: 188.0}  # products of tensor cores, by those of two numbers
 _ADDED = 114_000.0  # multiplications and additions without tensor cores
 _PUT = 150_000.0  # results of warps
-_CHUNKS_AT_ONCE = 8.0  # times as many elements, where rows of one phase are loaded in chunks
 _CONFLICT = 0.9  # what a further way of a bank conflict adds to both
 _UNITS = 51.7  # what a warp does once for a unit
 _CHUNKS_IN, _CHUNKS_OUT = 2_810.0, 3_010.0
@@ -54,16 +53,7 @@ _Shape = tuple[int, int, int, int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Config:
-    """Template arguments of ``GatherMmaTile``, in its order and with its meaning.
-
-    Attributes:
-        size: bytes of an element; from here on no template arguments but the last two.
-        step: values of l that are added at a time.
-        walkers: blocks that share a column's rows, in the largest launch.
-        weights: how a block's come to shared memory.
-        phases: 1, or how many rows follow each other until one begins as far into a chunk of 16
-            bytes as the first, whatever the distance of rows is: a block has rows of one phase.
-    """
+    """Template arguments of ``GatherMmaTile``, in its order and with its meaning."""
 
     warps: int
     bm: int
@@ -77,10 +67,12 @@ class Config:
     stages: int
     blocks: int
     size: int
+    """Bytes of an element; from here on no template arguments but the last."""
     step: int
+    """Values of l that are added at a time."""
     walkers: int
+    """Blocks that share a column's rows, in the largest launch."""
     weights: Weights
-    phases: int = 1
 
     @property
     def threads(self) -> int:
@@ -91,7 +83,7 @@ class Config:
         return 8 * self.ns * self.nt
 
     def steps(self, p: Pattern) -> int:
-        return -(-(p.c + self.phases - 1) // self.step)
+        return -(-p.c // self.step)
 
     @property
     def planes(self) -> int:
@@ -104,9 +96,8 @@ class Config:
         return self.planes // self.jt * self.bm // (16 * self.mt) * self.ns
 
     def columns(self, p: Pattern) -> int:
-        """Tiles that together cover all outputs of the same rows, or of those of all phases."""
-        of_rows = -(-p.a // self.groups) * -(-p.d // self.jc) * -(-p.b // self.outputs)
-        return of_rows * self.phases
+        """Tiles that together cover all outputs of the same rows."""
+        return -(-p.a // self.groups) * -(-p.d // self.jc) * -(-p.b // self.outputs)
 
     def part_steps(self, p: Pattern) -> int:
         """Steps of a part."""
@@ -114,8 +105,7 @@ class Config:
 
     def part(self, p: Pattern) -> int:
         """Values of l of a part."""
-        is_whole = self.parts == 1 and self.phases == 1
-        return p.c if is_whole else self.part_steps(p) * self.step
+        return p.c if self.parts == 1 else self.part_steps(p) * self.step
 
     def weight_bytes(self, p: Pattern) -> int:
         """A column's weights in the order of the tensor cores."""
@@ -129,25 +119,13 @@ class Config:
     def shared_bytes(self, p: Pattern) -> int:
         """Dynamic shared memory of a block."""
         row = (p, self.size, self.groups, self.jc)
-        x, y = self.x_row_bytes(p), row_bytes(*row, min(self.outputs, p.b))
+        x, y = _row_bytes(*row, self.part(p)), _row_bytes(*row, min(self.outputs, p.b))
         copies = self.stages if self.weights == "streamed" else self.parts
         return copies * self.part_bytes(p) + self.bm * (self.stages * x + y)
 
-    def x_row_bytes(self, p: Pattern) -> int:
-        """Of a part of a row of x in shared memory."""
-        if self.phases > 1:
-            return phased_row_bytes(self.part(p), self.size)
-        return row_bytes(p, self.size, self.groups, self.jc, self.part(p))
-
-    def x_chunks(self, p: Pattern) -> int:
-        """Of a part of a row of x, at any address."""
-        if self.phases > 1:
-            return self.part(p) * self.size // 16
-        return _chunks(p, self.size, self.groups, self.jc, self.part(p))
-
-    def y_chunks(self, p: Pattern) -> int:
-        """Of a row of y, at any address."""
-        return _chunks(p, self.size, self.groups, self.jc, min(self.outputs, p.b))
+    def chunks(self, p: Pattern, values: int) -> int:
+        """Of a row of x or y with so many values of l or k, at any address."""
+        return _chunks(p, self.size, self.groups, self.jc, values)
 
     def registers(self, p: Pattern) -> int:
         """Registers a thread, roughly: sums, operands, addresses."""
@@ -170,14 +148,9 @@ def _chunks(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
     return runs * ((run + 2 * (vector - 1)) // vector)
 
 
-def row_bytes(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
+def _row_bytes(p: Pattern, size: int, groups: int, jc: int, values: int) -> int:
     """Of a row in shared memory: an odd number of chunks."""
     return (_chunks(p, size, groups, jc, values) | 1) * 16
-
-
-def phased_row_bytes(part: int, size: int) -> int:
-    """Of so many values of l that begin with a chunk: an odd number of chunks."""
-    return (part * size // 16 | 1) * 16
 
 
 @register_family
@@ -186,12 +159,10 @@ class GatherMma(TemplateFamily[Config]):
 
     Attributes:
         ways: how weights may come to shared memory.
-        are_phased: whether a block has rows of one phase.
     """
 
     name = "gather_mma"
     ways: ClassVar[tuple[Weights, ...]] = ("stored",)
-    are_phased: ClassVar[bool] = False
     template = "gather_mma.cuh"
     dtypes = ANY_TYPE
     layout = "batch_first"
@@ -209,20 +180,20 @@ class GatherMma(TemplateFamily[Config]):
         for step, (groups, jc) in itertools.product(self.steps(problem), _planes(p, size)):
             row = (p, size, groups, jc)
             steps = -(-p.c // step)
-            pieces = [(1, steps, row_bytes(*row, p.c))]
-            for parts in parts_of(1 if step == 1 or groups > 1 else steps):
+            pieces = [(1, steps, _row_bytes(*row, p.c))]
+            for parts in _parts(1 if step == 1 or groups > 1 else steps):
                 of_part = -(-steps // parts)
-                pieces.append((parts, of_part, row_bytes(*row, of_part * step)))
-            for nt, ns in widths(-(-p.b // 8)):
+                pieces.append((parts, of_part, _row_bytes(*row, of_part * step)))
+            for nt, ns in _widths(-(-p.b // 8)):
                 outputs = 8 * nt * ns
                 if groups > 1 and outputs < p.b:
                     continue
-                y_bytes = row_bytes(*row, min(outputs, p.b))
-                for mt, jt, bm, warps in self.shapes(p, step, groups * jc, ns):
+                y_bytes = _row_bytes(*row, min(outputs, p.b))
+                for mt, jt, bm, warps in self._shapes(p, step, groups * jc, ns):
                     shape = (warps, bm, mt, nt, ns, jt, groups, jc)
-                    yield from self.with_parts(p, shape, size, step, y_bytes, pieces, device)
+                    yield from self._with_parts(p, shape, size, step, y_bytes, pieces, device)
 
-    def shapes(
+    def _shapes(
         self, p: Pattern, step: int, planes: int, ns: int
     ) -> Iterator[tuple[int, int, int, int]]:
         """Tiles of a unit, rows of a block, and warps that all have work."""
@@ -237,7 +208,7 @@ class GatherMma(TemplateFamily[Config]):
             if units >= warps or (bm == 128 and warps == 4):
                 yield mt, jt, bm, warps
 
-    def with_parts(
+    def _with_parts(
         self,
         p: Pattern,
         shape: _Shape,
@@ -252,8 +223,7 @@ class GatherMma(TemplateFamily[Config]):
         outputs, planes = 8 * nt * ns, groups * jc
         units = planes // jt * bm // (16 * mt) * ns
         step_bytes = planes * outputs * _weight_bytes(step, size)
-        phases = 16 // size if self.are_phased else 1
-        columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // outputs) * phases
+        columns = -(-p.a // groups) * -(-p.d // jc) * -(-p.b // outputs)
         for weights in self.ways:
             fewer = 0
             for parts, of_part, x_bytes in pieces:
@@ -276,8 +246,7 @@ class GatherMma(TemplateFamily[Config]):
                 ):
                     fewer = blocks
                     walkers = max(1, device.multiprocessors * blocks // columns)
-                    rest = (parts, _STAGES, blocks, size, step, walkers, weights, phases)
-                    yield Config(*shape, *rest)
+                    yield Config(*shape, parts, _STAGES, blocks, size, step, walkers, weights)
                     if blocks == min(in_registers, _MOST_BLOCKS):
                         break
 
@@ -299,7 +268,7 @@ class GatherMma(TemplateFamily[Config]):
         self, problem: Problem, config: Config, batch: int, device: DeviceSpec
     ) -> float:
         p, products = problem.pattern, self.products(problem, config)
-        columns, row_tiles = config.columns(p), -(-batch // (config.bm * config.phases))
+        columns, row_tiles = config.columns(p), -(-batch // config.bm)
         walkers = min(config.walkers, row_tiles)
         blocks, slots = columns * walkers, device.multiprocessors * config.blocks
         waves, tiles = -(-blocks // slots), -(-row_tiles // walkers)  # of a multiprocessor, a block
@@ -307,9 +276,7 @@ class GatherMma(TemplateFamily[Config]):
 
         outputs, of_b = min(config.outputs, p.b), -(-p.b // config.outputs)
         tile_rows = row_tiles * config.bm
-        planes = (
-            config.phases * tile_rows * p.a * -(-p.d // config.jc) * config.jc * of_b
-        )  # rows of planes
+        planes = tile_rows * p.a * -(-p.d // config.jc) * config.jc * of_b  # rows of planes
         put: float = planes * config.outputs
         work = planes / (16 * config.mt * config.jt) * config.ns / _UNITS
         # Values of l and k of one j lie d elements apart, those of a window whole chunks.
@@ -318,9 +285,7 @@ class GatherMma(TemplateFamily[Config]):
         if products:
             work += planes / 128 * config.outputs * config.steps(p) / _STEPS[products]
             gathered: float = planes * config.ns * config.steps(p) * config.step
-            if config.phases > 1:
-                gathered /= _CHUNKS_AT_ONCE
-            elif config.jt == 2 or (p.d == 1 and p.c % 2 == 0):
+            if config.jt == 2 or (p.d == 1 and p.c % 2 == 0):
                 gathered /= 2
             work += conflicts * gathered / _GATHERED if config.size == 2 else 0.0
         else:
@@ -329,14 +294,13 @@ class GatherMma(TemplateFamily[Config]):
         if config.jt == 2 or (p.d == 1 and p.b % 2 == 0 and config.size == 2):
             put /= 2
         work += conflicts * put / _PUT
-        work += tile_rows * columns * config.parts * config.x_chunks(p) / _CHUNKS_IN
-        work += tile_rows * columns * config.y_chunks(p) / _CHUNKS_OUT
+        parts = config.parts * config.chunks(p, config.part(p))
+        work += tile_rows * columns * parts / _CHUNKS_IN
+        work += tile_rows * columns * config.chunks(p, outputs) / _CHUNKS_OUT
         weights = 0.0
         if config.weights == "streamed":
             work += row_tiles * columns * config.weight_bytes(p) / _COPIED
         memory = batch * (p.in_features + p.out_features) * config.size / _DRAM_BYTES
-        if config.phases > 1:
-            memory += columns * config.weight_bytes(p) / _DRAM_BYTES
         streaming = overlapped((memory, work), _OVERLAP) / device.multiprocessors
         latency = waves * tiles * config.parts * _TILE_US
         if config.weights == "stored":
@@ -350,7 +314,7 @@ class GatherMma(TemplateFamily[Config]):
         return Geometry(
             threads=config.threads,
             shared_bytes=config.shared_bytes(problem.pattern),
-            rows_per_tile=config.bm * config.phases,
+            rows_per_tile=config.bm,
             tiles_per_row_tile=columns,
             max_blocks=config.walkers * columns,
         )
@@ -365,13 +329,12 @@ class GatherMma(TemplateFamily[Config]):
     def tile(self, problem: Problem, config: Config) -> str:
         """The generated file's part that names the tile."""
         p, dtype = problem.pattern, self.dtypes[problem.dtype]
-        of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-5])
+        of_tile = ", ".join(str(int(value)) for value in astuple(config)[:-4])
         facts = {"Tile::SHARED_BYTES": config.shared_bytes(p)}
         if config.weights != "stored":
             facts["Tile::PACKED_BYTES"] = config.columns(p) * config.weight_bytes(p)
         weights = f"GatherWeights::{config.weights.upper()}"
         rest = f"{self.products(problem, config)}, {weights}"
-        rest += ", true" if config.phases > 1 else ""
         instance = f"GatherMmaTile<{dtype}, Support, {of_tile}, {rest}>"
         return codegen.tile(self.template, p, instance, facts, self.name)
 
@@ -379,7 +342,7 @@ class GatherMma(TemplateFamily[Config]):
         return None
 
 
-def widths(most: int) -> list[tuple[int, int]]:
+def _widths(most: int) -> list[tuple[int, int]]:
     """Output tiles of a unit, and units of a block, of which ``most`` tiles cover all outputs.
 
     Blocks are as even as they get.
@@ -414,7 +377,7 @@ def _planes(p: Pattern, size: int) -> list[tuple[int, int]]:
     return several[-3:] + (windows[-3:] if p.d > _WHOLE_J or is_long else [])
 
 
-def parts_of(most: int) -> list[int]:
+def _parts(most: int) -> list[int]:
     """Numbers of parts, two or more, of a sum of so many steps; each part has some."""
     several = [parts for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if parts <= most]
     return sorted({-(-most // -(-most // parts)) for parts in several})

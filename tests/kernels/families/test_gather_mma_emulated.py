@@ -3,7 +3,7 @@
 import datetime
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
@@ -15,12 +15,11 @@ from packed_kernels import PackedKernel
 from packed_kernels import instances as packed_instances
 
 from ksopt.kernels.families.base import family_of
-from ksopt.kernels.families.gather_mma import Config, GatherMma
+from ksopt.kernels.families.gather_mma import Config
 from ksopt.kernels.problem import Problem
 from ksopt.patterns.chain import Pattern
 
 gather_mma, gather_mma_packed = family_of("gather_mma"), family_of("gather_mma_packed")
-phase_mma = family_of("phase_mma")
 
 # No d, b or c that other families want; sums short and long, one block and many, all j and windows.
 SHAPES = [
@@ -37,15 +36,6 @@ SHAPES = [
     ("bfloat16", (1, 12, 700, 9)),
     ("float32", (2, 9, 401, 10)),
 ]
-# Rows of eight phases, or four; those of fewer, of blocks i, and in parts.
-OF_PHASES = [
-    ("bfloat16", (1, 57, 35, 1)),
-    ("float16", (3, 24, 19, 1)),
-    ("bfloat16", (2, 9, 172, 1)),
-    ("float32", (2, 50, 45, 1)),
-    ("float32", (1, 7, 131, 1)),
-    ("bfloat16", (1, 12, 301, 1)),
-]
 BATCHES = (1, 17, 130)
 CONFIGS_EACH = 2
 OF_THE_DAY = 6
@@ -61,7 +51,6 @@ OF_TEMPLATE = (
     "parts",
     "step",
     "weights",
-    "phases",
 )
 
 Kernel = EmulatedKernel | PackedKernel
@@ -70,25 +59,20 @@ Kernel = EmulatedKernel | PackedKernel
 def cases() -> Iterator[tuple[Problem, Config]]:
     """For each shape, tiles that have most values no earlier case had."""
     tiles = Tiles(OF_TEMPLATE)
-    for shapes, several in ((SHAPES, (gather_mma, gather_mma_packed)), (OF_PHASES, (phase_mma,))):
-        for dtype, shape in shapes:
-            problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
-            candidates = tiles_of(problem, several)
-            for _ in range(CONFIGS_EACH):
-                yield problem, tiles.draw(candidates)
+    for dtype, shape in SHAPES:
+        problem = Problem.of_factor(Pattern(*shape), dtype, batch_last=False)
+        candidates = tiles_of(problem)
+        for _ in range(CONFIGS_EACH):
+            yield problem, tiles.draw(candidates)
 
 
-def tiles_of(
-    problem: Problem, several: Sequence[GatherMma] = (gather_mma, gather_mma_packed, phase_mma)
-) -> list[Config]:
-    """Of families, as many of each way to bring weights; none with many rows."""
-    by_weights: dict[tuple[str, int], list[Config]] = {}
-    for family in several:
-        if family.unsupported_reason(problem, gpu(4)) is not None:
-            continue
+def tiles_of(problem: Problem) -> list[Config]:
+    """Of both families, as many of each way to bring weights; none with many rows."""
+    by_weights: dict[str, list[Config]] = {}
+    for family in (gather_mma, gather_mma_packed):
         for one in family.configs(problem, gpu(4)):
             if one.bm <= 64:
-                by_weights.setdefault((one.weights, one.phases), []).append(one)
+                by_weights.setdefault(one.weights, []).append(one)
     draw = random.Random(str(problem.pattern))
     fewest = min(map(len, by_weights.values()), default=0)
     return [tile for several in by_weights.values() for tile in draw.sample(several, fewest)]
@@ -110,7 +94,7 @@ def instances_of(problem: Problem, config: Config) -> list[Instance]:
     if config.weights == "stored":
         source = gather_mma.source(problem, config)
         return [Instance(problem, source, gather_mma.geometry(problem, config))]
-    return packed_instances(phase_mma if config.phases > 1 else gather_mma_packed, problem, config)
+    return packed_instances(gather_mma_packed, problem, config)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +105,7 @@ def kernels(emulator):
 def name(at: int) -> str:
     problem, c = CASES[at]
     units = f"{c.warps}x{c.bm}x{c.mt}x{c.nt}x{c.ns}x{c.jt}"
-    tile = f"{units}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}-{c.phases}"
+    tile = f"{units}-{c.groups}i-{c.jc}j-{c.parts}-{c.step}l-{c.weights}"
     return f"{problem.pattern}-{problem.dtype}-{tile}"
 
 
