@@ -27,8 +27,10 @@ _PRECISION = 0.01
 _FEWEST, _MOST = 7, 200
 _SECONDS = 0.2
 # The least of many medians is too small by chance. Unless ksopt is faster by the second, it and
-# those of PyTorch's ways that are within the first of the fastest are timed anew, and this counts.
+# those of PyTorch's ways that are within the first of the fastest are timed anew, with care, and
+# this counts: samples of 5 us are often of two kinds, a microsecond apart.
 _ALIKE, _NEAR = 1.05, 1.03
+_CAREFUL_PRECISION, _CAREFUL_MOST, _CAREFUL_SECONDS = 0.003, 1000, 0.5
 # PyTorch's ways that are this many times as slow as its fastest are recorded and timed no longer.
 _HOPELESS = 2.0
 # A way whose multiplications by zero alone take this many times the floor, at the best rate that
@@ -243,11 +245,19 @@ class Bench:
                 continue
             alike = [name for name, us in rivals.items() if us <= _ALIKE * best_us]
             calls = {name: ready.calls[names[name]] for name in (ours, *alike)}
-            again |= self._raced(calls)
+            again |= measure(
+                calls,
+                self.device,
+                max_seconds=_CAREFUL_SECONDS,
+                min_repeats=_FEWEST,
+                max_repeats=_CAREFUL_MOST,
+                warmup_calls=1,
+                precision=_CAREFUL_PRECISION,
+            )
         return again
 
     def _raced(
-        self, calls: Mapping[str, Callable[[], object]], rivals: Sequence[str] = ()
+        self, calls: Mapping[str, Callable[[], object]], rivals: Sequence[str]
     ) -> dict[str, Measurement]:
         return measure(
             calls,
@@ -257,7 +267,7 @@ class Bench:
             max_repeats=_MOST,
             warmup_calls=1,
             precision=_PRECISION,
-            hopeless=_HOPELESS if rivals else None,
+            hopeless=_HOPELESS,
             rivals=rivals,
         )
 
