@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernel_params.cuh"
+#include "pdl.cuh"
 
 // What the product was by: the MATRICES of a row.
 template <typename P, bool WHOLE> struct ExpandedMatrices {
@@ -43,6 +44,8 @@ __device__ __forceinline__ float exact_output(const Arguments& arguments, const 
 
 template <typename T, typename P, bool WHOLE, bool BATCH_LAST>
 __device__ __forceinline__ void expanded_repair_kernel(const Arguments& arguments) {
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   using M = ExpandedMatrices<P, WHOLE>;
   const int64 tasks = arguments.batch * M::MATRICES;
   const int lane = threadIdx.x % 32;

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "gather_mma_tile.cuh"
+#include "pdl.cuh"
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
 
@@ -497,6 +498,11 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   const int warp = threadIdx.x / 32;
   const GatherAddresses<P, Tile> at(arguments, blockIdx.x % Tile::COLUMNS);
   GatherLoader<P, Tile> loader(at, ring);
+  if constexpr (Tile::PACKED) {
+    prefetch_share<Tile::THREADS>(at.packed, Tile::COLUMN_BYTES, blockIdx.x / Tile::COLUMNS, gridDim.x / Tile::COLUMNS);
+  }
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   if constexpr (Tile::PACKED && !Tile::STREAMED) copy_packed<Tile, Tile::COLUMN_BYTES>(weights, at.packed);
 #pragma unroll
   for (int s = 0; s < Tile::STAGES - 1; ++s) loader.next();

@@ -17,6 +17,7 @@
 #pragma once
 
 #include "kernel_params.cuh"
+#include "pdl.cuh"
 #include "ptx.cuh"
 #include "smem_layout.cuh"
 
@@ -263,6 +264,8 @@ template <typename T, typename P, typename Tile>
 __device__ __forceinline__ void mma16_kernel(const Arguments& arguments) {
   using Fold = typename Tile::Fold;
   constexpr int BM = Tile::BM, KL = Tile::KL, JC = Tile::JC;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   extern __shared__ __align__(128) unsigned char shared[];
   uint4* const weights = reinterpret_cast<uint4*>(shared);
   unsigned char* const ring = shared + Tile::WEIGHT_BYTES;

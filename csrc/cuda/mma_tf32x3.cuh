@@ -18,6 +18,7 @@
 #pragma once
 
 #include "kernel_params.cuh"
+#include "pdl.cuh"
 #include "ptx.cuh"
 #include "smem_layout.cuh"
 #include "tf32_split.cuh"
@@ -415,6 +416,8 @@ template <typename P, typename Tile> struct Loader {
 
 template <typename P, typename Tile>
 __device__ __forceinline__ void mma_tf32x3_kernel(const Arguments& arguments) {
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   using Fold = typename Tile::Fold;
   extern __shared__ __align__(128) unsigned char shared[];
   unsigned char* const ring = shared + (Tile::RESIDENT ? Tile::WEIGHT_BYTES : 0);

@@ -10,8 +10,9 @@
 // divide a block's j, outputs or rows between them. Blocks form teams (tile_scheduler.cuh).
 #pragma once
 
-#include "mma16.cuh"
 #include "mbarrier.cuh"
+#include "mma16.cuh"
+#include "pdl.cuh"
 #include "tile_scheduler.cuh"
 #include "wgmma_16bit.cuh"
 
@@ -398,6 +399,8 @@ __device__ __forceinline__ void wgmma16_kernel(const Arguments& arguments) {
       empty[s].init(Tile::MULTIPLIERS);
     }
   }
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {
     setmaxnreg_dec<Tile::LOADER_REGISTERS>();

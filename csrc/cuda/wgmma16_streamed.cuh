@@ -9,6 +9,7 @@
 // What a stage needs of them is then one run of bytes, which one thread asks for with one instruction.
 #pragma once
 
+#include "pdl.cuh"
 #include "wgmma16.cuh"
 
 template <typename P, int GROUPS_J_, int GROUPS_N_, int GROUPS_M_, int NT_, int KL_, int STAGES_>
@@ -67,6 +68,8 @@ __device__ __forceinline__ void wgmma16_streamed_kernel(const Arguments& argumen
     }
     fence_for_tensor_cores();  // and for the copy engine
   }
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {
     setmaxnreg_dec<Tile::LOADER_REGISTERS>();

@@ -13,8 +13,9 @@
 // one stores while another multiplies.
 #pragma once
 
-#include "mma_tf32x3.cuh"
 #include "mbarrier.cuh"
+#include "mma_tf32x3.cuh"
+#include "pdl.cuh"
 #include "wgmma_tf32.cuh"
 
 template <typename P, int WARPGROUPS_J_, int WARPGROUPS_M_, int TEAMS_, int NT_, int KL_, int STAGES_,
@@ -311,6 +312,8 @@ __device__ __forceinline__ void wgmma_tf32x3_kernel(const Arguments& arguments) 
     full[Tile::FULLS].init(1);
     fence_for_tensor_cores();  // and for the copy engine
   }
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
   __syncthreads();
   if (threadIdx.x < Tile::LOADERS) {
     setmaxnreg_dec<Tile::LOADER_REGISTERS>();

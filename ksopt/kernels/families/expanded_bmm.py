@@ -136,6 +136,7 @@ def geometry(p: Pattern, config: Config) -> Geometry:
         rows_per_tile=_THREADS,
         tiles_per_row_tile=of_row,
         max_blocks=_ANY_BLOCKS,
+        early=True,
     )
 
 

@@ -317,6 +317,7 @@ class GatherMma(TemplateFamily[Config]):
             rows_per_tile=config.bm,
             tiles_per_row_tile=columns,
             max_blocks=config.walkers * columns,
+            early=True,
         )
 
     def arithmetic(self, problem: Problem) -> str:

@@ -175,6 +175,7 @@ class Mma16(TemplateFamily[Config]):
             rows_per_tile=config.rows,
             tiles_per_row_tile=columns,
             max_blocks=config.walkers * columns,
+            early=True,
         )
 
     def source(self, problem: Problem, config: Config) -> str:

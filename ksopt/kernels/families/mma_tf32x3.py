@@ -198,6 +198,7 @@ class MmaTf32x3(TemplateFamily[Config]):
             rows_per_tile=config.rows,
             tiles_per_row_tile=config.columns(problem.pattern),
             max_blocks=config.max_blocks,
+            early=True,
         )
 
     def source(self, problem: Problem, config: Config) -> str:

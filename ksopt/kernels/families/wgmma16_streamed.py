@@ -127,6 +127,7 @@ class Wgmma16Streamed(PackedFamily[Config]):
             rows_per_tile=config.rows,
             tiles_per_row_tile=config.columns(problem.pattern),
             max_blocks=config.max_blocks,
+            early=True,
         )
 
     def source(self, problem: Problem, config: Config) -> str:

@@ -240,6 +240,7 @@ class WgmmaTf32x3(PackedFamily[Config]):
             rows_per_tile=config.rows,
             tiles_per_row_tile=config.columns(problem.pattern),
             max_blocks=config.max_blocks,
+            early=True,
         )
 
     def source(self, problem: Problem, config: Config) -> str:
