@@ -476,7 +476,8 @@ __device__ __forceinline__ void write_results(uint32 results, const GatherAddres
   // Lanes side by side have elements side by side, whose stores travel together.
 #pragma unroll 2
   for (unsigned item = threadIdx.x; item < rows * Tile::Y_RUNS * 2 * VECTOR; item += Tile::THREADS) {
-    const unsigned e = item % VECTOR, run = item / VECTOR / 2 % Tile::Y_RUNS, row = item / VECTOR / 2 / Tile::Y_RUNS;
+    const unsigned e = item % VECTOR, run = item / VECTOR / 2 % Tile::Y_RUNS,
+                   row = item / VECTOR / 2 / Tile::Y_RUNS;
     const bool is_last = item / VECTOR % 2 != 0;
     T* const first = run_at(row, run);
     const int into = into_chunk(first), last = (into + length) / VECTOR;  // a chunk that is not filled
@@ -499,7 +500,8 @@ __device__ __forceinline__ void gather_mma_kernel(const Arguments& arguments) {
   const GatherAddresses<P, Tile> at(arguments, blockIdx.x % Tile::COLUMNS);
   GatherLoader<P, Tile> loader(at, ring);
   if constexpr (Tile::PACKED) {
-    prefetch_share<Tile::THREADS>(at.packed, Tile::COLUMN_BYTES, blockIdx.x / Tile::COLUMNS, gridDim.x / Tile::COLUMNS);
+    prefetch_share<Tile::THREADS>(at.packed, Tile::COLUMN_BYTES, blockIdx.x / Tile::COLUMNS,
+                                  gridDim.x / Tile::COLUMNS);
   }
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
