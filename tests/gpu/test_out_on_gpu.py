@@ -149,7 +149,7 @@ class Blocks(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(
             KSLinear(512, 512, text, bias=False)
-            for text in ("(1,64,64,8)", "(8,64,64,1)", "(2,32,32,8)*(8,64,64,1)")
+            for text in ("(1,64,64,8)", "(8,64,64,1)", "(1,4,4,128)*(128,4,4,1)")
         )
         self.blocks = nn.Parameter(torch.randn(8, 64, 64) / 8)
 
