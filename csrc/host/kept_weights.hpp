@@ -33,7 +33,8 @@ struct KeptWeight {
 };
 
 // What was prepared of these values of weights, of each alone and of all together, and of the one factor that all
-// were multiplied to, and is still kept; of each the newest first: what ksopt/kernels/weight_table.py has noted. roots: of each.
+// were multiplied to, and is still kept; of each the newest first: what ksopt/kernels/weight_table.py has noted.
+// roots: of each.
 std::vector<KeptWeight> kept_of(at::TensorList weights, at::TensorList roots);
 
 }  // namespace ksopt
