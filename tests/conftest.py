@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import short_compilation
 from brief.changes import CHANGES
 from fast_files import FAST
 
@@ -38,10 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Inductor's processes that compile would start anew for each process of a test.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    if config.option.markexpr == "not slow":
-        # Inductor's loops without vectors, which g++ compiles in two thirds of the time. Other runs
-        # have them with vectors, as users do.
-        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    short_compilation.begin()
     # Each process of a test would compile ksopt's own sources anew, 0.7 s of them.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _caches = Path(tempfile.mkdtemp(prefix="ksopt-tests-"))

@@ -23,6 +23,13 @@ def fresh():
 
 
 @pytest.fixture
+def graph_caches():
+    """torch keeps compiled graphs, as it does for users."""
+    with torch._inductor.config.patch(fx_graph_cache=True):
+        yield
+
+
+@pytest.fixture
 def compiled_by_eager(monkeypatch):
     """Rewritten graphs run through AOTAutograd, but eagerly: Inductor is slow, and Inductor's.
 

@@ -38,7 +38,7 @@ def test_is_registered():
 @pytest.mark.parametrize(
     "layout", ["batch_first", pytest.param("batch_last", marks=pytest.mark.slow)]
 )
-def test_trains_like_eager_with_one_compile_for_all_batches(layout):
+def test_trains_like_eager_with_one_compile_for_all_batches(layout, graph_caches):
     model = nn.Sequential(
         KSLinear(16, 24, CHAIN, layout=layout),
         nn.GELU(),
@@ -156,7 +156,7 @@ def test_torch_compile_shows_the_refusal():
         compiled(torch.ones(2, 4))
 
 
-def test_torchs_caches_are_used_and_keyed_by_the_contract(monkeypatch):
+def test_torchs_caches_are_used_and_keyed_by_the_contract(monkeypatch, graph_caches):
     model = KSLinear(16, 24, CHAIN, bias=False)
     x = torch.randn(7, 16)
 

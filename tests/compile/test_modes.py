@@ -320,7 +320,7 @@ def test_the_wrapper_of_data_parallel_training(compiled_by_eager, tmp_path):
 
 
 @pytest.mark.slow
-def test_inductor_compiles_what_was_rewritten_and_its_caches_are_used():
+def test_inductor_compiles_what_was_rewritten_and_its_caches_are_used(graph_caches):
     model = nn.Sequential(Blocks(), nn.GELU(), Blocks())
     x = torch.randn(5, 32)
     compiled = torch.compile(model, backend="ksopt", fullgraph=True, dynamic=True)

@@ -1,11 +1,11 @@
 """What one process has compiled, the next takes from torch's caches on disk: the pass runs anew."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+from short_compilation import as_users_have_it
 
 SCRIPT = """
 import json
@@ -47,7 +47,7 @@ print(json.dumps([compiled(weights) for weights in sys.argv[1:]]))
 
 def run(tmp_path, *weights):
     """What a process computes and counts, of a frozen layer with such weights after another."""
-    environment = os.environ | {
+    environment = as_users_have_it() | {
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
         "KSOPT_CACHE_DIR": str(tmp_path / "ksopt"),
     }

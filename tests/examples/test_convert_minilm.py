@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from short_compilation import as_users_have_it
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -46,7 +46,7 @@ def test_search_convert_distil_save_and_load(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "convert_minilm.py"), *words.split()],
         cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "200"},
+        env=as_users_have_it() | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,

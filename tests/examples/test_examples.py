@@ -1,12 +1,12 @@
 """The examples run as a user would run them, and what they print is right."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from short_compilation import as_users_have_it
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -15,7 +15,7 @@ def run(name: str, *arguments: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=folder,
-        env=os.environ | {"COLUMNS": "200"},
+        env=as_users_have_it() | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=False,

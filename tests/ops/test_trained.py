@@ -90,7 +90,7 @@ def test_results_and_gradients_are_those_of_its_operators(
 @pytest.mark.parametrize(
     ("text", "last", "siblings"),
     [
-        (CHAINS[0], False, 2),
+        ("(1,3,2,2)*(2,2,3,1)", False, 2),
         pytest.param(CHAINS[1], True, 1, marks=pytest.mark.slow),
         pytest.param(CHAINS[2], False, 1, marks=pytest.mark.slow),
     ],

@@ -149,7 +149,7 @@ def check(compiled, model, x):
 @pytest.mark.sweep
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_weight_is_prepared_once(name, mode, kernels):
+def test_a_weight_is_prepared_once(name, mode, kernels, graph_caches):
     build, features, weights = LAYERS[name]
     model = build()
     compiled = compiled_by_ksopt(model)
@@ -280,7 +280,9 @@ def test_in_another_backend(kernels):
     assert kernels.prepared == 1
 
 
-def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(kernels):
+def test_a_computed_weight_is_prepared_at_each_call_and_nothing_is_kept_of_it(
+    kernels, graph_caches
+):
     model = Layer("jikl")
 
     def masked(x):

@@ -1,0 +1,21 @@
+"""Inductor's compilation in the tests: short, but where a test is of what users have.
+
+Keeping graphs on disk and loops with vectors are three fifths of what the tests wait for: pickling
+each graph, and what g++ takes for the vectors' headers.
+"""
+
+import os
+
+# Names of torch's own. Both leave a choice to torch's configuration, or to who starts the tests.
+_SHORT = {"TORCHINDUCTOR_FX_GRAPH_CACHE_DEFAULT": "0", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
+
+
+def begin() -> None:
+    """Shorten it, in this process before it imports torch, and in those that it starts."""
+    for name, value in _SHORT.items():
+        os.environ.setdefault(name, value)
+
+
+def as_users_have_it() -> dict[str, str]:
+    """The environment of a process that compiles as a user's does."""
+    return {name: value for name, value in os.environ.items() if name not in _SHORT}
