@@ -9,11 +9,13 @@ heartbeat does the same, but only for databases and for `Study.optimize`.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -21,8 +23,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ksopt.operators import registry
 from ksopt.operators.registry import Replacement
-from ksopt.search import device_locks, trial_records
+from ksopt.search import device_locks
 from ksopt.search.device_locks import Presence
+from ksopt.search.history import History
 from ksopt.search.samplers import chain_sampler, factor_times
 from ksopt.search.samplers.chain_sampler import ChainSampler
 from ksopt.search.samplers.factor_times import Estimator
@@ -70,26 +73,33 @@ class Claims:
     # When a running trial of another machine was first seen with its last mark of life.
     _seen: dict[int, tuple[object, float]] = field(default_factory=dict)
 
+    @functools.cached_property
+    def _history(self) -> History:
+        return History(self.study)
+
     def next(self) -> Claim | None:
         """A trial to measure; None if there is none now: see `others`."""
         self.study.sampler = self.chains
+        history = self._history
         with self.storage.turn():
             self._give_up_dead()
-            trials = self.study.get_trials(deepcopy=False)
-            if trial_records.begun(trials) >= self.limit:
+            history.look()
+            if history.begun >= self.limit:
                 return None
-            known = trial_records.tried(trials)
-            self.chains.close(known)
-            waiting = any(trial.state == TrialState.WAITING for trial in trials)
-            first = [
-                one for one in [*trial_records.lost(trials), *self.priors] if one[1] not in known
+            recent = history.recent
+            self.chains.close(history.ended.tried, recent)
+            first = history.lost
+            first += [
+                one
+                for one in self.priors
+                if one[1] not in history.ended.tried and one[1] not in recent
             ]
-            if not (waiting or first or self.chains.remaining):
+            if not (history.waiting or first or self.chains.remaining):
                 return None
-            if not (first or waiting) and self.estimator is not None:
-                guess = self.estimator.next(trials, known)
+            if not (first or history.waiting) and self.estimator is not None:
+                guess = self.estimator.next(history.trials, history.tried)
                 first = [] if guess is None else [(factor_times.ORIGIN, guess)]
-            if first and not waiting:
+            if first and not history.waiting:
                 origin, chain = first[0]
                 self.study.enqueue_trial(
                     chain_sampler.coordinates(chain),
@@ -100,19 +110,19 @@ class Claims:
             if drawn is not None:
                 trial.set_user_attr("origin", drawn[1])
                 trial.set_user_attr("chain", str(drawn[0]))
-            trial.set_user_attr("run", self.run)
-            trial.set_user_attr("host", self.presence.host)
-            trial.set_user_attr("worker", self.presence.token)
+            whose = {"run": self.run, "host": self.presence.host, "worker": self.presence.token}
+            trial.set_user_attr("claim", whose)
             return Claim(trial, registry.parse(trial.user_attrs["chain"]))
 
     def share_begun(self) -> float:
         """How many of the study's trials were begun, over its limit."""
-        return trial_records.begun(self.study.get_trials(deepcopy=False)) / self.limit
+        self._history.look()
+        return self._history.begun / self.limit
 
     def others(self) -> bool:
         """Whether other processes are measuring: what they leave undone may be for this one."""
         running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return any(trial.user_attrs.get("worker") != self.presence.token for trial in running)
+        return any(_claim_of(trial).get("worker") != self.presence.token for trial in running)
 
     def give_back(self, claim: Claim) -> None:
         """Leave a trial that was not begun to whoever draws next."""
@@ -129,18 +139,23 @@ class Claims:
         self._seen = {number: seen for number, seen in self._seen.items() if number in numbers}
 
     def _is_dead(self, trial: FrozenTrial) -> bool:
-        attrs = trial.user_attrs
-        if "worker" not in attrs:
+        whose = _claim_of(trial)
+        if not whose:
             return True  # whoever began it was killed before its turn ended
-        gone = device_locks.is_gone(attrs["host"], attrs["worker"])
+        gone = device_locks.is_gone(whose["host"], whose["worker"])
         if gone is not None:
             return gone
-        mark, now = attrs.get("heartbeat"), self.clock()
+        mark, now = trial.user_attrs.get("heartbeat"), self.clock()
         last, since = self._seen.setdefault(trial.number, (mark, now))
         if mark != last:
             self._seen[trial.number] = (mark, now)
             return False
         return now - since > GRACE_S
+
+
+def _claim_of(trial: FrozenTrial) -> Mapping[str, Any]:
+    """The run, host and worker that a trial belongs to; empty if that was not written yet."""
+    return dict(trial.user_attrs.get("claim", {}))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ksopt.operators import registry
 from ksopt.operators.registry import Replacement
-from ksopt.search import metrics
+from ksopt.search import metrics, trial_records
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.recommend import FINALISTS_PER_STEP
 from ksopt.search.samplers.priors import HEURISTIC
@@ -59,7 +59,7 @@ class Pruning:
             if not step.holds(chain.nnz):
                 continue
             rivals = sorted(
-                trial.user_attrs["dense_ratio"]
+                trial_records.outcome_of(trial)["dense_ratio"]
                 for trial in trials
                 if self._is_rival(trial, step, chain)
             )
@@ -69,12 +69,12 @@ class Pruning:
         return MARGIN * max(limits) if limits else None
 
     def _is_rival(self, trial: FrozenTrial, step: Step, chain: Replacement) -> bool:
-        attrs, most = trial.user_attrs, self.request.max_error
+        nnz, most = trial_records.facts_of(trial)["nnz"], self.request.max_error
         return (
-            step.holds(attrs["nnz"])
-            and (self.request.objective == "latency" or attrs["nnz"] <= chain.nnz)
-            and (most is None or attrs["weight_error"] <= most)
-            and self._is_admitted(attrs["chain"])
+            step.holds(nnz)
+            and (self.request.objective == "latency" or nnz <= chain.nnz)
+            and (most is None or trial_records.outcome_of(trial)["weight_error"] <= most)
+            and self._is_admitted(trial.user_attrs["chain"])
         )
 
     def _is_admitted(self, text: str) -> bool:

@@ -163,8 +163,7 @@ class Campaign:
     def _measure(self, claim: Claim) -> None:
         study, trial, chain = self.claims.study, claim.trial, claim.chain
         try:
-            trial.set_user_attr("device", str(self.device))  # it is begun
-            known = self._note_facts(trial, chain)
+            known = self._note_facts(trial, chain)  # it is begun
         except UpdateFinishedTrialError:
             return  # as in `_tell`, while it was drawn ahead
         try:
@@ -220,13 +219,12 @@ class Campaign:
     def _tell(
         self,
         trial: Trial,
-        attrs: dict[str, object],
+        outcome: dict[str, object],
         state: TrialState,
         values: list[float] | None = None,
     ) -> None:
         try:
-            for name, value in attrs.items():
-                trial.set_user_attr(name, value)
+            trial.set_user_attr("outcome", outcome)
         except UpdateFinishedTrialError:
             return  # this process stood still for so long that another one took the chain over
         self.claims.study.tell(trial, values, state=state, skip_if_finished=True)
@@ -235,15 +233,13 @@ class Campaign:
         assert self.request.batch is not None
         predicted = None if self.model is None else self.model.predicted_us(chain)
         train, siblings = self.request.train, self.request.siblings
-        if train:
-            trial.set_user_attr("train", True)
-        if siblings > 1:
-            trial.set_user_attr("siblings", siblings)
         known = prior_facts.facts(
             chain, self.roofline, self.request.batch, predicted, train, siblings
         )
-        for name in ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us"):
-            trial.set_user_attr(name, getattr(known, name))
+        names = ("nnz", "share", "rho", "d_rho", "floor_us", "predicted_us")
+        attrs: dict[str, object] = {name: getattr(known, name) for name in names}
+        around = {"train": train, "siblings": siblings}
+        trial.set_user_attr("facts", {**attrs, **around, "device": str(self.device)})
         return known
 
 

@@ -1,10 +1,14 @@
-"""What a study's trials hold: which chains were tried, and each as the report has it."""
+"""What a study's trials hold, and each as the report has it.
+
+Of a trial's attributes, ``chain`` and ``origin`` are there from the start, ``claim`` says whose it
+is, ``facts`` what was known before it was measured, and ``outcome`` what came of it. They are few,
+because a storage has its disk or its server confirm each of them.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -19,55 +23,22 @@ from ksopt.search.results import TrialRecord
 from ksopt.search.samplers.priors import facts
 
 LOST = "cut off: the search was stopped or its process ended"
-# Processes that end in the midst of one chain before it is tried no more.
-_MOST_ENDS = 3
 
 
-def lost(trials: Sequence[FrozenTrial]) -> list[tuple[str, Replacement]]:
-    """(origin, chain) of what was begun, not ended, and not redone since."""
-    done = tried(trials)
-    origins = {}
-    for trial in trials:
-        chain = chain_of(trial)
-        if trial.state == TrialState.FAIL and chain is not None and chain not in done:
-            origins[chain] = str(trial.user_attrs["origin"])
-    return [(origin, chain) for chain, origin in origins.items()]
+def facts_of(trial: FrozenTrial) -> Mapping[str, Any]:
+    """What was known of a trial when its measurement began; empty if it was only drawn."""
+    return dict(trial.user_attrs.get("facts", {}))
+
+
+def outcome_of(trial: FrozenTrial) -> Mapping[str, Any]:
+    """What was measured, or the ``reason`` why nothing was; empty if the trial was cut off."""
+    return dict(trial.user_attrs.get("outcome", {}))
 
 
 def chain_of(trial: FrozenTrial) -> Replacement | None:
     """The chain of a trial; None if its process ended before it had one."""
     text = trial.user_attrs.get("chain")
     return None if text is None else registry.parse(text)
-
-
-def tried(trials: Sequence[FrozenTrial]) -> set[Replacement]:
-    """Chains that are not to be drawn again.
-
-    They were measured, or failed, or are under way; or the processes that measured them were
-    killed so often that they may be what kills them. What was only drawn is nobody's fault: a trial
-    knows its device from when it is measured.
-    """
-    tried_chains: set[Replacement] = set()
-    ends: Counter[Replacement] = Counter()
-    for trial in trials:
-        chain = chain_of(trial)
-        if chain is None:
-            continue
-        if trial.state != TrialState.FAIL or "reason" in trial.user_attrs:
-            tried_chains.add(chain)
-        elif "interrupted" not in trial.user_attrs and "device" in trial.user_attrs:
-            ends[chain] += 1
-    return tried_chains | {chain for chain, count in ends.items() if count >= _MOST_ENDS}
-
-
-def begun(trials: Sequence[FrozenTrial]) -> int:
-    """How many chains were measured, failed for a reason of their own, or are under way."""
-    return len(tried([trial for trial in trials if trial.state != TrialState.WAITING]))
-
-
-def settled(trials: Sequence[FrozenTrial]) -> int:
-    """How many were measured or failed for a reason of their own."""
-    return begun([trial for trial in trials if trial.state != TrialState.RUNNING])
 
 
 def records(study: optuna.Study, roofline: Roofline, batch: int) -> tuple[TrialRecord, ...]:
@@ -84,13 +55,13 @@ def dense_us(trials: Sequence[TrialRecord]) -> float | None:
 
 def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | None:
     """A trial as the report has it; None if it has no chain, was not begun, or has not ended."""
-    chain, attrs = chain_of(trial), trial.user_attrs
-    if chain is None or "device" not in attrs or not trial.state.is_finished():
+    chain, known, outcome = chain_of(trial), facts_of(trial), outcome_of(trial)
+    if chain is None or not known or not trial.state.is_finished():
         return None
     complete = trial.state == TrialState.COMPLETE
     measured = complete or trial.state == TrialState.PRUNED
     state = "complete" if complete else "pruned" if measured else "failed"
-    if not measured and "reason" not in attrs:
+    if not measured and "reason" not in outcome:
         state = "lost"
     return TrialRecord(
         number=trial.number,
@@ -99,22 +70,22 @@ def record(trial: FrozenTrial, roofline: Roofline, batch: int) -> TrialRecord | 
             chain,
             roofline,
             batch,
-            attrs.get("predicted_us"),
-            train=attrs.get("train", False),
-            siblings=attrs.get("siblings", 1),
+            known.get("predicted_us"),
+            train=known.get("train", False),
+            siblings=known.get("siblings", 1),
         ),
-        origin=attrs["origin"],
-        latency=_measurement(attrs.get("latency")) if measured else None,
-        dense=_measurement(attrs.get("dense")) if measured else None,
-        error=attrs.get("error"),
-        reason=None if complete else attrs.get("pruned", attrs.get("reason", LOST)),
-        run=attrs.get("run", 1),
-        device=attrs.get("device"),
-        seconds=attrs.get("seconds"),
+        origin=trial.user_attrs["origin"],
+        latency=_measurement(outcome.get("latency")) if measured else None,
+        dense=_measurement(outcome.get("dense")) if measured else None,
+        error=outcome.get("error"),
+        reason=None if complete else outcome.get("pruned", outcome.get("reason", LOST)),
+        run=trial.user_attrs["claim"]["run"],
+        device=known["device"],
+        seconds=outcome.get("seconds"),
         values={
             metric.name: value
             for metric in metrics.stored()
-            if (value := attrs.get(metric.name)) is not None
+            if (value := outcome.get(metric.name)) is not None
         },
     )
 

@@ -17,6 +17,7 @@ from ksopt.measure.roofline import Roofline
 from ksopt.operators.registry import Replacement
 from ksopt.search import interrupts, study_store, trial_records, worker_processes
 from ksopt.search.device_locks import Presence
+from ksopt.search.history import History
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.options import SEEDS
 from ksopt.search.progress import Progress
@@ -94,7 +95,7 @@ class Crew:
             for share in self.shares:
                 study_store.give_up_running(share.study)
         trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
-        done = [trial_records.settled(of_one) for of_one in trials]
+        done = [History(share.study).settled for share in self.shares]
         limits = [share.request.trials for share in self.shares]
         progress.start(sum(map(max, limits, done)), sum(done))
         tell = self._teller(progress)

@@ -125,9 +125,11 @@ _ARCH = f"host-{platform.machine()}"
 
 
 def _key(compiler: str, sources: Mapping[str, str], flags: list[str]) -> ArtifactKey:
+    # Where torch lies is left out: environments that have the same torch share the library.
+    words = " ".join([*flags, *_libraries()]).replace(str(Path(torch.__file__).parent), "torch")
     parts = {
         **sources,
-        "flags": " ".join([*flags, *_libraries()]),
+        "flags": words,
         "compiler": compiler_version(compiler),
         "torch": torch.__version__,
     }

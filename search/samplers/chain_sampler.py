@@ -9,9 +9,10 @@ records that chain's own coordinates, so that the model learns from what was mea
 
 from __future__ import annotations
 
+import itertools
 import random
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import log2, prod
 from typing import Any, Literal
 
@@ -109,6 +110,8 @@ class ChainSampler(BaseSampler):
         spread = self._where.max(axis=0) - self._where.min(axis=0)
         self._scale = np.where(spread > 0, spread, 1.0)
         self._open = np.ones(len(candidates), dtype=bool)
+        self._closed = np.zeros(len(candidates), dtype=bool)  # for good
+        self._read = 0
         self._index = {chain: i for i, chain in enumerate(candidates)}
         self._rng = random.Random(seed)
         self._drawn: dict[int, Replacement] = {}
@@ -134,10 +137,21 @@ class ChainSampler(BaseSampler):
         """Candidates that have not been tried."""
         return int(self._open.sum())
 
-    def close(self, chains: Iterable[Replacement]) -> None:
-        """Draw none of these chains, but any other."""
-        self._open[:] = True
-        self._open[[self._index[chain] for chain in chains if chain in self._index]] = False
+    def close(self, for_good: Collection[Replacement], now: Iterable[Replacement] = ()) -> None:
+        """Draw none of these chains, but any other.
+
+        Args:
+            for_good: Nothing is taken from it from call to call, and what is added comes last: the
+                others were read before.
+            now: Besides.
+        """
+        self._closed[self._rows(itertools.islice(for_good, self._read, None))] = True
+        self._read = len(for_good)
+        np.logical_not(self._closed, out=self._open)
+        self._open[self._rows(now)] = False
+
+    def _rows(self, chains: Iterable[Replacement]) -> list[int]:
+        return [self._index[chain] for chain in chains if chain in self._index]
 
     def drawn(self, trial_number: int) -> tuple[Replacement, str] | None:
         """The chain that was drawn for a trial, and how; None if it was enqueued."""

@@ -27,7 +27,7 @@ from ksopt.measure.roofline import Roofline
 from ksopt.operators import registry
 from ksopt.operators.registry import Replacement
 from ksopt.patterns.chain import Chain, Pattern
-from ksopt.search import metrics
+from ksopt.search import metrics, trial_records
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.samplers.cost_model import CostModel
 from ksopt.search.space.space import Step
@@ -181,13 +181,14 @@ class Estimator:
         if ours >= self.turns * (theirs + 1):
             return None
         chains = [registry.parse(trial.user_attrs["chain"]) for trial in ended]
-        factors_us = [trial.user_attrs.get("factors_us") or () for trial in ended]
+        outcomes = [trial_records.outcome_of(trial) for trial in ended]
+        factors_us = [outcome.get("factors_us") or () for outcome in outcomes]
         pairs = zip(chains, factors_us, strict=True)
         times = factor_times((chain, us) for chain, us in pairs if isinstance(chain, Chain))
         overlap_us = overlaps_us(
-            (trial.user_attrs["latency"]["median_us"], of_one)
-            for trial, of_one in zip(ended, factors_us, strict=True)
-            if trial.state == TrialState.COMPLETE and "latency" in trial.user_attrs
+            (outcome["latency"]["median_us"], of_one)
+            for trial, outcome, of_one in zip(ended, outcomes, factors_us, strict=True)
+            if trial.state == TrialState.COMPLETE and "latency" in outcome
         )
         correction = self._correction_of_wholes(ended)
         counts = Counter(
@@ -216,14 +217,13 @@ class Estimator:
         """How chains of one launch were measured to stand to their predictions, in the middle."""
         ratios = []
         for trial in ended:
-            chain = registry.parse(trial.user_attrs["chain"])
-            row = self._rows.get(chain)
-            attrs = trial.user_attrs
+            row = self._rows.get(registry.parse(trial.user_attrs["chain"]))
+            outcome = trial_records.outcome_of(trial)
             # Of one launch no factor's time is known.
-            if row is None or attrs.get("factors_us") or "latency" not in attrs:
+            if row is None or outcome.get("factors_us") or "latency" not in outcome:
                 continue
             if np.isfinite(self._wholes_us[row]):
-                ratios.append(attrs["latency"]["median_us"] / self._wholes_us[row])
+                ratios.append(outcome["latency"]["median_us"] / self._wholes_us[row])
         return median(ratios) if ratios else 1.0
 
     def _fastest(

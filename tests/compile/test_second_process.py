@@ -47,10 +47,7 @@ print(json.dumps([compiled(weights) for weights in sys.argv[1:]]))
 
 def run(tmp_path, *weights):
     """What a process computes and counts, of a frozen layer with such weights after another."""
-    environment = as_users_have_it() | {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
-        "KSOPT_CACHE_DIR": str(tmp_path / "ksopt"),
-    }
+    environment = as_users_have_it() | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *weights],
         env=environment,

@@ -26,6 +26,7 @@ def shared_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "_warned", set())
     host._load.cache_clear()
     monkeypatch.setattr(host, "is_loaded", lambda: False)
+    monkeypatch.setattr(host, "_followers", [])  # modules that other tests imported may wait
     yield shared
     host._load.cache_clear()
 

@@ -129,4 +129,4 @@ def test_a_worker_whose_device_is_lost_says_no_error_so_that_another_takes_its_p
         assert "error" not in process.stdout.read()
         assert "the device works no more" in process.stderr.read()
     (trial,) = storage.load(request.study).get_trials()
-    assert "broken" in trial.user_attrs["reason"]
+    assert "broken" in trial.user_attrs["outcome"]["reason"]

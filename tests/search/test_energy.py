@@ -236,7 +236,9 @@ def test_energy_is_an_objective(search: Search, played: Played) -> None:
     assert study.directions == [optuna.study.StudyDirection.MINIMIZE] * 3
     for trial, known in zip(study.trials, result.layers[0].trials, strict=True):
         assert known.values["energy_mj"] == pytest.approx(of_call(known.facts.chain))
-        assert trial.user_attrs["energy_mj"] == trial.values[2] == known.values["energy_mj"]
+        assert (
+            trial.user_attrs["outcome"]["energy_mj"] == trial.values[2] == known.values["energy_mj"]
+        )
 
     (value,) = check(result)["layers"]
     assert [trial["energy_mj"] for trial in value["trials"]] == [
@@ -379,7 +381,8 @@ def test_a_chain_that_is_slow_may_use_little() -> None:
     space = build(LayerRequest("32x64", **options))
     *rivals, chain = space.candidates[:4]
     for rival in rivals:
-        attrs = {"nnz": rival.nnz, "dense_ratio": 0.1, "chain": str(rival)}
+        known = {"facts": {"nnz": rival.nnz}, "outcome": {"dense_ratio": 0.1}}
+        attrs = {"chain": str(rival), **known}
         study.add_trial(optuna.create_trial(values=[1.0, 1.0], user_attrs=attrs))
     without, with_energy = (
         Pruning(study, space.steps, LayerRequest("32x64", energy=asked, **options))

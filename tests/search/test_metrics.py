@@ -45,7 +45,7 @@ def test_a_metric_of_ones_own_is_in_everything(
     study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{result.folder / FILE}")
     assert study.metric_names == ["latency_us", "parameters", "widest_b"]
     assert study.directions[2] == optuna.study.StudyDirection.MAXIMIZE
-    assert [trial.user_attrs["widest_b"] for trial in study.trials] == wanted
+    assert [trial.user_attrs["outcome"]["widest_b"] for trial in study.trials] == wanted
     assert [trial.values[2] for trial in study.trials] == wanted
 
     value = json.loads((result.folder / "results.json").read_text())

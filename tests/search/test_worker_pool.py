@@ -426,7 +426,7 @@ def test_a_chain_that_ends_its_process_again_and_again_is_given_up(storage: Stor
         claim = claims(storage, killed, limit=1).next()
         assert claim is not None
         assert str(claim.chain) == CHAINS[0]
-        claim.trial.set_user_attr("device", "cpu")  # it was being measured
+        claim.trial.set_user_attr("facts", {"device": "cpu"})  # it was being measured
         killed._lock.release()
     with Presence() as alive:
         assert claims(storage, alive, limit=1).next() is None
@@ -690,7 +690,7 @@ def test_all_that_a_process_holds_has_marks_of_life(
                 time.sleep(0.02)
         first = marks()
         assert None not in first
-        held[0].trial.set_user_attr("reason", "it failed")
+        held[0].trial.set_user_attr("outcome", {"reason": "it failed"})
         drawing.study.tell(held[0].trial, state=TrialState.FAIL)
         with alive(lambda: held):  # one has ended meanwhile
             time.sleep(0.1)

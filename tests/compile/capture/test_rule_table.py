@@ -1,5 +1,6 @@
 """Nodes that are not run: what is noted of them is what running them would have shown."""
 
+import copy
 import importlib.util
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import ksopt
+from ksopt.compile.backend import judge
 from ksopt.compile.capture import in_place, interpreter
+from ksopt.compile.capture.frozen_weight import FrozenValues
 from ksopt.compile.capture.tracker import Tracker
+from ksopt.compile.passes import rewrite_graph
 
 HERE = Path(__file__).parents[1]
 LAYERS = [*sorted((HERE / "models").glob("*.py")), *sorted((HERE / "corpus").glob("*.py"))]
@@ -23,9 +27,7 @@ def load(path: Path):
     return module
 
 
-def told(model, x, dynamic):
-    torch._dynamo.reset()
-    report = ksopt.explain(model, x, dynamic=dynamic).report
+def told(report):
     return report.notes, [
         (site.chain, site.batch, site.verdict, site.reason, site.epilogue, site.flops)
         for site in report.sites
@@ -39,12 +41,26 @@ def test_the_same_sites_as_by_running_every_node(path, dynamic, monkeypatch):
     module = load(path)
     torch.manual_seed(0)
     x = module.example() if hasattr(module, "example") else torch.randn(module.INPUT)
-    model = module.build()
-    found = told(model, x, dynamic)
-    monkeypatch.setattr(interpreter, "writes_in_place", lambda graph: True)
-    monkeypatch.setattr(interpreter, "_is_opaque", lambda node: False)
-    assert found == told(model, x, dynamic)
-    assert found[1]
+    pairs = []
+
+    def both(gm, inputs):
+        def rewritten(graph):
+            values = FrozenValues(inputs)
+            return told(rewrite_graph(graph, inputs, judge(inputs, None), values))
+
+        as_it_is = gm.forward
+        short = rewritten(copy.deepcopy(gm))
+        with monkeypatch.context() as patch:
+            patch.setattr(interpreter, "writes_in_place", lambda graph: True)
+            patch.setattr(interpreter, "_is_opaque", lambda node: False)
+            pairs.append((short, rewritten(copy.deepcopy(gm))))
+        return as_it_is
+
+    torch._dynamo.reset()
+    torch.compile(module.build(), backend=both, dynamic=dynamic)(x)
+    for short, whole in pairs:
+        assert short == whole
+    assert any(sites for (_, sites), _ in pairs)
 
 
 def ran(model, x, monkeypatch):

@@ -141,7 +141,8 @@ def pruning(ratios: dict[str, float], **options: Any) -> Pruning:
     study = optuna.create_study(directions=["minimize"] * 2)
     for text, ratio in ratios.items():
         nnz = Chain.parse(text).nnz
-        attrs = {"nnz": nnz, "dense_ratio": ratio, "weight_error": ratio, "chain": text}
+        outcome = {"dense_ratio": ratio, "weight_error": ratio}
+        attrs = {"chain": text, "facts": {"nnz": nnz}, "outcome": outcome}
         study.add_trial(optuna.create_trial(values=[ratio, nnz], user_attrs=attrs))
     return Pruning(study, build(request).steps, request)
 

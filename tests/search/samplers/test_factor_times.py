@@ -71,7 +71,7 @@ def test_estimates_and_the_sampler_take_turns_after_the_priors(claims: Claims) -
     for _ in range(12):
         claim = claims.next()
         assert claim is not None
-        claim.trial.set_user_attr("device", "cuda:0")
+        claim.trial.set_user_attr("facts", {"device": "cuda:0"})
         origins.append(claim.trial.user_attrs["origin"])
         chains.append(claim.chain)
         claims.study.tell(claim.trial, [1.0, float(claim.chain.nnz)])
@@ -93,7 +93,7 @@ def test_the_sampler_has_every_second_turn_where_an_estimate_knows_too_little(
     for _ in range(7):
         claim = claims.next()
         assert claim is not None
-        claim.trial.set_user_attr("device", "cuda:0")
+        claim.trial.set_user_attr("facts", {"device": "cuda:0"})
         origins.append(claim.trial.user_attrs["origin"])
         claims.study.tell(claim.trial, [1.0, float(claim.chain.nnz)])
     assert origins == ["largest rho", *[ORIGIN, "TPE"] * 3]
@@ -103,7 +103,7 @@ def test_what_was_measured_of_factors_counts_more_than_predictions(claims: Claim
     first = claims.next()
     assert first is not None
     # Ten times as slow as predicted: then so are all the others, and their order stays.
-    first.trial.set_user_attr("factors_us", [10.0 * p.nnz for p in first.chain])
+    first.trial.set_user_attr("outcome", {"factors_us": [10.0 * p.nnz for p in first.chain]})
     estimator = claims.estimator
     assert estimator is not None
     trials = claims.study.get_trials()
@@ -115,7 +115,7 @@ def test_what_was_measured_of_factors_counts_more_than_predictions(claims: Claim
     second = claims.next()
     assert second is not None
     assert second.chain == best
-    second.trial.set_user_attr("factors_us", [1e6] * len(best))
+    second.trial.set_user_attr("outcome", {"factors_us": [1e6] * len(best)})
     claims.study.tell(second.trial, [1.0, 1.0])
     trials = claims.study.get_trials()
     trials[1].user_attrs["origin"] = "TPE"  # so that it is the estimator's turn
@@ -188,8 +188,7 @@ def test_factors_overlap() -> None:
         value=1.0,
         user_attrs={
             "chain": "(1,16,8,4)*(4,8,8,1)",
-            "factors_us": [10.0, 10.0],
-            "latency": {"median_us": 16.0},
+            "outcome": {"factors_us": [10.0, 10.0], "latency": {"median_us": 16.0}},
         },
     )
     assert estimator.next([seen], set()) == three
@@ -220,7 +219,8 @@ def test_predictions_of_one_launch_are_corrected_by_what_was_measured() -> None:
     played = Whole({second: 7.0, first: 8.0})
     played.times = played.times | dict.fromkeys(first, 90.0)
     estimator = Estimator(CHAINS, STEP, played, lambda _: 1.0, seconds=60)
-    attrs = {"chain": str(second), "factors_us": [], "latency": {"median_us": 70.0}}
+    outcome = {"factors_us": [], "latency": {"median_us": 70.0}}
+    attrs = {"chain": str(second), "outcome": outcome}
     seen = optuna.trial.create_trial(value=1.0, user_attrs=attrs)
     assert estimator.next([], {second}) == first
     assert estimator.next([seen], {second}) not in {None, first}
