@@ -86,14 +86,10 @@ class Claims:
             history.look()
             if history.begun >= self.limit:
                 return None
-            recent = history.recent
-            self.chains.close(history.ended.tried, recent)
-            first = history.lost
-            first += [
-                one
-                for one in self.priors
-                if one[1] not in history.ended.tried and one[1] not in recent
-            ]
+            under_way = history.under_way
+            self.chains.close(history.ended, under_way)
+            priors = [one for one in self.priors if one[1] not in history.ended]
+            first = [*history.lost, *(one for one in priors if one[1] not in under_way)]
             if not (history.waiting or first or self.chains.remaining):
                 return None
             if not (first or history.waiting) and self.estimator is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ksopt.operators import registry
 from ksopt.operators.registry import Replacement
 from ksopt.search import metrics, trial_records
+from ksopt.search.history import Trials
 from ksopt.search.layer_request import LayerRequest
 from ksopt.search.recommend import FINALISTS_PER_STEP
 from ksopt.search.samplers.priors import HEURISTIC
@@ -18,6 +21,14 @@ from ksopt.search.space.space import Step
 
 MARGIN = 2.0
 """A chain is hopeless if it takes this many times as long as all that it would have to beat."""
+
+
+@dataclass(frozen=True)
+class _Rival:
+    """A chain that was measured in full: its weights, and its latency over the dense layer's."""
+
+    nnz: int
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,11 @@ class Pruning:
     study: optuna.Study
     steps: Sequence[Step]
     request: LayerRequest
-    _admitted: dict[str, bool] = field(default_factory=dict)  # by the chain's text
+    _rivals: list[_Rival] = field(default_factory=list)
+
+    @functools.cached_property
+    def _trials(self) -> Trials:
+        return Trials(self.study)
 
     def limit(self, chain: Replacement, origin: str) -> float | None:
         """Latency over the dense layer's above which a chain is hopeless; None if it never is.
@@ -52,33 +67,31 @@ class Pruning:
             return None
         if request.objective != "latency" and request.weights is not None:
             return None  # the error is on the front too
-        states = (TrialState.COMPLETE,)
-        trials = self.study.get_trials(deepcopy=False, states=states)
+        self._rivals.extend(map(_rival, filter(self._is_rival, self._trials.look())))
         limits = []
         for step in self.steps:
             if not step.holds(chain.nnz):
                 continue
-            rivals = sorted(
-                trial_records.outcome_of(trial)["dense_ratio"]
-                for trial in trials
-                if self._is_rival(trial, step, chain)
-            )
-            if len(rivals) < FINALISTS_PER_STEP:
+            rivals = [one for one in self._rivals if step.holds(one.nnz)]
+            if request.objective != "latency":
+                rivals = [one for one in rivals if one.nnz <= chain.nnz]
+            fastest = heapq.nsmallest(FINALISTS_PER_STEP, (one.ratio for one in rivals))
+            if len(fastest) < FINALISTS_PER_STEP:
                 return None
-            limits.append(rivals[FINALISTS_PER_STEP - 1])
+            limits.append(fastest[-1])
         return MARGIN * max(limits) if limits else None
 
-    def _is_rival(self, trial: FrozenTrial, step: Step, chain: Replacement) -> bool:
-        nnz, most = trial_records.facts_of(trial)["nnz"], self.request.max_error
-        return (
-            step.holds(nnz)
-            and (self.request.objective == "latency" or nnz <= chain.nnz)
-            and (most is None or trial_records.outcome_of(trial)["weight_error"] <= most)
-            and self._is_admitted(trial.user_attrs["chain"])
-        )
+    def _is_rival(self, trial: FrozenTrial) -> bool:
+        """Whether a trial that has ended was measured in full, and keeps to the request."""
+        if trial.state != TrialState.COMPLETE:
+            return False
+        most, outcome = self.request.max_error, trial_records.outcome_of(trial)
+        if most is not None and outcome["weight_error"] > most:
+            return False
+        # An earlier run of the study may have allowed more chains.
+        return self.request.admits(registry.parse(trial.user_attrs["chain"]))
 
-    def _is_admitted(self, text: str) -> bool:
-        """Whether the request allows a chain: an earlier run of the study may have allowed more."""
-        if text not in self._admitted:
-            self._admitted[text] = self.request.admits(registry.parse(text))
-        return self._admitted[text]
+
+def _rival(trial: FrozenTrial) -> _Rival:
+    known, outcome = trial_records.facts_of(trial), trial_records.outcome_of(trial)
+    return _Rival(known["nnz"], outcome["dense_ratio"])

@@ -95,7 +95,7 @@ class Crew:
             for share in self.shares:
                 study_store.give_up_running(share.study)
         trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
-        done = [History(share.study).settled for share in self.shares]
+        done = [len(History(share.study).ended) for share in self.shares]
         limits = [share.request.trials for share in self.shares]
         progress.start(sum(map(max, limits, done)), sum(done))
         tell = self._teller(progress)
