@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import optuna
+
 from ksopt.errors import InvalidInputError
 from ksopt.search import study_store
 from ksopt.search.options import STUDY
@@ -32,7 +34,7 @@ def read(where: str, study: str = STUDY) -> SearchResult:
     url, folder = _place(where)
     storage = Storage(url)
     with storage.leaving_nothing(), storage.only_read() as kept, _readable(study):
-        record = SearchRecord.kept(kept.load(study))
+        record = _record(kept.load(study))
         return record.replayed(kept, _target(folder, record))
 
 
@@ -84,7 +86,7 @@ def _target(out: Path | str | None, record: SearchRecord) -> Path:
 def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchResult:
     kept = storage.load(study)
     with _readable(study):
-        record = SearchRecord.kept(kept)
+        record = _record(kept)
     target = _target(out, record)
     study_store.refuse_another_report(target, record.request)
     with _readable(study):
@@ -92,6 +94,11 @@ def _replayed(storage: Storage, study: str, out: Path | str | None) -> SearchRes
     with report_folder(target), _readable(study):
         export.write(result, target)
     return result
+
+
+def _record(study: optuna.Study) -> SearchRecord:
+    study_store.refuse_another_format(study)
+    return SearchRecord.kept(study)
 
 
 @contextmanager

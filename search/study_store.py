@@ -28,6 +28,8 @@ from ksopt.system.locks import Busy, Lock
 
 FILE = "study.db"
 SEVERAL = "of several layer sizes"
+# Of the attributes of studies and trials. What another format holds would be taken for nothing.
+_FORMAT = 2
 _NEXT = "another --out folder, --storage or --study starts a new study"
 
 
@@ -179,6 +181,7 @@ def give_up_running(study: optuna.Study) -> None:
 
 def _identity(request: SearchOptions, dims: str, device: DeviceRecord) -> dict[str, Any]:
     return {
+        "format": _FORMAT,
         "dims": dims,
         "dtype": request.dtype,
         "batch": request.batch,
@@ -207,6 +210,20 @@ def _limits(request: SearchOptions) -> dict[str, Any]:
     }
 
 
+def refuse_another_format(study: optuna.Study) -> None:
+    """Nothing is read of a study that keeps its trials in another way.
+
+    Raises:
+        InvalidInputError: It does.
+    """
+    stored = study.user_attrs.get("identity")
+    if stored is not None and stored.get("format") != _FORMAT:
+        raise InvalidInputError(
+            f"the study {study.study_name!r} was written by another ksopt, in format "
+            f"{stored.get('format', 1)} where this one reads {_FORMAT}: {_NEXT}"
+        )
+
+
 def _refuse_another_study(
     study: optuna.Study, identity: dict[str, Any], limits: Collection[str]
 ) -> None:
@@ -218,6 +235,7 @@ def _refuse_another_study(
             )
         study.set_user_attr("identity", identity)
         return
+    refuse_another_format(study)
     differing = [name for name in identity if identity[name] != stored.get(name)]
     # What a study optimises differs with what was asked, which says more.
     differing = [name for name in differing if name != "metrics"] or differing

@@ -288,6 +288,17 @@ def test_a_study_of_another_device_is_refused(search: Search) -> None:
         search(trials=2)
 
 
+def test_a_study_of_another_format_is_refused(search: Search) -> None:
+    result = search(trials=1)
+    identity = stored(result.folder).user_attrs["identity"]
+    before = {name: value for name, value in identity.items() if name != "format"}
+    stored(result.folder).set_user_attr("identity", before)
+    with pytest.raises(InvalidInputError, match="in format 1 where this one reads 2"):
+        search(trials=2)
+    with pytest.raises(InvalidInputError, match="in format 1 where this one reads 2"):
+        replay(str(result.folder))
+
+
 @pytest.mark.slow
 def test_a_wrong_kernel_gets_no_time(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops.chain

@@ -60,7 +60,7 @@ def test_a_limit_of_file_sizes_ends_a_search_which_then_goes_on(
     url = f"journal:{file}" if journal else f"sqlite:///{file}"
     options = ["--workers", str(workers), "--out", str(tmp_path / "out")]
     options += ["--storage", url] if journal else []
-    limit = 20_000 if journal else 150_000
+    limit = 20_000 if journal else 130_000
     ended = run(*options, most_bytes=limit)
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]

@@ -27,7 +27,7 @@ from ksopt.search.storage import Storage
 from ksopt.search.trial_loop import Campaign, Workplace, take_turns
 
 _STUDY = "growth"
-_DIMS = "1024x1024"  # of enough chains for any study here
+_DIMS = "768x3072"  # of enough chains for any study here
 _ROOFLINE = Roofline("cpu", "float32", 1e10, 1e11, 2**27, 1024, "float32 GEMM")
 
 
