@@ -68,13 +68,13 @@ class Pruning:
         if request.objective != "latency" and request.weights is not None:
             return None  # the error is on the front too
         self._rivals.extend(map(_rival, filter(self._is_rival, self._trials.look())))
-        limits = []
+        limits, nnz = [], chain.nnz
         for step in self.steps:
-            if not step.holds(chain.nnz):
+            if not step.holds(nnz):
                 continue
             rivals = [one for one in self._rivals if step.holds(one.nnz)]
             if request.objective != "latency":
-                rivals = [one for one in rivals if one.nnz <= chain.nnz]
+                rivals = [one for one in rivals if one.nnz <= nnz]
             fastest = heapq.nsmallest(FINALISTS_PER_STEP, (one.ratio for one in rivals))
             if len(fastest) < FINALISTS_PER_STEP:
                 return None
