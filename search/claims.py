@@ -82,8 +82,9 @@ class Claims:
         self.study.sampler = self.chains
         history = self._history
         with self.storage.turn():
-            self._give_up_dead()
             history.look()
+            if self._give_up_dead(history.open):
+                history.look()
             if history.begun >= self.limit:
                 return None
             under_way = history.under_way
@@ -126,13 +127,15 @@ class Claims:
             claim.trial.set_user_attr("interrupted", True)
         self.study.tell(claim.trial, state=TrialState.FAIL, skip_if_finished=True)
 
-    def _give_up_dead(self) -> None:
-        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        for trial in running:
-            if self._is_dead(trial):
-                self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+    def _give_up_dead(self, trials: Sequence[FrozenTrial]) -> bool:
+        """Whether there were any among those that have not ended."""
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        dead = [trial for trial in running if self._is_dead(trial)]
+        for trial in dead:
+            self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         numbers = {trial.number for trial in running}
         self._seen = {number: seen for number, seen in self._seen.items() if number in numbers}
+        return bool(dead)
 
     def _is_dead(self, trial: FrozenTrial) -> bool:
         whose = _claim_of(trial)

@@ -90,6 +90,11 @@ class History:
         return self._trials.all
 
     @property
+    def open(self) -> Sequence[FrozenTrial]:
+        """The trials that had not ended."""
+        return self._trials.open
+
+    @property
     def waiting(self) -> bool:
         """Whether a trial was enqueued and not drawn yet."""
         return any(trial.state == TrialState.WAITING for trial in self._trials.open)

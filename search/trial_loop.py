@@ -271,9 +271,14 @@ def take_turns(
 def _in_turns(
     campaigns: Sequence[Campaign], on_trial: Callable[[int, int], None], deadline: float | None
 ) -> bool:
-    places = range(len(campaigns))
+    def in_order() -> Sequence[int]:
+        if len(campaigns) == 1:
+            return (0,)  # without a look at the study
+        places = range(len(campaigns))
+        return sorted(places, key=lambda place: campaigns[place].claims.share_begun())
+
     while deadline is None or time.monotonic() < deadline:
-        for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):
+        for place in in_order():
             number = campaigns[place].step()
             if number is not None:
                 on_trial(place, number)

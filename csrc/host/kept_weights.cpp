@@ -5,6 +5,7 @@
 
 #include <torch/library.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -65,7 +66,9 @@ struct Note {
   int64_t form, stream;
 
   bool replaces(const Note& other) const {
-    return form == other.form && stream == other.stream && parts[0].is_in_place_of(other.parts[0]);
+    return form == other.form && stream == other.stream &&
+           std::equal(parts.begin(), parts.end(), other.parts.begin(), other.parts.end(),
+                      [](const Part& mine, const Part& its) { return mine.is_in_place_of(its); });
   }
 
   // Which of a call's weights it is of, if it is of `at`, or of all of them, the first of which is `at`.

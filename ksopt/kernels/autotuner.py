@@ -25,7 +25,8 @@ from ksopt.measure.timers import timer_of
 log = logging.getLogger("ksopt.kernels")
 
 Source = Literal["measured", "recorded", "model", "rule"]
-Accept = Callable[[Tensor], str | None]
+Accept = Callable[[Tensor, bool], str | None]
+"""Says what is wrong with a result, or None; the flag asks it to look closely."""
 Pick = Callable[[Sequence[EntryResult], str, str | None], int]
 
 # Products of a few rows in a sample, and what their weights may take together as dense matrices,
@@ -281,7 +282,7 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
         y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
-    wrong = accept(y)
+    wrong = accept(y, candidate.takes_parameters)
     is_fault = candidate.family is not None and not candidate.family.by_pytorch
     if wrong is not None and is_fault:
         registry.warn_once(f"{candidate.label} for {problem.chain} is left out: {wrong}")

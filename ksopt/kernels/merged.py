@@ -10,6 +10,11 @@ matrix, and adds the bias in the same launch. Where it is not, the product is a 
 the fastest way to multiply by that is taken. A dense matrix would hold zeros there, and zero times
 what is not finite would reach outputs that never met it.
 Not in float16: a product of weights may lie outside its range where the layer's result does not.
+
+The product is rounded, and the factors' results are not. In bfloat16 that is as exact as PyTorch's
+chain on ordinary operands, and less where the first factors cancel most of x: then the race, which
+allows twice PyTorch's error on the operands at hand, does not take it. A weight that is infinite
+makes NaN of what it meets in the product.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ksopt import precision
 from ksopt.epilogue import add_epilogue_
 from ksopt.jit import host
 from ksopt.kernels import weight_cache, weight_groups
@@ -79,11 +85,16 @@ def _is_full(pattern: Pattern) -> bool:
 
 
 def product_bytes(problem: Problem) -> int:
-    """Memory of what a layer merges to, which is kept beside the factors."""
+    """Memory of what a layer merges to."""
     product = _product(problem.chain.patterns)
     assert product is not None
     size = getattr(torch, problem.dtype).itemsize
     return int(size) * problem.siblings * product.nnz
+
+
+def _kept_bytes(problem: Problem) -> int:
+    """Memory that is kept beside the factors: of a factor, what a kernel may pack of it, too."""
+    return product_bytes(problem) * (1 if factor_of(problem) is None else 2)
 
 
 def product_in_words(problem: Problem) -> str:
@@ -134,11 +145,17 @@ def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
     the layer has inputs.
     """
     owners = [weight_cache.owner_of(weight) for weight in weights]
-    return (
-        all(map(weight_cache.is_stored, owners))
-        and all(map(weight_cache.is_keepable, weights, owners))
-        and weight_cache.has_room(product_bytes(problem), weights[0].device)
-    )
+    if not all(map(weight_cache.is_stored, owners)):
+        return False
+    if not all(map(weight_cache.is_keepable, weights, owners)):
+        return False
+    if weight_groups.is_kept(weights, _form(problem)):
+        return True
+    return weight_cache.has_room(_kept_bytes(problem), weights[0].device)
+
+
+def _form(problem: Problem) -> str:
+    return f"merged {problem.siblings}"
 
 
 def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
@@ -170,20 +187,23 @@ def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
     wide = dtype if length == 2 else torch.float32
     a, b, c, d = product.weight_shape
     parts = []
-    for start in range(0, c, _COLUMNS):
-        columns = torch.arange(start, min(start + _COLUMNS, c), device=weights[0].device)
-        rows = torch.zeros(len(columns), a, c, d, dtype=wide, device=weights[0].device)
-        rows[columns - start, :, columns] = 1.0
-        flat = rows.view(len(columns), -1)
-        for first in range(0, len(weights), length):
-            factors = [weight.to(wide) for weight in weights[first : first + length]]
-            parts.append(chain_reference(flat, factors).to(dtype).view(-1, a, b, d))
+    # What is kept serves later calls, which may ask for more than TF32.
+    with precision.fp32_products("ieee"):
+        for start in range(0, c, _COLUMNS):
+            columns = torch.arange(start, min(start + _COLUMNS, c), device=weights[0].device)
+            rows = torch.zeros(len(columns), a, c, d, dtype=wide, device=weights[0].device)
+            rows[columns - start, :, columns] = 1.0
+            flat = rows.view(len(columns), -1)
+            for first in range(0, len(weights), length):
+                factors = [weight.to(wide) for weight in weights[first : first + length]]
+                parts.append(chain_reference(flat, factors).to(dtype).view(-1, a, b, d))
     of_siblings = [
         torch.cat(parts[which::siblings]).permute(1, 2, 0, 3) for which in range(siblings)
     ]
     if _is_full(product):
         return torch.cat(of_siblings, 1).reshape(siblings * b, c)
-    return of_siblings[0].contiguous()
+    # A copy, even where its elements are in order: a view would not be what is kept by itself.
+    return of_siblings[0].clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)
@@ -207,9 +227,7 @@ class Merged:
     ) -> Tensor:
         p = self.problem
         try:
-            product = weight_groups.kept_together(
-                weights, self._form, self._merge, product_bytes(p)
-            )
+            product = weight_groups.kept_together(weights, _form(p), self._merge, _kept_bytes(p))
         except torch.OutOfMemoryError:
             product = None
         if product is None:
@@ -226,10 +244,6 @@ class Merged:
         y = times_matrix(x, product, bias, p.batch_last, out)
         return add_epilogue_(y, None, p.epilogue.activation, residual, p.batch_last)
 
-    @property
-    def _form(self) -> str:
-        return f"merged {self.problem.siblings}"
-
     def _merge(self, weights: Sequence[Tensor]) -> Tensor:
         return merge(weights, self.problem.siblings)
 
@@ -239,7 +253,7 @@ class Merged:
             return None
         p = self.problem
         shapes = [one.weight_shape for _ in range(p.siblings) for one in p.chain]
-        return Entry(MERGED_MATRIX, weight_groups.number_of(self._form, shapes, p.dtype))
+        return Entry(MERGED_MATRIX, weight_groups.number_of(_form(p), shapes, p.dtype))
 
 
 def times_matrix(

@@ -414,7 +414,8 @@ def restored(
     """
     if config is None:
         several = plain(problem, batch, device)
-        several += by_merging(problem, batch, device)
+        if name == MERGED:
+            several = by_merging(problem, batch, device)
         return next((candidate for candidate in several if candidate.name == name), None)
     family = next((family for family in families() if family.name == name), None)
     if family is None or device is None or family.unsupported_reason(problem, device) is not None:

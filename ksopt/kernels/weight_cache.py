@@ -242,12 +242,17 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return prepared(weight, f"cast {dtype}", casted)
 
 
-def drop(weight: Tensor, prefix: str) -> None:
-    """Forget the forms of a weight whose names begin with ``prefix``."""
+def drop(weight: Tensor, is_outdated: Callable[[str, Tensor], bool]) -> None:
+    """Forget some of what is kept of a weight.
+
+    Args:
+        weight: as for `prepared`.
+        is_outdated: of a form and what was prepared, whether that goes.
+    """
     with _lock:
         forms = _by_weight.get(id(owner_of(weight)))
         kept = {} if forms is None else forms.kept
-        for key in [key for key in kept if key[0].startswith(prefix)]:
+        for key in [key for key, one in kept.items() if is_outdated(key[0], one.prepared)]:
             del kept[key]
 
 

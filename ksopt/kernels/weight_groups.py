@@ -37,6 +37,14 @@ class Part:
         """As it is now; ``owner`` is its `weight_cache.owner_of`."""
         return cls(weakref.ref(owner), *_state(weight, owner))
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether no weight is any more what this one was."""
+        owner = self.owner()
+        if owner is None or owner._version != self.version:
+            return True
+        return owner.untyped_storage()._cdata != self.storage
+
     def is_of(self, weight: Tensor, owner: Tensor) -> bool:
         """Whether the weight is what it was."""
         state = (self.storage, self.address, self.strides, self.version)
@@ -113,24 +121,17 @@ def _together(
     parts = tuple(map(Part.of, others, owners[1:]))
     dtype = str(first.dtype).removeprefix("torch.")
     number = number_of(form, [weight.shape for weight in weights], dtype)
-    kinds = [
-        (tuple(weight.shape), str(weight.dtype), part.storage)
-        for weight, part in zip(others, parts, strict=True)
-    ]
-    places = [(part.address, part.strides, part.version) for part in parts]
-    whole_form = f"{form} {kinds} {places}"
-    kept = weight_cache.kept_of(first, owners[0], whole_form)
-    before: tuple[Part, ...] = () if kept is None else kept.prepared.parts  # type: ignore[attr-defined]
-    if not all(map(Part.is_of, before, others, owners[1:])):
-        kept = None
+    whole_form = _whole_form(form, others, parts)
+    kept = _kept(weights, owners, whole_form)
     if weight_cache.is_recorded(first):
         read = weight_cache.recorded(weights, owners, kept, prepare)
         return prepare(detached) if read is None and not must_stay else read
     if kept is not None:
         result = kept.on_current_stream()
-        weight_table.note_prepared(weights, whole_form, number, result, _versions(before))
+        weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
         return result
-    weight_cache.drop(first, f"{form} [")
+    # Of what others made with the same first weight, what is still of use stays.
+    weight_cache.drop(first, lambda _, made: any(one.is_outdated for one in parts_of(made)))
     if size_bytes is not None and not weight_cache.has_room(size_bytes, first.device):
         return None
     for owner in owners[1:]:
@@ -148,6 +149,37 @@ def _together(
     result = weight_cache.prepared(first, whole_form, prepared)
     weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
     return result
+
+
+def is_kept(weights: Sequence[Tensor], form: str) -> bool:
+    """Whether this form of these weights is kept: `kept_together` then returns it."""
+    owners = [weight_cache.owner_of(weight) for weight in weights]
+    parts = tuple(map(Part.of, weights[1:], owners[1:]))
+    return _kept(weights, owners, _whole_form(form, weights[1:], parts)) is not None
+
+
+def parts_of(prepared: Tensor) -> tuple[Part, ...]:
+    """All weights but the first that something was prepared of; none where it was of one."""
+    return getattr(prepared, "parts", ())
+
+
+def _whole_form(form: str, others: Sequence[Tensor], parts: Sequence[Part]) -> str:
+    """The name under which something is kept with the first weight, which says of what others."""
+    kinds = [
+        (tuple(weight.shape), str(weight.dtype), part.storage)
+        for weight, part in zip(others, parts, strict=True)
+    ]
+    places = [(part.address, part.strides, part.version) for part in parts]
+    return f"{form} {kinds} {places}"
+
+
+def _kept(
+    weights: Sequence[Tensor], owners: Sequence[Tensor], whole_form: str
+) -> weight_cache.Kept | None:
+    kept = weight_cache.kept_of(weights[0], owners[0], whole_form)
+    if kept is None or not all(map(Part.is_of, parts_of(kept.prepared), weights[1:], owners[1:])):
+        return None
+    return kept
 
 
 def _versions(parts: Sequence[Part]) -> list[int]:

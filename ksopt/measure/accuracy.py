@@ -278,13 +278,24 @@ class AccuracyCheck:
         """How far a result for all rows of x is from the truth."""
         return self._errors(self._picked(y))
 
-    def fault(self, errors: Errors) -> str | None:
-        """What is wrong with a result of such errors, in words; None if nothing is."""
+    def fault(self, errors: Errors, closely: bool = False) -> str | None:
+        """What is wrong with a result of such errors, in words; None if nothing is.
+
+        Args:
+            errors: of the result.
+            closely: in 16 bit, whether to allow no more than twice PyTorch's relative error, as of
+                a way that does not round where PyTorch's does: its error may be any number of times
+                as large, where what PyTorch rounds is small.
+        """
+        most = self.allowed.relative
+        if closely and self._x.dtype.itemsize < 4:
+            twice = _ALLOWED_ERROR * self.pytorch.relative
+            most = min(most, twice * (1 + 2 / math.sqrt(self._truth.numel())))
         if not self.tells:
             return "PyTorch's own result is zero, not finite or too far off to compare with"
         # NaN is no error that is allowed.
-        if not errors.relative <= self.allowed.relative:
-            return f"relative error {errors.relative:.1e}, allowed {self.allowed.relative:.1e}"
+        if not errors.relative <= most:
+            return f"relative error {errors.relative:.1e}, allowed {most:.1e}"
         if not errors.largest <= self.allowed.largest:
             return (
                 f"largest error {errors.largest:.1e} of the largest result, allowed "
@@ -292,18 +303,18 @@ class AccuracyCheck:
             )
         return None
 
-    def judge(self, y: Tensor) -> str | None:
+    def judge(self, y: Tensor, closely: bool = False) -> str | None:
         """What is wrong with a kernel's result, in words; None if nothing is, or can be said.
 
         Overwrites it: the next way's result is likely to get its memory, and must not be right
-        there without being written.
+        there without being written. ``closely`` is as for `fault`.
         """
         rows = self._picked(y)
         y.fill_(math.nan)
         if not self.tells:
             return None
         errors = self._errors(rows)
-        fault = self.fault(errors)
+        fault = self.fault(errors, closely)
         if fault is not None:
             return f"its result is wrong ({fault})"
         if errors.beyond <= self.allowed.beyond:

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from toy_chains import SPEC, ToyDevice
 
 import ksopt
-from ksopt import KSLinear, ks_linear
+from ksopt import KSLinear, ks_linear, precision
 from ksopt.epilogue import ACTIVATIONS, GATES, with_epilogue
 from ksopt.kernels import merged, planner, registry, tuning_cache, weight_cache
 from ksopt.kernels.autotuner import Operands
@@ -18,6 +18,7 @@ from ksopt.kernels.backends.base import BACKENDS, register_backend
 from ksopt.kernels.merged import Merged, can_merge, merge
 from ksopt.kernels.problem import Epilogue, Problem
 from ksopt.kernels.registry import MERGED, Candidate
+from ksopt.measure.accuracy import AccuracyCheck
 from ksopt.patterns.chain import Chain
 from ksopt.reference import chain_reference, chain_to_dense, to_dense
 
@@ -196,6 +197,62 @@ def test_a_layer_makes_its_matrix_once_a_version(device, layer, merges):
     layer.weights[1].mul_(-2)
     torch.testing.assert_close(layer(x), expected_of(layer, x))
     assert len(merges) == 2
+
+
+@torch.no_grad()
+def test_layers_that_share_a_factor_keep_a_product_each(device, layer, merges):
+    twin = KSLinear(layer.in_features, layer.out_features, layer.chain, activation="gelu")
+    twin.weights[0] = layer.weights[0]
+    x = torch.randn(8, layer.in_features)
+    for _ in range(3):
+        for one in (layer, twin):
+            torch.testing.assert_close(one(x), expected_of(one, x))
+    assert len(merges) == 2
+
+
+def test_what_is_kept_needs_no_room(device, layer, merges, monkeypatch):
+    x = torch.randn(8, layer.in_features)
+    limit = 3 * 4 * layer.chain.product_support.nnz
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: limit)
+    for _ in range(2):
+        layer(x)
+    problem = Problem(layer.chain, "float32", False, epilogue=Epilogue(True, "gelu"))
+    assert merged.may_keep(problem, list(layer.weights))
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: limit // 3)
+    assert merged.may_keep(problem, list(layer.weights))
+    assert len(merges) == 1
+
+
+@torch.no_grad()
+def test_it_is_made_in_full_precision(device, layer, merges):
+    seen = []
+    before = torch.backends.cuda.matmul.fp32_precision
+    made = chain_reference
+
+    def noted(*arguments):
+        seen.append(torch.backends.cuda.matmul.fp32_precision)
+        return made(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, precision.fp32_products("tf32"):
+        patch.setattr(merged, "chain_reference", noted)
+        merge(list(layer.weights))
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert set(seen) == {"ieee"}
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("mean", "is_close"), [(0.0, True), (100.0, False)])
+def test_it_is_not_taken_where_factors_are_much_closer(mean, is_close):
+    """Factors that cancel what is common in x round little, and their product as ever."""
+    chain = Chain.parse("(1,64,32,1)*(1,32,64,1)")
+    weights = draw(chain, 1, torch.bfloat16)
+    weights[1] -= weights[1].mean(2, keepdim=True)
+    weights[1] -= weights[1].mean(2, keepdim=True)
+    x = (torch.randn(200, 64) + mean).bfloat16()
+    check = AccuracyCheck(x, weights, "batch_first")
+    y = Merged(Problem(chain, "bfloat16", False))(x, weights)
+    assert (check.judge(y.clone(), True) is None) == is_close
 
 
 def test_trained_weights_are_not_merged(device, merges):

@@ -7,7 +7,7 @@ import torch
 
 import ksopt
 from ksopt.kernels import weight_cache, weight_scopes
-from ksopt.kernels.weight_groups import prepared_together
+from ksopt.kernels.weight_groups import is_kept, prepared_together
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,32 @@ def test_views_of_a_weight_are_told_apart_and_follow_it():
     assert packing() == 2
     base.add_(1)
     assert packing() == 3
+
+
+def test_groups_that_share_a_weight_are_kept_side_by_side():
+    shared, second, third = weight(1), weight(2), weight(3)
+    one, other = Packing(shared, second), Packing(shared, third)
+    for _ in range(3):
+        assert [one(), other()] == [1, 1]
+    assert is_kept(one.weights, "packed")
+    third.add_(1)
+    assert [one(), other()] == [1, 2]
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
+    shared.add_(1)
+    assert not is_kept(one.weights, "packed")
+    assert [one(), other()] == [2, 3]
+    assert weight_cache.kept_bytes(torch.device("cpu")) == 2 * 2 * 6 * 4
+    other.weights[1] = third = None  # nobody can ask for what was made of it
+    gc.collect()
+    one.weights[1] = weight(5)
+    one()
+    assert weight_cache.kept_bytes(torch.device("cpu")) <= 2 * 2 * 6 * 4
+
+
+def test_slices_of_one_parameter_are_kept_side_by_side():
+    left, right = (torch.nn.Parameter(torch.randn(3, 1, 2, 3, 1)) for _ in range(2))
+    layers = [Packing(left[at].detach(), right[at].detach()) for at in range(3)]
+    assert [layer() for _ in range(2) for layer in layers] == [1] * 6
 
 
 def test_nothing_is_kept_of_weights_that_change():
