@@ -1,5 +1,7 @@
 """Layers by one matrix or factor through the host library, on a CPU that plays a CUDA device."""
 
+import copy
+
 import pytest
 import torch
 from played_driver import variable
@@ -38,6 +40,19 @@ def test_the_matrix_is_made_once_and_then_known(device):
     )
     device.check(device.known(x), x)
     assert (device.packs, device.decided) == (1, decided)
+
+
+def test_layers_that_share_their_first_factor_are_known_side_by_side(device):
+    warm(device)
+    one, other = device.layer, copy.deepcopy(device.layer)
+    other.weights[1].mul_(2)
+    other.weights[0] = one.weights[0]
+    device.layer = other
+    warm(device)
+    for layer in (one, other, one):
+        device.layer = layer
+        device.check(device.known())
+    assert device.packs == 2
 
 
 @pytest.mark.parametrize("kind", [ByMatrix, ByProduct])
