@@ -1,7 +1,7 @@
 // For kernels that may be launched before the one ahead of them has ended (programmatic dependent
 // launch, sm_90 and up): `early` in Geometry.
 //
-// Such a kernel asks the L2 cache for its weights at once, which is harmless whoever writes them,
+// Such a kernel may ask the L2 cache for its weights at once, which is harmless whoever writes them,
 // and reads or writes nothing before `griddepcontrol_wait`. Every thread waits, and only then
 // is the next kernel let in: so all that came before is over when the next one begins, and only
 // one kernel at a time runs beside the one that it follows.

@@ -1,5 +1,5 @@
 // The table of plans: all that a layer computes, by one launch, by products that dispatch_table.hpp knows and what
-// torch does behind them, or by torch and one dense matrix. A call that is found here runs without Python.
+// torch does behind them, or by one matrix or factor, prepared of all. A call that is found here runs without Python.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 """Which plan a problem takes: a kernel for all of it, where one is the fastest, or its parts.
 
-Families that take chains are asked, and whether one dense matrix may be as fast (merged.py). Where
+Families that take chains are asked, and whether one product may be as fast (merged.py). Where
 neither is, a launch a factor computes a problem, and nothing is measured for it as a whole.
 Otherwise they race with the launches of the factors, on the operands at hand, by the rules that one
 factor's kernels race by (autotuner.py). The choice is kept beside theirs, under the key of the
