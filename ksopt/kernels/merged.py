@@ -13,8 +13,10 @@ Not in float16: a product of weights may lie outside its range where the layer's
 
 The product is rounded, and the factors' results are not. In bfloat16 that is as exact as PyTorch's
 chain on ordinary operands, and less where the first factors cancel most of x: then the race, which
-allows twice PyTorch's error on the operands at hand, does not take it. A weight that is infinite
-makes NaN of what it meets in the product.
+allows twice PyTorch's error on the operands at hand, does not take it.
+
+A product that is not finite is not used: an infinite weight makes NaN of what it meets there, where
+the layer's results may be infinite, and large weights overflow that small inputs keep in range.
 """
 
 from __future__ import annotations
@@ -158,6 +160,10 @@ def _form(problem: Problem) -> str:
     return f"merged {problem.siblings}"
 
 
+def _is_finite(product: Tensor) -> bool:
+    return bool(product.isfinite().all())
+
+
 def merge(weights: Sequence[Tensor], siblings: int = 1) -> Tensor:
     """The product of a layer's factors, of their dtype.
 
@@ -227,7 +233,9 @@ class Merged:
     ) -> Tensor:
         p = self.problem
         try:
-            product = weight_groups.kept_together(weights, _form(p), self._merge, _kept_bytes(p))
+            product = weight_groups.kept_together(
+                weights, _form(p), self._merge, _kept_bytes(p), _is_finite
+            )
         except torch.OutOfMemoryError:
             product = None
         if product is None:

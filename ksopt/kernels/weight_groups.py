@@ -91,18 +91,34 @@ def kept_together(
     form: str,
     prepare: Callable[[Sequence[Tensor]], Tensor],
     size_bytes: int,
+    is_sound: Callable[[Tensor], bool],
 ) -> Tensor | None:
     """`prepared_together`, of what is worth preparing only where it stays.
 
     Args:
         weights, form, prepare: as there.
         size_bytes: memory of the prepared weights.
+        is_sound: whether what was prepared may be used; else it is not kept.
 
     Returns:
         None where they would not be kept, or would become part of a CUDA graph: nothing is
-        prepared then.
+        prepared then. None, too, where they are not sound.
     """
-    return _together(weights, form, prepare, size_bytes)
+
+    def prepared_soundly(detached: Sequence[Tensor]) -> Tensor:
+        result = prepare(detached)
+        if not is_sound(result):
+            raise _UnsoundError
+        return result
+
+    try:
+        return _together(weights, form, prepare, size_bytes, prepared_soundly)
+    except _UnsoundError:
+        return None
+
+
+class _UnsoundError(Exception):
+    """What was prepared may not be used."""
 
 
 def _together(
@@ -110,8 +126,12 @@ def _together(
     form: str,
     prepare: Callable[[Sequence[Tensor]], Tensor],
     size_bytes: int | None = None,
+    prepare_first: Callable[[Sequence[Tensor]], Tensor] | None = None,
 ) -> Tensor | None:
-    """``size_bytes``: None prepares them in any case."""
+    """As `kept_together`, in any case where ``size_bytes`` is None.
+
+    What a recorded graph reads is prepared anew by ``prepare``; all else by ``prepare_first``.
+    """
     must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
     detached = [weight.detach() for weight in weights]
@@ -138,7 +158,7 @@ def _together(
         weight_cache.join(owner, owners[0])
 
     def prepared(_: Tensor) -> Tensor:
-        result = prepare(detached)
+        result = (prepare_first or prepare)(detached)
         result.parts = parts  # type: ignore[attr-defined]
         # While these live, no other storage gets the address of one of theirs.
         result.storages_of_weights = [  # type: ignore[attr-defined]

@@ -224,6 +224,18 @@ def test_what_is_kept_needs_no_room(device, layer, merges, monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e30])
+def test_a_product_that_is_not_finite_is_not_used(device, layer, value):
+    layer.bias.zero_()
+    for weight in layer.weights:
+        weight.view(-1)[1] = value
+    x = 1e-30 * torch.randn(8, layer.in_features)
+    expected = torch.nn.functional.gelu(chain_reference(x, list(layer.weights)))
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), expected, equal_nan=True)
+
+
+@torch.no_grad()
 def test_it_is_made_in_full_precision(device, layer, merges):
     seen = []
     before = torch.backends.cuda.matmul.fp32_precision

@@ -1,7 +1,7 @@
 """Is a layer faster as a whole than by a launch a factor and what Inductor fuses behind them?
 
-As a whole it is one launch, or the product by one matrix or factor, with what surrounds the product.
-Behind separate launches Inductor does all of that in one kernel, where the race of the autotuner
+As a whole it is one launch, or the product by one matrix or factor, with what surrounds that.
+Behind separate launches Inductor does all of it in one kernel, where the race of the autotuner
 calls PyTorch's operations one after another: what these take more is taken off. Siblings are
 compared with a launch each, too, with a gate also with one launch before it, and two layers with
 the faster way of each.
