@@ -92,7 +92,7 @@ class Judging:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def judge(self, y: str) -> str | None:
+    def judge(self, y: str, closely: bool = False) -> str | None:
         return self._device.faults.get(y)
 
 
