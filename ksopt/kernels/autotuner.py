@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ksopt.errors import KsoptError, UnavailableError
-from ksopt.kernels import registry, tuning_cache, weight_scopes
+from ksopt.kernels import merged, registry, tuning_cache, weight_scopes
 from ksopt.kernels.launcher import TORCH, Enterable, Entry
 from ksopt.kernels.problem import FEW_ROWS, SIXTEEN_BIT, DeviceSpec, Problem, ProblemKey
 from ksopt.kernels.registry import Candidate
@@ -282,6 +282,8 @@ def _is_right(candidate: Candidate, call: Any, arguments: tuple[Any, ...], accep
         y = call(*arguments)
     except RuntimeError:  # no memory, too many registers: the race says so
         return True
+    if candidate.takes_parameters and not merged.is_kept(problem, arguments[1]):
+        return False  # for want of room: the factors would be timed
     wrong = accept(y, candidate.takes_parameters)
     is_fault = candidate.family is not None and not candidate.family.by_pytorch
     if wrong is not None and is_fault:

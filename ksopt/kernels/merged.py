@@ -151,9 +151,14 @@ def may_keep(problem: Problem, weights: Sequence[Tensor]) -> bool:
         return False
     if not all(map(weight_cache.is_keepable, weights, owners)):
         return False
-    if weight_groups.is_kept(weights, _form(problem)):
+    if is_kept(problem, weights):
         return True
     return weight_cache.has_room(_kept_bytes(problem), weights[0].device)
+
+
+def is_kept(problem: Problem, weights: Sequence[Tensor]) -> bool:
+    """Whether the product of these weights is kept: without, `Merged` takes the factors."""
+    return weight_groups.is_kept(weights, _form(problem))
 
 
 def _form(problem: Problem) -> str:

@@ -199,6 +199,15 @@ def test_a_layer_makes_its_matrix_once_a_version(device, layer, merges):
     assert len(merges) == 2
 
 
+def test_without_room_it_does_not_race(device, layer, monkeypatch):
+    monkeypatch.setenv("KSOPT_TUNE", "measure")
+    monkeypatch.setattr(weight_cache, "limit_bytes", lambda _: 0)
+    x = torch.randn(8, layer.in_features)
+    operands = Operands(x, tuple(layer.weights), layer.bias)
+    record = planner.tune(operands, planner.problem_of(operands, "gelu", False, 1), 0.01)
+    assert record is None or "merged" not in [one.way for one in record.timed]
+
+
 @torch.no_grad()
 def test_layers_that_share_a_factor_keep_a_product_each(device, layer, merges):
     twin = KSLinear(layer.in_features, layer.out_features, layer.chain, activation="gelu")
