@@ -271,14 +271,9 @@ def take_turns(
 def _in_turns(
     campaigns: Sequence[Campaign], on_trial: Callable[[int, int], None], deadline: float | None
 ) -> bool:
-    def in_order() -> Sequence[int]:
-        if len(campaigns) == 1:
-            return (0,)  # without a look at the study
-        places = range(len(campaigns))
-        return sorted(places, key=lambda place: campaigns[place].claims.share_begun())
-
+    places = range(len(campaigns))
     while deadline is None or time.monotonic() < deadline:
-        for place in in_order():
+        for place in sorted(places, key=lambda place: campaigns[place].claims.share_begun()):
             number = campaigns[place].step()
             if number is not None:
                 on_trial(place, number)

@@ -94,13 +94,13 @@ class Crew:
         if request.storage is None:  # the studies are in the output folder, which is ours alone
             for share in self.shares:
                 study_store.give_up_running(share.study)
-        trials = [share.study.get_trials(deepcopy=False) for share in self.shares]
-        done = [len(History(share.study).ended) for share in self.shares]
+        histories = [History(share.study) for share in self.shares]
+        done = [len(one.ended) for one in histories]
         limits = [share.request.trials for share in self.shares]
         progress.start(sum(map(max, limits, done)), sum(done))
         tell = self._teller(progress)
         deadline = None if request.timeout_s is None else began + request.timeout_s
-        seeds = [(request.seed + len(of_one)) % SEEDS for of_one in trials]
+        seeds = [(request.seed + len(one.trials)) % SEEDS for one in histories]
         try:
             with interrupts.remembered() as interrupted:
 

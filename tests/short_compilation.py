@@ -1,7 +1,7 @@
 """Inductor's compilation in the tests: short, but where a test is of what users have.
 
-Keeping graphs on disk and loops with vectors are three fifths of what the tests wait for: pickling
-each graph, and what g++ takes for the vectors' headers.
+Elsewhere tests would wait for what is not ksopt's: graphs are pickled to be kept on disk, and g++
+reads long headers for loops with vectors.
 """
 
 import os

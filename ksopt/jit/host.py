@@ -131,7 +131,7 @@ def _key(compiler: str, sources: Mapping[str, str], flags: list[str]) -> Artifac
         **sources,
         "flags": words,
         "compiler": compiler_version(compiler),
-        "torch": torch.__version__,
+        "torch": f"{torch.__version__} {torch.version.git_version}",
     }
     return ArtifactKey.of(_ARCH, "ksopt_host.so", parts)
 

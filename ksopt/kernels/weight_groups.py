@@ -104,15 +104,8 @@ def kept_together(
         None where they would not be kept, or would become part of a CUDA graph: nothing is
         prepared then. None, too, where they are not sound.
     """
-
-    def prepared_soundly(detached: Sequence[Tensor]) -> Tensor:
-        result = prepare(detached)
-        if not is_sound(result):
-            raise _UnsoundError
-        return result
-
     try:
-        return _together(weights, form, prepare, size_bytes, prepared_soundly)
+        return _together(weights, form, prepare, size_bytes, is_sound)
     except _UnsoundError:
         return None
 
@@ -126,11 +119,12 @@ def _together(
     form: str,
     prepare: Callable[[Sequence[Tensor]], Tensor],
     size_bytes: int | None = None,
-    prepare_first: Callable[[Sequence[Tensor]], Tensor] | None = None,
+    is_sound: Callable[[Tensor], bool] | None = None,
 ) -> Tensor | None:
-    """As `kept_together`, in any case where ``size_bytes`` is None.
+    """As `kept_together`; without ``size_bytes`` in any case, without ``is_sound`` all is.
 
-    What a recorded graph reads is prepared anew by ``prepare``; all else by ``prepare_first``.
+    Raises:
+        _UnsoundError: it is not.
     """
     must_stay = size_bytes is not None
     owners = [weight_cache.owner_of(weight) for weight in weights]
@@ -151,14 +145,16 @@ def _together(
         weight_table.note_prepared(weights, whole_form, number, result, _versions(parts))
         return result
     # Of what others made with the same first weight, what is still of use stays.
-    weight_cache.drop(first, lambda _, made: any(one.is_outdated for one in parts_of(made)))
+    weight_cache.drop(first, lambda _, made: any(one.is_outdated for one in _parts_of(made)))
     if size_bytes is not None and not weight_cache.has_room(size_bytes, first.device):
         return None
     for owner in owners[1:]:
         weight_cache.join(owner, owners[0])
 
     def prepared(_: Tensor) -> Tensor:
-        result = (prepare_first or prepare)(detached)
+        result = prepare(detached)
+        if is_sound is not None and not is_sound(result):
+            raise _UnsoundError
         result.parts = parts  # type: ignore[attr-defined]
         # While these live, no other storage gets the address of one of theirs.
         result.storages_of_weights = [  # type: ignore[attr-defined]
@@ -178,7 +174,7 @@ def is_kept(weights: Sequence[Tensor], form: str) -> bool:
     return _kept(weights, owners, _whole_form(form, weights[1:], parts)) is not None
 
 
-def parts_of(prepared: Tensor) -> tuple[Part, ...]:
+def _parts_of(prepared: Tensor) -> tuple[Part, ...]:
     """All weights but the first that something was prepared of; none where it was of one."""
     return getattr(prepared, "parts", ())
 
@@ -197,7 +193,7 @@ def _kept(
     weights: Sequence[Tensor], owners: Sequence[Tensor], whole_form: str
 ) -> weight_cache.Kept | None:
     kept = weight_cache.kept_of(weights[0], owners[0], whole_form)
-    if kept is None or not all(map(Part.is_of, parts_of(kept.prepared), weights[1:], owners[1:])):
+    if kept is None or not all(map(Part.is_of, _parts_of(kept.prepared), weights[1:], owners[1:])):
         return None
     return kept
 

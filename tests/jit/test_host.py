@@ -63,6 +63,16 @@ assert not os.path.exists(os.environ["KSOPT_CACHE_DIR"])
 
 
 @pytest.mark.usefixtures("compiler")
+def test_environments_with_the_same_torch_share_it(monkeypatch):
+    here = host._key("c++", {}, host._flags())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__file__", "/elsewhere/torch/__init__.py")
+        assert host._key("c++", {}, host._flags()) == here
+    monkeypatch.setattr(torch.version, "git_version", "another")
+    assert host._key("c++", {}, host._flags()) != here
+
+
+@pytest.mark.usefixtures("compiler")
 def test_it_loads_where_the_cache_cannot_keep_it(monkeypatch):
     monkeypatch.setenv("KSOPT_CACHE_DIR", "/proc/ksopt-cache")
     monkeypatch.setattr(host, "_compile", lambda *_: b"built")
